@@ -1,0 +1,150 @@
+// The Python module `_C`: addresses, strides and sizes in, kernels on raw pointers out. What the tensors
+// behind the addresses may be is checked in Python before; only NaN is looked for here.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <array>
+#include <cmath>
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+#include "cpu/dispatch.h"
+
+namespace py = pybind11;
+
+namespace bfa {
+namespace {
+
+// address, then the batch, head and sequence strides in elements
+using Tensor = std::array<int64_t, 4>;
+using Sizes = std::array<int64_t, 7>;
+
+View view(const Tensor& tensor, int64_t item_bytes) {
+    return {reinterpret_cast<char*>(tensor[0]), tensor[1] * item_bytes, tensor[2] * item_bytes,
+            tensor[3] * item_bytes};
+}
+
+View view(const std::optional<Tensor>& tensor, int64_t item_bytes) {
+    return tensor ? view(*tensor, item_bytes) : View();
+}
+
+Element element_of(const std::string& dtype) {
+    if (dtype == "float64") return Element::float64;
+    if (dtype == "float32") return Element::float32;
+    if (dtype == "bfloat16") return Element::bfloat16;
+    if (dtype == "float16") return Element::float16;
+    throw std::invalid_argument("dtype is " + dtype + "; it may be float64, float32, bfloat16 or float16");
+}
+
+Form form_of(const std::string& form) {
+    if (form == "none") return Form::none;
+    if (form == "linear") return Form::linear;
+    if (form == "distance") return Form::distance;
+    if (form == "cumulative") return Form::cumulative;
+    if (form == "log1p_square") return Form::log1p_square;
+    throw std::invalid_argument("form is " + form +
+                                "; it may be none, linear, distance, cumulative or log1p_square");
+}
+
+struct ItemBytes {
+    int64_t element, real, terms;
+
+    explicit ItemBytes(const Problem& problem)
+        : element(problem.element == Element::float64   ? 8
+                  : problem.element == Element::float32 ? 4
+                                                        : 2),
+          real(problem.element == Element::float64 ? 8 : 4),
+          terms(problem.form == Form::cumulative || problem.form == Form::log1p_square ? 8 : real) {}
+};
+
+template <class Real>
+void refuse_nan(const Problem& problem, const View& values, int64_t length, const char* what) {
+    for (int64_t b = 0; b < (values.batch ? problem.batch : 1); ++b)
+        for (int64_t h = 0; h < (values.head ? problem.heads : 1); ++h) {
+            const Real* x = values.at<Real>(b, h);
+            bool nan = false;
+            for (int64_t n = 0; n < length; ++n) nan |= std::isnan(x[n]);
+            if (nan) throw std::invalid_argument(std::string("bias: its ") + what + " contain NaN");
+        }
+}
+
+void refuse_nan(const Problem& problem, const ItemBytes& bytes) {
+    if (problem.batch == 0 || problem.heads == 0) return;
+    const char* what = problem.form == Form::linear     ? "slopes"
+                       : problem.form == Form::distance ? "table values"
+                                                        : "steps";
+    if (problem.terms.data) {
+        if (bytes.terms == 8) refuse_nan<double>(problem, problem.terms, problem.n_terms, what);
+        if (bytes.terms == 4) refuse_nan<float>(problem, problem.terms, problem.n_terms, what);
+    }
+    if (problem.gain.data) {
+        if (bytes.real == 8) refuse_nan<double>(problem, problem.gain, problem.n_query, "gains");
+        if (bytes.real == 4) refuse_nan<float>(problem, problem.gain, problem.n_query, "gains");
+    }
+}
+
+void fill(Problem& problem, const std::string& dtype, const std::string& form, const Sizes& sizes, double scale,
+          bool causal, int64_t window, int threads, const Tensor& q, const Tensor& k, const Tensor& v,
+          const std::optional<Tensor>& terms, int64_t n_terms, const std::optional<Tensor>& gain) {
+    problem.element = element_of(dtype);
+    problem.form = form_of(form);
+    problem.batch = sizes[0], problem.heads = sizes[1], problem.kv_heads = sizes[2];
+    problem.n_query = sizes[3], problem.n_key = sizes[4];
+    problem.head_dim = sizes[5], problem.value_dim = sizes[6];
+    problem.scale = scale, problem.causal = causal, problem.window = window;
+    problem.n_terms = n_terms, problem.threads = threads;
+    const ItemBytes bytes(problem);
+    problem.q = view(q, bytes.element), problem.k = view(k, bytes.element), problem.v = view(v, bytes.element);
+    problem.terms = view(terms, bytes.terms), problem.gain = view(gain, bytes.real);
+    refuse_nan(problem, bytes);
+}
+
+void forward(const std::string& dtype, const std::string& form, const Sizes& sizes, double scale, bool causal,
+             int64_t window, int threads, const Tensor& q, const Tensor& k, const Tensor& v,
+             const std::optional<Tensor>& terms, int64_t n_terms, const std::optional<Tensor>& gain,
+             const Tensor& o, const Tensor& lse) {
+    Forward problem;
+    fill(problem, dtype, form, sizes, scale, causal, window, threads, q, k, v, terms, n_terms, gain);
+    const ItemBytes bytes(problem);
+    problem.o = view(o, bytes.element), problem.lse = view(lse, bytes.real);
+    py::gil_scoped_release release;
+    active_instruction_set().forward(problem);
+}
+
+void backward(const std::string& dtype, const std::string& form, const Sizes& sizes, double scale, bool causal,
+              int64_t window, int threads, const Tensor& q, const Tensor& k, const Tensor& v,
+              const std::optional<Tensor>& terms, int64_t n_terms, const std::optional<Tensor>& gain,
+              const Tensor& o, const Tensor& lse, const Tensor& grad_o, const Tensor& grad_lse,
+              const Tensor& grad_q, const Tensor& grad_k, const Tensor& grad_v,
+              const std::optional<Tensor>& grad_terms, const std::optional<Tensor>& grad_gain) {
+    Backward problem;
+    fill(problem, dtype, form, sizes, scale, causal, window, threads, q, k, v, terms, n_terms, gain);
+    const ItemBytes bytes(problem);
+    problem.o = view(o, bytes.element), problem.lse = view(lse, bytes.real);
+    problem.grad_o = view(grad_o, bytes.element), problem.grad_lse = view(grad_lse, bytes.real);
+    problem.grad_q = view(grad_q, bytes.element);
+    problem.grad_k = view(grad_k, bytes.element), problem.grad_v = view(grad_v, bytes.element);
+    problem.grad_terms = view(grad_terms, bytes.terms), problem.grad_gain = view(grad_gain, bytes.real);
+    py::gil_scoped_release release;
+    active_instruction_set().backward(problem);
+}
+
+std::vector<std::string> supported_instruction_sets() {
+    std::vector<std::string> names;
+    for (const auto& set : instruction_sets())
+        if (set.supported) names.push_back(set.name);
+    return names;
+}
+
+}  // namespace
+}  // namespace bfa
+
+PYBIND11_MODULE(_C, m) {
+    m.doc() = "Attention kernels for CPUs; called through biased_flash_attn.cpu";
+    m.def("forward", &bfa::forward);
+    m.def("backward", &bfa::backward);
+    m.def("instruction_sets", &bfa::supported_instruction_sets, "Built and supported here, slowest first");
+    m.def("instruction_set", [] { return std::string(bfa::active_instruction_set().name); }, "The one in use");
+    m.def("use_instruction_set", &bfa::use_instruction_set);
+}

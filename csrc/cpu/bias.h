@@ -1,0 +1,238 @@
+// The forms a bias is lowered to, each evaluated inside the tile.
+//
+// A form is prepared for one head (begin_head), then for one key tile (begin_tile), then for one query:
+// row(query) gives an object whose logits(column) is the bias of kTile's columns column, column + 1, ...
+// in base 2. Backward hands the gradient of the natural-log logits, zero where masked, to
+// add_gradient(row, column, gradient) and closes with end_row, end_tile and end_head; only end_head
+// writes to the problem's outputs.
+#pragma once
+
+#include "arithmetic.h"
+#include "math.h"
+#include "visibility.h"
+#include "workspace.h"
+
+namespace bfa::BFA_ISA {
+
+template <class Real>
+class NoBias {
+public:
+    struct Row {
+        BFA_INLINE Vector<Real> logits(int) const { return Vector<Real>{}; }
+    };
+
+    NoBias(Arena&, const Problem&, bool) {}
+    void begin_head(int64_t, int64_t) {}
+    void begin_tile(Range) {}
+    Row row(int64_t) const { return {}; }
+
+    static constexpr bool has_gradient = false;
+};
+
+// -slope |d|, with distances counted from the tile
+template <class Real>
+class LinearBias {
+public:
+    struct Row {
+        Vector<Real> slope, distance_to_tile;
+
+        BFA_INLINE Vector<Real> distance(int column) const {
+            return abs<Real>(distance_to_tile - (iota<Real>() + Real(column)));
+        }
+        BFA_INLINE Vector<Real> logits(int column) const { return slope * distance(column); }
+    };
+
+    LinearBias(Arena&, const Problem& problem, bool) : problem_(problem) {}
+
+    void begin_head(int64_t b, int64_t h) {
+        slope_ = -*problem_.terms.at<Real>(b, h) * Real(kLog2e);
+        gradient_ = 0;
+    }
+
+    void begin_tile(Range keys) {
+        tile_begin_ = keys.begin;
+        tile_gradient_ = Vector<Real>{};
+    }
+
+    Row row(int64_t query) const {
+        return {broadcast(slope_), broadcast(Real(problem_.position(query) - tile_begin_))};
+    }
+
+    static constexpr bool has_gradient = true;
+
+    BFA_INLINE void add_gradient(Row& row, int column, Vector<Real> gradient) {
+        tile_gradient_ -= gradient * row.distance(column);
+    }
+    void end_row(Row&, int64_t) {}
+    void end_tile(Range) { gradient_ += reduce_sum<Real>(tile_gradient_); }
+    void end_head(const View& grad_terms, const View&, int64_t b, int64_t h) {
+        *grad_terms.at<Real>(b, h) += Real(gradient_);
+    }
+
+private:
+    const Problem& problem_;
+    Real slope_;
+    int64_t tile_begin_;
+    Vector<Real> tile_gradient_;
+    double gradient_;
+};
+
+// table[d - first_distance]. Reversed, the table is contiguous along a row's keys.
+template <class Real>
+class DistanceBias {
+public:
+    struct Row {
+        const Real* table;
+        Real* gradient;
+
+        BFA_INLINE Vector<Real> logits(int column) const { return load(table + column); }
+    };
+
+    DistanceBias(Arena& arena, const Problem& problem, bool with_gradient)
+        : problem_(problem),
+          table_(arena.take<Real>(padded_length())),
+          gradient_(with_gradient ? arena.take<Real>(padded_length()) : nullptr) {}
+
+    void begin_head(int64_t b, int64_t h) {
+        const Real* table = problem_.terms.at<Real>(b, h);
+        const int64_t n = problem_.n_terms;
+        std::memset(table_, 0, padded_length() * sizeof(Real));
+        for (int64_t x = 0; x < n; ++x) table_[kPadding + n - 1 - x] = table[x] * Real(kLog2e);
+        if (gradient_) std::memset(gradient_, 0, padded_length() * sizeof(Real));
+    }
+
+    void begin_tile(Range keys) { tile_begin_ = keys.begin; }
+
+    Row row(int64_t query) const {
+        const int64_t first_distance = problem_.causal ? 0 : 1 - problem_.n_query;
+        const int64_t distance = problem_.position(query) - tile_begin_;
+        const int64_t start = kPadding + problem_.n_terms - 1 - (distance - first_distance);
+        return {table_ + start, gradient_ + start};
+    }
+
+    static constexpr bool has_gradient = true;
+
+    BFA_INLINE void add_gradient(Row& row, int column, Vector<Real> gradient) {
+        store(row.gradient + column, load(row.gradient + column) + gradient);
+    }
+    void end_row(Row&, int64_t) {}
+    void end_tile(Range) {}
+    void end_head(const View& grad_terms, const View&, int64_t b, int64_t h) {
+        Real* out = grad_terms.at<Real>(b, h);
+        const int64_t n = problem_.n_terms;
+        for (int64_t x = 0; x < n; ++x) out[x] += gradient_[kPadding + n - 1 - x];
+    }
+
+private:
+    // A strip with one visible pair reads at most a strip and a tile past either end of the table.
+    static constexpr int64_t kPadding = kTile + kStripRows;
+    int64_t padded_length() const { return problem_.n_terms + 2 * kPadding; }
+
+    const Problem& problem_;
+    Real* table_;
+    Real* gradient_;
+    int64_t tile_begin_;
+};
+
+// beta = gain_i (sums_p - sums_j), its sign turned where j > p; beta itself, or -log(1 + beta^2).
+// The sums are float64; the tile sees their differences from its first key's, which fit a float.
+template <class Real, bool kLogSquare>
+class CumulativeBias {
+public:
+    struct Row {
+        Vector<Real> gain, sum, distance_to_tile;
+        const Real* key_sums;
+        bool two_sided;
+        Vector<Real> sum_gradient, gain_gradient;
+
+        BFA_INLINE Vector<Real> turned(Vector<Real> x, int column) const {
+            if (!two_sided) return x;
+            return distance_to_tile < iota<Real>() + Real(column) ? -x : x;
+        }
+        BFA_INLINE Vector<Real> difference(int column) const {
+            return turned(sum - load(key_sums + column), column);
+        }
+        BFA_INLINE Vector<Real> logits(int column) const {
+            const Vector<Real> beta = gain * difference(column);
+            if constexpr (kLogSquare) return -log2_1p(beta * beta);
+            return beta * Real(kLog2e);
+        }
+    };
+
+    CumulativeBias(Arena& arena, const Problem& problem, bool with_gradient)
+        : problem_(problem),
+          key_sums_(arena.take<Real>(kTile)),
+          key_gradient_(arena.take<Real>(kTile)),
+          sum_gradient_(with_gradient ? arena.take<double>(problem.n_key) : nullptr),
+          gain_gradient_(with_gradient ? arena.take<double>(problem.n_query) : nullptr) {}
+
+    void begin_head(int64_t b, int64_t h) {
+        sums_ = problem_.terms.at<double>(b, h);
+        gain_ = problem_.gain.data ? problem_.gain.at<Real>(b, h) : nullptr;
+        if (sum_gradient_) {
+            std::memset(sum_gradient_, 0, problem_.n_key * sizeof(double));
+            std::memset(gain_gradient_, 0, problem_.n_query * sizeof(double));
+        }
+    }
+
+    void begin_tile(Range keys) {
+        tile_begin_ = keys.begin;
+        for (int64_t c = 0; c < kTile; ++c)
+            key_sums_[c] = keys.begin + c < keys.end ? Real(sums_[keys.begin + c] - sums_[keys.begin]) : Real(0);
+        std::memset(key_gradient_, 0, kTile * sizeof(Real));
+    }
+
+    Row row(int64_t query) const {
+        const int64_t position = problem_.position(query);
+        const double sum = position < 0 ? 0.0 : sums_[position];
+        return {broadcast(gain_ ? gain_[query] : Real(1)),
+                broadcast(Real(sum - sums_[tile_begin_])),
+                broadcast(Real(position - tile_begin_)),
+                key_sums_,
+                !problem_.causal,
+                Vector<Real>{},
+                Vector<Real>{}};
+    }
+
+    static constexpr bool has_gradient = true;
+
+    BFA_INLINE void add_gradient(Row& row, int column, Vector<Real> gradient) {
+        const Vector<Real> difference = row.difference(column);
+        if constexpr (kLogSquare) {
+            const Vector<Real> beta = row.gain * difference;
+            gradient *= Real(-2) * beta / (Real(1) + beta * beta);
+        }
+        row.gain_gradient += gradient * difference;
+        const Vector<Real> of_sum = row.turned(gradient * row.gain, column);
+        row.sum_gradient += of_sum;
+        store(key_gradient_ + column, load(key_gradient_ + column) - of_sum);
+    }
+    void end_row(Row& row, int64_t query) {
+        gain_gradient_[query] += reduce_sum<Real>(row.gain_gradient);
+        const int64_t position = problem_.position(query);
+        if (position >= 0) sum_gradient_[position] += reduce_sum<Real>(row.sum_gradient);
+    }
+    void end_tile(Range keys) {
+        for (int64_t j = keys.begin; j < keys.end; ++j) sum_gradient_[j] += key_gradient_[j - keys.begin];
+    }
+    void end_head(const View& grad_terms, const View& grad_gain, int64_t b, int64_t h) {
+        double* terms = grad_terms.at<double>(b, h);
+        for (int64_t j = 0; j < problem_.n_key; ++j) terms[j] += sum_gradient_[j];
+        if (!gain_) return;
+        Real* gain = grad_gain.at<Real>(b, h);
+        for (int64_t i = 0; i < problem_.n_query; ++i) gain[i] += Real(gain_gradient_[i]);
+    }
+
+private:
+    const Problem& problem_;
+    const double* sums_;
+    const Real* gain_;
+    int64_t tile_begin_;
+    Real* key_sums_;
+    Real* key_gradient_;
+    double* sum_gradient_;
+    double* gain_gradient_;
+};
+
+
+}  // namespace bfa::BFA_ISA

@@ -1,0 +1,107 @@
+// c (+)= a b for the small matrices of one tile.
+#pragma once
+
+#include "arithmetic.h"
+
+namespace bfa::BFA_ISA {
+
+// Columns one block of the product keeps in registers: 6 x 4 accumulators of 32, or 6 x 2 of 16.
+constexpr int kBlockVectors = kVectorBytes == 64 ? 4 : 2;
+
+// Operand (r, k) stands at data[r * row + k * depth], so a transposed matrix costs nothing.
+template <class Operand>
+struct LeftMatrix {
+    const Operand* data;
+    int64_t row, depth;
+};
+
+// Operand (k, c) stands at data[k * stride + c].
+template <class Operand>
+struct RightMatrix {
+    const Operand* data;
+    int64_t stride;
+};
+
+template <class Real>
+struct Result {
+    Real* data;
+    int64_t stride;
+};
+
+template <class Arithmetic, bool kAccumulate, int kRows, int kVectors>
+BFA_INLINE void gemm_block(int64_t depth, LeftMatrix<typename Arithmetic::Operand> a,
+                           RightMatrix<typename Arithmetic::Operand> b, Result<typename Arithmetic::Real> c) {
+    using Real = typename Arithmetic::Real;
+    Vector<Real> sum[kRows][kVectors];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+        for (int x = 0; x < kVectors; ++x)
+            sum[r][x] = kAccumulate ? load(c.data + r * c.stride + x * kLanes<Real>) : Vector<Real>{};
+    for (int64_t k = 0; k < depth; ++k) {
+        Vector<typename Arithmetic::Operand> right[kVectors];
+#pragma GCC unroll 4
+        for (int x = 0; x < kVectors; ++x) right[x] = load(b.data + k * b.stride + x * kLanes<Real>);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+            const auto left = a.data[r * a.row + k * a.depth];
+#pragma GCC unroll 4
+            for (int x = 0; x < kVectors; ++x) sum[r][x] = Arithmetic::dot(left, right[x], sum[r][x]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+        for (int x = 0; x < kVectors; ++x) store(c.data + r * c.stride + x * kLanes<Real>, sum[r][x]);
+}
+
+// Calls function(integral_constant n) for a runtime n in 1..kMost.
+template <int kMost, class Function>
+BFA_INLINE void with_constant(int n, Function function) {
+    if constexpr (kMost > 0) {
+        if (n == kMost) return function(std::integral_constant<int, kMost>());
+        with_constant<kMost - 1>(n, function);
+    }
+}
+
+// `columns` is a multiple of the vector length; depth counts operands.
+template <class Arithmetic, bool kAccumulate>
+__attribute__((noinline)) void gemm(int rows, int64_t columns, int64_t depth,
+                                    LeftMatrix<typename Arithmetic::Operand> a,
+                                    RightMatrix<typename Arithmetic::Operand> b,
+                                    Result<typename Arithmetic::Real> c) {
+    constexpr int kWidth = kBlockVectors * kLanes<typename Arithmetic::Real>;
+    for (int64_t column = 0; column < columns; column += kWidth) {
+        const int vectors = int(columns - column < kWidth ? columns - column : kWidth) / (kWidth / kBlockVectors);
+        for (int row = 0; row < rows; row += kStripRows) {
+            const int block_rows = rows - row < kStripRows ? rows - row : kStripRows;
+            with_constant<kBlockVectors>(vectors, [&](auto n_vectors) {
+                with_constant<kStripRows>(block_rows, [&](auto n_rows) {
+                    gemm_block<Arithmetic, kAccumulate, n_rows, n_vectors>(
+                        depth, {a.data + row * a.row, a.row, a.depth}, {b.data + column, b.stride},
+                        {c.data + row * c.stride + column, c.stride});
+                });
+            });
+        }
+    }
+}
+
+// The same sum, leaving out every term (r, k) whose k is not in depth_range(r). For tiles that hold
+// infinities or NaN beyond the mask, where 0 * NaN must not reach the result. k counts numbers.
+template <class Arithmetic, class DepthRange>
+void gemm_visible(int rows, int64_t columns, LeftMatrix<typename Arithmetic::Operand> a,
+                  RightMatrix<typename Arithmetic::Operand> b, Result<typename Arithmetic::Real> c,
+                  DepthRange depth_range) {
+    constexpr int kPair = Arithmetic::pair;
+    for (int r = 0; r < rows; ++r) {
+        const auto range = depth_range(r);
+        for (int64_t k = range.begin; k < range.end; ++k) {
+            const auto left = Arithmetic::number(a.data[r * a.row + k / kPair * a.depth], k % kPair);
+            const auto* right = b.data + k / kPair * b.stride;
+            for (int64_t x = 0; x < columns; ++x)
+                c.data[r * c.stride + x] += left * Arithmetic::number(right[x], k % kPair);
+        }
+    }
+}
+
+}  // namespace bfa::BFA_ISA

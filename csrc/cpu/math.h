@@ -1,0 +1,94 @@
+// exp2 and log2 on vectors. Float polynomials are least-maximum fits on the stated intervals; double,
+// which exists for gradient checks and not for speed, asks the C library lane by lane.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "simd.h"
+
+namespace bfa::BFA_ISA {
+
+constexpr double kLog2e = 1.4426950408889634;
+constexpr double kLn2 = 0.6931471805599453;
+
+typedef int32_t IntVector __attribute__((vector_size(kVectorBytes)));
+
+template <int N>
+BFA_INLINE Vector<float> polynomial(const float (&coefficients)[N], Vector<float> x) {
+    Vector<float> y = broadcast(coefficients[N - 1]);
+#pragma GCC unroll 8
+    for (int k = N - 2; k >= 0; --k) y = y * x + coefficients[k];
+    return y;
+}
+
+BFA_INLINE Vector<float> round_to_nearest(Vector<float> x) {
+#if defined(__AVX512F__)
+    return (Vector<float>)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT);
+#elif defined(__AVX2__)
+    return (Vector<float>)_mm256_round_ps((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+    constexpr float kShift = 12582912.0f;  // 1.5 * 2^23: adding it leaves no fraction bits
+    return (x + kShift) - kShift;
+#endif
+}
+
+// y * 2^n for integral n >= -127, where 2^-127 and below become 0.
+BFA_INLINE Vector<float> scale_by_power(Vector<float> y, Vector<float> n) {
+    return y * (Vector<float>)((__builtin_convertvector(n, IntVector) + 127) << 23);
+}
+
+// 2^x, relative error 7.5e-8, or 7.5e-5 when kCoarse (a third of a bfloat16 rounding's hundredth).
+// -inf gives 0, NaN gives NaN.
+template <bool kCoarse = false>
+BFA_INLINE Vector<float> exp2(Vector<float> x) {
+    // fits of 2^f on [-1/2, 1/2]
+    constexpr float kFine[] = {1.0000001192e+0f, 6.9314694405e-1f, 2.4022120237e-1f,
+                               5.5507130921e-2f, 9.6755418926e-3f, 1.3276471291e-3f};
+    constexpr float kRough[] = {9.9992805719e-1f, 6.9326096773e-1f, 2.4261114001e-1f, 5.5171668530e-2f};
+#if !defined(__AVX512F__)
+    x = max<float>(broadcast(-127.0f), x);
+    x = x > 128.0f ? broadcast(128.0f) : x;
+#endif
+    const Vector<float> n = round_to_nearest(x);
+    const Vector<float> f = x - n;
+    Vector<float> y;
+    if constexpr (kCoarse) {
+        y = polynomial(kRough, f);
+    } else {
+        y = polynomial(kFine, f);
+    }
+#if defined(__AVX512F__)
+    // vscalefps maps (NaN, -inf), which x = -inf leads to, to 0
+    return (Vector<float>)_mm512_scalef_ps((__m512)y, (__m512)n);
+#else
+    return scale_by_power(y, n);
+#endif
+}
+
+template <bool kCoarse = false>
+BFA_INLINE Vector<double> exp2(Vector<double> x) {
+    for (int lane = 0; lane < kLanes<double>; ++lane) x[lane] = std::exp2(x[lane]);
+    return x;
+}
+
+// log2(1 + x) for x >= 0, absolute error 1e-7 times max(1, result).
+BFA_INLINE Vector<float> log2_1p(Vector<float> x) {
+    // fit of log2(1 + t) / t on [sqrt(1/2) - 1, sqrt(2) - 1]
+    constexpr float kFit[] = {1.4426950216e+0f,  -7.2134733200e-1f, 4.8091062903e-1f,
+                              -3.6070367694e-1f, 2.8791624308e-1f,  -2.3894481361e-1f,
+                              2.1571564674e-1f,  -2.0726978779e-1f, 1.2583696842e-1f};
+    constexpr int32_t kSqrtHalf = 0x3f3504f3;
+    const IntVector bits = (IntVector)(x + 1.0f);
+    const IntVector exponent = (bits - kSqrtHalf) >> 23;  // 1 + x = m * 2^exponent, m in [sqrt(1/2), sqrt(2))
+    const Vector<float> t = (Vector<float>)(bits - (exponent << 23)) - 1.0f;
+    const Vector<float> y = polynomial(kFit, t) * t + __builtin_convertvector(exponent, Vector<float>);
+    return x < std::numeric_limits<float>::infinity() ? y : x;  // infinity and NaN pass through
+}
+
+BFA_INLINE Vector<double> log2_1p(Vector<double> x) {
+    for (int lane = 0; lane < kLanes<double>; ++lane) x[lane] = std::log1p(x[lane]) * kLog2e;
+    return x;
+}
+
+}  // namespace bfa::BFA_ISA

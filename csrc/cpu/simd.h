@@ -1,0 +1,102 @@
+// Vectors of the widest registers of the instruction set this file is compiled for.
+//
+// Arithmetic uses the compilers' vector extensions (a * b + c contracts to a fused multiply-add);
+// intrinsics stand only where those have no word for it. Everything lives in a namespace named after
+// the instruction set, so that the linker never mixes code of two builds.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#define BFA_INLINE inline __attribute__((always_inline))
+
+namespace bfa::BFA_ISA {
+
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64;
+#elif defined(__AVX2__)
+constexpr int kVectorBytes = 32;
+#else
+constexpr int kVectorBytes = 16;
+#endif
+
+template <class T>
+struct Simd {
+    typedef T Vector __attribute__((vector_size(kVectorBytes)));
+    typedef T Unaligned __attribute__((vector_size(kVectorBytes), aligned(alignof(T)), may_alias));
+    static constexpr int lanes = kVectorBytes / sizeof(T);
+};
+
+template <class T>
+using Vector = typename Simd<T>::Vector;
+
+template <class T>
+constexpr int kLanes = Simd<T>::lanes;
+
+template <class T>
+BFA_INLINE Vector<T> load(const T* p) {
+    return *reinterpret_cast<const typename Simd<T>::Unaligned*>(p);
+}
+
+template <class T>
+BFA_INLINE void store(T* p, Vector<T> x) {
+    *reinterpret_cast<typename Simd<T>::Unaligned*>(p) = x;
+}
+
+template <class T>
+BFA_INLINE Vector<T> broadcast(T x) {
+    return x - Vector<T>{};
+}
+
+// 0, 1, 2, ...
+template <class T>
+BFA_INLINE Vector<T> iota() {
+    Vector<T> x;
+    for (int lane = 0; lane < kLanes<T>; ++lane) x[lane] = T(lane);
+    return x;
+}
+
+// a where a > b, else b: a NaN in b survives, one in a does not.
+template <class T>
+BFA_INLINE Vector<T> max(Vector<T> a, Vector<T> b) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4) return (Vector<T>)_mm512_max_ps((__m512)a, (__m512)b);
+    return (Vector<T>)_mm512_max_pd((__m512d)a, (__m512d)b);
+#elif defined(__AVX2__)
+    if constexpr (sizeof(T) == 4) return (Vector<T>)_mm256_max_ps((__m256)a, (__m256)b);
+    return (Vector<T>)_mm256_max_pd((__m256d)a, (__m256d)b);
+#else
+    return a > b ? a : b;
+#endif
+}
+
+template <class T>
+BFA_INLINE Vector<T> abs(Vector<T> x) {
+    return x < 0 ? -x : x;
+}
+
+template <class T>
+BFA_INLINE T reduce_max(Vector<T> x) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4) return _mm512_reduce_max_ps((__m512)x);
+#endif
+    T result = x[0];
+    for (int lane = 1; lane < kLanes<T>; ++lane) result = x[lane] > result ? x[lane] : result;
+    return result;
+}
+
+template <class T>
+BFA_INLINE T reduce_sum(Vector<T> x) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4) return _mm512_reduce_add_ps((__m512)x);
+#endif
+    T result = x[0];
+    for (int lane = 1; lane < kLanes<T>; ++lane) result += x[lane];
+    return result;
+}
+
+}  // namespace bfa::BFA_ISA

@@ -1,0 +1,47 @@
+// Rows of q, k or grad_o that are multiplied both along their channels and along their count.
+#pragma once
+
+#include "gemm.h"
+#include "workspace.h"
+
+namespace bfa::BFA_ISA {
+
+template <class Arithmetic>
+class TwoWayRows {
+    using Operand = typename Arithmetic::Operand;
+    static constexpr int kPair = Arithmetic::pair;
+
+public:
+    TwoWayRows(Arena& arena, int64_t rows, int64_t channels)
+        : channels_(channels),
+          columns_(round_up(channels, kLanes<typename Arithmetic::Real>)),
+          row_stride_(kPair == 1 ? columns_ : depth()),
+          pairs_(arena.take<Operand>(rows / kPair * columns_)),
+          rows_(kPair == 1 ? pairs_ : arena.take<Operand>(rows * row_stride_)) {}
+
+    // Packs `count` rows, then zeros up to row `padded`.
+    void pack(Element element, const char* source, int64_t source_stride, int64_t count, int64_t padded) {
+        Arithmetic::pack_row_pairs(element, source, source_stride, count, channels_, pairs_, columns_);
+        const int64_t packed = round_up(count, kPair) / kPair;
+        std::memset(pairs_ + packed * columns_, 0, (padded / kPair - packed) * columns_ * sizeof(Operand));
+        if (kPair == 1) return;
+        Arithmetic::pack_rows(element, source, source_stride, count, channels_, rows_, row_stride_);
+        std::memset(rows_ + count * row_stride_, 0, (padded - count) * row_stride_ * sizeof(Operand));
+    }
+
+    int64_t depth() const { return round_up(channels_, kPair) / kPair; }
+    int64_t columns() const { return columns_; }
+
+    // deep along the channels
+    LeftMatrix<Operand> left(int64_t row) const { return {rows_ + row * row_stride_, row_stride_, 1}; }
+    void transpose_to(Operand* target, int rows) const { transpose(rows_, rows, depth(), row_stride_, target); }
+
+    // deep along the rows; `row` is even
+    RightMatrix<Operand> right(int64_t row) const { return {pairs_ + row / kPair * columns_, columns_}; }
+
+private:
+    const int64_t channels_, columns_, row_stride_;
+    Operand *pairs_, *rows_;
+};
+
+}  // namespace bfa::BFA_ISA

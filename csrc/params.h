@@ -1,0 +1,56 @@
+// What a kernel is told: raw pointers, strides and sizes. No torch, no Python.
+#pragma once
+
+#include <cstdint>
+
+namespace bfa {
+
+enum class Element { float64, float32, bfloat16, float16 };
+
+// What the bias of query i and key j depends on; see DESIGN.md, "Forms".
+enum class Form { none, linear, distance, cumulative, log1p_square };
+
+// A (batch, heads, sequence, channels) tensor with contiguous channels, or a (batch, heads, sequence)
+// tensor with a contiguous sequence. Strides count bytes; 0 broadcasts.
+struct View {
+    char* data = nullptr;
+    int64_t batch = 0, head = 0, row = 0;
+
+    template <class T = char>
+    T* at(int64_t b, int64_t h, int64_t n = 0) const {
+        return reinterpret_cast<T*>(data + b * batch + h * head + n * row);
+    }
+};
+
+struct Problem {
+    Element element;
+    Form form;
+    int64_t batch, heads, kv_heads, n_query, n_key, head_dim, value_dim;
+    double scale;
+    bool causal;
+    int64_t window;   // visible past keys per query, its own included; n_key for all
+    int64_t n_terms;  // length of the last dimension of `terms`
+    int threads;
+
+    View q, k, v;  // element type
+    View terms;    // real (linear: slopes; distance: table) or float64 (cumulative: sums)
+    View gain;     // real, one per query; data is null for none
+
+    // "real" is float64 for float64 inputs and float32 otherwise.
+    int64_t position(int64_t query) const { return query + n_key - n_query; }
+};
+
+struct Forward : Problem {
+    View o;    // element type
+    View lse;  // real, natural logarithm
+};
+
+struct Backward : Problem {
+    View o, lse;              // what forward returned
+    View grad_o, grad_lse;    // element type, real
+    View grad_q, grad_k, grad_v;
+    View grad_terms;  // like terms, zero on entry; data is null when not wanted
+    View grad_gain;   // like gain, zero on entry
+};
+
+}  // namespace bfa

@@ -1,0 +1,107 @@
+"""Which backends this machine has, and why not: the one place that knows."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import warnings
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+NAMES = ("cpu", "reference")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `python -m biased_flash_attn info` shows of a backend."""
+
+    name: str
+    available: bool
+    detail: str  # what it runs on or, where it is missing, why and what to do
+
+
+@cache
+def _cpu_kernels() -> tuple[ModuleType | None, str]:
+    """The module of the C++ kernels, or None and why it is missing."""
+    try:
+        from . import cpu
+    except ImportError as error:
+        record = Path(__file__).with_name("_build_error.txt")
+        reason = record.read_text().strip() if record.exists() else str(error)
+        return None, (
+            f"the C++ kernels were not built: {reason}\n"
+            "install a C++17 compiler (GCC 9 or Clang 10, or newer) and reinstall the package"
+        )
+    return cpu, ""
+
+
+def report() -> list[Report]:
+    """One report per backend, best first."""
+    kernels, reason = _cpu_kernels()
+    if kernels is None:
+        cpu = Report("cpu", False, reason)
+    else:
+        sets = kernels._C.instruction_sets()
+        cpu = Report(
+            "cpu",
+            True,
+            f"{kernels._C.instruction_set()} kernels on {torch.get_num_threads()} threads "
+            f"({platform.machine()}; this processor also runs {', '.join(sets[:-1]) or 'no other'})",
+        )
+    return [cpu, Report("reference", True, "plain PyTorch on any device; O(N^2) memory")]
+
+
+def choose(q: Tensor, backend: str | None) -> str:
+    """The backend that runs q; a named one runs or raises."""
+    if backend is None:
+        if q.device.type != "cpu":
+            return "reference"
+        if _cpu_kernels()[0] is None:
+            _warn_once_of_missing_kernels()
+            return "reference"
+        return "cpu"
+    if backend not in NAMES:
+        raise ValueError(f"backend is {backend!r}; it may be None, {' or '.join(map(repr, NAMES))}")
+    if backend == "cpu":
+        if q.device.type != "cpu":
+            raise ValueError(f"backend='cpu' needs tensors on the CPU; q is on {q.device}")
+        kernels, reason = _cpu_kernels()
+        if kernels is None:
+            raise ValueError(f"backend='cpu' is not available: {reason}")
+    return backend
+
+
+def kernels(backend: str) -> ModuleType:
+    """The module with `forward` and `backward` of a backend that has kernels."""
+    return {"cpu": _cpu_kernels}[backend]()[0]
+
+
+@cache
+def _warn_once_of_missing_kernels() -> None:
+    warnings.warn(
+        "biased_flash_attn runs on its reference backend, in O(N^2) memory, because "
+        + _cpu_kernels()[1],
+        stacklevel=4,
+    )
+
+
+@contextlib.contextmanager
+def instruction_set(name: str):
+    """Within the block the CPU kernels use the named instruction set, as tests and benchmarks ask.
+
+    Raises:
+        ValueError: naming the sets that run here.
+    """
+    from . import _C
+
+    before = _C.instruction_set()
+    _C.use_instruction_set(name)
+    try:
+        yield
+    finally:
+        _C.use_instruction_set(before)

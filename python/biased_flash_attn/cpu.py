@@ -1,0 +1,107 @@
+"""The C++ kernels on tensors: allocates the results and hands addresses and strides to `_C`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import _C
+
+_DTYPE_NAMES = {
+    torch.float64: "float64",
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+}
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    terms: Tensor | None,
+    gain: Tensor | None,
+    form: str,
+    scale: float,
+    causal: bool,
+    window: int | None,
+) -> tuple[Tensor, Tensor]:
+    """Returns o (B, H, Nq, Dv) in q's dtype and lse (B, H, Nq) in float32, or float64 for float64."""
+    terms, gain = _per_head(terms, q), _per_head(gain, q)
+    o = torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype)
+    lse = torch.empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
+    _C.forward(
+        *_problem(q, k, v, terms, gain, form, scale, causal, window), _address(o), _address(lse)
+    )
+    return o, lse
+
+
+def backward(
+    grad_o: Tensor,
+    grad_lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    terms: Tensor | None,
+    gain: Tensor | None,
+    form: str,
+    scale: float,
+    causal: bool,
+    window: int | None,
+    with_bias_gradient: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Returns the gradients of q, k, v, terms and gain; the last two only where wanted."""
+    # What autograd hands over may be expanded, as the gradient of a sum is; the kernel reads rows.
+    grad_o = grad_o if grad_o.stride(3) == 1 else grad_o.contiguous()
+    grad_lse = grad_lse.contiguous()
+    grad_q, grad_k, grad_v = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
+    full_terms, full_gain = _per_head(terms, q), _per_head(gain, q)
+    wanted = (x if with_bias_gradient else None for x in (full_terms, full_gain))
+    grad_terms, grad_gain = (
+        None if x is None else torch.zeros(x.shape, dtype=x.dtype) for x in wanted
+    )
+    _C.backward(
+        *_problem(q, k, v, full_terms, full_gain, form, scale, causal, window),
+        *map(_address, (o, lse, grad_o, grad_lse, grad_q, grad_k, grad_v, grad_terms, grad_gain)),
+    )
+    if grad_terms is not None:
+        grad_terms = grad_terms.sum_to_size(terms.shape)
+    if grad_gain is not None:
+        grad_gain = grad_gain.sum_to_size(gain.shape)
+    return grad_q, grad_k, grad_v, grad_terms, grad_gain
+
+
+def _problem(q, k, v, terms, gain, form, scale, causal, window):
+    """The arguments that both directions share. Addresses do not keep tensors alive: callers do."""
+    batch, heads, n_query, head_dim = q.shape
+    _, kv_heads, n_key, value_dim = v.shape
+    return (
+        _DTYPE_NAMES[q.dtype],
+        form,
+        (batch, heads, kv_heads, n_query, n_key, head_dim, value_dim),
+        scale,
+        causal,
+        n_key if window is None else min(window, n_key),
+        torch.get_num_threads(),
+        _address(q),
+        _address(k),
+        _address(v),
+        _address(terms),
+        1 if terms is None or terms.dim() == 2 else terms.shape[2],
+        _address(gain),
+    )
+
+
+def _per_head(x: Tensor | None, q: Tensor) -> Tensor | None:
+    """(B or 1, H or 1, n or nothing) seen as (B, H, n or nothing), contiguous along n."""
+    return None if x is None else x.contiguous().expand(*q.shape[:2], *x.shape[2:])
+
+
+def _address(x: Tensor | None) -> tuple[int, int, int, int] | None:
+    """The address and the batch, head and sequence strides."""
+    if x is None:
+        return None
+    strides = x.stride()
+    return x.data_ptr(), strides[0], strides[1], strides[2] if len(strides) > 2 else 1

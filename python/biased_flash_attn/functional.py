@@ -1,0 +1,95 @@
+"""The public call: validate, lower the bias, choose a backend."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import backends, ops, reference
+from .forms import Geometry
+from .validation import check_form, check_options, check_tensors
+
+
+def biased_flash_attn(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias=None,
+    *,
+    causal: bool = True,
+    window: int | None = None,
+    scale: float | None = None,
+    tolerance: float | None = None,
+    return_lse: bool = False,
+    backend: str | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Exact attention with a position bias, softmax(scale q k^T + bias) v, in O(N) memory.
+
+    The bias is computed inside each tile and never stored; gradients reach q, k, v and the bias's own
+    parameters. Query i has the position p = i + Nk - Nq, so the last query is at the last key.
+
+    Args:
+        q: (B, H, Nq, D), float64, float32, bfloat16 or float16; any strides, last dimension contiguous.
+        k: (B, Hkv, Nk, D) with H a multiple of Hkv: query head h reads key head h // (H / Hkv).
+        v: (B, Hkv, Nk, Dv).
+        bias: a bias of `biased_flash_attn.biases`, or None.
+        causal: whether key j is visible only when j <= p.
+        window: if given, keys with p - j >= window are invisible: `window` keys, the query's own included.
+        scale: factor of q k^T, 1 / sqrt(D) by default. The bias is added after it, unscaled.
+        tolerance: the share of each row's softmax mass, in [0, 1), that may be left out where that is
+            proved; None means below what the dtype can show. Today every visible tile is computed.
+        return_lse: also return log sum_j exp(scale q k^T + bias), natural logarithm.
+        backend: "cpu" or "reference", which runs or raises; None chooses.
+
+    Returns:
+        o (B, H, Nq, Dv) in q's dtype and, if asked, lse (B, H, Nq) in float32 (float64 for float64).
+        A query that sees no key has o = 0 and lse = -inf.
+
+    Raises:
+        TypeError, ValueError: naming the argument, what it was and what it may be.
+
+    Reference: Dao, "FlashAttention-2", 2023 (the tiling); the papers of the biases stand in their modules.
+    """
+    if torch.is_tensor(q) and torch.is_autocast_enabled(q.device.type):
+        q, k, v = (_autocast(x) for x in (q, k, v))
+    check_tensors(q, k, v)
+    check_options(bias, causal, window, scale, tolerance, backend)
+    backend = backends.choose(q, backend)
+    scale = q.shape[3] ** -0.5 if scale is None else float(scale)
+    geometry = Geometry(q.shape[2], k.shape[2], causal, window)
+    form = None
+    if bias is not None:
+        real = torch.promote_types(q.dtype, torch.float32)
+        form = bias.lower(geometry, real, q.device)
+        check_form(form, q)
+    if backend == "reference":
+        o, lse = _reference(q, k, v, form, geometry, scale)
+    else:
+        o, lse = ops.forward(
+            q,
+            k,
+            v,
+            form and form.terms,
+            form and form.gain,
+            form.name if form else "none",
+            scale,
+            causal,
+            window,
+            backend,
+        )
+    return (o, lse) if return_lse else o
+
+
+def _reference(q, k, v, form, geometry, scale):
+    """Computes half precision in float32, as the kernels do."""
+    real = torch.promote_types(q.dtype, torch.float32)
+    dense = None if form is None else form.dense(geometry).to(real)
+    with torch.autocast(q.device.type, enabled=False):
+        o, lse = reference.attention(q.to(real), k.to(real), v.to(real), dense, geometry, scale)
+    return o.to(q.dtype), lse
+
+
+def _autocast(x):
+    if not torch.is_tensor(x) or not x.is_floating_point() or x.dtype == torch.float64:
+        return x
+    return x.to(torch.get_autocast_dtype(x.device.type))

@@ -1,0 +1,96 @@
+"""What the public call refuses, each with one error that names the argument, before any work is done."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+MAX_HEAD_DIM = 256
+
+
+def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Ranks, dtypes, devices, shapes and strides of q, k and v."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor")
+        if x.dim() != 4:
+            raise ValueError(
+                f"{name} has shape {tuple(x.shape)}; it must be (batch, heads, sequence, head_dim)"
+            )
+        if x.dtype not in DTYPES:
+            raise TypeError(f"{name} is {x.dtype}; it may be float64, float32, bfloat16 or float16")
+        if x.dtype != q.dtype:
+            raise TypeError(f"{name} is {x.dtype} and q is {q.dtype}; they must have one dtype")
+        if x.device != q.device:
+            raise ValueError(
+                f"{name} is on {x.device} and q on {q.device}; they must share a device"
+            )
+        if not 1 <= x.shape[3] <= MAX_HEAD_DIM:
+            raise ValueError(f"{name} has head_dim {x.shape[3]}; it may be 1 to {MAX_HEAD_DIM}")
+        if x.stride(3) != 1 and x.shape[3] > 1:
+            raise ValueError(
+                f"{name} has stride {x.stride(3)} in its last dimension; it must be contiguous there:"
+                f" pass {name}.contiguous()"
+            )
+    batch, heads, _, head_dim = q.shape
+    if heads < 1 or k.shape[1] < 1:
+        raise ValueError(f"q has {heads} heads and k has {k.shape[1]}; both need at least one")
+    if k.shape[3] != head_dim:
+        raise ValueError(f"k has head_dim {k.shape[3]}; it must be that of q, {head_dim}")
+    if v.shape[:3] != k.shape[:3]:
+        raise ValueError(
+            f"v has shape {tuple(v.shape)}; its batch, heads and sequence must be those of k,"
+            f" {tuple(k.shape[:3])}"
+        )
+    if k.shape[0] != batch:
+        raise ValueError(f"k has batch {k.shape[0]}; it must be that of q, {batch}")
+    if heads % k.shape[1]:
+        raise ValueError(f"k has {k.shape[1]} heads; their number must divide that of q, {heads}")
+
+
+def check_options(bias, causal, window, scale, tolerance, backend) -> None:
+    """Everything but the tensors."""
+    if bias is not None and not hasattr(bias, "lower"):
+        raise TypeError(
+            f"bias is a {type(bias).__name__}; it must be None or a bias of biased_flash_attn.biases."
+            " A module that computes its bias from hidden states is called first: bias=cable(x)"
+        )
+    if not isinstance(causal, bool):
+        raise TypeError(f"causal is {causal!r}; it must be True or False")
+    if window is not None:
+        if isinstance(window, bool) or not isinstance(window, (int, torch.SymInt)):
+            raise TypeError(f"window is {window!r}; it must be None or a positive int")
+        if window < 1:
+            raise ValueError(f"window is {window}; it must be None or a positive int")
+    if scale is not None:
+        _check_number("scale", scale, "None or a finite number")
+        if not math.isfinite(scale):
+            raise ValueError(f"scale is {scale}; it must be None or a finite number")
+    if tolerance is not None:
+        _check_number("tolerance", tolerance, "None or a number in [0, 1)")
+        if not 0 <= tolerance < 1:
+            raise ValueError(f"tolerance is {tolerance}; it must be None or a number in [0, 1)")
+    if backend is not None and not isinstance(backend, str):
+        raise TypeError(f"backend is {backend!r}; it must be None or a name")
+
+
+def check_form(form, q: Tensor) -> None:
+    """Whether a lowered bias fits q's batch, heads and device."""
+    for x in (form.terms, form.gain):
+        if x is None:
+            continue
+        if x.device != q.device:
+            raise ValueError(f"bias is on {x.device} and q on {q.device}; they must share a device")
+        for what, size, dimension in (("batch", x.shape[0], 0), ("head count", x.shape[1], 1)):
+            if size not in (1, q.shape[dimension]):
+                raise ValueError(
+                    f"bias has {what} {size}; it must be that of q, {q.shape[dimension]}, or 1"
+                )
+
+
+def _check_number(name: str, value, allowed: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} is {value!r}; it must be {allowed}")
