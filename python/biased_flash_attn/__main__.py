@@ -1,0 +1,5 @@
+"""`python -m biased_flash_attn`."""
+
+from .cli import main
+
+main(prog_name="python -m biased_flash_attn")

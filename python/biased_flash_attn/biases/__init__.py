@@ -1,0 +1,56 @@
+"""The biases: one family a file, each with its parameters, its formula and its paper."""
+
+from .alibi import ALiBi
+from .base import DistanceBias
+from .cable import Cable, CableNW, KernelizedCable
+from .cumulative import CumulativeBias
+from .forget_gate import ForgetGate
+from .kerple import KerpleLog, KerplePower
+from .sandwich import Sandwich, SmoothedSandwich
+from .series import InverseDistance, InverseLogDistance, Type1, Type2
+from .tables import T5, ClippedTable
+
+# Made by num_heads.
+DISTANCE_BIASES = {
+    "alibi": ALiBi,
+    "kerple_log": KerpleLog,
+    "kerple_power": KerplePower,
+    "sandwich": Sandwich,
+    "smoothed_sandwich": SmoothedSandwich,
+    "type1": Type1,
+    "type2": Type2,
+    "inverse_distance": InverseDistance,
+    "inverse_log_distance": InverseLogDistance,
+    "t5": T5,
+    "clipped_table": ClippedTable,
+}
+
+# Made by dim and num_heads, then called on hidden states (B, N, dim).
+CONTEXT_BIASES = {
+    "cable": Cable,
+    "cable_nw": CableNW,
+    "kernelized_cable": KernelizedCable,
+    "forget_gate": ForgetGate,
+}
+
+__all__ = [
+    "CONTEXT_BIASES",
+    "DISTANCE_BIASES",
+    "T5",
+    "ALiBi",
+    "Cable",
+    "CableNW",
+    "ClippedTable",
+    "CumulativeBias",
+    "DistanceBias",
+    "ForgetGate",
+    "InverseDistance",
+    "InverseLogDistance",
+    "KernelizedCable",
+    "KerpleLog",
+    "KerplePower",
+    "Sandwich",
+    "SmoothedSandwich",
+    "Type1",
+    "Type2",
+]

@@ -1,0 +1,58 @@
+"""CABLE, context-aware biases for length extrapolation (Veisi et al., 2025), and its variants.
+
+Called on hidden states x (B, N, dim), each module returns the `CumulativeBias` of that sequence.
+
+The paper prints b_ij = g_i (S_i - S_j), with S the running sum of relu(x w_c) >= 0 (eq. 2 to 7).
+Its text, where ALiBi is the case of every token's bias being -1, and its code take the bias as a
+penalty. So the steps carry a minus here.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn.functional import relu, softplus
+
+from .base import positive_int
+from .cumulative import CumulativeBias, per_head
+
+ACTIVATIONS = {"relu": relu, "softplus": softplus}
+
+
+class Cable(nn.Module):
+    """b_ij = -g_i (S_i - S_j), S = cumsum(relu(x w_c)), g = softplus(x w_s).
+
+    activation="softplus" replaces the relu, and weighted=False leaves out g, as the authors'
+    released code does.
+    """
+
+    kernel: str | None = None
+
+    def __init__(
+        self, dim: int, num_heads: int, *, activation: str = "relu", weighted: bool = True
+    ):
+        super().__init__()
+        self.num_heads = positive_int("num_heads", num_heads)
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation must be one of {list(ACTIVATIONS)}, not {activation!r}")
+        self.activation = activation
+        self.w_c = nn.Linear(positive_int("dim", dim), num_heads, bias=False)
+        self.w_s = nn.Linear(dim, num_heads, bias=False) if weighted else None
+
+    def forward(self, x: Tensor) -> CumulativeBias:
+        """The bias of hidden states x (B, N, dim), one for each of the N keys."""
+        steps = -ACTIVATIONS[self.activation](per_head(self.w_c, x))
+        gain = None if self.w_s is None else softplus(per_head(self.w_s, x))
+        return CumulativeBias(steps, gain, self.kernel)
+
+
+class CableNW(Cable):
+    """b_ij = -(S_i - S_j): CABLE without weights."""
+
+    def __init__(self, dim: int, num_heads: int, *, activation: str = "relu"):
+        super().__init__(dim, num_heads, activation=activation, weighted=False)
+
+
+class KernelizedCable(Cable):
+    """b_ij = -log(1 + beta^2), beta = g_i (S_i - S_j) as in CABLE: a slower decay (section 5.4)."""
+
+    kernel = "log1p_square"

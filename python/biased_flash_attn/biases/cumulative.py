@@ -1,0 +1,107 @@
+"""Biases that add up steps between the query and the key, from the content of a sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..forms import Cumulative, Geometry
+
+KERNELS = (None, "log1p_square")
+
+
+@dataclass(frozen=True, eq=False)
+class CumulativeBias:
+    """beta_ij = g_i * (the sum of steps_t over j < t <= p_i), passed through a kernel.
+
+    Keys after the query get the sum over p_i < t <= j.
+
+    steps: (B or 1, H, n_key), floating point; the sums are taken in float64.
+    gain: g, (B or 1, H, n_query), or (B or 1, H, n_key) of which the last n_query are used; None
+        for ones.
+    kernel: None for b = beta, "log1p_square" for b = -log(1 + beta^2).
+
+    Raises TypeError or ValueError for anything else.
+    """
+
+    steps: Tensor
+    gain: Tensor | None = None
+    kernel: str | None = None
+
+    def __post_init__(self):
+        check_per_head("steps", self.steps)
+        if self.gain is not None:
+            check_per_head("gain", self.gain)
+            batches = {self.steps.shape[0], self.gain.shape[0]}
+            if self.gain.shape[1] != self.num_heads or (len(batches) > 1 and 1 not in batches):
+                raise ValueError(
+                    f"gain has shape {tuple(self.gain.shape)}; its batch and heads must be those "
+                    f"of steps, {tuple(self.steps.shape)}"
+                )
+        if self.kernel not in KERNELS:
+            raise ValueError(f"kernel must be one of {KERNELS}, not {self.kernel!r}")
+
+    @property
+    def num_heads(self) -> int:
+        return self.steps.shape[1]
+
+    def lower(
+        self, geometry: Geometry, dtype: torch.dtype, device: torch.device | str | None
+    ) -> Cumulative:
+        """The cumulative sums in float64 and the gain in dtype, on the device they are on.
+
+        Raises ValueError where steps or gain do not fit the geometry.
+        """
+        n_steps = self.steps.shape[-1]
+        if n_steps != geometry.n_key:
+            raise ValueError(
+                f"steps has length {n_steps}; it must be the number of keys, {geometry.n_key}"
+            )
+        gain = None if self.gain is None else self._gain_of_queries(geometry).to(dtype)
+        return Cumulative(self.steps.double().cumsum(-1), gain, self.kernel)
+
+    def dense(self, n_query: int, n_key: int) -> Tensor:
+        """The bias of every pair, (B or 1, H, n_query, n_key) float64, unmasked."""
+        geometry = Geometry(n_query, n_key, causal=False)
+        return self.lower(geometry, torch.float64, self.steps.device).dense(geometry)
+
+    def _gain_of_queries(self, geometry: Geometry) -> Tensor:
+        n_gain, n_query, n_key = self.gain.shape[-1], geometry.n_query, geometry.n_key
+        if n_gain == n_query:
+            return self.gain
+        if n_gain != n_key or n_query > n_key:
+            raise ValueError(
+                f"gain has length {n_gain}; it must be the number of queries, {n_query}, "
+                f"or of keys, {n_key}, of which the last {n_query} are used"
+            )
+        return self.gain[..., n_key - n_query :]
+
+
+def per_head(linear: nn.Linear, x: Tensor) -> Tensor:
+    """One number a head and token: hidden states x (B, N, dim) to (B, H, N), contiguous.
+
+    It is computed in float32 at least, under autocast too: an error in a step is carried into
+    the bias of every later pair.
+    """
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        raise TypeError(f"x must be a floating point tensor, not {described(x)}")
+    if x.dim() != 3 or x.shape[-1] != linear.in_features:
+        raise ValueError(f"x has shape {tuple(x.shape)}; it must be (B, N, {linear.in_features})")
+    dtype = torch.promote_types(torch.promote_types(x.dtype, linear.weight.dtype), torch.float32)
+    constant = None if linear.bias is None else linear.bias.to(dtype)
+    with torch.autocast(x.device.type, enabled=False):
+        y = nn.functional.linear(x.to(dtype), linear.weight.to(dtype), constant)
+    return y.transpose(1, 2).contiguous()
+
+
+def check_per_head(name: str, value: Tensor) -> None:
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        raise TypeError(f"{name} must be a floating point tensor, not {described(value)}")
+    if value.dim() != 3:
+        raise ValueError(f"{name} has shape {tuple(value.shape)}; it must be (B or 1, H, N)")
+
+
+def described(value: object) -> str:
+    return f"{value.dtype} one" if isinstance(value, Tensor) else type(value).__name__

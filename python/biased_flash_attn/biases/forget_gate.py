@@ -1,0 +1,22 @@
+"""The forget gate of the Forgetting Transformer, FoX (Lin et al., 2025)."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+
+from .base import positive_int
+from .cumulative import CumulativeBias, per_head
+
+
+class ForgetGate(nn.Module):
+    """b_ij = sum of log sigmoid(x_t w_f + b_f) over j < t <= i: what the gates in between keep."""
+
+    def __init__(self, dim: int, num_heads: int):
+        super().__init__()
+        self.num_heads = positive_int("num_heads", num_heads)
+        self.gate = nn.Linear(positive_int("dim", dim), num_heads)
+
+    def forward(self, x: Tensor) -> CumulativeBias:
+        """The bias of hidden states x (B, N, dim), one for each of the N keys."""
+        return CumulativeBias(logsigmoid(per_head(self.gate, x)))

@@ -1,0 +1,17 @@
+"""The commands of `python -m biased_flash_attn`."""
+
+import click
+
+from .demo import demo
+from .info import info
+from .plot import plot
+
+
+@click.group()
+def main():
+    """Fast exact attention with relative-position biases."""
+
+
+main.add_command(demo)
+main.add_command(info)
+main.add_command(plot)

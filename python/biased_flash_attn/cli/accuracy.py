@@ -1,0 +1,77 @@
+"""Errors of outputs and gradients against float64, on sampled queries.
+
+Under a causal mask query i is the last query of the sequence that ends with it, so the reference
+can be asked for it alone, and nothing of size N x N is ever needed. The gradients are those of a
+loss that looks at the sampled queries only.
+"""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from .. import biased_flash_attn
+from ..forms import Geometry
+from ..reference import attention
+from .text import Layer
+
+
+class Sample:
+    """Some queries of a layer, and the gradient of a loss with respect to their outputs."""
+
+    def __init__(self, layer: Layer, n_queries: int = 16):
+        generator = torch.Generator().manual_seed(1)
+        n, head_dim = layer.v.shape[-2:]
+        inner = torch.randperm(n, generator=generator)[:n_queries]
+        self.queries = torch.cat([torch.tensor([0, n - 1]), inner]).unique()
+        shape = (*layer.v.shape[:2], len(self.queries), head_dim)
+        self.grad = torch.randn(shape, generator=generator).to(layer.v.dtype)
+
+    def ours(self, module: nn.Module, layer: Layer) -> dict[str, Tensor]:
+        o = biased_flash_attn(layer.q, layer.k, layer.v, module(layer.x))[:, :, self.queries]
+        leaves = differentiated(module, layer)
+        gradients = torch.autograd.grad(o, leaves.values(), self.grad)
+        return {"o": o.detach(), **dict(zip(leaves, gradients, strict=True))}
+
+    def reference(self, module: nn.Module, layer: Layer, dtype: torch.dtype) -> dict[str, Tensor]:
+        """The same by naive attention in dtype; sums over queries are in float64 always."""
+        layer = layer.to(dtype)
+        module = copy.deepcopy(module).to(layer.x.dtype)
+        leaves = differentiated(module, layer)
+        gradients = {name: torch.zeros_like(t, dtype=torch.float64) for name, t in leaves.items()}
+        outputs = []
+        for n, i in enumerate(self.queries.tolist()):
+            q, k, v = layer.q[:, :, i : i + 1], layer.k[:, :, : i + 1], layer.v[:, :, : i + 1]
+            bias = module(layer.x[:, : i + 1]).dense(1, i + 1)
+            o, _ = attention(q, k, v, bias, Geometry(1, i + 1), q.shape[-1] ** -0.5)
+            outputs.append(o.detach())
+            grad = self.grad[:, :, n : n + 1].to(dtype)
+            for name, g in zip(leaves, torch.autograd.grad(o, leaves.values(), grad), strict=True):
+                gradients[name] += g
+        return {"o": torch.cat(outputs, 2), **gradients}
+
+
+def differentiated(module: nn.Module, layer: Layer) -> dict[str, Tensor]:
+    """What gradients are taken of, by name."""
+    return {"q": layer.q, "k": layer.k, "v": layer.v, **dict(module.named_parameters())}
+
+
+def errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
+    """The largest error of each tensor, relative to its largest entry."""
+    return {name: relative_error(found[name], exact[name]) for name in exact}
+
+
+def relative_error(found: Tensor, exact: Tensor) -> float:
+    size = exact.abs().max().clamp(min=torch.finfo(exact.dtype).tiny)
+    return float((found.double() - exact).abs().max() / size)
+
+
+def tolerated(
+    plain: dict[str, Tensor], exact: dict[str, Tensor], dtype: torch.dtype
+) -> dict[str, float]:
+    """Errors to stay within: twice those of naive attention in dtype, plus a band for roundings,
+
+    of the result to dtype and of sums in float32, in another order than naive attention's.
+    """
+    band = torch.finfo(dtype).eps + 16 * torch.finfo(torch.float32).eps
+    return {name: 2 * error + band for name, error in errors(plain, exact).items()}

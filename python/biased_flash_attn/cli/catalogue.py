@@ -1,0 +1,25 @@
+"""Every bias by its name, made so that all are called on hidden states."""
+
+from torch import Tensor, nn
+
+from .. import biases
+
+NAMES = (*biases.DISTANCE_BIASES, *biases.CONTEXT_BIASES)
+
+
+def make(name: str, num_heads: int, dim: int) -> nn.Module:
+    """A module from hidden states (B, N, dim) to the bias `name` over them."""
+    if name in biases.CONTEXT_BIASES:
+        return biases.CONTEXT_BIASES[name](dim, num_heads)
+    return OfPositions(biases.DISTANCE_BIASES[name](num_heads))
+
+
+class OfPositions(nn.Module):
+    """A bias that does not depend on the hidden states, called as if it did."""
+
+    def __init__(self, bias: nn.Module):
+        super().__init__()
+        self.bias = bias
+
+    def forward(self, x: Tensor) -> nn.Module:
+        return self.bias

@@ -1,0 +1,89 @@
+"""`demo`: every bias on real text, next to the same without this package."""
+
+import sys
+
+import click
+import torch
+from rich import box
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from . import catalogue
+from .plot import drawing
+from .text import embedded, library_source
+from .trial import Trial, trial
+
+HEAD_DIM = 64
+WIDTH_OF_TABLE = 112
+
+
+@click.command()
+@click.option("--length", default=4096, show_default=True, type=click.IntRange(32))
+@click.option("--heads", default=8, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--dtype",
+    default="float32",
+    show_default=True,
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+)
+@click.option("--output", default="biases.png", show_default=True, type=click.Path(dir_okay=False))
+def demo(length: int, heads: int, dtype: str, output: str):
+    """Run an attention layer forward and backward with every bias, on real text.
+
+    The text is the source code of Python's standard library. Outputs and gradients are checked
+    against float64; time and memory stand beside those of attention in plain PyTorch, and of
+    scaled_dot_product_attention given the bias as a dense mask.
+    """
+    figures = drawing()
+    console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_TABLE)
+    layer = embedded(library_source(length), heads, HEAD_DIM, getattr(torch, dtype))
+    torch.manual_seed(0)
+    modules = {name: catalogue.make(name, heads, heads * HEAD_DIM) for name in catalogue.NAMES}
+
+    trials = {}
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("", total=len(modules))
+        for name, module in modules.items():
+            progress.update(task, description=name)
+            trials[name] = trial(module, layer)
+            progress.advance(task)
+    console.print(table(trials, f"{length} bytes of text, {heads} heads of {HEAD_DIM}, {dtype}"))
+
+    curves = {name: figures.curves(m(layer.x), length) for name, m in modules.items()}
+    figures.all_biases(curves).savefig(output, dpi=120)
+    console.print(f"The curves of the biases: {output}")
+
+    failed = [name for name, result in trials.items() if not result.passed]
+    if failed:
+        raise click.ClickException(f"errors larger than tolerated: {', '.join(failed)}")
+    console.print(f"All {len(trials)} biases agree with float64, outputs and gradients.")
+
+
+def table(trials: dict[str, Trial], title: str) -> Table:
+    table = Table(title=title, box=box.SIMPLE_HEAD)
+    table.add_column("bias\n", no_wrap=True)
+    headings = ("error\noutput", "\ngrads")
+    headings += ("seconds\nours", "\nnaive", "\nSDPA", "MiB\nours", "\nnaive", "\nSDPA")
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, result in trials.items():
+        color = "green" if result.passed else "red"
+        costs = (result.ours, result.naive, result.sdpa)
+        table.add_row(
+            name,
+            f"[{color}]{result.output_error:.0e}",
+            f"[{color}]{result.gradient_error:.0e}",
+            *beside_ours([cost and cost.seconds for cost in costs], ".2f"),
+            *beside_ours([cost and cost.mebibytes for cost in costs], ".0f"),
+        )
+    return table
+
+
+def beside_ours(costs: list[float | None], form: str) -> list[str]:
+    """Our cost, and others with their ratio to it; a dash for what was not measured."""
+    ours = costs[0]
+    cells = ["-" if ours is None else f"{ours:{form}}"]
+    for theirs in costs[1:]:
+        cells.append("-" if theirs is None else f"{theirs:{form}} ({theirs / ours:.1f}x)")
+    return cells

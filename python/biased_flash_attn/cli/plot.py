@@ -1,0 +1,40 @@
+"""`plot`: the curves of a bias."""
+
+from types import ModuleType
+
+import click
+import torch
+
+from . import catalogue
+
+HEAD_DIM = 64
+
+
+@click.command(epilog=f"BIAS is one of {', '.join(catalogue.NAMES)}.")
+@click.argument("bias", metavar="BIAS", type=click.Choice(catalogue.NAMES))
+@click.option("--heads", default=8, show_default=True, type=click.IntRange(1))
+@click.option("--length", default=512, show_default=True, type=click.IntRange(2))
+@click.option("--output", type=click.Path(dir_okay=False), help="[default: BIAS.png]")
+def plot(bias: str, heads: int, length: int, output: str | None):
+    """Draw BIAS and exp(BIAS) over the distance, one curve a head.
+
+    Trainable biases are drawn as training starts them, those that read hidden states over random
+    ones.
+    """
+    figures = drawing()
+    torch.manual_seed(0)
+    module = catalogue.make(bias, heads, heads * HEAD_DIM)
+    x = torch.randn(1, length, heads * HEAD_DIM)
+    output = output or f"{bias}.png"
+    figures.one_bias(bias, figures.curves(module(x), length)).savefig(output, dpi=150)
+    click.echo(f"saved {output}")
+
+
+def drawing() -> ModuleType:
+    """The module that draws, whose dependency is optional."""
+    try:
+        from . import figure
+    except ModuleNotFoundError as error:
+        message = f"{error.name} is missing: pip install 'biased-flash-attn[plot]'"
+        raise click.ClickException(message) from error
+    return figure

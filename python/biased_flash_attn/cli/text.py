@@ -1,0 +1,48 @@
+"""Attention inputs from text that every machine has: the source of Python's standard library."""
+
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What an attention layer works on.
+
+    x: hidden states, (1, N, heads * head_dim) float32.
+    q, k, v: (1, heads, N, head_dim), leaves that require gradients.
+    """
+
+    x: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+    def to(self, dtype: torch.dtype) -> "Layer":
+        """q, k and v in dtype, and x too where dtype is wider than float32."""
+        x = self.x.to(torch.promote_types(self.x.dtype, dtype))
+        return Layer(x, *(t.detach().to(dtype).requires_grad_() for t in (self.q, self.k, self.v)))
+
+
+def embedded(text: Tensor, heads: int, head_dim: int, dtype: torch.dtype) -> Layer:
+    """A random, always the same embedding of bytes (N,), and random projections of it."""
+    generator = torch.Generator().manual_seed(0)
+    dim = heads * head_dim
+    x = torch.randn(256, dim, generator=generator)[None, text.long()]
+    weight = torch.randn(dim, 3 * dim, generator=generator) / dim**0.5
+    q, k, v = (x @ weight).unflatten(-1, (3, heads, head_dim)).permute(2, 0, 3, 1, 4)
+    return Layer(x, q, k, v).to(dtype)
+
+
+def library_source(n_bytes: int) -> Tensor:
+    """The first n_bytes of the standard library's modules in alphabetical order, uint8."""
+    text = bytearray()
+    for module in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+        text += module.read_bytes()
+        if len(text) >= n_bytes:
+            return torch.frombuffer(text, dtype=torch.uint8)[:n_bytes]
+    raise click.ClickException(f"the standard library has {len(text)} bytes, not {n_bytes}")

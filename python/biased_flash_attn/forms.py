@@ -1,0 +1,134 @@
+"""The forms a bias is lowered to: all that a kernel has to know of it, as O(N) numbers.
+
+Shapes: B batch, H heads; "B or 1" and "H or 1" broadcast. i is a query, j a key, p_i the position
+of query i among the keys, d = p_i - j their distance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Where the queries stand among the keys, and which keys they see.
+
+    Query i has position p_i = i + n_key - n_query: the last query stands on the last key. It sees
+    key j when j <= p_i, unless causal is False, and, with a window, only when p_i - j < window.
+    """
+
+    n_query: int
+    n_key: int
+    causal: bool = True
+    window: int | None = None
+
+    @property
+    def first_distance(self) -> int:
+        """The smallest distance of a visible pair, where a distance table begins."""
+        return 0 if self.causal else 1 - self.n_query
+
+    @property
+    def n_distances(self) -> int:
+        """The length of a distance table: distances of visible pairs, and at least one."""
+        reach = self.n_key if self.window is None else min(self.n_key, self.window)
+        return max(1, reach - self.first_distance)
+
+    def distances(self, device: torch.device | None = None) -> Tensor:
+        """The distances of a table, (n_distances,) float64."""
+        first = self.first_distance
+        end = first + self.n_distances
+        return torch.arange(first, end, dtype=torch.float64, device=device)
+
+    def positions(self, device: torch.device | None = None) -> Tensor:
+        """p_i, (n_query,) int64; negative for queries that stand before the first key."""
+        return torch.arange(self.n_key - self.n_query, self.n_key, device=device)
+
+    def pair_distances(self, device: torch.device | None = None) -> Tensor:
+        """p_i - j, (n_query, n_key) int64."""
+        return self.positions(device)[:, None] - torch.arange(self.n_key, device=device)
+
+    def visible(self, device: torch.device | None = None) -> Tensor:
+        """Whether query i sees key j, (n_query, n_key) bool."""
+        d = self.pair_distances(device)
+        seen = d >= 0 if self.causal else torch.ones_like(d, dtype=torch.bool)
+        return seen if self.window is None else seen & (d < self.window)
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """b_ij = -slopes_h |d|, slopes (B or 1, H)."""
+
+    slopes: Tensor
+
+    name: ClassVar[str] = "linear"
+    gain: ClassVar[None] = None
+
+    @property
+    def terms(self) -> Tensor:
+        return self.slopes
+
+    def dense(self, geometry: Geometry) -> Tensor:
+        """The bias of every pair, (B or 1, H, n_query, n_key) float64."""
+        d = geometry.pair_distances(self.slopes.device)
+        return -self.slopes.double()[..., None, None] * d.abs()
+
+
+@dataclass(frozen=True, eq=False)
+class Distance:
+    """b_ij = table[..., d - geometry.first_distance], table (B or 1, H or 1, n_distances)."""
+
+    table: Tensor
+
+    name: ClassVar[str] = "distance"
+    gain: ClassVar[None] = None
+
+    @property
+    def terms(self) -> Tensor:
+        return self.table
+
+    def dense(self, geometry: Geometry) -> Tensor:
+        """The bias of every visible pair, (B or 1, H or 1, n_query, n_key) float64.
+
+        Invisible pairs may lie beyond the table; they get its nearest entry.
+        """
+        entry = geometry.pair_distances(self.table.device) - geometry.first_distance
+        return self.table.double()[..., entry.clamp(0, geometry.n_distances - 1)]
+
+
+@dataclass(frozen=True, eq=False)
+class Cumulative:
+    """b_ij = beta, or -log(1 + beta^2) when kernel is "log1p_square", where
+
+        beta = g_i (C[p_i] - C[j])    for keys up to the query's position,
+        beta = g_i (C[j] - C[p_i])    for keys after it.
+
+    sums C (B or 1, H or 1, n_key) float64 are inclusive cumulative sums along the keys, zero
+    before the first key; gain g is (B or 1, H or 1, n_query), or None for ones.
+    """
+
+    sums: Tensor
+    gain: Tensor | None = None
+    kernel: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.kernel or "cumulative"
+
+    @property
+    def terms(self) -> Tensor:
+        return self.sums
+
+    def dense(self, geometry: Geometry) -> Tensor:
+        """The bias of every pair, (B or 1, H or 1, n_query, n_key) float64."""
+        device = self.sums.device
+        from_before = torch.nn.functional.pad(self.sums, (1, 0))
+        at_query = from_before[..., geometry.positions(device).clamp(min=-1) + 1]
+        beta = at_query[..., :, None] - self.sums[..., None, :]
+        beta = torch.where(geometry.pair_distances(device) >= 0, beta, -beta)
+        if self.gain is not None:
+            beta = self.gain.double()[..., None] * beta
+        return beta if self.kernel is None else -torch.log1p(beta.square())

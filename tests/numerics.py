@@ -1,0 +1,40 @@
+"""How close a result has to be: the only place in the tests where a tolerance is written."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# A result is rounded when it is stored, and once more where it is accumulated in its own dtype.
+ROUNDINGS = 2
+# float64 has nothing more exact beside it: this leaves room for sums in another order, and none
+# for a step in float32.
+FLOAT64_ROUNDINGS = 1024
+
+
+def assert_close_to_float64(actual: Tensor, exact: Tensor, naive: Tensor | None, what: str) -> None:
+    """actual errs at most twice as much as naive arithmetic in its dtype, plus its rounding.
+
+    exact is the float64 result, and naive the same computed the plain way in the dtype of actual,
+    or None where that is float64. Errors are the largest ones of the tensor; NaN and infinities
+    have to be where exact has them.
+    """
+    assert actual.shape == exact.shape, f"{what}: {actual.shape}, should be {exact.shape}"
+    assert exact.dtype == torch.float64
+    dtype, actual, exact = actual.dtype, actual.detach().double(), exact.detach()
+    finite = exact.isfinite()
+    matches = torch.equal(actual.isfinite(), finite) and torch.equal(
+        actual[~finite].nan_to_num(), exact[~finite].nan_to_num()
+    )
+    assert matches, f"{what}: NaN or infinities elsewhere than in the float64 result"
+
+    roundings = FLOAT64_ROUNDINGS if dtype == torch.float64 else ROUNDINGS
+    bound = roundings * torch.finfo(dtype).eps * largest(exact[finite])
+    if naive is not None:
+        bound += 2 * largest(naive.detach().double()[finite] - exact[finite])
+    error = largest(actual[finite] - exact[finite])
+    assert error <= bound, f"{what}: error {error:.3g}, may be {bound:.3g}"
+
+
+def largest(values: Tensor) -> float:
+    return values.abs().max().item() if values.numel() else 0.0

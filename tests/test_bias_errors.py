@@ -1,0 +1,147 @@
+"""Bad input to a bias: one error, which names the argument and what it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from biased_flash_attn import biases
+from biased_flash_attn.forms import Geometry
+
+ONES = torch.ones(2, 3, 4)
+
+
+def lower(bias, geometry: Geometry | None = None):
+    return bias.lower(geometry or Geometry(4, 4), torch.float32, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("make", biases.DISTANCE_BIASES.values())
+@pytest.mark.parametrize(
+    ("num_heads", "error"),
+    [(0, ValueError), (-2, ValueError), (2.0, TypeError), (True, TypeError), ("8", TypeError)],
+)
+def test_num_heads_is_a_positive_int(make, num_heads, error):
+    with pytest.raises(error, match=f"num_heads must be .*{num_heads}"):
+        make(num_heads)
+
+
+@pytest.mark.parametrize("make", biases.CONTEXT_BIASES.values())
+def test_context_biases_check_their_sizes(make):
+    with pytest.raises(ValueError, match="num_heads must be positive, not 0"):
+        make(8, 0)
+    with pytest.raises(ValueError, match="dim must be positive, not -1"):
+        make(-1, 2)
+    with pytest.raises(TypeError, match=r"dim must be an int, not 8\.0"):
+        make(8.0, 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: biases.ALiBi(2, shift="3"), TypeError, "shift must be a number, not '3'"),
+        (lambda: biases.ALiBi(2, shift=float("nan")), ValueError, "shift must be finite, not nan"),
+        (lambda: biases.ALiBi(2, exponent=True), TypeError, "exponent must be a number, not True"),
+        (lambda: biases.Sandwich(2, dbar=7), ValueError, "dbar must be even, not 7"),
+        (lambda: biases.Sandwich(2, dbar=0), ValueError, "dbar must be positive, not 0"),
+        (
+            lambda: biases.Sandwich(2, first_frequency=2),
+            ValueError,
+            "first_frequency must be 0 or 1, not 2",
+        ),
+        (
+            lambda: biases.T5(2, num_buckets=31),
+            ValueError,
+            "num_buckets must be even and at least 2, not 31",
+        ),
+        (
+            lambda: biases.T5(2, num_buckets=2, bidirectional=True),
+            ValueError,
+            "num_buckets must be even and at least 4, not 2",
+        ),
+        (
+            lambda: biases.T5(2, max_distance=16),
+            ValueError,
+            "max_distance must be over 16, not 16",
+        ),
+        (
+            lambda: biases.ClippedTable(2, -1),
+            ValueError,
+            "max_distance must be positive, not -1",
+        ),
+        (
+            lambda: biases.Cable(8, 2, activation="gelu"),
+            ValueError,
+            r"activation must be one of \['relu', 'softplus'\], not 'gelu'",
+        ),
+        (
+            lambda: biases.DistanceBias.from_function(3, 2),
+            TypeError,
+            "function must be callable, not int",
+        ),
+    ],
+)
+def test_settings_are_checked_when_made(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("function", "got"),
+    [
+        (lambda d: d[:-1], r"gave \(3,\)"),
+        (lambda d: d.expand(3, -1), r"gave \(3, 4\)"),
+        (lambda d: d.sum(), r"gave \(\)"),
+        (lambda d: -0.5, "gave float"),
+    ],
+)
+def test_a_formula_gives_one_logit_a_distance(function, got):
+    bias = biases.DistanceBias.from_function(function, 2)
+    with pytest.raises(ValueError, match=rf"{got} for 4 distances; .* \(4,\) or \(2, 4\)"):
+        lower(bias)
+
+
+def test_a_distance_bias_needs_a_formula():
+    with pytest.raises(NotImplementedError, match=r"DistanceBias must define formula\(d\)"):
+        lower(biases.DistanceBias(2))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"steps": [1.0]}, TypeError, "steps must be a floating point tensor, not list"),
+        ({"steps": ONES.int()}, TypeError, "steps must be a floating .*, not torch.int32 one"),
+        ({"steps": ONES[0]}, ValueError, r"steps has shape \(3, 4\); it must be \(B or 1, H, N\)"),
+        ({"steps": ONES, "gain": 2.0}, TypeError, "gain must be a floating .*, not float"),
+        ({"steps": ONES, "gain": ONES[0]}, ValueError, r"gain has shape \(3, 4\)"),
+        ({"steps": ONES, "gain": ONES[:, :2]}, ValueError, r"gain has shape \(2, 2, 4\).*heads"),
+        ({"steps": ONES, "gain": torch.ones(3, 3, 4)}, ValueError, r"gain has shape \(3, 3, 4\)"),
+        ({"steps": ONES, "kernel": "log"}, ValueError, "kernel must be one of .*, not 'log'"),
+    ],
+)
+def test_cumulative_bias_checks_its_tensors(arguments, error, message):
+    with pytest.raises(error, match=message):
+        biases.CumulativeBias(**arguments)
+
+
+def test_steps_are_those_of_all_keys():
+    with pytest.raises(ValueError, match="steps has length 4; it must be the number of keys, 5"):
+        lower(biases.CumulativeBias(ONES), Geometry(4, 5))
+
+
+@pytest.mark.parametrize(("n_gain", "n_query"), [(3, 2), (5, 4), (4, 5)])
+def test_gains_are_those_of_queries_or_keys(n_gain, n_query):
+    bias = biases.CumulativeBias(ONES, torch.ones(1, 3, n_gain))
+    message = f"gain has length {n_gain}; it must be the number of queries, {n_query}, or of keys"
+    with pytest.raises(ValueError, match=message):
+        lower(bias, Geometry(n_query, 4))
+
+
+@pytest.mark.parametrize("make", biases.CONTEXT_BIASES.values())
+def test_hidden_states_have_three_dimensions_and_the_right_width(make):
+    bias = make(8, 2)
+    with pytest.raises(ValueError, match=r"x has shape \(5, 8\); it must be \(B, N, 8\)"):
+        bias(torch.ones(5, 8))
+    with pytest.raises(ValueError, match=r"x has shape \(1, 5, 7\); it must be \(B, N, 8\)"):
+        bias(torch.ones(1, 5, 7))
+    with pytest.raises(TypeError, match=r"x must be a floating .*, not torch\.int64 one"):
+        bias(torch.ones(1, 5, 8, dtype=torch.int64))
