@@ -12,7 +12,8 @@
 namespace bfa::BFA_ISA {
 
 constexpr int kTile = 64;      // keys of one tile
-constexpr int kStripRows = 6;  // queries that share the registers of one product
+constexpr int kRegisterRows = 6;  // rows of a product whose sums fit the registers
+constexpr int kStripRows = 48;    // queries whose softmax is computed together, which hides its latencies
 
 constexpr int64_t round_up(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
 
@@ -28,6 +29,13 @@ struct Plain {
     }
 
     static Real number(Operand x, int) { return x; }
+
+    // `count` is a multiple of the vector length.
+    static bool all_finite(const Operand* x, int64_t count) {
+        Vector<Real> zero{};
+        for (int64_t n = 0; n < count; n += kLanes<Real>) zero += load(x + n) * Real(0);  // NaN from inf and NaN
+        return reduce_sum<Real>(zero) == 0;
+    }
 
     static void pack_row_pairs(Element element, const char* source, int64_t stride, int rows, int64_t columns,
                                Operand* target, int64_t target_stride) {
@@ -56,6 +64,15 @@ struct Paired {
     }
 
     static float number(Operand x, int half) { return bits_to_float(half ? x & 0xffff0000 : x << 16); }
+
+    static bool all_finite(const Operand* x, int64_t count) {
+        Vector<float> zero{};
+        for (int64_t n = 0; n < count; n += kLanes<float>) {
+            const Vector<Operand> pairs = load(x + n);
+            zero += (Vector<float>)(pairs << 16) * 0.0f + (Vector<float>)(pairs & 0xffff0000) * 0.0f;
+        }
+        return reduce_sum<float>(zero) == 0;
+    }
 
     // 32 numbers to 16 operands, pairs along the row
     static BFA_INLINE Vector<Operand> pairs_along_row(Vector<float> first, Vector<float> second) {
@@ -99,15 +116,14 @@ struct Paired {
 };
 #endif
 
-// (rows, columns) to (columns, kTile); both counts are multiples of 16 or the matrix is small.
+// (rows, columns) to (columns, kTile); rows is a multiple of the vector length.
 template <class Operand>
-void transpose(const Operand* source, int rows, int64_t columns, int64_t source_stride, Operand* target) {
-    constexpr int kBlock = 16;
-    for (int64_t c0 = 0; c0 < columns; c0 += kBlock)
-        for (int r0 = 0; r0 < rows; r0 += kBlock)
-            for (int64_t c = c0; c < c0 + kBlock && c < columns; ++c)
-                for (int r = r0; r < r0 + kBlock && r < rows; ++r)
-                    target[c * kTile + r] = source[r * source_stride + c];
+__attribute__((noinline)) void transpose(const Operand* source, int rows, int64_t columns, int64_t source_stride,
+                                         Operand* target) {
+    constexpr int kBlock = kLanes<Operand>;
+    for (int row = 0; row < rows; row += kBlock)
+        for (int64_t c = 0; c < columns; ++c)
+            for (int r = row; r < row + kBlock; ++r) target[c * kTile + r] = source[r * source_stride + c];
 }
 
 }  // namespace bfa::BFA_ISA

@@ -49,7 +49,7 @@ public:
         : p_(problem),
           group_(problem.heads / problem.kv_heads),
           shares_(key_shares(problem)),
-          padded_queries_(round_up(problem.n_query, kStripRows)),
+          padded_queries_(round_up(problem.n_query, kRegisterRows)),
           kept_tiles_(group_ == 1 ? 1 : (tile_count(problem) + shares_ - 1) / shares_),
           bias_(arena, problem, problem.grad_terms.data),
           queries_(arena, padded_queries_, problem.head_dim),
@@ -91,15 +91,12 @@ private:
         head_ = head;
         queries_.pack(p_.element, p_.q.at(b_, head), p_.q.row, p_.n_query, padded_queries_);
         grad_outputs_.pack(p_.element, p_.grad_o.at(b_, head), p_.grad_o.row, p_.n_query, padded_queries_);
-        queries_finite_ = true;
+        queries_finite_ = queries_.all_finite(padded_queries_) && grad_outputs_.all_finite(padded_queries_);
         for (int64_t i = 0; i < p_.n_query; ++i) {
-            const char* grad_o = p_.grad_o.at(b_, head, i);
             const Real lse = p_.lse.at<Real>(b_, head)[i];
             // A row without weights has lse = -inf; +inf instead makes every P of it 0.
             lse_[i] = lse == -kInfinity ? kInfinity : Real(double(lse) * kLog2e);
-            delta_[i] = lse == -kInfinity ? 0 : dot_rows(p_.o.at(b_, head, i), grad_o) - p_.grad_lse.at<Real>(b_, head)[i];
-            queries_finite_ &= all_finite<Real>(p_.element, p_.q.at(b_, head, i), p_.head_dim) &&
-                               all_finite<Real>(p_.element, grad_o, p_.value_dim);
+            delta_[i] = lse == -kInfinity ? 0 : dot_rows(p_.o.at(b_, head, i), p_.grad_o.at(b_, head, i)) - p_.grad_lse.at<Real>(b_, head)[i];
         }
         for (int64_t i = p_.n_query; i < padded_queries_; ++i) lse_[i] = kInfinity, delta_[i] = 0;
         std::memset(grad_queries_, 0, grad_query_elements() * sizeof(Real));
@@ -118,13 +115,11 @@ private:
     void add_tile(Range keys, int64_t slot, bool first_member, bool last_member) {
         const int n = int(keys.end - keys.begin);
         width_ = int(round_up(n, kLane * kPair));
-        const char* key_rows = p_.k.at(b_, kv_head_, keys.begin);
-        keys_.pack(p_.element, key_rows, p_.k.row, n, width_);
+        keys_.pack(p_.element, p_.k.at(b_, kv_head_, keys.begin), p_.k.row, n, width_);
         keys_.transpose_to(keys_transposed_, width_);
         values_.pack(p_.element, p_.v.at(b_, kv_head_, keys.begin), p_.v.row, n, width_);
         values_.transpose_to(values_transposed_, width_);
-        finite_ = queries_finite_;
-        for (int r = 0; r < n; ++r) finite_ &= all_finite<Real>(p_.element, key_rows + r * p_.k.row, p_.head_dim);
+        finite_ = queries_finite_ && keys_.all_finite(width_);
 
         tile_grad_keys_ = {grad_keys_ + slot * kTile * keys_.columns(), keys_.columns()};
         tile_grad_values_ = {grad_values_ + slot * kTile * values_.columns(), values_.columns()};
@@ -134,7 +129,7 @@ private:
         }
         bias_.begin_tile(keys);
         const Range queries = visible_queries(p_, keys);
-        for (int64_t i = queries.begin / kStripRows * kStripRows; i < queries.end; i += kBlockRows)
+        for (int64_t i = queries.begin / kRegisterRows * kRegisterRows; i < queries.end; i += kBlockRows)
             add_block({i, std::min(i + kBlockRows, queries.end)}, keys);
         if constexpr (Bias::has_gradient)
             if (p_.grad_terms.data) bias_.end_tile(keys);
@@ -147,8 +142,8 @@ private:
     void add_block(Range queries, Range keys) {
         bool masked = false;
         for (int64_t i = queries.begin; i < queries.end; i += kStripRows) {
-            const Range strip = {i, std::min(i + kStripRows, p_.n_query)};
-            const bool partial = coverage(p_, strip, keys, width_) != Coverage::full;
+            const Range strip = {i, std::min(i + kStripRows, queries.end)};
+            const bool partial = coverage(p_, strip, keys) != Coverage::full;
             masked |= partial;
             const bool with_bias_gradient = Bias::has_gradient && p_.grad_terms.data;
             if (partial) {
@@ -159,7 +154,7 @@ private:
                                    : add_strip<false, false>(strip, keys, queries.begin);
             }
         }
-        const int rows = int(round_up(queries.end - queries.begin, kStripRows));
+        const int rows = int(round_up(queries.end - queries.begin, kRegisterRows));
         const Result<Real> grad_queries = {grad_queries_ + queries.begin * queries_.columns(), queries_.columns()};
         const LeftMatrix<Operand> weights = {weights_, 1, kTile};
         const LeftMatrix<Operand> grad_logits = {grad_logits_, 1, kTile};
@@ -188,35 +183,37 @@ private:
         gemm<Arithmetic, true>(rows, keys_.columns(), width_ / kPair, grad_logit_rows, keys_.right(0), grad_queries);
     }
 
-    // P and dS of six queries, left in the operand layouts of the block, and the bias's gradient.
+    // P and dS of a strip, left in the operand layouts of the block, and the bias's gradient.
     template <bool kMasked, bool kBiasGradient>
     void add_strip(Range strip, Range keys, int64_t block_begin) {
         const int64_t block_row = strip.begin - block_begin;
+        const int rows = kMasked ? int(round_up(strip.end - strip.begin, kRegisterRows)) : kStripRows;
+        const int width = kMasked ? width_ : kTile;
         alignas(64) Real scratch[2][kPair == 1 ? 1 : kStripRows * kTile];
         Real *weights = scratch[0], *grad_logits = scratch[1];
         if constexpr (kPair == 1) {
             weights = weights_ + block_row * kTile;
             grad_logits = grad_logits_ + block_row * kTile;
         }
-        gemm<Arithmetic, false>(kStripRows, width_, queries_.depth(), queries_.left(strip.begin),
+        gemm<Arithmetic, false>(rows, width, queries_.depth(), queries_.left(strip.begin),
                                 {keys_transposed_, kTile}, {weights, kTile});
-        gemm<Arithmetic, false>(kStripRows, width_, grad_outputs_.depth(), grad_outputs_.left(strip.begin),
+        gemm<Arithmetic, false>(rows, width, grad_outputs_.depth(), grad_outputs_.left(strip.begin),
                                 {values_transposed_, kTile}, {grad_logits, kTile});
-        for (int r = 0; r < kStripRows; ++r)
-            add_row<kMasked, kBiasGradient>(strip.begin + r, keys, weights + r * kTile, grad_logits + r * kTile);
-        if constexpr (kPair == 2) store_pairs(block_row, weights, grad_logits);
+        for (int r = 0; r < rows; ++r)
+            add_row<kMasked, kBiasGradient>(strip.begin + r, keys, width, weights + r * kTile, grad_logits + r * kTile);
+        if constexpr (kPair == 2) store_pairs(block_row, rows, width, weights, grad_logits);
     }
 
     // In: weights = q.k, grad_logits = grad_o.v. Out: weights = P, grad_logits = dS.
     template <bool kMasked, bool kBiasGradient>
-    BFA_INLINE void add_row(int64_t query, Range keys, Real* weights, Real* grad_logits) {
+    BFA_INLINE void add_row(int64_t query, Range keys, int width, Real* weights, Real* grad_logits) {
         const Vector<Real> scale = broadcast(Real(p_.scale * kLog2e));
         const Vector<Real> lse = broadcast(lse_[query]), delta = broadcast(delta_[query]);
         const int64_t real_query = std::min(query, p_.n_query - 1);  // padded rows have P = 0
         auto bias = bias_.row(real_query);
         const Range visible = visible_keys(p_, real_query).shifted_into(keys.begin, kTile);
 #pragma GCC unroll 4
-        for (int c = 0; c < width_; c += kLane) {
+        for (int c = 0; c < width; c += kLane) {
             const Vector<Real> logits = load(weights + c) * scale + bias.logits(c);
             Vector<Real> weight = exp2<Arithmetic::coarse_exp2>(logits - lse);
             Vector<Real> grad_logit = weight * (load(grad_logits + c) - delta);
@@ -231,16 +228,16 @@ private:
         if constexpr (kBiasGradient && Bias::has_gradient) bias_.end_row(bias, real_query);
     }
 
-    void store_pairs(int64_t block_row, const Real* weights, const Real* grad_logits) {
-        for (int r = 0; r < kStripRows; ++r) {
+    void store_pairs(int64_t block_row, int rows, int width, const Real* weights, const Real* grad_logits) {
+        for (int r = 0; r < rows; ++r) {
             const Real* row = grad_logits + r * kTile;
             Operand* target = grad_logit_rows_ + (block_row + r) * kTile / 2;
-            for (int c = 0; c < width_; c += 2 * kLane)
+            for (int c = 0; c < width; c += 2 * kLane)
                 store(target + c / 2, Arithmetic::pairs_along_row(load(row + c), load(row + c + kLane)));
         }
-        for (int r = 0; r < kStripRows; r += 2) {
+        for (int r = 0; r < rows; r += 2) {
             const int64_t target = (block_row + r) / 2 * kTile;
-            for (int c = 0; c < width_; c += kLane) {
+            for (int c = 0; c < width; c += kLane) {
                 const int upper = r * kTile + c, lower = upper + kTile;
                 store(weights_ + target + c, Arithmetic::pairs_along_column(load(weights + upper), load(weights + lower)));
                 store(grad_logits_ + target + c,
@@ -281,7 +278,7 @@ void run_backward(const Backward& problem) {
     const int threads = int(std::min<int64_t>(problem.threads, tasks));
     const ThreadWorkspaces<Head, Backward> workspaces(problem, threads);
     SharedSum<Real> grad_query_sums(problem.batch * problem.heads,
-                                    round_up(problem.n_query, kStripRows) * round_up(problem.head_dim, kLanes<Real>),
+                                    round_up(problem.n_query, kRegisterRows) * round_up(problem.head_dim, kLanes<Real>),
                                     shares);
 #pragma omp parallel num_threads(threads)
     {

@@ -34,7 +34,7 @@ template <class Real>
 class LinearBias {
 public:
     struct Row {
-        Vector<Real> slope, distance_to_tile;
+        Vector<Real> slope, distance_to_tile, gradient;
 
         BFA_INLINE Vector<Real> distance(int column) const {
             return abs<Real>(distance_to_tile - (iota<Real>() + Real(column)));
@@ -55,15 +55,15 @@ public:
     }
 
     Row row(int64_t query) const {
-        return {broadcast(slope_), broadcast(Real(problem_.position(query) - tile_begin_))};
+        return {broadcast(slope_), broadcast(Real(problem_.position(query) - tile_begin_)), Vector<Real>{}};
     }
 
     static constexpr bool has_gradient = true;
 
     BFA_INLINE void add_gradient(Row& row, int column, Vector<Real> gradient) {
-        tile_gradient_ -= gradient * row.distance(column);
+        row.gradient -= gradient * row.distance(column);
     }
-    void end_row(Row&, int64_t) {}
+    BFA_INLINE void end_row(Row& row, int64_t) { tile_gradient_ += row.gradient; }
     void end_tile(Range) { gradient_ += reduce_sum<Real>(tile_gradient_); }
     void end_head(const View& grad_terms, const View&, int64_t b, int64_t h) {
         *grad_terms.at<Real>(b, h) += Real(gradient_);
@@ -207,7 +207,7 @@ public:
         row.sum_gradient += of_sum;
         store(key_gradient_ + column, load(key_gradient_ + column) - of_sum);
     }
-    void end_row(Row& row, int64_t query) {
+    BFA_INLINE void end_row(Row& row, int64_t query) {
         gain_gradient_[query] += reduce_sum<Real>(row.gain_gradient);
         const int64_t position = problem_.position(query);
         if (position >= 0) sum_gradient_[position] += reduce_sum<Real>(row.sum_gradient);

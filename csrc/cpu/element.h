@@ -84,6 +84,10 @@ BFA_INLINE void with_element(Element element, Function function) {
     }
 }
 
+constexpr int64_t element_bytes(Element element) {
+    return element == Element::float64 ? 8 : element == Element::float32 ? 4 : 2;
+}
+
 template <class Real>
 void read_row(Element element, const char* source, int64_t n, Real* target) {
     with_element<Real>(element, [&](auto type) {
@@ -98,18 +102,6 @@ void write_row(Element element, const Real* source, Real factor, int64_t n, char
         auto* y = reinterpret_cast<decltype(type)*>(target);
         for (int64_t c = 0; c < n; ++c) from_real(source[c] * factor, y[c]);
     });
-}
-
-template <class Real>
-bool all_finite(Element element, const char* source, int64_t n) {
-    bool finite = true;
-    with_element<Real>(element, [&](auto type) {
-        const auto* x = reinterpret_cast<const decltype(type)*>(source);
-        Real zero = 0;
-        for (int64_t c = 0; c < n; ++c) zero += to_real(x[c]) * 0;  // NaN once x is not finite
-        finite = zero == 0;
-    });
-    return finite;
 }
 
 }  // namespace bfa::BFA_ISA

@@ -1,7 +1,7 @@
 // o_i = sum_j softmax_j(scale q_i.k_j + b_ij) v_j and lse_i = log sum_j exp(scale q_i.k_j + b_ij).
 //
 // A task is one block of queries of one head. It walks the key tiles from the diagonal to the past; each
-// tile is packed once and used by every strip of six queries. Invariant after each tile, per query:
+// tile is packed once and used by every strip of queries. Invariant after each tile, per query:
 // o = sum_j 2^(s_j - m) v_j, l = sum_j 2^(s_j - m), m = max_j s_j, logits s in base 2.
 #include <omp.h>
 
@@ -14,14 +14,18 @@
 namespace bfa::BFA_ISA {
 namespace {
 
-constexpr int64_t kMaxBlockRows = 384;  // packing a tile costs 1-2 % of using it on so many rows
+// Queries and outputs of a block share the second-level cache with the tile; the more rows, the less the
+// packing of a tile weighs.
+constexpr int64_t kBlockBytes = 512 << 10;
+constexpr int64_t kCacheLine = 64;
 
-// Enough blocks that the last ones do not leave a thread waiting.
+// As many as fit, but enough blocks that the last ones do not leave a thread waiting.
 int64_t block_rows(const Problem& problem) {
-    constexpr int64_t kBlocksPerThread = 4, kMinBlockRows = 48;
+    constexpr int64_t kBlocksPerThread = 8, kMinBlockRows = 48;
     const int64_t rows = problem.batch * problem.heads * problem.n_query;
-    const int64_t fair = std::clamp(rows / (problem.threads * kBlocksPerThread), kMinBlockRows, kMaxBlockRows);
-    return round_up(std::min(fair, problem.n_query), kStripRows);
+    const int64_t fitting = kBlockBytes / ((problem.head_dim + problem.value_dim) * int64_t(sizeof(float)));
+    const int64_t fair = std::max(kMinBlockRows, rows / (problem.threads * kBlocksPerThread));
+    return std::min(round_up(std::min(fitting, fair), kStripRows), round_up(problem.n_query, kRegisterRows));
 }
 
 template <class Arithmetic, class Bias>
@@ -29,6 +33,7 @@ class ForwardBlock {
     using Real = typename Arithmetic::Real;
     using Operand = typename Arithmetic::Operand;
     static constexpr int kLane = kLanes<Real>;
+    static_assert(kStripRows % kRegisterRows == 0 && kStripRows % kLane == 0);
     static constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
 
 public:
@@ -43,7 +48,7 @@ public:
           keys_transposed_(arena.take<Operand>(depth_ * kTile)),
           values_(arena.take<Operand>(kTile / Arithmetic::pair * columns_)),
           output_(arena.take<Real>(rows_ * columns_)),
-          maxima_(arena.take<Real>(rows_)),
+          maxima_(arena.take<Real>(rows_ + kLane)),
           sums_(arena.take<Real>(rows_ * kLane)) {}
 
     void run(int64_t b, int64_t h, Range queries) {
@@ -60,13 +65,13 @@ private:
     void begin(int64_t b, int64_t h, Range queries) {
         b_ = b, h_ = h, kv_head_ = h / (p_.heads / p_.kv_heads), block_ = queries;
         const int64_t count = queries.end - queries.begin;
-        const int64_t padded = round_up(count, kStripRows);
+        const int64_t padded = round_up(count, kRegisterRows);
         Arithmetic::pack_rows(p_.element, p_.q.at(b, h, queries.begin), p_.q.row, count, p_.head_dim, queries_,
                               depth_);
         std::memset(queries_ + count * depth_, 0, (padded - count) * depth_ * sizeof(Operand));
         std::memset(output_, 0, padded * columns_ * sizeof(Real));
         std::memset(sums_, 0, padded * kLane * sizeof(Real));
-        std::fill(maxima_, maxima_ + padded, -kInfinity);
+        std::fill(maxima_, maxima_ + padded + kLane, -kInfinity);
         bias_.begin_head(b, h);
     }
 
@@ -81,15 +86,15 @@ private:
         const int packed = round_up(n, Arithmetic::pair) / Arithmetic::pair;
         std::memset(values_ + packed * columns_, 0,
                     (width_ / Arithmetic::pair - packed) * columns_ * sizeof(Operand));
-        values_finite_ = true;
-        for (int r = 0; r < n; ++r)
-            values_finite_ &= all_finite<Real>(p_.element, values + r * p_.v.row, p_.value_dim);
+        values_finite_ = Arithmetic::all_finite(values_, width_ / Arithmetic::pair * columns_);
 
         bias_.begin_tile(keys);
         for (int64_t row = 0; row < block_.end - block_.begin; row += kStripRows) {
             const int64_t query = block_.begin + row;
             const Range strip = {query, std::min(query + kStripRows, block_.end)};
-            switch (coverage(p_, strip, keys, width_)) {
+            const int64_t next = 2 * (row / kStripRows);
+            if (next < kTile) prefetch(keys.begin - kTile + next), prefetch(keys.begin - kTile + next + 1);
+            switch (coverage(p_, strip, keys)) {
                 case Coverage::none: break;
                 case Coverage::partial: add_strip<true>(strip, keys); break;
                 case Coverage::full: add_strip<false>(strip, keys); break;
@@ -97,93 +102,108 @@ private:
         }
     }
 
-    // One tile's share of six queries: logits, online softmax, weighted values.
+    // Row by row, strip by strip, asks for the keys and values that are packed after this tile's.
+    void prefetch(int64_t key) const {
+        if (key < 0 || key >= p_.n_key) return;
+        const auto ask_for = [](const char* row, int64_t bytes) {
+            for (int64_t x = 0; x < bytes; x += kCacheLine) __builtin_prefetch(row + x);
+        };
+        ask_for(p_.k.at(b_, kv_head_, key), p_.head_dim * element_bytes(p_.element));
+        ask_for(p_.v.at(b_, kv_head_, key), p_.value_dim * element_bytes(p_.element));
+    }
+
+    // One tile's share of a strip: logits, online softmax, weighted values.
     template <bool kMasked>
     void add_strip(Range strip, Range keys) {
         const int64_t row = strip.begin - block_.begin;
+        const int rows = kMasked ? int(round_up(strip.end - strip.begin, kRegisterRows)) : kStripRows;
+        const int width = kMasked ? width_ : kTile;
         alignas(64) Real logits[kStripRows * kTile];
-        gemm<Arithmetic, false>(kStripRows, width_, depth_, {queries_ + row * depth_, depth_, 1},
+        gemm<Arithmetic, false>(rows, width, depth_, {queries_ + row * depth_, depth_, 1},
                                 {keys_transposed_, kTile}, {logits, kTile});
-        alignas(64) Real rescale[round_up(kStripRows, kLane)];
-        const bool rescaled = add_bias_and_raise_maxima<kMasked>(strip, keys, logits, rescale);
-        if (rescaled) rescale_strip(row, rescale);
+        alignas(64) Real pivots[kStripRows];
+        finish_logits<kMasked>(strip, keys, rows, width, logits, pivots);
+        raise_maxima(row, rows, pivots);
+        Operand* weights = reinterpret_cast<Operand*>(logits);  // each row's weights replace its logits
+        for (int r = 0; r < rows; ++r)
+            exponentials(width, logits + r * kTile, pivots[r], weights + r * kTile, sums_ + (row + r) * kLane);
 
-        alignas(64) Operand weights[kStripRows * kTile / Arithmetic::pair];
-        for (int r = 0; r < kStripRows; ++r) exponentials(row + r, logits + r * kTile, weights + r * kWeightStride);
+        const LeftMatrix<Operand> left = {weights, kTile, 1};
         const Result<Real> output = {output_ + row * columns_, columns_};
         if (kMasked && !values_finite_) {
-            gemm_visible<Arithmetic>(int(strip.end - strip.begin), columns_, {weights, kWeightStride, 1},
-                                     {values_, columns_}, output, [&](int r) {
-                                         return visible_keys(p_, strip.begin + r).shifted_into(keys.begin, width_);
+            gemm_visible<Arithmetic>(int(strip.end - strip.begin), columns_, left, {values_, columns_}, output,
+                                     [&](int r) {
+                                         return visible_keys(p_, strip.begin + r).shifted_into(keys.begin, width);
                                      });
         } else {
-            gemm<Arithmetic, true>(kStripRows, columns_, width_ / Arithmetic::pair, {weights, kWeightStride, 1},
-                                   {values_, columns_}, output);
+            gemm<Arithmetic, true>(rows, columns_, width / Arithmetic::pair, left, {values_, columns_}, output);
         }
     }
 
-    // logits = scale * product + bias in base 2, -inf where masked; fills rescale with 2^(old m - new m)
-    // and says whether any of them differs from 1.
+    // logits = scale * product + bias in base 2, -inf where masked, and the largest of each row.
     template <bool kMasked>
-    BFA_INLINE bool add_bias_and_raise_maxima(Range strip, Range keys, Real* logits, Real* rescale) {
+    BFA_INLINE void finish_logits(Range strip, Range keys, int rows, int width, Real* logits, Real* largest) {
         const Vector<Real> scale = broadcast(Real(p_.scale * kLog2e));
-        Real* maxima = maxima_ + (strip.begin - block_.begin);
-        for (int r = 0; r < kStripRows; ++r) {
+        for (int r = 0; r < rows; ++r) {
             const int64_t query = std::min(strip.begin + r, strip.end - 1);
             const auto bias = bias_.row(query);
             const Range visible = visible_keys(p_, query).shifted_into(keys.begin, kTile);
-            Vector<Real> largest = broadcast(-kInfinity);
+            Vector<Real> row_largest = broadcast(-kInfinity);
 #pragma GCC unroll 4
-            for (int c = 0; c < width_; c += kLane) {
+            for (int c = 0; c < width; c += kLane) {
                 Vector<Real> s = load(logits + r * kTile + c) * scale + bias.logits(c);
                 if (kMasked) s = where_visible<Real>(visible, c, s, broadcast(-kInfinity));
                 store(logits + r * kTile + c, s);
-                largest = max<Real>(s, largest);
+                row_largest = max<Real>(s, row_largest);
             }
-            const Real raised = std::max(maxima[r], reduce_max<Real>(largest));
-            rescale[r] = raised == maxima[r] ? Real(0) : maxima[r] - raised;
-            maxima[r] = raised;
+            largest[r] = reduce_max<Real>(row_largest);
         }
-        bool rescaled = false;
-        for (int r = 0; r < kStripRows; ++r) rescaled |= rescale[r] != 0;
-        if (rescaled)
-            for (int r = 0; r < kStripRows; r += kLane) store(rescale + r, exp2(load(rescale + r)));
-        return rescaled;
+        for (int64_t r = rows; r < round_up(rows, kLane); ++r) largest[r] = -kInfinity;
     }
 
-    void rescale_strip(int64_t row, const Real* rescale) {
-        for (int r = 0; r < kStripRows; ++r) {
+    // m = max(m, largest). Where that raises m, o and l of the row shrink by 2^(old m - new m). Turns
+    // `largest` into what logits are reduced by: m, or 0 in a row of nothing but -inf, whose weights are 0.
+    BFA_INLINE void raise_maxima(int64_t row, int rows, Real* largest) {
+        alignas(64) Real shrink[kStripRows];
+        Vector<Real> raised{};
+        for (int r = 0; r < rows; r += kLane) {
+            Real* maxima = maxima_ + row + r;
+            const Vector<Real> before = load(maxima), after = max<Real>(load(largest + r), before);
+            raised += after == before ? Vector<Real>{} : broadcast(Real(1));
+            store(maxima, after);
+            store(shrink + r, exp2(Vector<Real>(after == before ? Vector<Real>{} : before - after)));
+            store(largest + r, Vector<Real>(after == -kInfinity ? Vector<Real>{} : after));
+        }
+        if (reduce_max<Real>(raised) == 0) return;
+        for (int r = 0; r < rows; ++r) {
+            if (shrink[r] == 1) continue;
             Real* output = output_ + (row + r) * columns_;
-            for (int64_t c = 0; c < columns_; c += kLane) store(output + c, load(output + c) * rescale[r]);
+            for (int64_t c = 0; c < columns_; c += kLane) store(output + c, load(output + c) * shrink[r]);
             Real* sum = sums_ + (row + r) * kLane;
-            store(sum, load(sum) * rescale[r]);
+            store(sum, load(sum) * shrink[r]);
         }
     }
 
-    static constexpr int kWeightStride = kTile / Arithmetic::pair;
-
-    // weights = 2^(logits - m), their sum added to l
-    BFA_INLINE void exponentials(int64_t row, const Real* logits, Operand* weights) {
-        // A row with nothing but -inf so far keeps m = -inf; any finite pivot gives it weights of 0.
-        const Vector<Real> pivot = broadcast(maxima_[row] == -kInfinity ? Real(0) : maxima_[row]);
-        Vector<Real> sum = load(sums_ + row * kLane);
+    // weights = 2^(logits - pivot), added up in `sum`; the two may share memory.
+    static BFA_INLINE void exponentials(int width, const Real* logits, Real pivot, Operand* weights, Real* sum) {
+        Vector<Real> total = load(sum);
         if constexpr (Arithmetic::pair == 1) {
 #pragma GCC unroll 4
-            for (int c = 0; c < width_; c += kLane) {
+            for (int c = 0; c < width; c += kLane) {
                 const Vector<Real> weight = exp2(load(logits + c) - pivot);
-                sum += weight;
+                total += weight;
                 store(weights + c, weight);
             }
         } else {
 #pragma GCC unroll 2
-            for (int c = 0; c < width_; c += 2 * kLane) {
+            for (int c = 0; c < width; c += 2 * kLane) {
                 const Vector<Real> first = exp2<true>(load(logits + c) - pivot);
                 const Vector<Real> second = exp2<true>(load(logits + c + kLane) - pivot);
-                sum += first + second;
+                total += first + second;
                 store(weights + c / 2, Arithmetic::pairs_along_row(first, second));
             }
         }
-        store(sums_ + row * kLane, sum);
+        store(sum, total);
     }
 
     void finish() {

@@ -1,6 +1,9 @@
 // c (+)= a b for the small matrices of one tile.
 #pragma once
 
+#include <algorithm>
+#include <type_traits>
+
 #include "arithmetic.h"
 
 namespace bfa::BFA_ISA {
@@ -70,19 +73,20 @@ __attribute__((noinline)) void gemm(int rows, int64_t columns, int64_t depth,
                                     LeftMatrix<typename Arithmetic::Operand> a,
                                     RightMatrix<typename Arithmetic::Operand> b,
                                     Result<typename Arithmetic::Real> c) {
-    constexpr int kWidth = kBlockVectors * kLanes<typename Arithmetic::Real>;
-    for (int64_t column = 0; column < columns; column += kWidth) {
-        const int vectors = int(columns - column < kWidth ? columns - column : kWidth) / (kWidth / kBlockVectors);
-        for (int row = 0; row < rows; row += kStripRows) {
-            const int block_rows = rows - row < kStripRows ? rows - row : kStripRows;
-            with_constant<kBlockVectors>(vectors, [&](auto n_vectors) {
-                with_constant<kStripRows>(block_rows, [&](auto n_rows) {
-                    gemm_block<Arithmetic, kAccumulate, n_rows, n_vectors>(
-                        depth, {a.data + row * a.row, a.row, a.depth}, {b.data + column, b.stride},
-                        {c.data + row * c.stride + column, c.stride});
-                });
-            });
-        }
+    constexpr int kLane = kLanes<typename Arithmetic::Real>;
+    for (int64_t column = 0; column < columns; column += kBlockVectors * kLane) {
+        const int vectors = int(std::min<int64_t>((columns - column) / kLane, kBlockVectors));
+        with_constant<kBlockVectors>(vectors, [&](auto n_vectors) {
+            const auto block = [&](int row, auto n_rows) {
+                gemm_block<Arithmetic, kAccumulate, n_rows, n_vectors>(
+                    depth, {a.data + row * a.row, a.row, a.depth}, {b.data + column, b.stride},
+                    {c.data + row * c.stride + column, c.stride});
+            };
+            int row = 0;
+            for (; row + kRegisterRows <= rows; row += kRegisterRows)
+                block(row, std::integral_constant<int, kRegisterRows>());
+            with_constant<kRegisterRows - 1>(rows - row, [&](auto rest) { block(row, rest); });
+        });
     }
 }
 

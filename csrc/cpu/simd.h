@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -76,7 +77,8 @@ BFA_INLINE Vector<T> max(Vector<T> a, Vector<T> b) {
 
 template <class T>
 BFA_INLINE Vector<T> abs(Vector<T> x) {
-    return x < 0 ? -x : x;
+    typedef std::conditional_t<sizeof(T) == 4, int32_t, int64_t> Bits __attribute__((vector_size(kVectorBytes)));
+    return (Vector<T>)((Bits)x & (Bits)~(Bits)(-Vector<T>{}));
 }
 
 template <class T>

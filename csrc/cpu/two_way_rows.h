@@ -32,6 +32,8 @@ public:
     int64_t depth() const { return round_up(channels_, kPair) / kPair; }
     int64_t columns() const { return columns_; }
 
+    bool all_finite(int64_t rows) const { return Arithmetic::all_finite(pairs_, rows / kPair * columns_); }
+
     // deep along the channels
     LeftMatrix<Operand> left(int64_t row) const { return {rows_ + row * row_stride_, row_stride_, 1}; }
     void transpose_to(Operand* target, int rows) const { transpose(rows_, rows, depth(), row_stride_, target); }

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "../params.h"
-#include "math.h"
+#include "arithmetic.h"
 
 namespace bfa::BFA_ISA {
 
@@ -34,12 +34,14 @@ inline Range visible_queries(const Problem& problem, Range keys) {
 
 enum class Coverage { none, partial, full };
 
-// How much of the tile `keys`, padded to `width` columns, the queries [queries.begin, queries.end) see.
-inline Coverage coverage(const Problem& problem, Range queries, Range keys, int64_t width) {
+// How much of the tile `keys` a strip of queries sees. Only a whole strip sees a whole tile in full, so
+// that the loops of that case have constant lengths.
+inline Coverage coverage(const Problem& problem, Range queries, Range keys) {
     const Range first = visible_keys(problem, queries.begin);
     const Range last = visible_keys(problem, queries.end - 1);
     if (last.end <= keys.begin || first.begin >= keys.end) return Coverage::none;
-    const bool full = first.end >= keys.begin + width && last.begin <= keys.begin && last.end > last.begin;
+    const bool full = queries.end - queries.begin == kStripRows && first.end >= keys.begin + kTile &&
+                      last.begin <= keys.begin;
     return full ? Coverage::full : Coverage::partial;
 }
 
