@@ -1,5 +1,5 @@
-// The Python module `_C`: addresses, strides and sizes in, kernels on raw pointers out. What the tensors
-// behind the addresses may be is checked in Python before; only NaN is looked for here.
+// The Python module `_C`: addresses, strides and sizes in, kernels on raw pointers out. What the
+// tensors behind the addresses may be is checked in Python before; only NaN is looked for here.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -34,7 +34,8 @@ Element element_of(const std::string& dtype) {
     if (dtype == "float32") return Element::float32;
     if (dtype == "bfloat16") return Element::bfloat16;
     if (dtype == "float16") return Element::float16;
-    throw std::invalid_argument("dtype is " + dtype + "; it may be float64, float32, bfloat16 or float16");
+    throw std::invalid_argument("dtype is " + dtype +
+                                "; it may be float64, float32, bfloat16 or float16");
 }
 
 Form form_of(const std::string& form) {
@@ -55,7 +56,8 @@ struct ItemBytes {
                   : problem.element == Element::float32 ? 4
                                                         : 2),
           real(problem.element == Element::float64 ? 8 : 4),
-          terms(problem.form == Form::cumulative || problem.form == Form::log1p_square ? 8 : real) {}
+          terms(problem.form == Form::cumulative || problem.form == Form::log1p_square ? 8 : real) {
+    }
 };
 
 template <class Real>
@@ -84,9 +86,10 @@ void refuse_nan(const Problem& problem, const ItemBytes& bytes) {
     }
 }
 
-void fill(Problem& problem, const std::string& dtype, const std::string& form, const Sizes& sizes, double scale,
-          bool causal, int64_t window, int threads, const Tensor& q, const Tensor& k, const Tensor& v,
-          const std::optional<Tensor>& terms, int64_t n_terms, const std::optional<Tensor>& gain) {
+void fill(Problem& problem, const std::string& dtype, const std::string& form, const Sizes& sizes,
+          double scale, bool causal, int64_t window, int threads, const Tensor& q, const Tensor& k,
+          const Tensor& v, const std::optional<Tensor>& terms, int64_t n_terms,
+          const std::optional<Tensor>& gain) {
     problem.element = element_of(dtype);
     problem.form = form_of(form);
     problem.batch = sizes[0], problem.heads = sizes[1], problem.kv_heads = sizes[2];
@@ -95,37 +98,42 @@ void fill(Problem& problem, const std::string& dtype, const std::string& form, c
     problem.scale = scale, problem.causal = causal, problem.window = window;
     problem.n_terms = n_terms, problem.threads = threads;
     const ItemBytes bytes(problem);
-    problem.q = view(q, bytes.element), problem.k = view(k, bytes.element), problem.v = view(v, bytes.element);
+    problem.q = view(q, bytes.element), problem.k = view(k, bytes.element),
+    problem.v = view(v, bytes.element);
     problem.terms = view(terms, bytes.terms), problem.gain = view(gain, bytes.real);
     refuse_nan(problem, bytes);
 }
 
-void forward(const std::string& dtype, const std::string& form, const Sizes& sizes, double scale, bool causal,
-             int64_t window, int threads, const Tensor& q, const Tensor& k, const Tensor& v,
-             const std::optional<Tensor>& terms, int64_t n_terms, const std::optional<Tensor>& gain,
-             const Tensor& o, const Tensor& lse) {
+void forward(const std::string& dtype, const std::string& form, const Sizes& sizes, double scale,
+             bool causal, int64_t window, int threads, const Tensor& q, const Tensor& k,
+             const Tensor& v, const std::optional<Tensor>& terms, int64_t n_terms,
+             const std::optional<Tensor>& gain, const Tensor& o, const Tensor& lse) {
     Forward problem;
-    fill(problem, dtype, form, sizes, scale, causal, window, threads, q, k, v, terms, n_terms, gain);
+    fill(problem, dtype, form, sizes, scale, causal, window, threads, q, k, v, terms, n_terms,
+         gain);
     const ItemBytes bytes(problem);
     problem.o = view(o, bytes.element), problem.lse = view(lse, bytes.real);
     py::gil_scoped_release release;
     active_instruction_set().forward(problem);
 }
 
-void backward(const std::string& dtype, const std::string& form, const Sizes& sizes, double scale, bool causal,
-              int64_t window, int threads, const Tensor& q, const Tensor& k, const Tensor& v,
-              const std::optional<Tensor>& terms, int64_t n_terms, const std::optional<Tensor>& gain,
-              const Tensor& o, const Tensor& lse, const Tensor& grad_o, const Tensor& grad_lse,
-              const Tensor& grad_q, const Tensor& grad_k, const Tensor& grad_v,
-              const std::optional<Tensor>& grad_terms, const std::optional<Tensor>& grad_gain) {
+void backward(const std::string& dtype, const std::string& form, const Sizes& sizes, double scale,
+              bool causal, int64_t window, int threads, const Tensor& q, const Tensor& k,
+              const Tensor& v, const std::optional<Tensor>& terms, int64_t n_terms,
+              const std::optional<Tensor>& gain, const Tensor& o, const Tensor& lse,
+              const Tensor& grad_o, const Tensor& grad_lse, const Tensor& grad_q,
+              const Tensor& grad_k, const Tensor& grad_v, const std::optional<Tensor>& grad_terms,
+              const std::optional<Tensor>& grad_gain) {
     Backward problem;
-    fill(problem, dtype, form, sizes, scale, causal, window, threads, q, k, v, terms, n_terms, gain);
+    fill(problem, dtype, form, sizes, scale, causal, window, threads, q, k, v, terms, n_terms,
+         gain);
     const ItemBytes bytes(problem);
     problem.o = view(o, bytes.element), problem.lse = view(lse, bytes.real);
     problem.grad_o = view(grad_o, bytes.element), problem.grad_lse = view(grad_lse, bytes.real);
     problem.grad_q = view(grad_q, bytes.element);
     problem.grad_k = view(grad_k, bytes.element), problem.grad_v = view(grad_v, bytes.element);
-    problem.grad_terms = view(grad_terms, bytes.terms), problem.grad_gain = view(grad_gain, bytes.real);
+    problem.grad_terms = view(grad_terms, bytes.terms),
+    problem.grad_gain = view(grad_gain, bytes.real);
     py::gil_scoped_release release;
     active_instruction_set().backward(problem);
 }
@@ -144,7 +152,10 @@ PYBIND11_MODULE(_C, m) {
     m.doc() = "Attention kernels for CPUs; called through biased_flash_attn.cpu";
     m.def("forward", &bfa::forward);
     m.def("backward", &bfa::backward);
-    m.def("instruction_sets", &bfa::supported_instruction_sets, "Built and supported here, slowest first");
-    m.def("instruction_set", [] { return std::string(bfa::active_instruction_set().name); }, "The one in use");
+    m.def("instruction_sets", &bfa::supported_instruction_sets,
+          "Built and supported here, slowest first");
+    m.def(
+        "instruction_set", [] { return std::string(bfa::active_instruction_set().name); },
+        "The one in use");
     m.def("use_instruction_set", &bfa::use_instruction_set);
 }

@@ -10,8 +10,8 @@ enum class Element { float64, float32, bfloat16, float16 };
 // What the bias of query i and key j depends on; see DESIGN.md, "Forms".
 enum class Form { none, linear, distance, cumulative, log1p_square };
 
-// A (batch, heads, sequence, channels) tensor with contiguous channels, or a (batch, heads, sequence)
-// tensor with a contiguous sequence. Strides count bytes; 0 broadcasts.
+// A (batch, heads, sequence, channels) tensor with contiguous channels, or a (batch, heads,
+// sequence) tensor with a contiguous sequence. Strides count bytes; 0 broadcasts.
 struct View {
     char* data = nullptr;
     int64_t batch = 0, head = 0, row = 0;
@@ -46,8 +46,8 @@ struct Forward : Problem {
 };
 
 struct Backward : Problem {
-    View o, lse;              // what forward returned
-    View grad_o, grad_lse;    // element type, real
+    View o, lse;            // what forward returned
+    View grad_o, grad_lse;  // element type, real
     View grad_q, grad_k, grad_v;
     View grad_terms;  // like terms, zero on entry; data is null when not wanted
     View grad_gain;   // like gain, zero on entry

@@ -1,9 +1,10 @@
-// The kinds of arithmetic a kernel is instantiated for, and the operand layouts each of them multiplies.
+// The kinds of arithmetic a kernel is instantiated for, and the operand layouts each of them
+// multiplies.
 //
-// A matrix product reads operands: one real number each, or (Paired) two bfloat16 numbers that a dot
-// product consumes together. `pair` numbers along the depth of a product share an operand, so the same
-// data is laid out by `pack_rows` where it is deep along its channels, by `pack_row_pairs` where it is
-// deep along its rows. With pair == 1 both layouts are the same.
+// A matrix product reads operands: one real number each, or (Paired) two bfloat16 numbers that a
+// dot product consumes together. `pair` numbers along the depth of a product share an operand, so
+// the same data is laid out by `pack_rows` where it is deep along its channels, by `pack_row_pairs`
+// where it is deep along its rows. With pair == 1 both layouts are the same.
 #pragma once
 
 #include "element.h"
@@ -11,11 +12,14 @@
 
 namespace bfa::BFA_ISA {
 
-constexpr int kTile = 64;      // keys of one tile
+constexpr int kTile = 64;         // keys of one tile
 constexpr int kRegisterRows = 6;  // rows of a product whose sums fit the registers
-constexpr int kStripRows = 48;    // queries whose softmax is computed together, which hides its latencies
+constexpr int kStripRows =
+    48;  // queries whose softmax is computed together, which hides its latencies
 
-constexpr int64_t round_up(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
+constexpr int64_t round_up(int64_t x, int64_t multiple) {
+    return (x + multiple - 1) / multiple * multiple;
+}
 
 template <class Real_>
 struct Plain {
@@ -33,17 +37,18 @@ struct Plain {
     // `count` is a multiple of the vector length.
     static bool all_finite(const Operand* x, int64_t count) {
         Vector<Real> zero{};
-        for (int64_t n = 0; n < count; n += kLanes<Real>) zero += load(x + n) * Real(0);  // NaN from inf and NaN
+        for (int64_t n = 0; n < count; n += kLanes<Real>)
+            zero += load(x + n) * Real(0);  // NaN from inf and NaN
         return reduce_sum<Real>(zero) == 0;
     }
 
-    static void pack_row_pairs(Element element, const char* source, int64_t stride, int rows, int64_t columns,
-                               Operand* target, int64_t target_stride) {
+    static void pack_row_pairs(Element element, const char* source, int64_t stride, int rows,
+                               int64_t columns, Operand* target, int64_t target_stride) {
         pack_rows(element, source, stride, rows, columns, target, target_stride);
     }
 
-    static void pack_rows(Element element, const char* source, int64_t stride, int rows, int64_t columns,
-                          Operand* target, int64_t target_stride) {
+    static void pack_rows(Element element, const char* source, int64_t stride, int rows,
+                          int64_t columns, Operand* target, int64_t target_stride) {
         for (int r = 0; r < rows; ++r) {
             Real* row = target + r * target_stride;
             read_row(element, source + r * stride, columns, row);
@@ -60,16 +65,20 @@ struct Paired {
     static constexpr bool coarse_exp2 = true;
 
     static BFA_INLINE Vector<float> dot(Operand a, Vector<Operand> b, Vector<float> sum) {
-        return (Vector<float>)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(a), (__m512bh)b);
+        return (Vector<float>)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(a),
+                                               (__m512bh)b);
     }
 
-    static float number(Operand x, int half) { return bits_to_float(half ? x & 0xffff0000 : x << 16); }
+    static float number(Operand x, int half) {
+        return bits_to_float(half ? x & 0xffff0000 : x << 16);
+    }
 
     static bool all_finite(const Operand* x, int64_t count) {
         Vector<float> zero{};
         for (int64_t n = 0; n < count; n += kLanes<float>) {
             const Vector<Operand> pairs = load(x + n);
-            zero += (Vector<float>)(pairs << 16) * 0.0f + (Vector<float>)(pairs & 0xffff0000) * 0.0f;
+            zero +=
+                (Vector<float>)(pairs << 16) * 0.0f + (Vector<float>)(pairs & 0xffff0000) * 0.0f;
         }
         return reduce_sum<float>(zero) == 0;
     }
@@ -82,13 +91,14 @@ struct Paired {
     // 16 numbers of each of two rows to 16 operands, pairs along the column
     static BFA_INLINE Vector<Operand> pairs_along_column(Vector<float> upper, Vector<float> lower) {
         const __m512i packed = (__m512i)_mm512_cvtne2ps_pbh((__m512)lower, (__m512)upper);
-        const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,
-                                                    23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+        const __m512i interleave =
+            _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7,
+                             22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
         return (Vector<Operand>)_mm512_permutexvar_epi16(interleave, packed);
     }
 
-    static void pack_rows(Element, const char* source, int64_t stride, int rows, int64_t columns, Operand* target,
-                          int64_t target_stride) {
+    static void pack_rows(Element, const char* source, int64_t stride, int rows, int64_t columns,
+                          Operand* target, int64_t target_stride) {
         for (int r = 0; r < rows; ++r) {
             Operand* row = target + r * target_stride;
             row[target_stride - 1] = 0;
@@ -99,8 +109,8 @@ struct Paired {
         }
     }
 
-    static void pack_row_pairs(Element, const char* source, int64_t stride, int rows, int64_t columns,
-                               Operand* target, int64_t target_stride) {
+    static void pack_row_pairs(Element, const char* source, int64_t stride, int rows,
+                               int64_t columns, Operand* target, int64_t target_stride) {
         for (int r = 0; r < rows; r += 2) {
             const auto* upper = reinterpret_cast<const uint16_t*>(source + r * stride);
             const auto* lower = reinterpret_cast<const uint16_t*>(source + (r + 1) * stride);
@@ -118,12 +128,13 @@ struct Paired {
 
 // (rows, columns) to (columns, kTile); rows is a multiple of the vector length.
 template <class Operand>
-__attribute__((noinline)) void transpose(const Operand* source, int rows, int64_t columns, int64_t source_stride,
-                                         Operand* target) {
+__attribute__((noinline)) void transpose(const Operand* source, int rows, int64_t columns,
+                                         int64_t source_stride, Operand* target) {
     constexpr int kBlock = kLanes<Operand>;
     for (int row = 0; row < rows; row += kBlock)
         for (int64_t c = 0; c < columns; ++c)
-            for (int r = row; r < row + kBlock; ++r) target[c * kTile + r] = source[r * source_stride + c];
+            for (int r = row; r < row + kBlock; ++r)
+                target[c * kTile + r] = source[r * source_stride + c];
 }
 
 }  // namespace bfa::BFA_ISA

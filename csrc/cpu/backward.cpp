@@ -1,10 +1,11 @@
 // With P_ij = exp(s_ij - lse_i) and delta_i = grad_o_i . o_i - grad_lse_i:
 //   dS_ij = P_ij (grad_o_i . v_j - delta_i), the gradient of the logits and so of the bias,
-//   grad_v_j = sum_i P_ij grad_o_i,  grad_k_j = scale sum_i dS_ij q_i,  grad_q_i = scale sum_j dS_ij k_j.
+//   grad_v_j = sum_i P_ij grad_o_i,  grad_k_j = scale sum_i dS_ij q_i,  grad_q_i = scale sum_j
+//   dS_ij k_j.
 //
-// A task is one key/value head, or one of a few interleaved shares of its key tiles where heads are fewer
-// than threads. For each tile it walks the blocks of queries that see the tile. grad_k and grad_v of the
-// tile gather in place, grad_q of the whole head in a private buffer.
+// A task is one key/value head, or one of a few interleaved shares of its key tiles where heads are
+// fewer than threads. For each tile it walks the blocks of queries that see the tile. grad_k and
+// grad_v of the tile gather in place, grad_q of the whole head in a private buffer.
 #include <omp.h>
 
 #include <cmath>
@@ -22,12 +23,14 @@ constexpr int kBlockRows = 96;  // queries whose P and dS stay in the first two 
 
 int64_t tile_count(const Problem& problem) { return (problem.n_key + kTile - 1) / kTile; }
 
-// The smallest number of shares per key/value head that keeps 9 of 10 threads busy, or the best one.
+// The smallest number of shares per key/value head that keeps 9 of 10 threads busy, or the best
+// one.
 int key_shares(const Problem& problem) {
     const int64_t heads = problem.batch * problem.kv_heads;
     int best = 1;
     double best_use = 0;
-    for (int shares = 1; shares <= std::min<int64_t>(problem.threads, tile_count(problem)); ++shares) {
+    for (int shares = 1; shares <= std::min<int64_t>(problem.threads, tile_count(problem));
+         ++shares) {
         const int64_t rounds = (heads * shares + problem.threads - 1) / problem.threads;
         const double use = double(heads * shares) / double(rounds * problem.threads);
         if (use > best_use) best = shares, best_use = use;
@@ -66,7 +69,8 @@ public:
           grad_values_(arena.take<Real>(kept_tiles_ * kTile * values_.columns())),
           weights_(arena.take<Operand>(kBlockRows / kPair * kTile)),
           grad_logits_(arena.take<Operand>(kBlockRows / kPair * kTile)),
-          grad_logit_rows_(kPair == 1 ? grad_logits_ : arena.take<Operand>(kBlockRows * kTile / kPair)) {}
+          grad_logit_rows_(kPair == 1 ? grad_logits_
+                                      : arena.take<Operand>(kBlockRows * kTile / kPair)) {}
 
     int64_t grad_query_elements() const { return padded_queries_ * queries_.columns(); }
 
@@ -82,7 +86,8 @@ public:
                 if constexpr (Bias::has_gradient)
                     if (p_.grad_terms.data) bias_.end_head(p_.grad_terms, p_.grad_gain, b_, head_);
             });
-            if (share == shares_ - 1) write_rows(p_.grad_q, head_, 0, p_.n_query, p_.head_dim, grad_queries_, p_.scale);
+            if (share == shares_ - 1)
+                write_rows(p_.grad_q, head_, 0, p_.n_query, p_.head_dim, grad_queries_, p_.scale);
         }
     }
 
@@ -90,13 +95,18 @@ private:
     void begin_head(int64_t head) {
         head_ = head;
         queries_.pack(p_.element, p_.q.at(b_, head), p_.q.row, p_.n_query, padded_queries_);
-        grad_outputs_.pack(p_.element, p_.grad_o.at(b_, head), p_.grad_o.row, p_.n_query, padded_queries_);
-        queries_finite_ = queries_.all_finite(padded_queries_) && grad_outputs_.all_finite(padded_queries_);
+        grad_outputs_.pack(p_.element, p_.grad_o.at(b_, head), p_.grad_o.row, p_.n_query,
+                           padded_queries_);
+        queries_finite_ =
+            queries_.all_finite(padded_queries_) && grad_outputs_.all_finite(padded_queries_);
         for (int64_t i = 0; i < p_.n_query; ++i) {
             const Real lse = p_.lse.at<Real>(b_, head)[i];
             // A row without weights has lse = -inf; +inf instead makes every P of it 0.
             lse_[i] = lse == -kInfinity ? kInfinity : Real(double(lse) * kLog2e);
-            delta_[i] = lse == -kInfinity ? 0 : dot_rows(p_.o.at(b_, head, i), p_.grad_o.at(b_, head, i)) - p_.grad_lse.at<Real>(b_, head)[i];
+            delta_[i] = lse == -kInfinity
+                            ? 0
+                            : dot_rows(p_.o.at(b_, head, i), p_.grad_o.at(b_, head, i)) -
+                                  p_.grad_lse.at<Real>(b_, head)[i];
         }
         for (int64_t i = p_.n_query; i < padded_queries_; ++i) lse_[i] = kInfinity, delta_[i] = 0;
         std::memset(grad_queries_, 0, grad_query_elements() * sizeof(Real));
@@ -129,13 +139,16 @@ private:
         }
         bias_.begin_tile(keys);
         const Range queries = visible_queries(p_, keys);
-        for (int64_t i = queries.begin / kRegisterRows * kRegisterRows; i < queries.end; i += kBlockRows)
+        for (int64_t i = queries.begin / kRegisterRows * kRegisterRows; i < queries.end;
+             i += kBlockRows)
             add_block({i, std::min(i + kBlockRows, queries.end)}, keys);
         if constexpr (Bias::has_gradient)
             if (p_.grad_terms.data) bias_.end_tile(keys);
         if (last_member) {
-            write_rows(p_.grad_k, kv_head_, keys.begin, n, p_.head_dim, tile_grad_keys_.data, p_.scale);
-            write_rows(p_.grad_v, kv_head_, keys.begin, n, p_.value_dim, tile_grad_values_.data, 1.0);
+            write_rows(p_.grad_k, kv_head_, keys.begin, n, p_.head_dim, tile_grad_keys_.data,
+                       p_.scale);
+            write_rows(p_.grad_v, kv_head_, keys.begin, n, p_.value_dim, tile_grad_values_.data,
+                       1.0);
         }
     }
 
@@ -155,39 +168,47 @@ private:
             }
         }
         const int rows = int(round_up(queries.end - queries.begin, kRegisterRows));
-        const Result<Real> grad_queries = {grad_queries_ + queries.begin * queries_.columns(), queries_.columns()};
+        const Result<Real> grad_queries = {grad_queries_ + queries.begin * queries_.columns(),
+                                           queries_.columns()};
         const LeftMatrix<Operand> weights = {weights_, 1, kTile};
         const LeftMatrix<Operand> grad_logits = {grad_logits_, 1, kTile};
         const LeftMatrix<Operand> grad_logit_rows = {grad_logit_rows_, kTile / kPair, 1};
         if (masked && !finite_) {
             const auto queries_of_key = [&](int key) {
                 const int64_t j = keys.begin + key;
-                return visible_queries(p_, {j, j + 1}).shifted_into(queries.begin, queries.end - queries.begin);
+                return visible_queries(p_, {j, j + 1})
+                    .shifted_into(queries.begin, queries.end - queries.begin);
             };
             const auto keys_of_query = [&](int row) {
-                return visible_keys(p_, queries.begin + row).shifted_into(keys.begin, keys.end - keys.begin);
+                return visible_keys(p_, queries.begin + row)
+                    .shifted_into(keys.begin, keys.end - keys.begin);
             };
-            const int n_keys = int(keys.end - keys.begin), n_queries = int(queries.end - queries.begin);
-            gemm_visible<Arithmetic>(n_keys, values_.columns(), weights, grad_outputs_.right(queries.begin),
-                                     tile_grad_values_, queries_of_key);
-            gemm_visible<Arithmetic>(n_keys, keys_.columns(), grad_logits, queries_.right(queries.begin),
-                                     tile_grad_keys_, queries_of_key);
-            gemm_visible<Arithmetic>(n_queries, keys_.columns(), grad_logit_rows, keys_.right(0), grad_queries,
-                                     keys_of_query);
+            const int n_keys = int(keys.end - keys.begin),
+                      n_queries = int(queries.end - queries.begin);
+            gemm_visible<Arithmetic>(n_keys, values_.columns(), weights,
+                                     grad_outputs_.right(queries.begin), tile_grad_values_,
+                                     queries_of_key);
+            gemm_visible<Arithmetic>(n_keys, keys_.columns(), grad_logits,
+                                     queries_.right(queries.begin), tile_grad_keys_,
+                                     queries_of_key);
+            gemm_visible<Arithmetic>(n_queries, keys_.columns(), grad_logit_rows, keys_.right(0),
+                                     grad_queries, keys_of_query);
             return;
         }
-        gemm<Arithmetic, true>(width_, values_.columns(), rows / kPair, weights, grad_outputs_.right(queries.begin),
-                               tile_grad_values_);
-        gemm<Arithmetic, true>(width_, keys_.columns(), rows / kPair, grad_logits, queries_.right(queries.begin),
-                               tile_grad_keys_);
-        gemm<Arithmetic, true>(rows, keys_.columns(), width_ / kPair, grad_logit_rows, keys_.right(0), grad_queries);
+        gemm<Arithmetic, true>(width_, values_.columns(), rows / kPair, weights,
+                               grad_outputs_.right(queries.begin), tile_grad_values_);
+        gemm<Arithmetic, true>(width_, keys_.columns(), rows / kPair, grad_logits,
+                               queries_.right(queries.begin), tile_grad_keys_);
+        gemm<Arithmetic, true>(rows, keys_.columns(), width_ / kPair, grad_logit_rows,
+                               keys_.right(0), grad_queries);
     }
 
     // P and dS of a strip, left in the operand layouts of the block, and the bias's gradient.
     template <bool kMasked, bool kBiasGradient>
     void add_strip(Range strip, Range keys, int64_t block_begin) {
         const int64_t block_row = strip.begin - block_begin;
-        const int rows = kMasked ? int(round_up(strip.end - strip.begin, kRegisterRows)) : kStripRows;
+        const int rows =
+            kMasked ? int(round_up(strip.end - strip.begin, kRegisterRows)) : kStripRows;
         const int width = kMasked ? width_ : kTile;
         alignas(64) Real scratch[2][kPair == 1 ? 1 : kStripRows * kTile];
         Real *weights = scratch[0], *grad_logits = scratch[1];
@@ -200,13 +221,15 @@ private:
         gemm<Arithmetic, false>(rows, width, grad_outputs_.depth(), grad_outputs_.left(strip.begin),
                                 {values_transposed_, kTile}, {grad_logits, kTile});
         for (int r = 0; r < rows; ++r)
-            add_row<kMasked, kBiasGradient>(strip.begin + r, keys, width, weights + r * kTile, grad_logits + r * kTile);
+            add_row<kMasked, kBiasGradient>(strip.begin + r, keys, width, weights + r * kTile,
+                                            grad_logits + r * kTile);
         if constexpr (kPair == 2) store_pairs(block_row, rows, width, weights, grad_logits);
     }
 
     // In: weights = q.k, grad_logits = grad_o.v. Out: weights = P, grad_logits = dS.
     template <bool kMasked, bool kBiasGradient>
-    BFA_INLINE void add_row(int64_t query, Range keys, int width, Real* weights, Real* grad_logits) {
+    BFA_INLINE void add_row(int64_t query, Range keys, int width, Real* weights,
+                            Real* grad_logits) {
         const Vector<Real> scale = broadcast(Real(p_.scale * kLog2e));
         const Vector<Real> lse = broadcast(lse_[query]), delta = broadcast(delta_[query]);
         const int64_t real_query = std::min(query, p_.n_query - 1);  // padded rows have P = 0
@@ -223,34 +246,40 @@ private:
             }
             store(weights + c, weight);
             store(grad_logits + c, grad_logit);
-            if constexpr (kBiasGradient && Bias::has_gradient) bias_.add_gradient(bias, c, grad_logit);
+            if constexpr (kBiasGradient && Bias::has_gradient)
+                bias_.add_gradient(bias, c, grad_logit);
         }
         if constexpr (kBiasGradient && Bias::has_gradient) bias_.end_row(bias, real_query);
     }
 
-    void store_pairs(int64_t block_row, int rows, int width, const Real* weights, const Real* grad_logits) {
+    void store_pairs(int64_t block_row, int rows, int width, const Real* weights,
+                     const Real* grad_logits) {
         for (int r = 0; r < rows; ++r) {
             const Real* row = grad_logits + r * kTile;
             Operand* target = grad_logit_rows_ + (block_row + r) * kTile / 2;
             for (int c = 0; c < width; c += 2 * kLane)
-                store(target + c / 2, Arithmetic::pairs_along_row(load(row + c), load(row + c + kLane)));
+                store(target + c / 2,
+                      Arithmetic::pairs_along_row(load(row + c), load(row + c + kLane)));
         }
         for (int r = 0; r < rows; r += 2) {
             const int64_t target = (block_row + r) / 2 * kTile;
             for (int c = 0; c < width; c += kLane) {
                 const int upper = r * kTile + c, lower = upper + kTile;
-                store(weights_ + target + c, Arithmetic::pairs_along_column(load(weights + upper), load(weights + lower)));
+                store(weights_ + target + c,
+                      Arithmetic::pairs_along_column(load(weights + upper), load(weights + lower)));
                 store(grad_logits_ + target + c,
-                      Arithmetic::pairs_along_column(load(grad_logits + upper), load(grad_logits + lower)));
+                      Arithmetic::pairs_along_column(load(grad_logits + upper),
+                                                     load(grad_logits + lower)));
             }
         }
     }
 
-    void write_rows(const View& target, int64_t head, int64_t begin, int64_t count, int64_t channels,
-                    const Real* source, double factor) {
+    void write_rows(const View& target, int64_t head, int64_t begin, int64_t count,
+                    int64_t channels, const Real* source, double factor) {
         const int64_t stride = round_up(channels, kLane);
         for (int64_t r = 0; r < count; ++r)
-            write_row(p_.element, source + r * stride, Real(factor), channels, target.at(b_, head, begin + r));
+            write_row(p_.element, source + r * stride, Real(factor), channels,
+                      target.at(b_, head, begin + r));
     }
 
     const Backward& p_;
@@ -277,16 +306,18 @@ void run_backward(const Backward& problem) {
     const int64_t tasks = problem.batch * problem.kv_heads * shares;
     const int threads = int(std::min<int64_t>(problem.threads, tasks));
     const ThreadWorkspaces<Head, Backward> workspaces(problem, threads);
-    SharedSum<Real> grad_query_sums(problem.batch * problem.heads,
-                                    round_up(problem.n_query, kRegisterRows) * round_up(problem.head_dim, kLanes<Real>),
-                                    shares);
+    SharedSum<Real> grad_query_sums(
+        problem.batch * problem.heads,
+        round_up(problem.n_query, kRegisterRows) * round_up(problem.head_dim, kLanes<Real>),
+        shares);
 #pragma omp parallel num_threads(threads)
     {
         Head head = workspaces.of_thread(omp_get_thread_num());
 #pragma omp for schedule(dynamic, 1)
         for (int64_t task = 0; task < tasks; ++task) {
             const int64_t kv_head = task / shares;
-            head.run(kv_head / problem.kv_heads, kv_head % problem.kv_heads, int(task % shares), grad_query_sums);
+            head.run(kv_head / problem.kv_heads, kv_head % problem.kv_heads, int(task % shares),
+                     grad_query_sums);
         }
     }
 }
@@ -294,6 +325,7 @@ void run_backward(const Backward& problem) {
 }  // namespace
 
 void backward(const Backward& problem) {
+    if (problem.batch == 0) return;
     select_kernel(problem, [&](auto arithmetic, auto bias) {
         run_backward<typename decltype(arithmetic)::type, typename decltype(bias)::type>(problem);
     });

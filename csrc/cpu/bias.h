@@ -1,10 +1,10 @@
 // The forms a bias is lowered to, each evaluated inside the tile.
 //
-// A form is prepared for one head (begin_head), then for one key tile (begin_tile), then for one query:
-// row(query) gives an object whose logits(column) is the bias of kTile's columns column, column + 1, ...
-// in base 2. Backward hands the gradient of the natural-log logits, zero where masked, to
-// add_gradient(row, column, gradient) and closes with end_row, end_tile and end_head; only end_head
-// writes to the problem's outputs.
+// A form is prepared for one head (begin_head), then for one key tile (begin_tile), then for one
+// query: row(query) gives an object whose logits(column) is the bias of kTile's columns column,
+// column + 1, ... in base 2. Backward hands the gradient of the natural-log logits, zero where
+// masked, to add_gradient(row, column, gradient) and closes with end_row, end_tile and end_head;
+// only end_head writes to the problem's outputs.
 #pragma once
 
 #include "arithmetic.h"
@@ -55,7 +55,8 @@ public:
     }
 
     Row row(int64_t query) const {
-        return {broadcast(slope_), broadcast(Real(problem_.position(query) - tile_begin_)), Vector<Real>{}};
+        return {broadcast(slope_), broadcast(Real(problem_.position(query) - tile_begin_)),
+                Vector<Real>{}};
     }
 
     static constexpr bool has_gradient = true;
@@ -178,7 +179,9 @@ public:
     void begin_tile(Range keys) {
         tile_begin_ = keys.begin;
         for (int64_t c = 0; c < kTile; ++c)
-            key_sums_[c] = keys.begin + c < keys.end ? Real(sums_[keys.begin + c] - sums_[keys.begin]) : Real(0);
+            key_sums_[c] = keys.begin + c < keys.end
+                               ? Real(sums_[keys.begin + c] - sums_[keys.begin])
+                               : Real(0);
         std::memset(key_gradient_, 0, kTile * sizeof(Real));
     }
 
@@ -203,17 +206,18 @@ public:
             gradient *= Real(-2) * beta / (Real(1) + beta * beta);
         }
         row.gain_gradient += gradient * difference;
-        const Vector<Real> of_sum = row.turned(gradient * row.gain, column);
-        row.sum_gradient += of_sum;
-        store(key_gradient_ + column, load(key_gradient_ + column) - of_sum);
+        gradient = row.turned(gradient, column);
+        row.sum_gradient += gradient;
+        store(key_gradient_ + column, load(key_gradient_ + column) - gradient * row.gain);
     }
     BFA_INLINE void end_row(Row& row, int64_t query) {
         gain_gradient_[query] += reduce_sum<Real>(row.gain_gradient);
         const int64_t position = problem_.position(query);
-        if (position >= 0) sum_gradient_[position] += reduce_sum<Real>(row.sum_gradient);
+        if (position >= 0) sum_gradient_[position] += reduce_sum<Real>(row.sum_gradient * row.gain);
     }
     void end_tile(Range keys) {
-        for (int64_t j = keys.begin; j < keys.end; ++j) sum_gradient_[j] += key_gradient_[j - keys.begin];
+        for (int64_t j = keys.begin; j < keys.end; ++j)
+            sum_gradient_[j] += key_gradient_[j - keys.begin];
     }
     void end_head(const View& grad_terms, const View& grad_gain, int64_t b, int64_t h) {
         double* terms = grad_terms.at<double>(b, h);
@@ -233,6 +237,5 @@ private:
     double* sum_gradient_;
     double* gain_gradient_;
 };
-
 
 }  // namespace bfa::BFA_ISA

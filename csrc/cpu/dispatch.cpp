@@ -4,10 +4,10 @@
 
 namespace bfa {
 
-#define BFA_DECLARE(isa)              \
-    namespace isa {                   \
-    void forward(const Forward&);     \
-    void backward(const Backward&);   \
+#define BFA_DECLARE(isa)            \
+    namespace isa {                 \
+    void forward(const Forward&);   \
+    void backward(const Backward&); \
     }
 
 BFA_DECLARE(portable)
@@ -75,7 +75,8 @@ void use_instruction_set(const std::string& name) {
         }
         choices += std::string(choices.empty() ? "" : ", ") + candidate.name;
     }
-    throw std::invalid_argument("instruction set '" + name + "' cannot run here; choose from " + choices);
+    throw std::invalid_argument("instruction set '" + name + "' cannot run here; choose from " +
+                                choices);
 }
 
 }  // namespace bfa

@@ -1,8 +1,8 @@
 // o_i = sum_j softmax_j(scale q_i.k_j + b_ij) v_j and lse_i = log sum_j exp(scale q_i.k_j + b_ij).
 //
-// A task is one block of queries of one head. It walks the key tiles from the diagonal to the past; each
-// tile is packed once and used by every strip of queries. Invariant after each tile, per query:
-// o = sum_j 2^(s_j - m) v_j, l = sum_j 2^(s_j - m), m = max_j s_j, logits s in base 2.
+// A task is one block of queries of one head. It walks the key tiles from the diagonal to the past;
+// each tile is packed once and used by every strip of queries. Invariant after each tile, per
+// query: o = sum_j 2^(s_j - m) v_j, l = sum_j 2^(s_j - m), m = max_j s_j, logits s in base 2.
 #include <omp.h>
 
 #include <cmath>
@@ -14,8 +14,8 @@
 namespace bfa::BFA_ISA {
 namespace {
 
-// Queries and outputs of a block share the second-level cache with the tile; the more rows, the less the
-// packing of a tile weighs.
+// Queries and outputs of a block share the second-level cache with the tile; the more rows, the
+// less the packing of a tile weighs.
 constexpr int64_t kBlockBytes = 512 << 10;
 constexpr int64_t kCacheLine = 64;
 
@@ -23,9 +23,11 @@ constexpr int64_t kCacheLine = 64;
 int64_t block_rows(const Problem& problem) {
     constexpr int64_t kBlocksPerThread = 8, kMinBlockRows = 48;
     const int64_t rows = problem.batch * problem.heads * problem.n_query;
-    const int64_t fitting = kBlockBytes / ((problem.head_dim + problem.value_dim) * int64_t(sizeof(float)));
+    const int64_t fitting =
+        kBlockBytes / ((problem.head_dim + problem.value_dim) * int64_t(sizeof(float)));
     const int64_t fair = std::max(kMinBlockRows, rows / (problem.threads * kBlocksPerThread));
-    return std::min(round_up(std::min(fitting, fair), kStripRows), round_up(problem.n_query, kRegisterRows));
+    return std::min(round_up(std::min(fitting, fair), kStripRows),
+                    round_up(problem.n_query, kRegisterRows));
 }
 
 template <class Arithmetic, class Bias>
@@ -53,7 +55,8 @@ public:
 
     void run(int64_t b, int64_t h, Range queries) {
         begin(b, h, queries);
-        const Range keys = {visible_keys(p_, queries.begin).begin, visible_keys(p_, queries.end - 1).end};
+        const Range keys = {visible_keys(p_, queries.begin).begin,
+                            visible_keys(p_, queries.end - 1).end};
         if (!keys.empty()) {
             for (int64_t tile = (keys.end - 1) / kTile; tile >= keys.begin / kTile; --tile)
                 add_tile({tile * kTile, std::min((tile + 1) * kTile, p_.n_key)});
@@ -66,8 +69,8 @@ private:
         b_ = b, h_ = h, kv_head_ = h / (p_.heads / p_.kv_heads), block_ = queries;
         const int64_t count = queries.end - queries.begin;
         const int64_t padded = round_up(count, kRegisterRows);
-        Arithmetic::pack_rows(p_.element, p_.q.at(b, h, queries.begin), p_.q.row, count, p_.head_dim, queries_,
-                              depth_);
+        Arithmetic::pack_rows(p_.element, p_.q.at(b, h, queries.begin), p_.q.row, count,
+                              p_.head_dim, queries_, depth_);
         std::memset(queries_ + count * depth_, 0, (padded - count) * depth_ * sizeof(Operand));
         std::memset(output_, 0, padded * columns_ * sizeof(Real));
         std::memset(sums_, 0, padded * kLane * sizeof(Real));
@@ -78,11 +81,13 @@ private:
     void add_tile(Range keys) {
         const int n = int(keys.end - keys.begin);
         width_ = int(round_up(n, kLane * Arithmetic::pair));
-        Arithmetic::pack_rows(p_.element, p_.k.at(b_, kv_head_, keys.begin), p_.k.row, n, p_.head_dim, keys_, depth_);
+        Arithmetic::pack_rows(p_.element, p_.k.at(b_, kv_head_, keys.begin), p_.k.row, n,
+                              p_.head_dim, keys_, depth_);
         std::memset(keys_ + n * depth_, 0, (width_ - n) * depth_ * sizeof(Operand));
         transpose(keys_, width_, depth_, depth_, keys_transposed_);
         const char* values = p_.v.at(b_, kv_head_, keys.begin);
-        Arithmetic::pack_row_pairs(p_.element, values, p_.v.row, n, p_.value_dim, values_, columns_);
+        Arithmetic::pack_row_pairs(p_.element, values, p_.v.row, n, p_.value_dim, values_,
+                                   columns_);
         const int packed = round_up(n, Arithmetic::pair) / Arithmetic::pair;
         std::memset(values_ + packed * columns_, 0,
                     (width_ / Arithmetic::pair - packed) * columns_ * sizeof(Operand));
@@ -93,7 +98,8 @@ private:
             const int64_t query = block_.begin + row;
             const Range strip = {query, std::min(query + kStripRows, block_.end)};
             const int64_t next = 2 * (row / kStripRows);
-            if (next < kTile) prefetch(keys.begin - kTile + next), prefetch(keys.begin - kTile + next + 1);
+            if (next < kTile)
+                prefetch(keys.begin - kTile + next), prefetch(keys.begin - kTile + next + 1);
             switch (coverage(p_, strip, keys)) {
                 case Coverage::none: break;
                 case Coverage::partial: add_strip<true>(strip, keys); break;
@@ -116,7 +122,8 @@ private:
     template <bool kMasked>
     void add_strip(Range strip, Range keys) {
         const int64_t row = strip.begin - block_.begin;
-        const int rows = kMasked ? int(round_up(strip.end - strip.begin, kRegisterRows)) : kStripRows;
+        const int rows =
+            kMasked ? int(round_up(strip.end - strip.begin, kRegisterRows)) : kStripRows;
         const int width = kMasked ? width_ : kTile;
         alignas(64) Real logits[kStripRows * kTile];
         gemm<Arithmetic, false>(rows, width, depth_, {queries_ + row * depth_, depth_, 1},
@@ -124,25 +131,30 @@ private:
         alignas(64) Real pivots[kStripRows];
         finish_logits<kMasked>(strip, keys, rows, width, logits, pivots);
         raise_maxima(row, rows, pivots);
-        Operand* weights = reinterpret_cast<Operand*>(logits);  // each row's weights replace its logits
+        Operand* weights =
+            reinterpret_cast<Operand*>(logits);  // each row's weights replace its logits
         for (int r = 0; r < rows; ++r)
-            exponentials(width, logits + r * kTile, pivots[r], weights + r * kTile, sums_ + (row + r) * kLane);
+            exponentials(width, logits + r * kTile, pivots[r], weights + r * kTile,
+                         sums_ + (row + r) * kLane);
 
         const LeftMatrix<Operand> left = {weights, kTile, 1};
         const Result<Real> output = {output_ + row * columns_, columns_};
         if (kMasked && !values_finite_) {
-            gemm_visible<Arithmetic>(int(strip.end - strip.begin), columns_, left, {values_, columns_}, output,
-                                     [&](int r) {
-                                         return visible_keys(p_, strip.begin + r).shifted_into(keys.begin, width);
-                                     });
+            gemm_visible<Arithmetic>(
+                int(strip.end - strip.begin), columns_, left, {values_, columns_}, output,
+                [&](int r) {
+                    return visible_keys(p_, strip.begin + r).shifted_into(keys.begin, width);
+                });
         } else {
-            gemm<Arithmetic, true>(rows, columns_, width / Arithmetic::pair, left, {values_, columns_}, output);
+            gemm<Arithmetic, true>(rows, columns_, width / Arithmetic::pair, left,
+                                   {values_, columns_}, output);
         }
     }
 
     // logits = scale * product + bias in base 2, -inf where masked, and the largest of each row.
     template <bool kMasked>
-    BFA_INLINE void finish_logits(Range strip, Range keys, int rows, int width, Real* logits, Real* largest) {
+    BFA_INLINE void finish_logits(Range strip, Range keys, int rows, int width, Real* logits,
+                                  Real* largest) {
         const Vector<Real> scale = broadcast(Real(p_.scale * kLog2e));
         for (int r = 0; r < rows; ++r) {
             const int64_t query = std::min(strip.begin + r, strip.end - 1);
@@ -161,8 +173,9 @@ private:
         for (int64_t r = rows; r < round_up(rows, kLane); ++r) largest[r] = -kInfinity;
     }
 
-    // m = max(m, largest). Where that raises m, o and l of the row shrink by 2^(old m - new m). Turns
-    // `largest` into what logits are reduced by: m, or 0 in a row of nothing but -inf, whose weights are 0.
+    // m = max(m, largest). Where that raises m, o and l of the row shrink by 2^(old m - new m).
+    // Turns `largest` into what logits are reduced by: m, or 0 in a row of nothing but -inf, whose
+    // weights are 0.
     BFA_INLINE void raise_maxima(int64_t row, int rows, Real* largest) {
         alignas(64) Real shrink[kStripRows];
         Vector<Real> raised{};
@@ -171,21 +184,24 @@ private:
             const Vector<Real> before = load(maxima), after = max<Real>(load(largest + r), before);
             raised += after == before ? Vector<Real>{} : broadcast(Real(1));
             store(maxima, after);
-            store(shrink + r, exp2(Vector<Real>(after == before ? Vector<Real>{} : before - after)));
+            store(shrink + r,
+                  exp2(Vector<Real>(after == before ? Vector<Real>{} : before - after)));
             store(largest + r, Vector<Real>(after == -kInfinity ? Vector<Real>{} : after));
         }
         if (reduce_max<Real>(raised) == 0) return;
         for (int r = 0; r < rows; ++r) {
             if (shrink[r] == 1) continue;
             Real* output = output_ + (row + r) * columns_;
-            for (int64_t c = 0; c < columns_; c += kLane) store(output + c, load(output + c) * shrink[r]);
+            for (int64_t c = 0; c < columns_; c += kLane)
+                store(output + c, load(output + c) * shrink[r]);
             Real* sum = sums_ + (row + r) * kLane;
             store(sum, load(sum) * shrink[r]);
         }
     }
 
     // weights = 2^(logits - pivot), added up in `sum`; the two may share memory.
-    static BFA_INLINE void exponentials(int width, const Real* logits, Real pivot, Operand* weights, Real* sum) {
+    static BFA_INLINE void exponentials(int width, const Real* logits, Real pivot, Operand* weights,
+                                        Real* sum) {
         Vector<Real> total = load(sum);
         if constexpr (Arithmetic::pair == 1) {
 #pragma GCC unroll 4
@@ -212,7 +228,8 @@ private:
             Real* output = output_ + row * columns_;
             const Real sum = reduce_sum<Real>(load(sums_ + row * kLane));
             if (sum == 0) std::memset(output, 0, p_.value_dim * sizeof(Real));
-            write_row(p_.element, output, sum == 0 ? Real(0) : 1 / sum, p_.value_dim, p_.o.at(b_, h_, query));
+            write_row(p_.element, output, sum == 0 ? Real(0) : 1 / sum, p_.value_dim,
+                      p_.o.at(b_, h_, query));
             const double lse = (double(maxima_[row]) + std::log2(double(sum))) * kLn2;
             p_.lse.at<Real>(b_, h_)[query] = sum == 0 ? -kInfinity : Real(lse);
         }
@@ -245,7 +262,8 @@ void run_forward(const Forward& problem) {
 #pragma omp for schedule(dynamic, 1)
         for (int64_t task = 0; task < blocks * heads; ++task) {
             const int64_t begin = (blocks - 1 - task / heads) * rows, head = task % heads;
-            block.run(head / problem.heads, head % problem.heads, {begin, std::min(begin + rows, problem.n_query)});
+            block.run(head / problem.heads, head % problem.heads,
+                      {begin, std::min(begin + rows, problem.n_query)});
         }
     }
 }
@@ -253,6 +271,7 @@ void run_forward(const Forward& problem) {
 }  // namespace
 
 void forward(const Forward& problem) {
+    if (problem.batch == 0 || problem.n_query == 0) return;
     select_kernel(problem, [&](auto arithmetic, auto bias) {
         run_forward<typename decltype(arithmetic)::type, typename decltype(bias)::type>(problem);
     });

@@ -33,29 +33,34 @@ struct Result {
 
 template <class Arithmetic, bool kAccumulate, int kRows, int kVectors>
 BFA_INLINE void gemm_block(int64_t depth, LeftMatrix<typename Arithmetic::Operand> a,
-                           RightMatrix<typename Arithmetic::Operand> b, Result<typename Arithmetic::Real> c) {
+                           RightMatrix<typename Arithmetic::Operand> b,
+                           Result<typename Arithmetic::Real> c) {
     using Real = typename Arithmetic::Real;
     Vector<Real> sum[kRows][kVectors];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
         for (int x = 0; x < kVectors; ++x)
-            sum[r][x] = kAccumulate ? load(c.data + r * c.stride + x * kLanes<Real>) : Vector<Real>{};
+            sum[r][x] =
+                kAccumulate ? load(c.data + r * c.stride + x * kLanes<Real>) : Vector<Real>{};
     for (int64_t k = 0; k < depth; ++k) {
         Vector<typename Arithmetic::Operand> right[kVectors];
 #pragma GCC unroll 4
-        for (int x = 0; x < kVectors; ++x) right[x] = load(b.data + k * b.stride + x * kLanes<Real>);
+        for (int x = 0; x < kVectors; ++x)
+            right[x] = load(b.data + k * b.stride + x * kLanes<Real>);
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
             const auto left = a.data[r * a.row + k * a.depth];
 #pragma GCC unroll 4
-            for (int x = 0; x < kVectors; ++x) sum[r][x] = Arithmetic::dot(left, right[x], sum[r][x]);
+            for (int x = 0; x < kVectors; ++x)
+                sum[r][x] = Arithmetic::dot(left, right[x], sum[r][x]);
         }
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
-        for (int x = 0; x < kVectors; ++x) store(c.data + r * c.stride + x * kLanes<Real>, sum[r][x]);
+        for (int x = 0; x < kVectors; ++x)
+            store(c.data + r * c.stride + x * kLanes<Real>, sum[r][x]);
 }
 
 // Calls function(integral_constant n) for a runtime n in 1..kMost.
@@ -100,7 +105,8 @@ void gemm_visible(int rows, int64_t columns, LeftMatrix<typename Arithmetic::Ope
     for (int r = 0; r < rows; ++r) {
         const auto range = depth_range(r);
         for (int64_t k = range.begin; k < range.end; ++k) {
-            const auto left = Arithmetic::number(a.data[r * a.row + k / kPair * a.depth], k % kPair);
+            const auto left =
+                Arithmetic::number(a.data[r * a.row + k / kPair * a.depth], k % kPair);
             const auto* right = b.data + k / kPair * b.stride;
             for (int64_t x = 0; x < columns; ++x)
                 c.data[r * c.stride + x] += left * Arithmetic::number(right[x], k % kPair);

@@ -1,5 +1,5 @@
-// exp2 and log2 on vectors. Float polynomials are least-maximum fits on the stated intervals; double,
-// which exists for gradient checks and not for speed, asks the C library lane by lane.
+// exp2 and log2 on vectors. Float polynomials are least-maximum fits on the stated intervals;
+// double, which exists for gradient checks and not for speed, asks the C library lane by lane.
 #pragma once
 
 #include <cmath>
@@ -45,7 +45,8 @@ BFA_INLINE Vector<float> exp2(Vector<float> x) {
     // fits of 2^f on [-1/2, 1/2]
     constexpr float kFine[] = {1.0000001192e+0f, 6.9314694405e-1f, 2.4022120237e-1f,
                                5.5507130921e-2f, 9.6755418926e-3f, 1.3276471291e-3f};
-    constexpr float kRough[] = {9.9992805719e-1f, 6.9326096773e-1f, 2.4261114001e-1f, 5.5171668530e-2f};
+    constexpr float kRough[] = {9.9992805719e-1f, 6.9326096773e-1f, 2.4261114001e-1f,
+                                5.5171668530e-2f};
 #if !defined(__AVX512F__)
     x = max<float>(broadcast(-127.0f), x);
     x = x > 128.0f ? broadcast(128.0f) : x;
@@ -80,9 +81,11 @@ BFA_INLINE Vector<float> log2_1p(Vector<float> x) {
                               2.1571564674e-1f,  -2.0726978779e-1f, 1.2583696842e-1f};
     constexpr int32_t kSqrtHalf = 0x3f3504f3;
     const IntVector bits = (IntVector)(x + 1.0f);
-    const IntVector exponent = (bits - kSqrtHalf) >> 23;  // 1 + x = m * 2^exponent, m in [sqrt(1/2), sqrt(2))
+    const IntVector exponent =
+        (bits - kSqrtHalf) >> 23;  // 1 + x = m * 2^exponent, m in [sqrt(1/2), sqrt(2))
     const Vector<float> t = (Vector<float>)(bits - (exponent << 23)) - 1.0f;
-    const Vector<float> y = polynomial(kFit, t) * t + __builtin_convertvector(exponent, Vector<float>);
+    const Vector<float> y =
+        polynomial(kFit, t) * t + __builtin_convertvector(exponent, Vector<float>);
     return x < std::numeric_limits<float>::infinity() ? y : x;  // infinity and NaN pass through
 }
 

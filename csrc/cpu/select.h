@@ -27,7 +27,8 @@ void select_bias(Form form, Function function) {
 // Calls function(Type<Arithmetic>, Type<Bias>).
 template <class Function>
 void select_kernel(const Problem& problem, Function function) {
-    if (problem.element == Element::float64) return select_bias<Plain<double>>(problem.form, function);
+    if (problem.element == Element::float64)
+        return select_bias<Plain<double>>(problem.form, function);
 #if defined(__AVX512BF16__)
     if (problem.element == Element::bfloat16) return select_bias<Paired>(problem.form, function);
 #endif

@@ -18,8 +18,9 @@ public:
         if (shares > 1) std::memset(turns_.data(), 0, heads * sizeof(int));
     }
 
-    // Waits until the earlier shares have been added, adds `mine`, calls within_turn(), and leaves the
-    // total in the last share's `mine`. Shares must be started in order, or a thread waits forever.
+    // Waits until the earlier shares have been added, adds `mine`, calls within_turn(), and leaves
+    // the total in the last share's `mine`. Shares must be started in order, or a thread waits
+    // forever.
     template <class Function>
     void add(int64_t head, int share, Real* mine, Function within_turn) {
         if (shares_ == 1) return within_turn();

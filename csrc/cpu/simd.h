@@ -1,8 +1,8 @@
 // Vectors of the widest registers of the instruction set this file is compiled for.
 //
 // Arithmetic uses the compilers' vector extensions (a * b + c contracts to a fused multiply-add);
-// intrinsics stand only where those have no word for it. Everything lives in a namespace named after
-// the instruction set, so that the linker never mixes code of two builds.
+// intrinsics stand only where those have no word for it. Everything lives in a namespace named
+// after the instruction set, so that the linker never mixes code of two builds.
 #pragma once
 
 #include <cstdint>
@@ -77,8 +77,9 @@ BFA_INLINE Vector<T> max(Vector<T> a, Vector<T> b) {
 
 template <class T>
 BFA_INLINE Vector<T> abs(Vector<T> x) {
-    typedef std::conditional_t<sizeof(T) == 4, int32_t, int64_t> Bits __attribute__((vector_size(kVectorBytes)));
-    return (Vector<T>)((Bits)x & (Bits)~(Bits)(-Vector<T>{}));
+    typedef std::conditional_t<sizeof(T) == 4, int32_t, int64_t> Bits
+        __attribute__((vector_size(kVectorBytes)));
+    return (Vector<T>)((Bits)x & (Bits) ~(Bits)(-Vector<T>{}));
 }
 
 template <class T>

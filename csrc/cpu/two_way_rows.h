@@ -20,26 +20,38 @@ public:
           rows_(kPair == 1 ? pairs_ : arena.take<Operand>(rows * row_stride_)) {}
 
     // Packs `count` rows, then zeros up to row `padded`.
-    void pack(Element element, const char* source, int64_t source_stride, int64_t count, int64_t padded) {
-        Arithmetic::pack_row_pairs(element, source, source_stride, count, channels_, pairs_, columns_);
+    void pack(Element element, const char* source, int64_t source_stride, int64_t count,
+              int64_t padded) {
+        Arithmetic::pack_row_pairs(element, source, source_stride, count, channels_, pairs_,
+                                   columns_);
         const int64_t packed = round_up(count, kPair) / kPair;
-        std::memset(pairs_ + packed * columns_, 0, (padded / kPair - packed) * columns_ * sizeof(Operand));
+        std::memset(pairs_ + packed * columns_, 0,
+                    (padded / kPair - packed) * columns_ * sizeof(Operand));
         if (kPair == 1) return;
         Arithmetic::pack_rows(element, source, source_stride, count, channels_, rows_, row_stride_);
-        std::memset(rows_ + count * row_stride_, 0, (padded - count) * row_stride_ * sizeof(Operand));
+        std::memset(rows_ + count * row_stride_, 0,
+                    (padded - count) * row_stride_ * sizeof(Operand));
     }
 
     int64_t depth() const { return round_up(channels_, kPair) / kPair; }
     int64_t columns() const { return columns_; }
 
-    bool all_finite(int64_t rows) const { return Arithmetic::all_finite(pairs_, rows / kPair * columns_); }
+    bool all_finite(int64_t rows) const {
+        return Arithmetic::all_finite(pairs_, rows / kPair * columns_);
+    }
 
     // deep along the channels
-    LeftMatrix<Operand> left(int64_t row) const { return {rows_ + row * row_stride_, row_stride_, 1}; }
-    void transpose_to(Operand* target, int rows) const { transpose(rows_, rows, depth(), row_stride_, target); }
+    LeftMatrix<Operand> left(int64_t row) const {
+        return {rows_ + row * row_stride_, row_stride_, 1};
+    }
+    void transpose_to(Operand* target, int rows) const {
+        transpose(rows_, rows, depth(), row_stride_, target);
+    }
 
     // deep along the rows; `row` is even
-    RightMatrix<Operand> right(int64_t row) const { return {pairs_ + row / kPair * columns_, columns_}; }
+    RightMatrix<Operand> right(int64_t row) const {
+        return {pairs_ + row / kPair * columns_, columns_};
+    }
 
 private:
     const int64_t channels_, columns_, row_stride_;

@@ -14,7 +14,8 @@ struct Range {
     bool empty() const { return begin >= end; }
 
     Range shifted_into(int64_t origin, int64_t length) const {
-        return {std::clamp<int64_t>(begin - origin, 0, length), std::clamp<int64_t>(end - origin, 0, length)};
+        return {std::clamp<int64_t>(begin - origin, 0, length),
+                std::clamp<int64_t>(end - origin, 0, length)};
     }
 };
 
@@ -34,20 +35,21 @@ inline Range visible_queries(const Problem& problem, Range keys) {
 
 enum class Coverage { none, partial, full };
 
-// How much of the tile `keys` a strip of queries sees. Only a whole strip sees a whole tile in full, so
-// that the loops of that case have constant lengths.
+// How much of the tile `keys` a strip of queries sees. Only a whole strip sees a whole tile in
+// full, so that the loops of that case have constant lengths.
 inline Coverage coverage(const Problem& problem, Range queries, Range keys) {
     const Range first = visible_keys(problem, queries.begin);
     const Range last = visible_keys(problem, queries.end - 1);
     if (last.end <= keys.begin || first.begin >= keys.end) return Coverage::none;
-    const bool full = queries.end - queries.begin == kStripRows && first.end >= keys.begin + kTile &&
-                      last.begin <= keys.begin;
+    const bool full = queries.end - queries.begin == kStripRows &&
+                      first.end >= keys.begin + kTile && last.begin <= keys.begin;
     return full ? Coverage::full : Coverage::partial;
 }
 
 // value in the columns [visible.begin, visible.end) of a row, otherwise elsewhere.
 template <class Real>
-BFA_INLINE Vector<Real> where_visible(Range visible, int column, Vector<Real> value, Vector<Real> otherwise) {
+BFA_INLINE Vector<Real> where_visible(Range visible, int column, Vector<Real> value,
+                                      Vector<Real> otherwise) {
     const Vector<Real> c = iota<Real>() + Real(column);
     const Vector<Real> kept = c >= Real(visible.begin) ? value : otherwise;
     return c < Real(visible.end) ? kept : otherwise;

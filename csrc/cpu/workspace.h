@@ -1,8 +1,8 @@
 // Scratch memory of a kernel: measured by a dry run and allocated before the threads start, so that
 // running out of memory is an exception and never a crash inside a parallel region.
 //
-// No standard containers here: their functions would be compiled for this instruction set under names
-// that other files share, and the linker might keep these copies for processors that lack it.
+// No standard containers here: their functions would be compiled for this instruction set under
+// names that other files share, and the linker might keep these copies for processors that lack it.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,8 @@ class Buffer {
 public:
     explicit Buffer(int64_t count) {
         if (count == 0) return;
-        data_ = static_cast<T*>(std::aligned_alloc(64, (count * int64_t(sizeof(T)) + 63) / 64 * 64));
+        data_ =
+            static_cast<T*>(std::aligned_alloc(64, (count * int64_t(sizeof(T)) + 63) / 64 * 64));
         if (!data_) throw std::bad_alloc();
     }
     ~Buffer() { std::free(data_); }
@@ -49,8 +50,8 @@ private:
     int64_t used_ = 0;
 };
 
-// One Workspace per thread: a class constructible from (Arena&, const Problem&) that there only takes
-// memory.
+// One Workspace per thread: a class constructible from (Arena&, const Problem&) that there only
+// takes memory.
 template <class Workspace, class Problem>
 class ThreadWorkspaces {
 public:

@@ -50,8 +50,8 @@ def report() -> list[Report]:
         cpu = Report(
             "cpu",
             True,
-            f"{kernels._C.instruction_set()} kernels on {torch.get_num_threads()} threads "
-            f"({platform.machine()}; this processor also runs {', '.join(sets[:-1]) or 'no other'})",
+            f"{kernels._C.instruction_set()} kernels on {torch.get_num_threads()} threads"
+            f" ({platform.machine()}; built in and supported: {', '.join(sets)})",
         )
     return [cpu, Report("reference", True, "plain PyTorch on any device; O(N^2) memory")]
 

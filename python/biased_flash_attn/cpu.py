@@ -26,7 +26,7 @@ def forward(
     causal: bool,
     window: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """Returns o (B, H, Nq, Dv) in q's dtype and lse (B, H, Nq) in float32, or float64 for float64."""
+    """Returns o (B, H, Nq, Dv) in q's dtype and lse (B, H, Nq), float32 or float64 for float64."""
     terms, gain = _per_head(terms, q), _per_head(gain, q)
     o = torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype)
     lse = torch.empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))

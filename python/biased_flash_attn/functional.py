@@ -7,7 +7,7 @@ from torch import Tensor
 
 from . import backends, ops, reference
 from .forms import Geometry
-from .validation import check_form, check_options, check_tensors
+from .validation import check_bias, check_options, check_tensors
 
 
 def biased_flash_attn(
@@ -25,30 +25,31 @@ def biased_flash_attn(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact attention with a position bias, softmax(scale q k^T + bias) v, in O(N) memory.
 
-    The bias is computed inside each tile and never stored; gradients reach q, k, v and the bias's own
-    parameters. Query i has the position p = i + Nk - Nq, so the last query is at the last key.
+    The bias is computed inside each tile and never stored; gradients reach q, k, v and the
+    bias's own parameters. Query i has the position p = i + Nk - Nq: the last is at the last key.
 
     Args:
-        q: (B, H, Nq, D), float64, float32, bfloat16 or float16; any strides, last dimension contiguous.
+        q: (B, H, Nq, D), float64, float32, bfloat16 or float16; any strides, but the last
+            dimension contiguous.
         k: (B, Hkv, Nk, D) with H a multiple of Hkv: query head h reads key head h // (H / Hkv).
         v: (B, Hkv, Nk, Dv).
         bias: a bias of `biased_flash_attn.biases`, or None.
         causal: whether key j is visible only when j <= p.
-        window: if given, keys with p - j >= window are invisible: `window` keys, the query's own included.
+        window: if given, the number of past keys a query sees, its own included: p - j < window.
         scale: factor of q k^T, 1 / sqrt(D) by default. The bias is added after it, unscaled.
-        tolerance: the share of each row's softmax mass, in [0, 1), that may be left out where that is
-            proved; None means below what the dtype can show. Today every visible tile is computed.
+        tolerance: the share of each row's softmax mass, in [0, 1), that may be left out where
+            that is proved; None means below what the dtype can show. Today nothing is left out.
         return_lse: also return log sum_j exp(scale q k^T + bias), natural logarithm.
         backend: "cpu" or "reference", which runs or raises; None chooses.
 
     Returns:
-        o (B, H, Nq, Dv) in q's dtype and, if asked, lse (B, H, Nq) in float32 (float64 for float64).
-        A query that sees no key has o = 0 and lse = -inf.
+        o (B, H, Nq, Dv) in q's dtype and, if asked, lse (B, H, Nq) in float32, or float64 for
+        float64. A query that sees no key has o = 0 and lse = -inf.
 
     Raises:
         TypeError, ValueError: naming the argument, what it was and what it may be.
 
-    Reference: Dao, "FlashAttention-2", 2023 (the tiling); the papers of the biases stand in their modules.
+    The tiling is that of Dao, "FlashAttention-2", 2023; each bias names its paper.
     """
     if torch.is_tensor(q) and torch.is_autocast_enabled(q.device.type):
         q, k, v = (_autocast(x) for x in (q, k, v))
@@ -61,7 +62,7 @@ def biased_flash_attn(
     if bias is not None:
         real = torch.promote_types(q.dtype, torch.float32)
         form = bias.lower(geometry, real, q.device)
-        check_form(form, q)
+        check_bias(bias, form, q)
     if backend == "reference":
         o, lse = _reference(q, k, v, form, geometry, scale)
     else:

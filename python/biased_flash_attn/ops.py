@@ -8,7 +8,6 @@ autograd continues from `terms` through the bias's formula.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from . import backends
 
@@ -96,7 +95,7 @@ def _differentiate(ctx, grad_o, grad_lse):
 
 def _refuse_second_derivatives(ctx, *grads):
     raise RuntimeError(
-        "biased_flash_attn: the kernels have no second derivatives; pass backend='reference', which has"
+        "biased_flash_attn: the kernels have no second derivatives; backend='reference' has"
     )
 
 

@@ -36,7 +36,8 @@ def attention(
     s = torch.where(visible, s, -torch.inf)
 
     # Results do not depend on m, which only keeps exp in range: its gradient is zero.
-    m = s.amax(-1, keepdim=True).detach()
+    no_key = s.new_full((*s.shape[:3], 1), -torch.inf)
+    m = s.amax(-1, keepdim=True).detach() if geometry.n_key else no_key
     sees = m != -torch.inf
     m = torch.where(sees, m, 0)
     p = torch.exp(s - m)

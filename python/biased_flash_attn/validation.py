@@ -1,4 +1,4 @@
-"""What the public call refuses, each with one error that names the argument, before any work is done."""
+"""What the public call refuses: one error that names the argument, before any work is done."""
 
 from __future__ import annotations
 
@@ -25,15 +25,13 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         if x.dtype != q.dtype:
             raise TypeError(f"{name} is {x.dtype} and q is {q.dtype}; they must have one dtype")
         if x.device != q.device:
-            raise ValueError(
-                f"{name} is on {x.device} and q on {q.device}; they must share a device"
-            )
+            raise ValueError(f"{name} is on {x.device} and q on {q.device}; they must share one")
         if not 1 <= x.shape[3] <= MAX_HEAD_DIM:
             raise ValueError(f"{name} has head_dim {x.shape[3]}; it may be 1 to {MAX_HEAD_DIM}")
         if x.stride(3) != 1 and x.shape[3] > 1:
             raise ValueError(
-                f"{name} has stride {x.stride(3)} in its last dimension; it must be contiguous there:"
-                f" pass {name}.contiguous()"
+                f"{name} has stride {x.stride(3)} in its last dimension; it must be contiguous"
+                f" there: pass {name}.contiguous()"
             )
     batch, heads, _, head_dim = q.shape
     if heads < 1 or k.shape[1] < 1:
@@ -77,13 +75,16 @@ def check_options(bias, causal, window, scale, tolerance, backend) -> None:
         raise TypeError(f"backend is {backend!r}; it must be None or a name")
 
 
-def check_form(form, q: Tensor) -> None:
-    """Whether a lowered bias fits q's batch, heads and device."""
+def check_bias(bias, form, q: Tensor) -> None:
+    """Whether a bias and what it was lowered to fit q's batch, heads and device."""
+    num_heads = getattr(bias, "num_heads", q.shape[1])
+    if num_heads != q.shape[1]:
+        raise ValueError(f"bias is for {num_heads} heads; it must be for those of q, {q.shape[1]}")
     for x in (form.terms, form.gain):
         if x is None:
             continue
         if x.device != q.device:
-            raise ValueError(f"bias is on {x.device} and q on {q.device}; they must share a device")
+            raise ValueError(f"bias is on {x.device} and q on {q.device}; they must share one")
         for what, size, dimension in (("batch", x.shape[0], 0), ("head count", x.shape[1], 1)):
             if size not in (1, q.shape[dimension]):
                 raise ValueError(

@@ -1,11 +1,12 @@
 """Errors of outputs and gradients against float64, on sampled queries.
 
-Under a causal mask query i is the last query of the sequence that ends with it, so the reference
+Under a causal mask query i is the last query of the sequence that ends with it. So naive attention
 can be asked for it alone, and nothing of size N x N is ever needed. The gradients are those of a
 loss that looks at the sampled queries only.
 """
 
 import copy
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from .. import biased_flash_attn
 from ..forms import Geometry
 from ..reference import attention
+from .baselines import naive
 from .text import Layer
 
 
@@ -28,27 +30,40 @@ class Sample:
         self.grad = torch.randn(shape, generator=generator).to(layer.v.dtype)
 
     def ours(self, module: nn.Module, layer: Layer) -> dict[str, Tensor]:
+        """Outputs at the queries, and gradients of the layer and the module, by name."""
         o = biased_flash_attn(layer.q, layer.k, layer.v, module(layer.x))[:, :, self.queries]
         leaves = differentiated(module, layer)
         gradients = torch.autograd.grad(o, leaves.values(), self.grad)
         return {"o": o.detach(), **dict(zip(leaves, gradients, strict=True))}
 
-    def reference(self, module: nn.Module, layer: Layer, dtype: torch.dtype) -> dict[str, Tensor]:
-        """The same by naive attention in dtype; sums over queries are in float64 always."""
-        layer = layer.to(dtype)
-        module = copy.deepcopy(module).to(layer.x.dtype)
+    def naive(self, module: nn.Module, layer: Layer) -> dict[str, Tensor]:
+        """The same in plain PyTorch, in the layer's dtype."""
+        return self.one_by_one(naive, module, layer)
+
+    def exact(self, module: nn.Module, layer: Layer) -> dict[str, Tensor]:
+        """The same in float64."""
+        module = copy.deepcopy(module).double()
+        return self.one_by_one(last_query_exactly, module, layer.to(torch.float64))
+
+    def one_by_one(self, attend: Callable, module: nn.Module, layer: Layer) -> dict[str, Tensor]:
+        """The same by attend(q, k, v, bias) on each query and the keys up to it."""
         leaves = differentiated(module, layer)
         gradients = {name: torch.zeros_like(t, dtype=torch.float64) for name, t in leaves.items()}
         outputs = []
         for n, i in enumerate(self.queries.tolist()):
             q, k, v = layer.q[:, :, i : i + 1], layer.k[:, :, : i + 1], layer.v[:, :, : i + 1]
-            bias = module(layer.x[:, : i + 1]).dense(1, i + 1)
-            o, _ = attention(q, k, v, bias, Geometry(1, i + 1), q.shape[-1] ** -0.5)
+            o = attend(q, k, v, module(layer.x[:, : i + 1]))
             outputs.append(o.detach())
-            grad = self.grad[:, :, n : n + 1].to(dtype)
+            grad = self.grad[:, :, n : n + 1].to(o.dtype)
             for name, g in zip(leaves, torch.autograd.grad(o, leaves.values(), grad), strict=True):
                 gradients[name] += g
         return {"o": torch.cat(outputs, 2), **gradients}
+
+
+def last_query_exactly(q: Tensor, k: Tensor, v: Tensor, bias) -> Tensor:
+    n_key = k.shape[2]
+    o, _ = attention(q, k, v, bias.dense(1, n_key), Geometry(1, n_key), q.shape[-1] ** -0.5)
+    return o
 
 
 def differentiated(module: nn.Module, layer: Layer) -> dict[str, Tensor]:
@@ -69,9 +84,7 @@ def relative_error(found: Tensor, exact: Tensor) -> float:
 def tolerated(
     plain: dict[str, Tensor], exact: dict[str, Tensor], dtype: torch.dtype
 ) -> dict[str, float]:
-    """Errors to stay within: twice those of naive attention in dtype, plus a band for roundings,
-
-    of the result to dtype and of sums in float32, in another order than naive attention's.
-    """
+    """Errors to stay within: twice those of naive attention in dtype, plus a band for rounding."""
+    # The result is rounded to dtype; sums are in float32, in another order than naive attention's.
     band = torch.finfo(dtype).eps + 16 * torch.finfo(torch.float32).eps
     return {name: 2 * error + band for name, error in errors(plain, exact).items()}

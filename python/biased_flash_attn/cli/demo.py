@@ -10,12 +10,13 @@ from rich.progress import Progress
 from rich.table import Table
 
 from . import catalogue
+from .baselines import dense_mask, fits_memory
 from .plot import drawing
 from .text import embedded, library_source
 from .trial import Trial, trial
 
 HEAD_DIM = 64
-WIDTH_OF_TABLE = 112
+WIDTH_OF_TABLE = 100
 
 
 @click.command()
@@ -40,15 +41,19 @@ def demo(length: int, heads: int, dtype: str, output: str):
     layer = embedded(library_source(length), heads, HEAD_DIM, getattr(torch, dtype))
     torch.manual_seed(0)
     modules = {name: catalogue.make(name, heads, heads * HEAD_DIM) for name in catalogue.NAMES}
+    mask = None
+    if fits_memory(heads, length, layer.q.dtype):
+        mask = dense_mask(modules["alibi"](layer.x), length, layer.q.dtype)
 
     trials = {}
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("", total=len(modules))
         for name, module in modules.items():
             progress.update(task, description=name)
-            trials[name] = trial(module, layer)
+            trials[name] = trial(module, layer, mask)
             progress.advance(task)
-    console.print(table(trials, f"{length} bytes of text, {heads} heads of {HEAD_DIM}, {dtype}"))
+    console.print(f"{length} bytes of text, {heads} heads of {HEAD_DIM}, {dtype}")
+    console.print(table(trials))
 
     curves = {name: figures.curves(m(layer.x), length) for name, m in modules.items()}
     figures.all_biases(curves).savefig(output, dpi=120)
@@ -60,13 +65,13 @@ def demo(length: int, heads: int, dtype: str, output: str):
     console.print(f"All {len(trials)} biases agree with float64, outputs and gradients.")
 
 
-def table(trials: dict[str, Trial], title: str) -> Table:
-    table = Table(title=title, box=box.SIMPLE_HEAD)
+def table(trials: dict[str, Trial]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     table.add_column("bias\n", no_wrap=True)
     headings = ("error\noutput", "\ngrads")
     headings += ("seconds\nours", "\nnaive", "\nSDPA", "MiB\nours", "\nnaive", "\nSDPA")
     for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading, justify="right")
     for name, result in trials.items():
         color = "green" if result.passed else "red"
         costs = (result.ours, result.naive, result.sdpa)
@@ -74,16 +79,16 @@ def table(trials: dict[str, Trial], title: str) -> Table:
             name,
             f"[{color}]{result.output_error:.0e}",
             f"[{color}]{result.gradient_error:.0e}",
-            *beside_ours([cost and cost.seconds for cost in costs], ".2f"),
-            *beside_ours([cost and cost.mebibytes for cost in costs], ".0f"),
+            *beside_ours([cost and cost.seconds for cost in costs], digits=2),
+            *beside_ours([cost and cost.mebibytes for cost in costs], digits=0),
         )
     return table
 
 
-def beside_ours(costs: list[float | None], form: str) -> list[str]:
-    """Our cost, and others with their ratio to it; a dash for what was not measured."""
+def beside_ours(costs: list[float | None], digits: int) -> list[str]:
+    """Our cost, then the others with their ratio to it; a dash for what was not measured."""
     ours = costs[0]
-    cells = ["-" if ours is None else f"{ours:{form}}"]
+    cells = ["-" if ours is None else f"{ours:.{digits}f}"]
     for theirs in costs[1:]:
-        cells.append("-" if theirs is None else f"{theirs:{form}} ({theirs / ours:.1f}x)")
+        cells.append("-" if theirs is None else f"{theirs:.{digits}f} {theirs / ours:4.1f}x")
     return cells

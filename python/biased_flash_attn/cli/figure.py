@@ -5,47 +5,47 @@ Importing this module needs matplotlib, an optional dependency.
 
 import math
 
+import numpy as np
 import torch
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from torch import Tensor
 
 HEAD_COLORS = colormaps["viridis"]
 # A key with this bias weighs exp(-20) of one without: what lies deeper is not worth the space.
 DEEPEST = -20
 
 
-def curves(bias, length: int) -> Tensor:
+def curves(bias, length: int) -> np.ndarray:
     """What the last of `length` queries sees at distances 0, 1, 2, ..., (heads, length)."""
     with torch.no_grad():
         dense = bias.dense(1, length)
-    return dense.reshape(-1, length).flip(-1)
+    return dense.reshape(-1, length).flip(-1).numpy()
 
 
-def one_bias(name: str, logits: Tensor) -> Figure:
+def one_bias(name: str, logits: np.ndarray) -> Figure:
     """A bias, and the factor that it puts on the attention weights."""
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     figure.suptitle(name)
     bias, factor = figure.subplots(1, 2)
-    d = torch.arange(logits.shape[1])
+    d = np.arange(logits.shape[1])
     draw(bias, d, logits)
     bias.set(xlabel="distance d", ylabel="bias b", ylim=deep_enough(logits))
-    draw(factor, d + 1, logits.exp())
+    draw(factor, d + 1, np.exp(logits))
     factor.set(xlabel="d + 1", ylabel="exp(b)", xscale="log", ylim=(0, None))
     name_heads(figure, len(logits))
     return figure
 
 
-def all_biases(logits: dict[str, Tensor]) -> Figure:
+def all_biases(logits: dict[str, np.ndarray]) -> Figure:
     """Every bias in a panel of its own."""
     columns = 5
     figure = Figure(figsize=(16, 8), layout="constrained")
     panels = figure.subplots(math.ceil(len(logits) / columns), columns).flat
     for (name, heads), panel in zip(logits.items(), panels, strict=False):
-        draw(panel, torch.arange(heads.shape[1]), heads)
+        draw(panel, np.arange(heads.shape[1]), heads)
         panel.set(title=name, ylim=deep_enough(heads))
     for unused in panels:
         unused.remove()
@@ -55,15 +55,15 @@ def all_biases(logits: dict[str, Tensor]) -> Figure:
     return figure
 
 
-def draw(axes: Axes, x: Tensor, heads: Tensor) -> None:
-    for color, curve in zip(HEAD_COLORS(torch.linspace(0, 1, len(heads))), heads, strict=True):
+def draw(axes: Axes, x: np.ndarray, heads: np.ndarray) -> None:
+    for color, curve in zip(HEAD_COLORS(np.linspace(0, 1, len(heads))), heads, strict=True):
         axes.plot(x, curve, color=color, linewidth=1.2)
     axes.set_xlim(x[0], x[-1])
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def deep_enough(logits: Tensor) -> tuple[float | None, float | None]:
+def deep_enough(logits: np.ndarray) -> tuple[float | None, float | None]:
     """Limits for the axis of biases."""
     return (DEEPEST, None) if logits.min() < DEEPEST else (None, None)
 

@@ -23,7 +23,7 @@ class Layer:
     v: Tensor
 
     def to(self, dtype: torch.dtype) -> "Layer":
-        """q, k and v in dtype, and x too where dtype is wider than float32."""
+        """The same with q, k and v in dtype, and x too where that is wider than float32."""
         x = self.x.to(torch.promote_types(self.x.dtype, dtype))
         return Layer(x, *(t.detach().to(dtype).requires_grad_() for t in (self.q, self.k, self.v)))
 

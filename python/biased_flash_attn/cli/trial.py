@@ -1,7 +1,6 @@
 """One bias on one layer: is it exact, and what does it cost?"""
 
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -9,17 +8,14 @@ from torch import Tensor, nn
 
 from .. import biased_flash_attn
 from .accuracy import Sample, differentiated, errors, tolerated
-from .baselines import dense_mask, naive, sdpa
+from .baselines import naive, sdpa
 from .cost import Cost, cost
 from .text import Layer
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Errors and what is tolerated, by tensor; costs of a forward and backward pass.
-
-    naive and sdpa are None where they would not fit into memory.
-    """
+    """Errors and what is tolerated, by tensor; costs of a forward and backward pass."""
 
     errors: dict[str, float]
     tolerated: dict[str, float]
@@ -40,37 +36,33 @@ class Trial:
         return all(error <= self.tolerated[name] for name, error in self.errors.items())
 
 
-def trial(module: nn.Module, layer: Layer) -> Trial:
-    dtype = layer.q.dtype
+def trial(module: nn.Module, layer: Layer, mask: Tensor | None) -> Trial:
+    """Tries one bias; what is in the dense mask for SDPA does not matter to its cost.
+
+    Without a mask nothing of size N x N is tried.
+    """
     sample = Sample(layer)
-    exact = sample.reference(module, layer, torch.float64)
-    plain = sample.reference(module, layer, dtype)
-    ours = sample.ours(module, layer)
-    return Trial(errors(ours, exact), tolerated(plain, exact, dtype), *costs(module, layer))
+    exact = sample.exact(module, layer)
+    found = errors(sample.ours(module, layer), exact)
+    bounds = tolerated(sample.naive(module, layer), exact, layer.q.dtype)
+
+    qkv = (layer.q, layer.k, layer.v)
+    leaves = tuple(differentiated(module, layer).values())
+    ours = training_cost(lambda: biased_flash_attn(*qkv, module(layer.x)), leaves, repeats=3)
+    dense = sdpa_cost = None
+    if mask is not None:
+        dense = training_cost(lambda: naive(*qkv, module(layer.x)), leaves)
+        sdpa_cost = training_cost(lambda: sdpa(*qkv, mask), qkv, held=mask.nbytes)
+    return Trial(found, bounds, ours, dense, sdpa_cost)
 
 
-def costs(module: nn.Module, layer: Layer) -> tuple[Cost, Cost | None, Cost | None]:
-    """Of this package, of naive attention, and of PyTorch's own with the bias as a fixed mask."""
-    q, k, v = layer.q, layer.k, layer.v
-    leaves = differentiated(module, layer).values()
-    grad = torch.randn_like(v)
+def training_cost(
+    attend: Callable[[], Tensor], leaves: tuple[Tensor, ...], repeats: int = 1, held: int = 0
+) -> Cost:
+    """The cost of attending and of the gradients of leaves."""
 
-    def differentiate(attend: Callable[[], Tensor], leaves: Iterable[Tensor]) -> Callable:
-        return lambda: torch.autograd.grad(attend(), tuple(leaves), grad)
+    def forward_and_backward():
+        o = attend()
+        torch.autograd.grad(o, leaves, torch.ones_like(o))
 
-    call = differentiate(lambda: biased_flash_attn(q, k, v, module(layer.x)), leaves)
-    ours = cost(call, repeats=3)
-    if not dense_fits(layer):
-        return ours, None, None
-    call = differentiate(lambda: naive(layer, module(layer.x)), leaves)
-    plain = cost(call)
-    mask = dense_mask(module(layer.x), q.dtype, q.shape[2])
-    call = differentiate(lambda: sdpa(layer, mask), (q, k, v))
-    return ours, plain, cost(call, held=mask.nbytes)
-
-
-def dense_fits(layer: Layer) -> bool:
-    """Whether half of the machine's memory holds the N x N matrices of naive attention."""
-    _, heads, n, _ = layer.q.shape
-    matrices = 6 * heads * n**2 * layer.q.element_size()
-    return 2 * matrices < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return cost(forward_and_backward, repeats, held)
