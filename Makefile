@@ -22,7 +22,7 @@ lint: $(INSTALLED)  ## ruff and clang-format
 	$(IN_VENV) clang-format --dry-run -Werror $(KERNELS)
 
 bench: $(INSTALLED)  ## time and memory against other ways to compute the same
-	$(IN_VENV) pytest bench
+	$(IN_VENV) pytest bench -v --benchmark-quiet
 
 # A second copy of the package, so that the installed one keeps its fast kernels.
 sanitize: $(INSTALLED)  ## kernel tests under AddressSanitizer and UBSan

@@ -12,12 +12,18 @@ ROUNDINGS = 2
 FLOAT64_ROUNDINGS = 1024
 
 
-def assert_close_to_float64(actual: Tensor, exact: Tensor, naive: Tensor | None, what: str) -> None:
+def assert_close_to_float64(
+    actual: Tensor, exact: Tensor, naive: Tensor | None, what: str, terms: Tensor | None = None
+) -> None:
     """actual errs at most twice as much as naive arithmetic in its dtype, plus its rounding.
 
     exact is the float64 result, and naive the same computed the plain way in the dtype of actual,
     or None where that is float64. Errors are the largest ones of the tensor; NaN and infinities
     have to be where exact has them.
+
+    terms, for a result that is a sum, is the sum of the terms' absolute values. Where they cancel,
+    as in the gradient of a query that sees one key, each term is still rounded, while the naive
+    error may be 0 by luck.
     """
     assert actual.shape == exact.shape, f"{what}: {actual.shape}, should be {exact.shape}"
     assert exact.dtype == torch.float64
@@ -29,7 +35,8 @@ def assert_close_to_float64(actual: Tensor, exact: Tensor, naive: Tensor | None,
     assert matches, f"{what}: NaN or infinities elsewhere than in the float64 result"
 
     roundings = FLOAT64_ROUNDINGS if dtype == torch.float64 else ROUNDINGS
-    bound = roundings * torch.finfo(dtype).eps * largest(exact[finite])
+    size = largest(exact[finite]) + (0 if terms is None else largest(terms[finite]) / 2)
+    bound = roundings * torch.finfo(dtype).eps * size
     if naive is not None:
         bound += 2 * largest(naive.detach().double()[finite] - exact[finite])
     error = largest(actual[finite] - exact[finite])

@@ -97,9 +97,7 @@ private:
         for (int64_t row = 0; row < block_.end - block_.begin; row += kStripRows) {
             const int64_t query = block_.begin + row;
             const Range strip = {query, std::min(query + kStripRows, block_.end)};
-            const int64_t next = 2 * (row / kStripRows);
-            if (next < kTile)
-                prefetch(keys.begin - kTile + next), prefetch(keys.begin - kTile + next + 1);
+            prefetch_next_tile(keys.begin, row / kStripRows);
             switch (coverage(p_, strip, keys)) {
                 case Coverage::none: break;
                 case Coverage::partial: add_strip<true>(strip, keys); break;
@@ -108,14 +106,18 @@ private:
         }
     }
 
-    // Row by row, strip by strip, asks for the keys and values that are packed after this tile's.
-    void prefetch(int64_t key) const {
-        if (key < 0 || key >= p_.n_key) return;
+    // While a strip is computed, some rows arrive of the tile that is packed next.
+    void prefetch_next_tile(int64_t tile_begin, int64_t strip) const {
+        constexpr int64_t kRowsPerStrip = 4;
         const auto ask_for = [](const char* row, int64_t bytes) {
             for (int64_t x = 0; x < bytes; x += kCacheLine) __builtin_prefetch(row + x);
         };
-        ask_for(p_.k.at(b_, kv_head_, key), p_.head_dim * element_bytes(p_.element));
-        ask_for(p_.v.at(b_, kv_head_, key), p_.value_dim * element_bytes(p_.element));
+        const int64_t begin = tile_begin - kTile + strip * kRowsPerStrip;
+        for (int64_t j = std::max<int64_t>(begin, 0);
+             j < std::min(begin + kRowsPerStrip, tile_begin); ++j) {
+            ask_for(p_.k.at(b_, kv_head_, j), p_.head_dim * element_bytes(p_.element));
+            ask_for(p_.v.at(b_, kv_head_, j), p_.value_dim * element_bytes(p_.element));
+        }
     }
 
     // One tile's share of a strip: logits, online softmax, weighted values.

@@ -53,7 +53,7 @@ def check_options(bias, causal, window, scale, tolerance, backend) -> None:
     """Everything but the tensors."""
     if bias is not None and not hasattr(bias, "lower"):
         raise TypeError(
-            f"bias is a {type(bias).__name__}; it must be None or a bias of biased_flash_attn.biases."
+            f"bias is a {type(bias).__name__}; it must be None or one of biased_flash_attn.biases."
             " A module that computes its bias from hidden states is called first: bias=cable(x)"
         )
     if not isinstance(causal, bool):
