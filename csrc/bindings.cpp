@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <optional>
@@ -86,6 +87,15 @@ void refuse_nan(const Problem& problem, const ItemBytes& bytes) {
     }
 }
 
+// At most `threads`, but none for less work than waking it costs, some 10 microseconds.
+int worthwhile_threads(const Problem& problem, int threads) {
+    constexpr double kMultiplicationsPerThread = 1 << 20;
+    const double pairs = double(problem.batch) * problem.heads * problem.n_query *
+                         std::min(problem.n_key, problem.window);
+    const double work = pairs * (problem.head_dim + problem.value_dim);
+    return int(std::clamp<double>(work / kMultiplicationsPerThread, 1, threads));
+}
+
 void fill(Problem& problem, const std::string& dtype, const std::string& form, const Sizes& sizes,
           double scale, bool causal, int64_t window, int threads, const Tensor& q, const Tensor& k,
           const Tensor& v, const std::optional<Tensor>& terms, int64_t n_terms,
@@ -96,7 +106,8 @@ void fill(Problem& problem, const std::string& dtype, const std::string& form, c
     problem.n_query = sizes[3], problem.n_key = sizes[4];
     problem.head_dim = sizes[5], problem.value_dim = sizes[6];
     problem.scale = scale, problem.causal = causal, problem.window = window;
-    problem.n_terms = n_terms, problem.threads = threads;
+    problem.n_terms = n_terms;
+    problem.threads = worthwhile_threads(problem, threads);
     const ItemBytes bytes(problem);
     problem.q = view(q, bytes.element), problem.k = view(k, bytes.element),
     problem.v = view(v, bytes.element);

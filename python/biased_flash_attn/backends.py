@@ -6,7 +6,6 @@ import contextlib
 import platform
 import warnings
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -25,8 +24,7 @@ class Report:
     detail: str  # what it runs on or, where it is missing, why and what to do
 
 
-@cache
-def _cpu_kernels() -> tuple[ModuleType | None, str]:
+def _load_cpu_kernels() -> tuple[ModuleType | None, str]:
     """The module of the C++ kernels, or None and why it is missing."""
     try:
         from . import cpu
@@ -40,19 +38,21 @@ def _cpu_kernels() -> tuple[ModuleType | None, str]:
     return cpu, ""
 
 
+_CPU_KERNELS, _CPU_KERNELS_MISSING = _load_cpu_kernels()
+
+
 def report() -> list[Report]:
     """One report per backend, best first."""
-    kernels, reason = _cpu_kernels()
-    if kernels is None:
-        cpu = Report("cpu", False, reason)
+    if _CPU_KERNELS is None:
+        cpu = Report("cpu", False, _CPU_KERNELS_MISSING)
     else:
-        sets = kernels._C.instruction_sets()
-        cpu = Report(
-            "cpu",
-            True,
-            f"{kernels._C.instruction_set()} kernels on {torch.get_num_threads()} threads"
-            f" ({platform.machine()}; built in and supported: {', '.join(sets)})",
+        extension = _CPU_KERNELS._C
+        supported = ", ".join(extension.instruction_sets())
+        detail = (
+            f"{extension.instruction_set()} kernels on {torch.get_num_threads()} threads"
+            f" ({platform.machine()}; built in and supported: {supported})"
         )
+        cpu = Report("cpu", True, detail)
     return [cpu, Report("reference", True, "plain PyTorch on any device; O(N^2) memory")]
 
 
@@ -61,8 +61,11 @@ def choose(q: Tensor, backend: str | None) -> str:
     if backend is None:
         if q.device.type != "cpu":
             return "reference"
-        if _cpu_kernels()[0] is None:
-            _warn_once_of_missing_kernels()
+        if _CPU_KERNELS is None:
+            warnings.warn(
+                f"running on the reference backend, in O(N^2) memory: {_CPU_KERNELS_MISSING}",
+                stacklevel=3,
+            )
             return "reference"
         return "cpu"
     if backend not in NAMES:
@@ -70,24 +73,14 @@ def choose(q: Tensor, backend: str | None) -> str:
     if backend == "cpu":
         if q.device.type != "cpu":
             raise ValueError(f"backend='cpu' needs tensors on the CPU; q is on {q.device}")
-        kernels, reason = _cpu_kernels()
-        if kernels is None:
-            raise ValueError(f"backend='cpu' is not available: {reason}")
+        if _CPU_KERNELS is None:
+            raise ValueError(f"backend='cpu' is not available: {_CPU_KERNELS_MISSING}")
     return backend
 
 
 def kernels(backend: str) -> ModuleType:
     """The module with `forward` and `backward` of a backend that has kernels."""
-    return {"cpu": _cpu_kernels}[backend]()[0]
-
-
-@cache
-def _warn_once_of_missing_kernels() -> None:
-    warnings.warn(
-        "biased_flash_attn runs on its reference backend, in O(N^2) memory, because "
-        + _cpu_kernels()[1],
-        stacklevel=4,
-    )
+    return {"cpu": _CPU_KERNELS}[backend]
 
 
 @contextlib.contextmanager

@@ -1,0 +1,53 @@
+"""How time, memory and the processor's peak are measured."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+THREADS = 2
+HERE = Path(__file__).parent
+
+
+def alternate(benchmark, ours: Callable, other: Callable[[], float], rounds: int):
+    """The seconds of `ours` in each round, and what other() gave just before it."""
+    others = []
+
+    def measure_other():
+        others.append(other())
+
+    benchmark.pedantic(ours, setup=measure_other, rounds=rounds, warmup_rounds=1)
+    return benchmark.stats.stats.data, others[1:]
+
+
+def seconds(call: Callable) -> Callable[[], float]:
+    """call, made to return how long it took."""
+
+    def timed() -> float:
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+
+    return timed
+
+
+def build_fma_peak(folder: Path) -> Callable[[], float]:
+    """A function that measures how many FLOP/s the threads reach in fused multiply-adds alone."""
+    program = folder / "fma_peak"
+    flags = ["-O3", "-march=native", "-fopenmp", "-std=c++17"]
+    subprocess.run(["c++", *flags, HERE / "fma_peak.cpp", "-o", program], check=True)
+
+    def peak() -> float:
+        command = [program, str(THREADS)]
+        return 1e9 * float(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+
+    return peak
+
+
+def peak_memory(bias: str, dtype: str, length: int) -> float:
+    """The MiB of a forward and backward pass beyond inputs, outputs and gradients."""
+    command = [sys.executable, HERE / "peak_memory.py", bias, dtype, str(length)]
+    return float(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)

@@ -1,0 +1,23 @@
+"""Prints the MiB that a forward and backward pass needs beyond inputs, outputs and gradients.
+
+It runs in a process of its own, where nothing that was freed before can hide what a pass needs.
+
+Usage: peak_memory.py BIAS DTYPE LENGTH
+"""
+
+import sys
+
+import torch
+
+from biased_flash_attn.cli.cost import cost
+from layer import draw
+from measure import THREADS
+from sides import ours
+
+bias, dtype, length = sys.argv[1], getattr(torch, sys.argv[2]), int(sys.argv[3])
+torch.set_num_threads(THREADS)
+ours(draw(64, dtype), bias)()  # loads what the first call loads
+
+training = ours(draw(length, dtype), bias)
+results = training.leaves["v"].nbytes + sum(leaf.nbytes for leaf in training.leaves.values())
+print(cost(training).mebibytes - results / 2**20)

@@ -1,0 +1,73 @@
+"""The two sides of every ratio: this package, and what it is compared with."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from biased_flash_attn import biased_flash_attn
+from biased_flash_attn.cli import catalogue
+from layer import DIM, HEADS, Inputs, Training
+
+
+def make_bias(name: str | None) -> nn.Module | None:
+    """The bias `name` with the same parameters every time, to be called on hidden states."""
+    torch.manual_seed(0)
+    return None if name is None else catalogue.make(name, HEADS, DIM)
+
+
+def ours(inputs: Inputs, bias: str | None, backend: str = "cpu") -> Training:
+    """What is computed from hidden states and parameters is computed, and differentiated, anew."""
+    module = make_bias(bias)
+    q, k, v = inputs.q, inputs.k, inputs.v
+
+    def attend() -> Tensor:
+        return biased_flash_attn(q, k, v, module and module(inputs.x), backend=backend)
+
+    return Training(inputs, attend, module)
+
+
+def plain_pytorch(inputs: Inputs, bias: str) -> Training:
+    """KERPLE as its formula reads. Distances and the mask, which do not change, are made before."""
+    assert bias == "kerple_log"
+    module = make_bias(bias)
+    q, k, v, scale = inputs.q, inputs.k, inputs.v, inputs.q.shape[3] ** -0.5
+    d, hidden = distances(q.shape[2])
+
+    def attend() -> Tensor:
+        r1, r2 = (parameter[:, None, None] for parameter in module.parameters())
+        b = -r1 * torch.log1p(r2 * d)
+        s = (scale * q) @ k.mT + b.to(q.dtype)
+        return s.masked_fill_(hidden, -torch.inf).softmax(-1) @ v
+
+    return Training(inputs, attend, module)
+
+
+def sdpa_with_dense_mask(inputs: Inputs, bias: str) -> Training:
+    """PyTorch's fused attention, given the bias as a mask (HEADS, N, N) that was made before."""
+    length = inputs.q.shape[2]
+    with torch.no_grad():
+        mask = make_bias(bias)(inputs.x).dense(length, length).to(inputs.q.dtype)
+    mask = mask.masked_fill_(distances(length)[1], -torch.inf)[None]
+
+    def attend() -> Tensor:
+        return F.scaled_dot_product_attention(inputs.q, inputs.k, inputs.v, attn_mask=mask)
+
+    return Training(inputs, attend)
+
+
+def sdpa_without_bias(inputs: Inputs, bias: str) -> Training:
+    """PyTorch's fused attention without any bias: less work than ours."""
+
+    def attend() -> Tensor:
+        return F.scaled_dot_product_attention(inputs.q, inputs.k, inputs.v, is_causal=True)
+
+    return Training(inputs, attend)
+
+
+def distances(length: int) -> tuple[Tensor, Tensor]:
+    """i - j, 0 above the diagonal, (length, length) float32; and whether query i must not see j."""
+    position = torch.arange(length)
+    d = position[:, None] - position
+    return d.clamp(min=0).float(), d < 0
