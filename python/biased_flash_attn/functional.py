@@ -7,7 +7,7 @@ from torch import Tensor
 
 from . import backends, ops, reference
 from .forms import Geometry
-from .validation import check_bias, check_options, check_tensors
+from .validation import check_bias, check_form, check_options, check_tensors
 
 
 def biased_flash_attn(
@@ -51,18 +51,19 @@ def biased_flash_attn(
 
     The tiling is that of Dao, "FlashAttention-2", 2023; each bias names its paper.
     """
-    if torch.is_tensor(q) and torch.is_autocast_enabled(q.device.type):
+    if torch.is_tensor(q) and _autocasts(q.device.type):
         q, k, v = (_autocast(x) for x in (q, k, v))
     check_tensors(q, k, v)
-    check_options(bias, causal, window, scale, tolerance, backend)
+    check_options(causal, window, scale, tolerance, backend)
     backend = backends.choose(q, backend)
     scale = q.shape[3] ** -0.5 if scale is None else float(scale)
     geometry = Geometry(q.shape[2], k.shape[2], causal, window)
     form = None
     if bias is not None:
+        check_bias(bias, q)
         real = torch.promote_types(q.dtype, torch.float32)
         form = bias.lower(geometry, real, q.device)
-        check_bias(bias, form, q)
+        check_form(form, q)
     if backend == "reference":
         o, lse = _reference(q, k, v, form, geometry, scale)
     else:
@@ -88,6 +89,10 @@ def _reference(q, k, v, form, geometry, scale):
     with torch.autocast(q.device.type, enabled=False):
         o, lse = reference.attention(q.to(real), k.to(real), v.to(real), dense, geometry, scale)
     return o.to(q.dtype), lse
+
+
+def _autocasts(device_type):
+    return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
 
 
 def _autocast(x):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 MAX_HEAD_DIM = 256
@@ -49,13 +49,8 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"k has {k.shape[1]} heads; their number must divide that of q, {heads}")
 
 
-def check_options(bias, causal, window, scale, tolerance, backend) -> None:
-    """Everything but the tensors."""
-    if bias is not None and not hasattr(bias, "lower"):
-        raise TypeError(
-            f"bias is a {type(bias).__name__}; it must be None or one of biased_flash_attn.biases."
-            " A module that computes its bias from hidden states is called first: bias=cable(x)"
-        )
+def check_options(causal, window, scale, tolerance, backend) -> None:
+    """Everything but the tensors and the bias."""
     if not isinstance(causal, bool):
         raise TypeError(f"causal is {causal!r}; it must be True or False")
     if window is not None:
@@ -75,21 +70,37 @@ def check_options(bias, causal, window, scale, tolerance, backend) -> None:
         raise TypeError(f"backend is {backend!r}; it must be None or a name")
 
 
-def check_bias(bias, form, q: Tensor) -> None:
-    """Whether a bias and what it was lowered to fit q's batch, heads and device."""
+def check_bias(bias, q: Tensor) -> None:
+    """Whether it is a bias, for q's heads and device."""
+    if not hasattr(bias, "lower"):
+        raise TypeError(
+            f"bias is a {type(bias).__name__}; it must be None or one of biased_flash_attn.biases."
+            " A module that computes its bias from hidden states is called first: bias=cable(x)"
+        )
     num_heads = getattr(bias, "num_heads", q.shape[1])
     if num_heads != q.shape[1]:
         raise ValueError(f"bias is for {num_heads} heads; it must be for those of q, {q.shape[1]}")
+    for parameter in bias.parameters() if isinstance(bias, nn.Module) else ():
+        _check_device_of_bias(parameter, q)
+
+
+def check_form(form, q: Tensor) -> None:
+    """Whether what a bias was lowered to fits q's batch, heads and device."""
     for x in (form.terms, form.gain):
         if x is None:
             continue
-        if x.device != q.device:
-            raise ValueError(f"bias is on {x.device} and q on {q.device}; they must share one")
-        for what, size, dimension in (("batch", x.shape[0], 0), ("head count", x.shape[1], 1)):
-            if size not in (1, q.shape[dimension]):
-                raise ValueError(
-                    f"bias has {what} {size}; it must be that of q, {q.shape[dimension]}, or 1"
-                )
+        _check_device_of_bias(x, q)
+        for what, size, own in (
+            ("batch", x.shape[0], q.shape[0]),
+            ("head count", x.shape[1], q.shape[1]),
+        ):
+            if size != 1 and size != own:
+                raise ValueError(f"bias has {what} {size}; it must be that of q, {own}, or 1")
+
+
+def _check_device_of_bias(x: Tensor, q: Tensor) -> None:
+    if x.device != q.device:
+        raise ValueError(f"bias is on {x.device} and q on {q.device}; they must share one")
 
 
 def _check_number(name: str, value, allowed: str) -> None:

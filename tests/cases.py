@@ -1,0 +1,331 @@
+"""The problems that the kernels are tested on, and how one of them is checked.
+
+The truth is naive attention in float64 over the bias's dense view, which knows nothing of masks and
+tiles. The yardstick is the same in the dtype of the inputs, the bias included.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from biased_flash_attn import backends, biased_flash_attn, biases, reference
+from biased_flash_attn.forms import Geometry, Linear
+from numerics import assert_close_to_float64
+
+INSTRUCTION_SETS = backends.kernels("cpu")._C.instruction_sets()
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda x: x,
+    "heads_inside": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    # What a kernel reads beyond a row or before the first one is NaN.
+    "sliced": lambda x: torch.cat([x, torch.full_like(x, torch.nan)], -1)[..., : x.shape[-1]],
+    "shifted": lambda x: torch.cat([x.new_full((1,), torch.nan), x.flatten()])[1:].view(x.shape),
+    "shared": lambda x: x[:1].expand_as(x),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem up to its random numbers."""
+
+    bias: str = "none"
+    dtype: torch.dtype = torch.float32
+    lengths: tuple[int, int] = (70, 70)  # queries, keys
+    dims: tuple[int, int] = (16, 16)  # D, Dv
+    heads: tuple[int, int] = (2, 2)  # H, Hkv
+    batch: int = 2
+    causal: bool = True
+    window: int | None = None
+    scale: float | None = None
+    layout: str = "contiguous"
+
+    def __str__(self) -> str:
+        sizes = ["x".join(map(str, pair)) for pair in (self.lengths, self.dims, self.heads)]
+        dtype = str(self.dtype).removeprefix("torch.")
+        mask = ("causal" if self.causal else "both") + (f"-w{self.window}" if self.window else "")
+        return "-".join([self.bias, dtype, "n{}-d{}-h{}".format(*sizes), mask, self.layout])
+
+    @property
+    def geometry(self) -> Geometry:
+        return Geometry(*self.lengths, self.causal, self.window)
+
+
+class FreeTable(biases.DistanceBias):
+    """A number of its own for each signed distance: an entry out of place shows."""
+
+    def __init__(self, num_heads: int, n_query: int, n_key: int, curves: int | None = None):
+        super().__init__(num_heads)
+        self.last_key = n_query - 1
+        self.r = nn.Parameter(torch.randn(curves or num_heads, n_query + n_key))
+
+    def formula(self, d: Tensor) -> Tensor:
+        table = self.r.double()[:, d.long() + self.last_key]
+        return table[0] if len(self.r) == 1 else table
+
+
+class SlopesOfSequences(nn.Module):
+    """ALiBi with slopes for each sequence: what the form allows and no bias of the package uses."""
+
+    def __init__(self, batch: int, num_heads: int):
+        super().__init__()
+        self.slopes = nn.Parameter(0.1 * torch.randn(batch, num_heads))
+
+    def lower(self, geometry: Geometry, dtype: torch.dtype, device: torch.device) -> Linear:
+        return Linear(self.slopes.to(dtype))
+
+    def dense(self, n_query: int, n_key: int) -> Tensor:
+        return Linear(self.slopes).dense(Geometry(n_query, n_key, causal=False))
+
+
+class Content(nn.Module):
+    """A cumulative bias with what it is made from, as parameters; calling it makes the bias."""
+
+
+class Steps(Content):
+    def __init__(self, steps: Tensor, gain: Tensor | None = None, kernel: str | None = None):
+        super().__init__()
+        self.steps = nn.Parameter(steps)
+        self.gain = None if gain is None else nn.Parameter(gain)
+        self.kernel = kernel
+
+    def forward(self) -> biases.CumulativeBias:
+        return biases.CumulativeBias(self.steps, self.gain, self.kernel)
+
+
+class OfHiddenStates(Content):
+    def __init__(self, module: nn.Module, x: Tensor):
+        super().__init__()
+        self.module = module
+        self.x = nn.Parameter(x)
+
+    def forward(self) -> biases.CumulativeBias:
+        return self.module(self.x)
+
+
+def steps(kernel: str | None = None, *, gained: bool = False, shared: bool = False):
+    """Steps of both signs, whose sums wander."""
+
+    def make(case: Case) -> Steps:
+        (n_query, n_key), (heads, _) = case.lengths, case.heads
+        gain = torch.randn(case.batch, heads, n_query) if gained else None
+        return Steps(0.3 * torch.randn(1 if shared else case.batch, heads, n_key), gain, kernel)
+
+    return make
+
+
+# Each form with parameters that nothing restrains.
+FORMS: dict[str, Callable[[Case], nn.Module | None]] = {
+    "none": lambda case: None,
+    "linear": lambda case: biases.ALiBi(case.heads[0], trainable=True),
+    "linear-batch": lambda case: SlopesOfSequences(case.batch, case.heads[0]),
+    "distance": lambda case: FreeTable(case.heads[0], *case.lengths),
+    "distance-shared": lambda case: FreeTable(case.heads[0], *case.lengths, curves=1),
+    "cumulative": steps(),
+    "cumulative-gain": steps(gained=True, shared=True),
+    "log1p_square": steps("log1p_square", shared=True),
+    "log1p_square-gain": steps("log1p_square", gained=True),
+}
+
+
+def position_bias(make: type[nn.Module], **settings):
+    return lambda case: make(case.heads[0], **settings)
+
+
+def context_bias(make: type[nn.Module]):
+    def make_with_states(case: Case) -> OfHiddenStates:
+        return OfHiddenStates(make(5, case.heads[0]), torch.randn(case.batch, case.lengths[1], 5))
+
+    return make_with_states
+
+
+SHIPPED = {
+    **{name: position_bias(make) for name, make in biases.DISTANCE_BIASES.items()},
+    **{name: context_bias(make) for name, make in biases.CONTEXT_BIASES.items()},
+    "sandwich-trained": position_bias(biases.Sandwich, trainable=True),
+    "t5-both": position_bias(biases.T5, bidirectional=True),
+}
+
+
+@dataclass
+class Problem:
+    """A case with its numbers."""
+
+    case: Case
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: nn.Module | None
+    grad_o: Tensor
+    grad_lse: Tensor
+
+    @property
+    def scale(self) -> float:
+        return self.case.dims[0] ** -0.5 if self.case.scale is None else self.case.scale
+
+    def called_bias(self):
+        return self.bias() if isinstance(self.bias, Content) else self.bias
+
+    def dense(self) -> Tensor | None:
+        """The bias of every pair, in float64; steps are summed in lse's precision."""
+        bias, (n_query, n_key) = self.called_bias(), self.case.lengths
+        if not isinstance(bias, biases.CumulativeBias):
+            return None if bias is None else bias.dense(n_query, n_key)
+        geometry, real = Geometry(n_query, n_key, causal=False), self.grad_lse.dtype
+        form = bias.lower(geometry, real, self.q.device)
+        return replace(form, sums=form.sums.to(real)).dense(geometry)
+
+    def leaves(self) -> dict[str, Tensor]:
+        own = {} if self.bias is None else dict(self.bias.named_parameters())
+        return {"q": self.q, "k": self.k, "v": self.v, **own}
+
+    def double(self) -> Problem:
+        """The same numbers in float64, of their own."""
+        tensors = (self.q, self.k, self.v, self.grad_o, self.grad_lse)
+        q, k, v, grad_o, grad_lse = (x.detach().clone().double() for x in tensors)
+        for x in (q, k, v):
+            x.requires_grad_()
+        bias = None if self.bias is None else copy.deepcopy(self.bias).double()
+        return Problem(self.case, q, k, v, bias, grad_o, grad_lse)
+
+
+def drawn(case: Case) -> Problem:
+    (heads, kv_heads), (n_query, n_key), (dim, value_dim) = case.heads, case.lengths, case.dims
+    real = torch.promote_types(case.dtype, torch.float32)
+
+    def tensor(*shape: int) -> Tensor:
+        x = LAYOUTS[case.layout](torch.randn(case.batch, *shape).to(case.dtype))
+        return x.detach().requires_grad_()
+
+    make = (FORMS | SHIPPED)[case.bias]
+    bias = make(case)
+    return Problem(
+        case,
+        tensor(heads, n_query, dim),
+        tensor(kv_heads, n_key, dim),
+        tensor(kv_heads, n_key, value_dim),
+        None if bias is None else bias.to(real),
+        LAYOUTS[case.layout](torch.randn(case.batch, heads, n_query, value_dim).to(case.dtype)),
+        torch.randn(case.batch, heads, n_query).to(real),
+    )
+
+
+def fused(problem: Problem, backend: str = "cpu") -> tuple[Tensor, Tensor]:
+    case = problem.case
+    return biased_flash_attn(
+        problem.q,
+        problem.k,
+        problem.v,
+        problem.called_bias(),
+        causal=case.causal,
+        window=case.window,
+        scale=case.scale,
+        return_lse=True,
+        backend=backend,
+    )
+
+
+def naive(problem: Problem) -> tuple[Tensor, Tensor]:
+    q, k, v = problem.q, problem.k, problem.v
+    return reference.attention(q, k, v, problem.dense(), problem.case.geometry, problem.scale)
+
+
+def evaluate(problem: Problem, attend=fused) -> dict[str, Tensor]:
+    """o, lse and the gradients of everything that has one, by name."""
+    leaves = problem.leaves()
+    o, lse = attend(problem)
+    grads = torch.autograd.grad((o, lse), leaves.values(), (problem.grad_o, problem.grad_lse))
+    named = {f"gradient of {name}": grad for name, grad in zip(leaves, grads, strict=True)}
+    return {"o": o.detach(), "lse": lse.detach(), **named}
+
+
+def magnitudes(problem: Problem, dtype: torch.dtype) -> dict[str, Tensor]:
+    """What rounding errors in dtype are relative to: each result's sum over absolute terms.
+
+    Logits and lse are at best float32, and so is the exponential of their difference: a weight
+    inherits their size times that rounding. An error of the sum of weights is one of lse itself.
+    """
+    real = torch.promote_types(dtype, torch.float32)
+    coarseness = torch.finfo(real).eps / torch.finfo(dtype).eps
+    q, k, v, grad_o = (x.detach().abs() for x in (problem.q, problem.k, problem.v, problem.grad_o))
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    bias = problem.dense()
+
+    with torch.no_grad():
+        _, lse = naive(problem)
+        lse = lse[..., None]
+        s = problem.scale * problem.q @ problem.k.repeat_interleave(group, 1).mT
+        size = abs(problem.scale) * q @ k.mT
+        if bias is not None:
+            s, size = s + bias, size + bias.abs()
+        seen = problem.case.geometry.visible() & s.isfinite() & lse.isfinite()
+        p = torch.where(seen, torch.exp(s - lse), 0)
+        sums = {"lse": 1 + torch.where(seen, p * size, 0).sum(-1)}
+
+        p = torch.where(seen, p * (1 + coarseness * (size + lse.abs())), 0)
+        o = p @ v
+        delta = (grad_o * o).sum(-1, keepdim=True) + problem.grad_lse.abs()[..., None]
+        grad_logits = p * (grad_o @ v.mT + delta)
+        sums |= {"o": o, "gradient of q": abs(problem.scale) * grad_logits @ k}
+        of_keys = {"k": abs(problem.scale) * grad_logits.mT @ q, "v": p.mT @ grad_o}
+        for name, of_heads in of_keys.items():
+            sums[f"gradient of {name}"] = of_heads.unflatten(1, (-1, group)).sum(2)
+
+    own = {} if problem.bias is None else dict(problem.bias.named_parameters())
+    if own:
+        # As long as the bias rises, or falls, with a parameter everywhere. These gradients are in
+        # the finer precision, and made from outputs in dtype.
+        grad_bias = (grad_logits / coarseness).sum_to_size(bias.shape)
+        grads = torch.autograd.grad(bias, own.values(), grad_bias)
+        sums |= {f"gradient of {name}": g.abs() for name, g in zip(own, grads, strict=True)}
+    return sums
+
+
+def check(case: Case, attend=fused) -> dict[str, Tensor]:
+    """Everything that attend computes for a case is as exact as it has to be."""
+    return check_problem(drawn(case), attend)
+
+
+def check_problem(problem: Problem, attend=fused) -> dict[str, Tensor]:
+    before = problem.double()
+    ours = evaluate(problem, attend)
+    for name, x in problem.leaves().items():
+        assert torch.equal(x.double(), before.leaves()[name]), f"{name} was written to"
+
+    truth, yardstick = evaluate(before, naive), evaluate(problem, naive)
+    sums = magnitudes(before, problem.q.dtype)
+    for name, exact in truth.items():
+        assert ours[name].dtype == yardstick[name].dtype, name
+        same = None if problem.q.dtype == torch.float64 else yardstick[name]
+        assert_close_to_float64(ours[name], exact, same, name, sums[name])
+    return ours
+
+
+def pairwise(**factors: list) -> list[dict]:
+    """Few combinations of values, in which every two values of different factors meet."""
+    rng = random.Random(0)
+    values = [(name, value) for name, options in factors.items() for value in options]
+    pairs = itertools.combinations(values, 2)
+    unmet = dict.fromkeys(frozenset(pair) for pair in pairs if pair[0][0] != pair[1][0])
+    rows = []
+    while unmet:
+        row = dict(next(iter(unmet)))
+        others = [name for name in factors if name not in row]
+        for name in rng.sample(others, len(others)):
+
+            def newly_met(value, name=name, row=row):
+                return sum(frozenset([(name, value), other]) in unmet for other in row.items())
+
+            row[name] = max(factors[name], key=lambda value: (newly_met(value), rng.random()))
+        for pair in itertools.combinations(row.items(), 2):
+            unmet.pop(frozenset(pair), None)
+        rows.append(row)
+    return rows

@@ -1,0 +1,101 @@
+"""The commands of `python -m biased_flash_attn`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from biased_flash_attn import backends, reference
+from biased_flash_attn.cli import accuracy, catalogue, main, text
+from biased_flash_attn.cli.cost import CLEAR_REFS, cost
+from biased_flash_attn.forms import Geometry
+
+SMALL = ("demo", "--length", "160", "--heads", "2")
+
+
+@pytest.fixture
+def invoke(tmp_path, monkeypatch):
+    """Runs a command in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: CliRunner().invoke(main, arguments)
+
+
+def test_info_names_every_backend(invoke):
+    result = succeeded(invoke("info"))
+    for backend in backends.report():
+        assert backend.name in result.output
+
+
+@pytest.mark.parametrize("name", catalogue.NAMES)
+def test_plot_saves_a_picture(invoke, tmp_path, name):
+    result = succeeded(invoke("plot", name, "--heads", "3", "--length", "40"))
+    assert f"{name}.png" in result.output
+    assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_plot_of_an_unknown_bias_lists_those_there_are(invoke):
+    result = invoke("plot", "rope")
+    assert result.exit_code != 0
+    for name in ("rope", *catalogue.NAMES):
+        assert name in result.output
+
+
+def test_plot_without_matplotlib_says_what_to_install(tmp_path):
+    script = (
+        "import sys; sys.modules['matplotlib'] = None\n"
+        "from biased_flash_attn.cli import main; main(['plot', 'alibi'])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True)
+    assert done.returncode == 1
+    assert b"pip install 'biased-flash-attn[plot]'" in done.stderr
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_demo_finds_every_bias_exact(invoke, tmp_path, dtype):
+    result = succeeded(invoke(*SMALL, "--dtype", dtype))
+    for name in catalogue.NAMES:
+        assert name in result.output
+    assert (tmp_path / "biases.png").exists()
+
+
+def test_demo_fails_where_a_result_is_wrong(invoke, monkeypatch):
+    exact = accuracy.biased_flash_attn
+    monkeypatch.setattr(accuracy, "biased_flash_attn", lambda *args: 1.001 * exact(*args))
+    result = invoke(*SMALL)
+    assert result.exit_code == 1
+    assert "errors larger than tolerated: alibi" in result.output
+
+
+@pytest.mark.parametrize("name", catalogue.NAMES)
+def test_sample_of_exact_attention_is_the_whole_seen_through_the_sample(name):
+    layer = text.embedded(text.library_source(50), 2, 16, torch.float64)
+    module = catalogue.make(name, 2, 32).double()
+    sample = accuracy.Sample(layer, n_queries=7)
+    sampled = sample.exact(module, layer)
+
+    bias = module(layer.x).dense(50, 50)
+    o, _ = reference.attention(layer.q, layer.k, layer.v, bias, Geometry(50, 50), 16**-0.5)
+    o = o[:, :, sample.queries]
+    torch.testing.assert_close(sampled["o"], o.detach())
+    parameters = dict(module.named_parameters())
+    leaves = {"q": layer.q, "k": layer.k, "v": layer.v, **parameters}
+    gradients = torch.autograd.grad(o, leaves.values(), sample.grad)
+    for leaf, gradient in zip(leaves, gradients, strict=True):
+        torch.testing.assert_close(sampled[leaf], gradient)
+
+
+@pytest.mark.skipif(not CLEAR_REFS.exists(), reason="this system does not tell peaks of memory")
+def test_cost_counts_the_memory_of_the_call_alone():
+    held = torch.ones(2**24)
+    measured = cost(lambda: held + 1, repeats=2)
+    assert measured.mebibytes == pytest.approx(64, abs=8)
+    assert measured.seconds > 0
+
+
+def succeeded(result: Result) -> Result:
+    assert result.exit_code == 0, result.output
+    return result

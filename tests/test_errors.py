@@ -1,0 +1,136 @@
+"""What the public call refuses: one error, which names the argument, before any work is done."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from biased_flash_attn import biased_flash_attn, biases
+
+Q = torch.randn(2, 4, 6, 8)
+K = torch.randn(2, 2, 9, 8)
+V = torch.randn(2, 2, 9, 5)
+
+WRONG = {
+    "q is no tensor": (TypeError, "q is a list", {"q": [[1.0]]}),
+    "k is no tensor": (TypeError, "k is a NoneType", {"k": None}),
+    "q has three dimensions": (ValueError, r"q has shape \(4, 6, 8\)", {"q": Q[0]}),
+    "v has five dimensions": (ValueError, "v has shape", {"v": V[None]}),
+    "q holds integers": (TypeError, "q is torch.int64", {"q": Q.long()}),
+    "q is complex": (TypeError, "q is torch.complex64", {"q": Q.to(torch.complex64)}),
+    "k has another dtype": (TypeError, "k is torch.float64 and q is", {"k": K.double()}),
+    "v has another dtype": (TypeError, "v is torch.bfloat16 and q is", {"v": V.bfloat16()}),
+    "v is on another device": (ValueError, "v is on meta and q on cpu", {"v": V.to("meta")}),
+    "head_dim is 0": (ValueError, "q has head_dim 0", {"q": Q[..., :0]}),
+    "head_dim is 257": (ValueError, "v has head_dim 257", {"v": torch.randn(2, 2, 9, 257)}),
+    "k has another head_dim": (ValueError, "k has head_dim 7", {"k": K[..., :7]}),
+    "channels have a stride": (
+        ValueError,
+        r"q has stride 6 .*q\.contiguous",
+        {"q": Q.mT.contiguous().mT},
+    ),
+    "k has another batch": (ValueError, "k has batch 1", {"k": K[:1], "v": V[:1]}),
+    "v has another length": (ValueError, r"v has shape \(2, 2, 8, 5\)", {"v": V[:, :, 1:]}),
+    "v has other heads": (ValueError, "v has shape", {"v": V[:, :1]}),
+    "heads do not divide": (
+        ValueError,
+        "k has 3 heads; their number must divide that of q, 4",
+        {"k": torch.randn(2, 3, 9, 8), "v": torch.randn(2, 3, 9, 5)},
+    ),
+    "q has no heads": (ValueError, "q has 0 heads", {"q": Q[:, :0]}),
+    "bias is a tensor": (TypeError, "bias is a Tensor", {"bias": torch.zeros(6, 9)}),
+    "bias was not called": (
+        TypeError,
+        r"bias is a Cable.*bias=cable\(x\)",
+        {"bias": biases.Cable(8, 4)},
+    ),
+    "bias is for other heads": (ValueError, "bias is for 2 heads", {"bias": biases.ALiBi(2)}),
+    "shared bias is for other heads": (
+        ValueError,
+        "bias is for 8 heads",
+        {"bias": biases.Type1(8)},
+    ),
+    "bias has another batch": (
+        ValueError,
+        "bias has batch 3",
+        {"bias": biases.CumulativeBias(torch.zeros(3, 4, 9))},
+    ),
+    "steps have another length": (
+        ValueError,
+        "steps has length 6; it must be the number of keys, 9",
+        {"bias": biases.CumulativeBias(torch.zeros(1, 4, 6))},
+    ),
+    "bias is on another device": (
+        ValueError,
+        "bias is on meta and q on cpu",
+        {"bias": biases.KerpleLog(4).to("meta")},
+    ),
+    "causal is a number": (TypeError, "causal is 1", {"causal": 1}),
+    "window is negative": (ValueError, "window is -1", {"window": -1}),
+    "window is 0": (ValueError, "window is 0", {"window": 0}),
+    "window is a pair": (TypeError, r"window is \(3, 0\)", {"window": (3, 0)}),
+    "window is a bool": (TypeError, "window is True", {"window": True}),
+    "scale is a string": (TypeError, "scale is '1'", {"scale": "1"}),
+    "scale is NaN": (ValueError, "scale is nan", {"scale": float("nan")}),
+    "tolerance is negative": (ValueError, "tolerance is -0.1", {"tolerance": -0.1}),
+    "tolerance is 1": (ValueError, "tolerance is 1", {"tolerance": 1}),
+    "tolerance is NaN": (ValueError, "tolerance is nan", {"tolerance": float("nan")}),
+    "tolerance is no number": (TypeError, "tolerance is 'low'", {"tolerance": "low"}),
+    "backend is unknown": (ValueError, "backend is 'cuda'; it may be", {"backend": "cuda"}),
+    "backend is no name": (TypeError, "backend is 1", {"backend": 1}),
+}
+
+
+@pytest.mark.parametrize(("error", "message", "change"), WRONG.values(), ids=WRONG.keys())
+def test_bad_input_is_refused_before_any_work(monkeypatch, error, message, change):
+    def work(*args):
+        raise AssertionError("work was begun")
+
+    monkeypatch.setattr("biased_flash_attn.ops.forward", work)
+    arguments = {"q": Q, "k": K, "v": V, **change}
+    with pytest.raises(error, match="^" + message):
+        biased_flash_attn(**arguments)
+
+
+def test_cpu_backend_refuses_tensors_elsewhere():
+    q, k, v = (x.to("meta") for x in (Q, K, V))
+    with pytest.raises(ValueError, match=r"^backend='cpu' needs tensors on the CPU; q is on meta"):
+        biased_flash_attn(q, k, v, backend="cpu")
+
+
+def slopes_with_nan():
+    bias = biases.ALiBi(4, trainable=True)
+    bias.slopes.data[2] = torch.nan
+    return bias
+
+
+def table_with_nan():
+    bias = biases.KerpleLog(4)
+    bias.r1.data[3] = torch.nan
+    return bias
+
+
+def with_nan(*shape):
+    x = torch.zeros(shape)
+    x.flatten()[-1] = torch.nan
+    return x
+
+
+@pytest.mark.parametrize(
+    ("what", "make"),
+    [
+        ("slopes", slopes_with_nan),
+        ("table values", table_with_nan),
+        ("steps", lambda: biases.CumulativeBias(with_nan(2, 4, 9))),
+        ("gains", lambda: biases.CumulativeBias(torch.zeros(1, 4, 9), with_nan(1, 4, 6))),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_bias_with_nan_is_refused(what, make, dtype):
+    with pytest.raises(ValueError, match=f"^bias: its {what} contain NaN"):
+        biased_flash_attn(Q.to(dtype), K.to(dtype), V.to(dtype), make())
+
+
+def test_the_smallest_accepted_settings_are_accepted():
+    o = biased_flash_attn(Q, K, V, window=1, tolerance=0.0, scale=0.0, backend="cpu")
+    assert o.isfinite().all()

@@ -1,0 +1,156 @@
+"""The operators in PyTorch's machinery: opcheck, compilation, autocast, second derivatives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from biased_flash_attn import biased_flash_attn, biases
+from cases import FORMS, Case, Content, drawn
+
+# Importing the default backend of torch.compile makes PyTorch warn of itself.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+def operands(case: Case):
+    """The arguments that both operators share, and what they hold of the problem."""
+    problem = drawn(case)
+    bias = problem.called_bias()
+    real = torch.promote_types(case.dtype, torch.float32)
+    form = None if bias is None else bias.lower(case.geometry, real, problem.q.device)
+    tensors = (problem.q, problem.k, problem.v)
+    of_bias = (None, None) if form is None else (form.terms, form.gain)
+    options = ("none" if form is None else form.name, problem.scale, case.causal, case.window)
+    return problem, tensors, of_bias, options
+
+
+@pytest.mark.parametrize("bias", FORMS)
+def test_opcheck_of_forward(bias):
+    case = Case(bias, lengths=(9, 21), heads=(4, 2), window=15)
+    _, tensors, of_bias, options = operands(case)
+    leaves = tuple(None if x is None else x.detach().requires_grad_() for x in of_bias)
+    operator = torch.ops.biased_flash_attn.forward.default
+    torch.library.opcheck(operator, (*tensors, *leaves, *options, "cpu"))
+
+
+@pytest.mark.parametrize("with_bias_gradient", [True, False])
+@pytest.mark.parametrize("bias", FORMS)
+def test_opcheck_of_backward(bias, with_bias_gradient):
+    problem, tensors, of_bias, options = operands(Case(bias, lengths=(9, 21), heads=(4, 2)))
+    tensors = [x.detach() for x in tensors]
+    of_bias = [None if x is None else x.detach() for x in of_bias]
+    o, lse = torch.ops.biased_flash_attn.forward.default(*tensors, *of_bias, *options, "cpu")
+    torch.library.opcheck(
+        torch.ops.biased_flash_attn.backward.default,
+        (
+            *(problem.grad_o, problem.grad_lse, *tensors, o, lse),
+            *(*of_bias, *options, with_bias_gradient, "cpu"),
+        ),
+    )
+
+
+class Layer(nn.Module):
+    """Attention with one bias, all of whose arithmetic a compiler may see."""
+
+    def __init__(self, bias: nn.Module | None):
+        super().__init__()
+        self.bias = bias
+
+    def forward(self, q, k, v):
+        bias = self.bias() if isinstance(self.bias, Content) else self.bias
+        o, lse = biased_flash_attn(q, k, v, bias, window=20, return_lse=True)
+        return o.square().sum() + lse.sum()
+
+
+def loss_and_gradients(layer, q, k, v):
+    loss = layer(q, k, v)
+    return loss, *torch.autograd.grad(loss, (q, k, v, *layer.parameters()))
+
+
+NAMES = [
+    "none",
+    "cumulative-gain",
+    "log1p_square",
+    "alibi",
+    "kerple_log",
+    "sandwich",
+    "t5",
+    "cable",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_compiles_without_graph_breaks(name):
+    torch._dynamo.reset()
+    problem = drawn(Case(name, lengths=(33, 33), heads=(4, 2)))
+    layer = Layer(problem.bias)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for exact, x in zip(
+        loss_and_gradients(layer, problem.q, problem.k, problem.v),
+        loss_and_gradients(compiled, problem.q, problem.k, problem.v),
+        strict=True,
+    ):
+        torch.testing.assert_close(x, exact)
+
+
+def test_compiles_with_the_default_backend():
+    torch._dynamo.reset()
+    problem = drawn(Case("kerple_log", lengths=(33, 33), heads=(4, 2)))
+    layer = Layer(problem.bias)
+    for exact, x in zip(
+        loss_and_gradients(layer, problem.q, problem.k, problem.v),
+        loss_and_gradients(torch.compile(layer, fullgraph=True), problem.q, problem.k, problem.v),
+        strict=True,
+    ):
+        torch.testing.assert_close(x, exact, rtol=1e-4, atol=1e-4)
+
+
+def test_one_compilation_serves_many_lengths():
+    torch._dynamo.reset()
+    layer = Layer(biases.KerpleLog(2))
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for length in (21, 34, 55):
+            q, k, v = (torch.randn(1, 2, length, 8, requires_grad=True) for _ in range(3))
+            ours, exact = (loss_and_gradients(run, q, k, v) for run in (compiled, layer))
+            torch.testing.assert_close(ours, exact)
+
+
+@pytest.mark.parametrize("name", ["kerple_log", "cable"])
+def test_autocast_casts_the_inputs_and_not_the_bias(name):
+    problem = drawn(Case(name, lengths=(33, 33)))
+    q, k, v = problem.q, problem.k, problem.v
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ours = biased_flash_attn(q, k, v, problem.called_bias())
+    cast = biased_flash_attn(q.bfloat16(), k.bfloat16(), v.bfloat16(), problem.called_bias())
+    assert ours.dtype == torch.bfloat16
+    assert torch.equal(ours, cast)
+    ours.sum().backward()
+    assert q.grad.dtype == torch.float32
+
+
+def test_second_derivatives_are_refused():
+    problem = drawn(Case("linear"))
+    o = biased_flash_attn(problem.q, problem.k, problem.v, problem.bias)
+    (grad_q,) = torch.autograd.grad(o.square().sum(), problem.q, create_graph=True)
+    with pytest.raises(RuntimeError, match="biased_flash_attn: the kernels have no second"):
+        grad_q.sum().backward()
+
+
+def test_the_reference_has_second_derivatives():
+    problem = drawn(Case("linear", torch.float64, lengths=(5, 5), dims=(3, 3), batch=1))
+
+    def attend(q, k):
+        return biased_flash_attn(q, k, problem.v, problem.bias, backend="reference")
+
+    assert torch.autograd.gradgradcheck(attend, (problem.q, problem.k))
+
+
+def test_inference_mode():
+    problem = drawn(Case("kerple_log"))
+    exact = biased_flash_attn(problem.q, problem.k, problem.v, problem.bias)
+    with torch.inference_mode():
+        ours = biased_flash_attn(problem.q, problem.k, problem.v, problem.bias)
+    assert torch.equal(ours, exact)
+    assert ours.is_inference()

@@ -1,0 +1,51 @@
+"""Results depend on the number of threads by rounding only, and not on which of them ran first."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cases import FORMS, Case, check_problem, drawn, evaluate
+
+
+@pytest.fixture
+def threads():
+    """Sets the number of threads for the rest of the test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+# Enough work for several threads; with fewer heads than threads, backward shares out a head's keys.
+HEADS = {"many": {"batch": 2, "heads": (4, 2)}, "one": {"batch": 1, "heads": (1, 1)}}
+
+
+@pytest.mark.parametrize("bias", FORMS)
+@pytest.mark.parametrize("heads", HEADS)
+def test_repeats_bit_for_bit(bias, heads, threads):
+    problem = drawn(Case(bias, lengths=(500, 500), dims=(32, 32), **HEADS[heads]))
+    threads(5)
+    first = evaluate(problem)
+    for _ in range(3):
+        for name, x in evaluate(problem).items():
+            assert torch.equal(x, first[name]), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("bias", FORMS)
+@pytest.mark.parametrize("heads", HEADS)
+def test_is_exact_on_any_number_of_threads(bias, heads, dtype, threads):
+    case = Case(bias, dtype, lengths=(500, 500), dims=(32, 32), **HEADS[heads])
+    for count in (1, 2, 5):
+        threads(count)
+        check_problem(drawn(case))
+
+
+def test_outputs_are_the_same_on_any_number_of_threads(threads):
+    problem = drawn(Case("distance", lengths=(500, 500), dims=(32, 32)))
+    threads(1)
+    alone = evaluate(problem)
+    threads(5)
+    together = evaluate(problem)
+    for name in ("o", "lse"):
+        assert torch.equal(alone[name], together[name]), name
