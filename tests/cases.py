@@ -246,10 +246,10 @@ def evaluate(problem: Problem, attend=fused) -> dict[str, Tensor]:
     return {"o": o.detach(), "lse": lse.detach(), **named}
 
 
-def magnitudes(problem: Problem, dtype: torch.dtype) -> dict[str, Tensor]:
+def magnitudes(problem: Problem, dtype: torch.dtype, of_logits: float = 0) -> dict[str, Tensor]:
     """What rounding errors in dtype are relative to: each result's sum over absolute terms.
 
-    Logits and lse are at best float32, and so is the exponential of their difference: a weight
+    of_logits is what a logit is made of beside its product and its bias. Logits and lse are at best float32, and so is the exponential of their difference: a weight
     inherits their size times that rounding. An error of the sum of weights is one of lse itself.
     """
     real = torch.promote_types(dtype, torch.float32)
@@ -263,7 +263,7 @@ def magnitudes(problem: Problem, dtype: torch.dtype) -> dict[str, Tensor]:
         _, lse = naive(problem)
         lse = lse[..., None]
         s = problem.scale * problem.q @ problem.k.repeat_interleave(group, 1).mT
-        size = abs(problem.scale) * q @ k.mT
+        size = abs(problem.scale) * q @ k.mT + of_logits
         if bias is not None:
             s, size = s + bias, size + bias.abs()
         seen = problem.case.geometry.visible() & s.isfinite() & lse.isfinite()

@@ -18,6 +18,7 @@ from cases import (
     drawn,
     evaluate,
     fused,
+    magnitudes,
     naive,
     pairwise,
 )
@@ -33,16 +34,6 @@ def spoil(problem: Problem, where: str, n: int, value: float, channel: int | Non
     with torch.no_grad():
         rows = getattr(problem, where)[0, 0, n]
         rows[slice(None) if channel is None else channel] = value
-
-
-def results_of(problem: Problem) -> list[tuple[str, torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """(name, ours, in float64, naive) of outputs and gradients."""
-    ours, truth, yardstick = evaluate(problem), evaluate(problem.double(), naive), finite(problem)
-    return [(name, ours[name], truth[name], yardstick.get(name)) for name in truth]
-
-
-def finite(problem: Problem) -> dict[str, torch.Tensor]:
-    return {} if problem.q.dtype == torch.float64 else evaluate(problem, naive)
 
 
 @pytest.mark.sanitize
@@ -116,19 +107,19 @@ def test_gradients_have_nothing_of_what_their_queries_do_not_see(where, n, value
     kept = {"q": ~lost_queries, "k": ~lost_keys, "v": ~lost_keys}
 
     ours, truth = evaluate(problem), evaluate(clean, naive)
-    yardstick = evaluate(copied_as(clean, case.dtype), naive)
+    yardstick, sums = evaluate(in_dtype(clean), naive), magnitudes(clean, case.dtype)
     for name, rows in kept.items():
-        actual, exact, same = (
-            x[f"gradient of {name}"][:, :, rows] for x in (ours, truth, yardstick)
-        )
+        what = f"gradient of {name}"
+        actual, exact, same, terms = (x[what][:, :, rows] for x in (ours, truth, yardstick, sums))
         same = None if case.dtype == torch.float64 else same
-        assert_close_to_float64(actual, exact, same, f"gradient of {name}")
+        assert_close_to_float64(actual, exact, same, what, terms)
 
 
-def copied_as(problem: Problem, dtype: torch.dtype) -> Problem:
+def in_dtype(problem: Problem) -> Problem:
+    """A float64 problem with its tensors as its case has them."""
+    dtype = problem.case.dtype
     q, k, v = (x.detach().to(dtype).requires_grad_() for x in (problem.q, problem.k, problem.v))
-    bias = problem.bias
-    return dataclasses.replace(problem, q=q, k=k, v=v, bias=bias, grad_o=problem.grad_o.to(dtype))
+    return dataclasses.replace(problem, q=q, k=k, v=v, grad_o=problem.grad_o.to(dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -159,9 +150,6 @@ def test_a_half_dtype_overflows_as_it_is_rounded(instruction_set, dtype):
     assert (o >= torch.finfo(dtype).max * (1 - 2 * torch.finfo(dtype).eps)).all()
 
 
-# Biases of -inf
-
-
 MASKS_BY_BIAS = {
     "far": lambda d: d > 40,
     "near": lambda d: (d < 5) & (d > -5),
@@ -184,16 +172,12 @@ def test_distances_of_minus_infinity_are_masked(hidden, dtype, causal):
         d = torch.arange(table.r.shape[1]) - table.last_key
         table.r[:, hidden(d)] = -INF
     ours = check_problem(problem)
-    seen = case_visible(problem) & ~hidden(problem.case.geometry.pair_distances())
+    seen = problem.case.geometry.visible() & ~hidden(problem.case.geometry.pair_distances())
     empty = ~seen.any(1)
     assert (ours["lse"].isinf() == empty).all()
     assert (ours["o"][:, :, empty] == 0).all()
     assert (ours["gradient of q"][:, :, empty] == 0).all()
     assert (ours["gradient of r"][:, hidden(d)] == 0).all()
-
-
-def case_visible(problem: Problem) -> torch.Tensor:
-    return problem.case.geometry.visible()
 
 
 def test_a_table_of_minus_infinity_is_a_window_to_the_bit():

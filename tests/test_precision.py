@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from biased_flash_attn import biased_flash_attn, biases, reference
-from biased_flash_attn.forms import Geometry
-from cases import Case, drawn, evaluate, fused, naive
+from biased_flash_attn import biased_flash_attn, biases
+from biased_flash_attn.forms import Cumulative, Geometry
+from cases import Case, Problem, drawn, evaluate, fused, magnitudes, naive
 from numerics import assert_close_to_float64
 
 N = 8192
 ROWS = [63, 64, 1000, 4095, 4096, 5555, 8100, N - 1]
 
 
-def steep_steps() -> biases.CumulativeBias:
-    """Steps of -0.69 on average, which add up to -5700; then some of no size."""
-    return biases.CumulativeBias(-2 * 0.69 * torch.rand(1, 2, N))
-
-
-def weak_then_steep() -> biases.CumulativeBias:
-    """A sum of 5700 is reached before the last 2000 keys, between which the bias is small."""
+def weak_at_last() -> biases.CumulativeBias:
+    """A sum of -3000 is reached before the last 2000 keys, between which the bias is small."""
     steps = -torch.rand(1, 2, N)
     steps[..., 6000:] *= 1e-3
     return biases.CumulativeBias(steps)
@@ -33,98 +30,123 @@ LONG = {
     "alibi-flat": lambda: biases.ALiBi(2, exponent=8),
     "kerple_log": lambda: biases.KerpleLog(2),
     "sandwich": lambda: biases.Sandwich(2),
-    "steps": steep_steps,
-    "steps-weak": weak_then_steep,
+    # -0.69 on average, -5700 in sum
+    "steps": lambda: biases.CumulativeBias(-1.38 * torch.rand(1, 2, N)),
+    "steps-weak": weak_at_last,
     "gain": lambda: biases.CumulativeBias(-torch.rand(1, 2, N), 0.1 + torch.rand(1, 2, N)),
     "kernel": lambda: biases.CumulativeBias(-torch.rand(1, 2, N), kernel="log1p_square"),
 }
 
 
-def one_row(q, k, v, bias, i: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Query i by the reference, over the keys that it sees."""
-    n = i + 1
-    if isinstance(bias, biases.CumulativeBias):
-        gain = None if bias.gain is None else bias.gain[..., i:n]
-        bias = biases.CumulativeBias(bias.steps[..., :n], gain, bias.kernel)
-    dense = None if bias is None else bias.dense(1, n)
-    q, k, v = (x.to(dtype) for x in (q[:, :, i:n], k[:, :, :n], v[:, :, :n]))
-    return reference.attention(q, k, v, dense, Geometry(1, n), q.shape[3] ** -0.5)
+class DenseRow(nn.Module):
+    """The bias of one query, as numbers."""
+
+    def __init__(self, bias, i: int):
+        super().__init__()
+        if isinstance(bias, biases.CumulativeBias):
+            gain = None if bias.gain is None else bias.gain[..., i : i + 1]
+            bias = biases.CumulativeBias(bias.steps[..., : i + 1], gain, bias.kernel)
+        self.row = bias.dense(1, i + 1).detach()
+
+    def dense(self, n_query: int, n_key: int) -> Tensor:
+        return self.row
+
+
+def row_of(case: Case, q, k, v, bias, i: int) -> Problem:
+    """Query i over the keys that it sees."""
+    case = dataclasses.replace(case, lengths=(1, i + 1))
+    q, k, v = q[:, :, i : i + 1], k[:, :, : i + 1], v[:, :, : i + 1]
+    dense = None if bias is None else DenseRow(bias, i)
+    return Problem(case, q, k, v, dense, torch.zeros(q.shape), torch.zeros(q.shape[:3]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("bias", LONG)
+@torch.no_grad()
 def test_rows_of_long_sequences_are_as_exact_as_short_ones(bias, dtype):
+    case = Case(dtype=dtype, lengths=(N, N), batch=1)
     q, k, v = (torch.randn(1, 2, N, 16).to(dtype) for _ in "qkv")
     bias = LONG[bias]()
-    with torch.no_grad():
-        outputs = biased_flash_attn(q, k, v, bias, return_lse=True, backend="cpu")
-        exact, same = (
-            [one_row(q, k, v, bias, i, kind) for i in ROWS] for kind in (torch.float64, dtype)
-        )
+    outputs = biased_flash_attn(q, k, v, bias, return_lse=True, backend="cpu")
+    # Within a tile, steps are added up in lse's precision.
+    of_tile = 0
+    if isinstance(bias, biases.CumulativeBias):
+        gain = 1 if bias.gain is None else bias.gain.abs().max()
+        of_tile = 64 * bias.steps.abs().mean() * gain
+
+    rows = [row_of(case, q, k, v, bias, i) for i in ROWS]
+    truth, yardstick = [naive(row.double()) for row in rows], [naive(row) for row in rows]
+    sums = [magnitudes(row.double(), dtype, of_tile) for row in rows]
     for place, name in enumerate(("o", "lse")):
-        rows = outputs[place][:, :, ROWS]
-        truth, yardstick = (torch.cat([row[place] for row in rows], 2) for rows in (exact, same))
-        # Within a tile, steps are added up in lse's precision.
-        of_a_tile = None
-        if isinstance(bias, biases.CumulativeBias):
-            of_a_tile = torch.full_like(truth, 64 * bias.steps.abs().mean())
-        yardstick = None if dtype == torch.float64 else yardstick
-        assert_close_to_float64(rows, truth, yardstick, name, of_a_tile)
+        exact, same = (torch.cat([row[place] for row in all_], 2) for all_ in (truth, yardstick))
+        same = None if dtype == torch.float64 else same
+        terms = torch.cat([row[name] for row in sums], 2)
+        assert_close_to_float64(outputs[place][:, :, ROWS], exact, same, name, terms)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_gradients_of_logits_add_up_to_those_of_lse_in_each_row(dtype):
-    """The gradient of a running sum C_t is row t of dS minus its column t. The column is also the
-    gradient of a last channel of k_t that q multiplies by 1 / scale: what is left is row t, whose
-    sum is the gradient of lse."""
-    case = Case("cumulative", dtype, lengths=(2000, 2000), dims=(17, 16), heads=(1, 1), batch=1)
+class Sums(nn.Module):
+    """A cumulative bias given by its running sums."""
 
-    def sums(problem, attend):
-        with torch.no_grad():
-            problem.q[..., -1] = 1 / problem.scale
-        results = evaluate(problem, attend)
-        of_steps = results["gradient of steps"]
-        # C_t is the sum of the steps up to t: differences undo the sum of its gradients.
-        of_sums = of_steps - torch.nn.functional.pad(of_steps[..., 1:], (0, 1))
-        return of_sums + results["gradient of k"][..., -1]
+    def __init__(self, sums: Tensor):
+        super().__init__()
+        self.sums = nn.Parameter(sums)
 
-    problem = drawn(case)
-    same = None if dtype == torch.float64 else sums(problem, naive)
-    assert_close_to_float64(
-        sums(problem, fused),
-        problem.grad_lse.double(),
-        same,
-        "rows of dS",
-        problem.grad_lse.double(),
-    )
+    def lower(self, geometry: Geometry, dtype: torch.dtype, device: torch.device) -> Cumulative:
+        return Cumulative(self.sums.double())
+
+    def dense(self, n_query: int, n_key: int) -> Tensor:
+        return Cumulative(self.sums.double()).dense(Geometry(n_query, n_key, causal=False))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_the_gradient_of_a_slope_follows_from_those_of_rows_and_columns(dtype):
-    """sum_ij dS_ij (p_i - j) = sum_i p_i dlse_i - sum_j j (column j of dS)."""
-    case = Case("linear", dtype, lengths=(1500, 2000), dims=(17, 16), heads=(2, 2), batch=1)
-    problem = drawn(case)
+def with_columns(case: Case, bias: nn.Module) -> Problem:
+    """A problem in which the gradient of k's last channel is that of a number added to a column
+    of logits: the sum of the column of dS."""
+    problem = dataclasses.replace(drawn(case), bias=bias.to(lse_dtype(case)))
     with torch.no_grad():
         problem.q[..., -1] = 1 / problem.scale
+    return problem
 
-    def both_ways(attend) -> tuple[Tensor, Tensor]:
+
+def lse_dtype(case: Case) -> torch.dtype:
+    return torch.promote_types(case.dtype, torch.float32)
+
+
+BOTH_EXACT = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+
+
+@BOTH_EXACT
+def test_rows_of_the_gradient_of_logits_add_up_to_the_gradient_of_lse(dtype):
+    """The gradient of a running sum C_t is row t of dS minus its column t."""
+    case = Case(dtype=dtype, lengths=(2000, 2000), dims=(17, 16), heads=(1, 1), batch=1)
+    problem = with_columns(case, Sums(torch.randn(1, 1, 2000)))
+
+    def rows(attend) -> Tensor:
         results = evaluate(problem, attend)
-        rows = problem.case.geometry.positions() * problem.grad_lse.double()
-        columns = torch.arange(2000) * results["gradient of k"][..., -1].double()
-        return -results["gradient of slopes"], (rows.sum(-1) - columns.sum(-1))[0]
+        return results["gradient of sums"] + results["gradient of k"][..., -1]
 
-    direct, indirect = both_ways(fused)
-    naive_direct, naive_indirect = both_ways(naive)
-    largest = (torch.arange(2000) * problem.grad_lse.double().abs().mean()).sum()
-    same = None if dtype == torch.float64 else indirect + (naive_direct - naive_indirect)
-    assert_close_to_float64(direct, indirect, same, "gradient of slopes", largest)
+    columns = magnitudes(problem.double(), dtype)["gradient of k"][..., -1]
+    same = None if dtype == torch.float64 else rows(naive)
+    exact = problem.grad_lse.double()
+    assert_close_to_float64(rows(fused), exact, same, "rows of dS", 2 * columns)
 
 
-def test_all_gradients_of_a_table_add_up_to_those_of_lse():
-    problem = drawn(Case("distance", lengths=(300, 2000), dims=(16, 16), batch=1))
-    table = evaluate(problem)["gradient of r"].double().sum(1)
-    yardstick = evaluate(problem, naive)["gradient of r"].double().sum(1)
-    exact = problem.grad_lse.double().sum((0, 2))
-    assert_close_to_float64(
-        table.float(), exact, yardstick, "sum of dS", problem.grad_lse.double().abs().sum(2)
-    )
+@BOTH_EXACT
+def test_the_gradient_of_a_slope_is_that_of_rows_and_columns(dtype):
+    """sum_ij dS_ij (p_i - j) = sum_i p_i dlse_i - sum_j j (column j of dS)."""
+    case = Case(dtype=dtype, lengths=(1500, 2000), dims=(17, 16), batch=1)
+    problem = with_columns(case, biases.ALiBi(2, trainable=True))
+    positions, keys = problem.case.geometry.positions(), torch.arange(2000)
+
+    results = evaluate(problem)
+    rows = (positions * problem.grad_lse.double()).sum(-1)
+    columns = (keys * results["gradient of k"][..., -1].double()).sum(-1)
+    terms = (keys * magnitudes(problem.double(), dtype)["gradient of k"][..., -1]).sum(-1)
+    actual, exact = -results["gradient of slopes"], (rows - columns)[0]
+    assert_close_to_float64(actual, exact, None, "gradient of slopes", terms[0])
+
+
+def test_the_gradients_of_a_table_add_up_to_those_of_lse():
+    problem = drawn(Case("distance", torch.float64, lengths=(300, 2000), batch=1))
+    actual, exact = evaluate(problem)["gradient of r"].sum(1), problem.grad_lse.sum((0, 2))
+    terms = magnitudes(problem, torch.float64)["gradient of r"].sum(1)
+    assert_close_to_float64(actual, exact, None, "sum of dS", terms)
