@@ -63,11 +63,11 @@ class FreeTable(biases.DistanceBias):
 
     def __init__(self, num_heads: int, n_query: int, n_key: int, curves: int | None = None):
         super().__init__(num_heads)
-        self.last_key = n_query - 1
-        self.r = nn.Parameter(torch.randn(curves or num_heads, n_query + n_key))
+        self.origin = n_query
+        self.r = nn.Parameter(torch.randn(curves or num_heads, n_query + n_key + 2))
 
     def formula(self, d: Tensor) -> Tensor:
-        table = self.r.double()[:, d.long() + self.last_key]
+        table = self.r.double()[:, d.long() + self.origin]
         return table[0] if len(self.r) == 1 else table
 
 
@@ -249,8 +249,9 @@ def evaluate(problem: Problem, attend=fused) -> dict[str, Tensor]:
 def magnitudes(problem: Problem, dtype: torch.dtype, of_logits: float = 0) -> dict[str, Tensor]:
     """What rounding errors in dtype are relative to: each result's sum over absolute terms.
 
-    of_logits is what a logit is made of beside its product and its bias. Logits and lse are at best float32, and so is the exponential of their difference: a weight
-    inherits their size times that rounding. An error of the sum of weights is one of lse itself.
+    Logits and lse are at best float32, and so is the exponential of their difference: a weight
+    inherits their size times that rounding. of_logits adds to the size of a logit what it is made
+    from beside its product and its bias. An error of the sum of weights is one of lse itself.
     """
     real = torch.promote_types(dtype, torch.float32)
     coarseness = torch.finfo(real).eps / torch.finfo(dtype).eps

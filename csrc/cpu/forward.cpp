@@ -204,7 +204,7 @@ private:
     // weights = 2^(logits - pivot), added up in `sum`; the two may share memory.
     static BFA_INLINE void exponentials(int width, const Real* logits, Real pivot, Operand* weights,
                                         Real* sum) {
-        Vector<Real> total = load(sum);
+        Vector<Real> total{};
         if constexpr (Arithmetic::pair == 1) {
 #pragma GCC unroll 4
             for (int c = 0; c < width; c += kLane) {
@@ -221,7 +221,7 @@ private:
                 store(weights + c / 2, Arithmetic::pairs_along_row(first, second));
             }
         }
-        store(sum, total);
+        store(sum, load(sum) + total);
     }
 
     void finish() {

@@ -36,13 +36,9 @@ BFA_INLINE void gemm_block(int64_t depth, LeftMatrix<typename Arithmetic::Operan
                            RightMatrix<typename Arithmetic::Operand> b,
                            Result<typename Arithmetic::Real> c) {
     using Real = typename Arithmetic::Real;
-    Vector<Real> sum[kRows][kVectors];
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 4
-        for (int x = 0; x < kVectors; ++x)
-            sum[r][x] =
-                kAccumulate ? load(c.data + r * c.stride + x * kLanes<Real>) : Vector<Real>{};
+    // The block's sum starts at 0 also where it is added to c: many small terms then lose nothing
+    // to a large c, which holds the nearest keys first.
+    Vector<Real> sum[kRows][kVectors] = {};
     for (int64_t k = 0; k < depth; ++k) {
         Vector<typename Arithmetic::Operand> right[kVectors];
 #pragma GCC unroll 4
@@ -59,8 +55,10 @@ BFA_INLINE void gemm_block(int64_t depth, LeftMatrix<typename Arithmetic::Operan
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
-        for (int x = 0; x < kVectors; ++x)
-            store(c.data + r * c.stride + x * kLanes<Real>, sum[r][x]);
+        for (int x = 0; x < kVectors; ++x) {
+            Real* target = c.data + r * c.stride + x * kLanes<Real>;
+            store(target, kAccumulate ? load(target) + sum[r][x] : sum[r][x]);
+        }
 }
 
 // Calls function(integral_constant n) for a runtime n in 1..kMost.
