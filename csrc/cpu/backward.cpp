@@ -142,8 +142,6 @@ private:
         for (int64_t i = queries.begin / kRegisterRows * kRegisterRows; i < queries.end;
              i += kBlockRows)
             add_block({i, std::min(i + kBlockRows, queries.end)}, keys);
-        if constexpr (Bias::has_gradient)
-            if (p_.grad_terms.data) bias_.end_tile(keys);
         if (last_member) {
             write_rows(p_.grad_k, kv_head_, keys.begin, n, p_.head_dim, tile_grad_keys_.data,
                        p_.scale);
@@ -167,6 +165,8 @@ private:
                                    : add_strip<false, false>(strip, keys, queries.begin);
             }
         }
+        if constexpr (Bias::has_gradient)
+            if (p_.grad_terms.data) bias_.end_block(keys);
         const int rows = int(round_up(queries.end - queries.begin, kRegisterRows));
         const Result<Real> grad_queries = {grad_queries_ + queries.begin * queries_.columns(),
                                            queries_.columns()};

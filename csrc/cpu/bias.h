@@ -3,7 +3,7 @@
 // A form is prepared for one head (begin_head), then for one key tile (begin_tile), then for one
 // query: row(query) gives an object whose logits(column) is the bias of kTile's columns column,
 // column + 1, ... in base 2. Backward hands the gradient of the natural-log logits, zero where
-// masked, to add_gradient(row, column, gradient) and closes with end_row, end_tile and end_head;
+// masked, to add_gradient(row, column, gradient) and closes with end_row, end_block and end_head;
 // only end_head writes to the problem's outputs.
 #pragma once
 
@@ -51,7 +51,7 @@ public:
 
     void begin_tile(Range keys) {
         tile_begin_ = keys.begin;
-        tile_gradient_ = Vector<Real>{};
+        block_gradient_ = Vector<Real>{};
     }
 
     Row row(int64_t query) const {
@@ -64,8 +64,11 @@ public:
     BFA_INLINE void add_gradient(Row& row, int column, Vector<Real> gradient) {
         row.gradient -= gradient * row.distance(column);
     }
-    BFA_INLINE void end_row(Row& row, int64_t) { tile_gradient_ += row.gradient; }
-    void end_tile(Range) { gradient_ += reduce_sum<Real>(tile_gradient_); }
+    BFA_INLINE void end_row(Row& row, int64_t) { block_gradient_ += row.gradient; }
+    void end_block(Range) {
+        gradient_ += reduce_sum<Real>(block_gradient_);
+        block_gradient_ = Vector<Real>{};
+    }
     void end_head(const View& grad_terms, const View&, int64_t b, int64_t h) {
         *grad_terms.at<Real>(b, h) += Real(gradient_);
     }
@@ -74,7 +77,7 @@ private:
     const Problem& problem_;
     Real slope_;
     int64_t tile_begin_;
-    Vector<Real> tile_gradient_;
+    Vector<Real> block_gradient_;
     double gradient_;
 };
 
@@ -117,7 +120,7 @@ public:
         store(row.gradient + column, load(row.gradient + column) + gradient);
     }
     void end_row(Row&, int64_t) {}
-    void end_tile(Range) {}
+    void end_block(Range) {}
     void end_head(const View& grad_terms, const View&, int64_t b, int64_t h) {
         Real* out = grad_terms.at<Real>(b, h);
         const int64_t n = problem_.n_terms;
@@ -215,9 +218,10 @@ public:
         const int64_t position = problem_.position(query);
         if (position >= 0) sum_gradient_[position] += reduce_sum<Real>(row.sum_gradient * row.gain);
     }
-    void end_tile(Range keys) {
+    void end_block(Range keys) {
         for (int64_t j = keys.begin; j < keys.end; ++j)
             sum_gradient_[j] += key_gradient_[j - keys.begin];
+        std::memset(key_gradient_, 0, kTile * sizeof(Real));
     }
     void end_head(const View& grad_terms, const View& grad_gain, int64_t b, int64_t h) {
         double* terms = grad_terms.at<double>(b, h);

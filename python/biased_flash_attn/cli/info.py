@@ -6,6 +6,7 @@ from importlib import metadata, resources
 import click
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from .. import backends
@@ -20,13 +21,15 @@ def info():
     facts.add_row("torch", torch.__version__)
     facts.add_row("python", platform.python_version())
     facts.add_row("system", platform.platform())
-    facts.add_row("processor", f"{platform.machine()}, {torch.get_num_threads()} threads")
+    capability = torch.backends.cpu.get_cpu_capability()
+    threads = torch.get_num_threads()
+    facts.add_row("processor", f"{platform.machine()} with {capability}, {threads} threads")
     console.print(facts)
 
     table = Table("backend", "available", "detail", title="Backends")
     for backend in backends.report():
         available = "[green]yes" if backend.available else "[red]no"
-        table.add_row(backend.name, available, backend.detail)
+        table.add_row(backend.name, available, escape(backend.detail))
     console.print(table)
 
     build_error = resources.files("biased_flash_attn") / "_build_error.txt"
