@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 import secrets
 import zlib
+
+# Waiting threads that spin starve the ones they wait for where other processes need the cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import hypothesis
 import pytest
