@@ -75,7 +75,7 @@ def test_sample_of_exact_attention_is_the_whole_seen_through_the_sample(name):
     layer = text.embedded(text.library_source(50), 2, 16, torch.float64)
     module = catalogue.make(name, 2, 32).double()
     sample = accuracy.Sample(layer, n_queries=7)
-    sampled = sample.exact(module, layer)
+    sampled = sample.exact(module, layer).values
 
     bias = module(layer.x).dense(50, 50)
     o, _ = reference.attention(layer.q, layer.k, layer.v, bias, Geometry(50, 50), 16**-0.5)

@@ -93,9 +93,8 @@ def environment_with(wheel: Path, folder: Path) -> Path:
     python = folder / "venv" / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", python]
     run(*pip, "install", "--no-deps", wheel, cwd=folder)
-    packages = run(
-        python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder
-    )
+    purelib = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    packages = run(python, "-c", purelib, cwd=folder).strip()
     # Folders named in a .pth file are searched, but a .pth file inside them, which is how an
     # editable install works, is not read.
     Path(packages, "borrowed.pth").write_text(sysconfig.get_path("purelib"))

@@ -6,7 +6,9 @@ loss that looks at the sampled queries only.
 """
 
 import copy
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +19,25 @@ from ..reference import attention
 from .baselines import naive
 from .text import Layer
 
+SMALLEST = sys.float_info.min
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Outputs and gradients in float64, and how large what they are sums of is.
+
+    Gradients add up what the queries contribute. A sum of parts that cancel can be no more exact
+    than its parts, so its size is the largest entry of the sum of their absolute values.
+    """
+
+    values: dict[str, Tensor]
+    sizes: dict[str, float]
+
 
 class Sample:
     """Some queries of a layer, and the gradient of a loss with respect to their outputs."""
 
-    def __init__(self, layer: Layer, n_queries: int = 16):
+    def __init__(self, layer: Layer, n_queries: int = 8):
         generator = torch.Generator().manual_seed(1)
         n, head_dim = layer.v.shape[-2:]
         inner = torch.randperm(n, generator=generator)[:n_queries]
@@ -38,26 +54,41 @@ class Sample:
 
     def naive(self, module: nn.Module, layer: Layer) -> dict[str, Tensor]:
         """The same in plain PyTorch, in the layer's dtype."""
-        return self.one_by_one(naive, module, layer)
+        totals, _ = summed(self.contributions(naive, module, layer))
+        return totals
 
-    def exact(self, module: nn.Module, layer: Layer) -> dict[str, Tensor]:
+    def exact(self, module: nn.Module, layer: Layer) -> Exact:
         """The same in float64."""
         module = copy.deepcopy(module).double()
-        return self.one_by_one(last_query_exactly, module, layer.to(torch.float64))
+        layer = layer.to(torch.float64)
+        totals, sizes = summed(self.contributions(last_query_exactly, module, layer))
+        return Exact(totals, {name: float(size.max()) for name, size in sizes.items()})
 
-    def one_by_one(self, attend: Callable, module: nn.Module, layer: Layer) -> dict[str, Tensor]:
-        """The same by attend(q, k, v, bias) on each query and the keys up to it."""
+    def contributions(
+        self, attend: Callable, module: nn.Module, layer: Layer
+    ) -> Iterator[dict[str, Tensor]]:
+        """What each query, attended to by attend(q, k, v, bias), adds to outputs and gradients."""
         leaves = differentiated(module, layer)
-        gradients = {name: torch.zeros_like(t, dtype=torch.float64) for name, t in leaves.items()}
-        outputs = []
         for n, i in enumerate(self.queries.tolist()):
             q, k, v = layer.q[:, :, i : i + 1], layer.k[:, :, : i + 1], layer.v[:, :, : i + 1]
-            o = attend(q, k, v, module(layer.x[:, : i + 1]))
-            outputs.append(o.detach())
-            grad = self.grad[:, :, n : n + 1].to(o.dtype)
-            for name, g in zip(leaves, torch.autograd.grad(o, leaves.values(), grad), strict=True):
-                gradients[name] += g
-        return {"o": torch.cat(outputs, 2), **gradients}
+            row = attend(q, k, v, module(layer.x[:, : i + 1]))
+            grad = self.grad[:, :, n : n + 1].to(row.dtype)
+            gradients = torch.autograd.grad(row, leaves.values(), grad)
+            o = torch.zeros_like(self.grad, dtype=row.dtype)
+            o[:, :, n : n + 1] = row.detach()
+            yield {"o": o, **dict(zip(leaves, gradients, strict=True))}
+
+
+def summed(parts: Iterable[dict[str, Tensor]]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The sum of each tensor, and that of its absolute values, in float64."""
+    totals: dict[str, Tensor] = {}
+    sizes: dict[str, Tensor] = {}
+    for part in parts:
+        for name, t in part.items():
+            t = t.double()
+            totals[name] = totals[name] + t if name in totals else t
+            sizes[name] = sizes[name] + t.abs() if name in sizes else t.abs()
+    return totals, sizes
 
 
 def last_query_exactly(q: Tensor, k: Tensor, v: Tensor, bias) -> Tensor:
@@ -71,26 +102,17 @@ def differentiated(module: nn.Module, layer: Layer) -> dict[str, Tensor]:
     return {"q": layer.q, "k": layer.k, "v": layer.v, **dict(module.named_parameters())}
 
 
-def errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
-    """The largest error of each tensor, relative to its largest entry."""
-    return {name: relative_error(found[name], exact[name]) for name in exact}
-
-
-def relative_error(found: Tensor, exact: Tensor) -> float:
-    size = exact.abs().max().clamp(min=torch.finfo(exact.dtype).tiny)
-    return float((found.double() - exact).abs().max() / size)
-
-
-def tolerated(
-    plain: dict[str, Tensor], exact: dict[str, Tensor], dtype: torch.dtype
-) -> dict[str, float]:
-    """Errors to stay within: twice those of naive attention in dtype, plus a band for rounding."""
-    # The result is rounded to dtype; sums are in float32, in another order than naive attention's.
-    # The gradient of a bias's parameter sums signed terms of all tokens, which largely cancel.
-    n_tokens = exact["k"].shape[2]
-    roundings = {name: 16 if name in "oqkv" else 4 * n_tokens**0.5 for name in exact}
-    eps, eps_of_sums = torch.finfo(dtype).eps, torch.finfo(torch.float32).eps
+def errors(found: dict[str, Tensor], exact: Exact) -> dict[str, float]:
+    """The largest error of each tensor, relative to its size."""
     return {
-        name: 2 * error + eps + roundings[name] * eps_of_sums
-        for name, error in errors(plain, exact).items()
+        name: float((found[name].double() - value).abs().max()) / max(exact.sizes[name], SMALLEST)
+        for name, value in exact.values.items()
     }
+
+
+def tolerated(plain: dict[str, Tensor], exact: Exact, dtype: torch.dtype) -> dict[str, float]:
+    """Errors to stay within: twice those of naive attention in dtype, plus a band for rounding."""
+    # Results are rounded to dtype. Sums are in float32, in another order than naive attention's,
+    # and the gradient of a parameter sums signed terms of all pairs, which largely cancel.
+    band = torch.finfo(dtype).eps + 64 * torch.finfo(torch.float32).eps
+    return {name: 2 * error + band for name, error in errors(plain, exact).items()}
