@@ -221,15 +221,17 @@ private:
         gemm<Arithmetic, false>(rows, width, grad_outputs_.depth(), grad_outputs_.left(strip.begin),
                                 {values_transposed_, kTile}, {grad_logits, kTile});
         for (int r = 0; r < rows; ++r)
-            add_row<kMasked, kBiasGradient>(strip.begin + r, keys, width, weights + r * kTile,
+            add_row<kMasked, kBiasGradient>(strip.begin, r, keys, width, weights + r * kTile,
                                             grad_logits + r * kTile);
+        if constexpr (kBiasGradient && Bias::has_gradient) bias_.end_strip(strip);
         if constexpr (kPair == 2) store_pairs(block_row, rows, width, weights, grad_logits);
     }
 
     // In: weights = q.k, grad_logits = grad_o.v. Out: weights = P, grad_logits = dS.
     template <bool kMasked, bool kBiasGradient>
-    BFA_INLINE void add_row(int64_t query, Range keys, int width, Real* weights,
+    BFA_INLINE void add_row(int64_t strip, int r, Range keys, int width, Real* weights,
                             Real* grad_logits) {
+        const int64_t query = strip + r;
         const Vector<Real> scale = broadcast(Real(p_.scale * kLog2e));
         const Vector<Real> lse = broadcast(lse_[query]), delta = broadcast(delta_[query]);
         const int64_t real_query = std::min(query, p_.n_query - 1);  // padded rows have P = 0
@@ -249,7 +251,7 @@ private:
             if constexpr (kBiasGradient && Bias::has_gradient)
                 bias_.add_gradient(bias, c, grad_logit);
         }
-        if constexpr (kBiasGradient && Bias::has_gradient) bias_.end_row(bias, real_query);
+        if constexpr (kBiasGradient && Bias::has_gradient) bias_.end_row(bias, r);
     }
 
     void store_pairs(int64_t block_row, int rows, int width, const Real* weights,

@@ -3,8 +3,9 @@
 // A form is prepared for one head (begin_head), then for one key tile (begin_tile), then for one
 // query: row(query) gives an object whose logits(column) is the bias of kTile's columns column,
 // column + 1, ... in base 2. Backward hands the gradient of the natural-log logits, zero where
-// masked, to add_gradient(row, column, gradient) and closes with end_row, end_block and end_head;
-// only end_head writes to the problem's outputs.
+// masked, to add_gradient(row, column, gradient). It closes each row of a strip with
+// end_row(row, number within the strip), then the strip, the block of strips, and the head; only
+// end_head writes to the problem's outputs.
 #pragma once
 
 #include "arithmetic.h"
@@ -64,7 +65,8 @@ public:
     BFA_INLINE void add_gradient(Row& row, int column, Vector<Real> gradient) {
         row.gradient -= gradient * row.distance(column);
     }
-    BFA_INLINE void end_row(Row& row, int64_t) { block_gradient_ += row.gradient; }
+    BFA_INLINE void end_row(const Row& row, int) { block_gradient_ += row.gradient; }
+    void end_strip(Range) {}
     void end_block(Range) {
         gradient_ += reduce_sum<Real>(block_gradient_);
         block_gradient_ = Vector<Real>{};
@@ -105,12 +107,15 @@ public:
         if (gradient_) std::memset(gradient_, 0, padded_length() * sizeof(Real));
     }
 
-    void begin_tile(Range keys) { tile_begin_ = keys.begin; }
+    void begin_tile(Range keys) {
+        const int64_t first_distance = problem_.causal ? 0 : 1 - problem_.n_query;
+        const int64_t distance_of_query_0 = problem_.position(0) - keys.begin;
+        start_of_query_0_ =
+            kPadding + problem_.n_terms - 1 - (distance_of_query_0 - first_distance);
+    }
 
     Row row(int64_t query) const {
-        const int64_t first_distance = problem_.causal ? 0 : 1 - problem_.n_query;
-        const int64_t distance = problem_.position(query) - tile_begin_;
-        const int64_t start = kPadding + problem_.n_terms - 1 - (distance - first_distance);
+        const int64_t start = start_of_query_0_ - query;
         return {table_ + start, gradient_ + start};
     }
 
@@ -119,7 +124,8 @@ public:
     BFA_INLINE void add_gradient(Row& row, int column, Vector<Real> gradient) {
         store(row.gradient + column, load(row.gradient + column) + gradient);
     }
-    void end_row(Row&, int64_t) {}
+    void end_row(const Row&, int) {}
+    void end_strip(Range) {}
     void end_block(Range) {}
     void end_head(const View& grad_terms, const View&, int64_t b, int64_t h) {
         Real* out = grad_terms.at<Real>(b, h);
@@ -135,7 +141,7 @@ private:
     const Problem& problem_;
     Real* table_;
     Real* gradient_;
-    int64_t tile_begin_;
+    int64_t start_of_query_0_;
 };
 
 // beta = gain_i (sums_p - sums_j), its sign turned where j > p; beta itself, or -log(1 + beta^2).
@@ -144,7 +150,7 @@ template <class Real, bool kLogSquare>
 class CumulativeBias {
 public:
     struct Row {
-        Vector<Real> gain, sum, distance_to_tile;
+        Vector<Real> gain, gain_in_base_2, sum, distance_to_tile;
         const Real* key_sums;
         bool two_sided;
         Vector<Real> sum_gradient, gain_gradient;
@@ -157,9 +163,9 @@ public:
             return turned(sum - load(key_sums + column), column);
         }
         BFA_INLINE Vector<Real> logits(int column) const {
+            if constexpr (!kLogSquare) return gain_in_base_2 * difference(column);
             const Vector<Real> beta = gain * difference(column);
-            if constexpr (kLogSquare) return -log2_1p(beta * beta);
-            return beta * Real(kLog2e);
+            return -log2_1p(beta * beta);
         }
     };
 
@@ -167,6 +173,8 @@ public:
         : problem_(problem),
           key_sums_(arena.take<Real>(kTile)),
           key_gradient_(arena.take<Real>(kTile)),
+          row_sum_gradients_(arena.take<Real>(with_gradient ? kStripRows * kLane : 0)),
+          row_gain_gradients_(arena.take<Real>(with_gradient ? kStripRows * kLane : 0)),
           sum_gradient_(with_gradient ? arena.take<double>(problem.n_key) : nullptr),
           gain_gradient_(with_gradient ? arena.take<double>(problem.n_query) : nullptr) {}
 
@@ -191,7 +199,8 @@ public:
     Row row(int64_t query) const {
         const int64_t position = problem_.position(query);
         const double sum = position < 0 ? 0.0 : sums_[position];
-        return {broadcast(gain_ ? gain_[query] : Real(1)),
+        return {broadcast(gain(query)),
+                broadcast(gain(query) * Real(kLog2e)),
                 broadcast(Real(sum - sums_[tile_begin_])),
                 broadcast(Real(position - tile_begin_)),
                 key_sums_,
@@ -213,10 +222,22 @@ public:
         row.sum_gradient += gradient;
         store(key_gradient_ + column, load(key_gradient_ + column) - gradient * row.gain);
     }
-    BFA_INLINE void end_row(Row& row, int64_t query) {
-        gain_gradient_[query] += reduce_sum<Real>(row.gain_gradient);
-        const int64_t position = problem_.position(query);
-        if (position >= 0) sum_gradient_[position] += reduce_sum<Real>(row.sum_gradient * row.gain);
+    BFA_INLINE void end_row(const Row& row, int r) {
+        store(row_sum_gradients_ + r * kLane, row.sum_gradient);
+        store(row_gain_gradients_ + r * kLane, row.gain_gradient);
+    }
+    void end_strip(Range queries) {
+        alignas(64) Real gradients[kStripRows];
+        const int rows = int(queries.end - queries.begin);
+        for (int r = 0; r < rows; r += kLane)
+            store(gradients + r, sums_of_lanes(row_sum_gradients_ + r * kLane));
+        const int64_t position = problem_.position(queries.begin);
+        for (int r = int(std::clamp<int64_t>(-position, 0, rows)); r < rows; ++r)
+            sum_gradient_[position + r] += gradients[r] * gain(queries.begin + r);
+        if (!gain_) return;
+        for (int r = 0; r < rows; r += kLane)
+            store(gradients + r, sums_of_lanes(row_gain_gradients_ + r * kLane));
+        for (int r = 0; r < rows; ++r) gain_gradient_[queries.begin + r] += gradients[r];
     }
     void end_block(Range keys) {
         for (int64_t j = keys.begin; j < keys.end; ++j)
@@ -232,12 +253,17 @@ public:
     }
 
 private:
+    static constexpr int kLane = kLanes<Real>;
+
+    Real gain(int64_t query) const { return gain_ ? gain_[query] : Real(1); }
+
     const Problem& problem_;
     const double* sums_;
     const Real* gain_;
     int64_t tile_begin_;
     Real* key_sums_;
     Real* key_gradient_;
+    Real *row_sum_gradients_, *row_gain_gradients_;  // a vector for each row of a strip
     double* sum_gradient_;
     double* gain_gradient_;
 };

@@ -2,7 +2,8 @@
 //
 // A task is one block of queries of one head. It walks the key tiles from the diagonal to the past;
 // each tile is packed once and used by every strip of queries. Invariant after each tile, per
-// query: o = sum_j 2^(s_j - m) v_j, l = sum_j 2^(s_j - m), m = max_j s_j, logits s in base 2.
+// query: o = sum_j 2^(s_j - m) v_j, l = sum_j 2^(s_j - m), logits s in base 2. Of m only
+// max_j s_j <= m + kSlack is asked, so that the tiles after the first seldom have to raise it.
 #include <omp.h>
 
 #include <cmath>
@@ -18,6 +19,7 @@ namespace {
 // less the packing of a tile weighs.
 constexpr int64_t kBlockBytes = 512 << 10;
 constexpr int64_t kCacheLine = 64;
+constexpr int kSlack = 8;
 
 // As many as fit, but enough blocks that the last ones do not leave a thread waiting.
 int64_t block_rows(const Problem& problem) {
@@ -50,7 +52,7 @@ public:
           keys_transposed_(arena.take<Operand>(depth_ * kTile)),
           values_(arena.take<Operand>(kTile / Arithmetic::pair * columns_)),
           output_(arena.take<Real>(rows_ * columns_)),
-          maxima_(arena.take<Real>(rows_ + kLane)),
+          pivots_(arena.take<Real>(rows_)),
           sums_(arena.take<Real>(rows_ * kLane)) {}
 
     void run(int64_t b, int64_t h, Range queries) {
@@ -74,7 +76,7 @@ private:
         std::memset(queries_ + count * depth_, 0, (padded - count) * depth_ * sizeof(Operand));
         std::memset(output_, 0, padded * columns_ * sizeof(Real));
         std::memset(sums_, 0, padded * kLane * sizeof(Real));
-        std::fill(maxima_, maxima_ + padded + kLane, -kInfinity);
+        std::fill(pivots_, pivots_ + padded, -kInfinity);
         bias_.begin_head(b, h);
     }
 
@@ -126,17 +128,16 @@ private:
         const int64_t row = strip.begin - block_.begin;
         const int rows =
             kMasked ? int(round_up(strip.end - strip.begin, kRegisterRows)) : kStripRows;
-        const int width = kMasked ? width_ : kTile;
+        const int width = kMasked ? visible_width(strip, keys) : kTile;
         alignas(64) Real logits[kStripRows * kTile];
         gemm<Arithmetic, false>(rows, width, depth_, {queries_ + row * depth_, depth_, 1},
                                 {keys_transposed_, kTile}, {logits, kTile});
-        alignas(64) Real pivots[kStripRows];
-        finish_logits<kMasked>(strip, keys, rows, width, logits, pivots);
-        raise_maxima(row, rows, pivots);
-        Operand* weights =
-            reinterpret_cast<Operand*>(logits);  // each row's weights replace its logits
+        if (finish_logits<kMasked>(strip, keys, rows, width, logits))
+            raise_pivots(row, rows, width, logits);
+        // each row's weights replace its logits
+        Operand* weights = reinterpret_cast<Operand*>(logits);
         for (int r = 0; r < rows; ++r)
-            exponentials(width, logits + r * kTile, pivots[r], weights + r * kTile,
+            exponentials(width, logits + r * kTile, pivots_[row + r], weights + r * kTile,
                          sums_ + (row + r) * kLane);
 
         const LeftMatrix<Operand> left = {weights, kTile, 1};
@@ -153,57 +154,61 @@ private:
         }
     }
 
-    // logits = scale * product + bias in base 2, -inf where masked, and the largest of each row.
+    // Columns up to the last key that the strip sees.
+    int visible_width(Range strip, Range keys) const {
+        const int64_t end = visible_keys(p_, strip.end - 1).end - keys.begin;
+        return int(std::min<int64_t>(round_up(end, kLane * Arithmetic::pair), width_));
+    }
+
+    // logits = scale * product + bias in base 2, -inf where masked. Whether some are too large for
+    // their row's pivot.
     template <bool kMasked>
-    BFA_INLINE void finish_logits(Range strip, Range keys, int rows, int width, Real* logits,
-                                  Real* largest) {
+    BFA_INLINE bool finish_logits(Range strip, Range keys, int rows, int width, Real* logits) {
         const Vector<Real> scale = broadcast(Real(p_.scale * kLog2e));
+        const Real* pivots = pivots_ + (strip.begin - block_.begin);
+        Vector<Real> excess = broadcast(-kInfinity);
         for (int r = 0; r < rows; ++r) {
             const int64_t query = std::min(strip.begin + r, strip.end - 1);
             const auto bias = bias_.row(query);
             const Range visible = visible_keys(p_, query).shifted_into(keys.begin, kTile);
-            Vector<Real> row_largest = broadcast(-kInfinity);
+            Vector<Real> largest = broadcast(-kInfinity);
 #pragma GCC unroll 4
             for (int c = 0; c < width; c += kLane) {
                 Vector<Real> s = load(logits + r * kTile + c) * scale + bias.logits(c);
                 if (kMasked) s = where_visible<Real>(visible, c, s, broadcast(-kInfinity));
                 store(logits + r * kTile + c, s);
-                row_largest = max<Real>(s, row_largest);
+                largest = max<Real>(s, largest);
             }
-            largest[r] = reduce_max<Real>(row_largest);
+            excess = max<Real>(largest - (pivots[r] + kSlack), excess);
         }
-        for (int64_t r = rows; r < round_up(rows, kLane); ++r) largest[r] = -kInfinity;
+        return reduce_max<Real>(excess) > 0;
     }
 
-    // m = max(m, largest). Where that raises m, o and l of the row shrink by 2^(old m - new m).
-    // Turns `largest` into what logits are reduced by: m, or 0 in a row of nothing but -inf, whose
-    // weights are 0.
-    BFA_INLINE void raise_maxima(int64_t row, int rows, Real* largest) {
-        alignas(64) Real shrink[kStripRows];
-        Vector<Real> raised{};
-        for (int r = 0; r < rows; r += kLane) {
-            Real* maxima = maxima_ + row + r;
-            const Vector<Real> before = load(maxima), after = max<Real>(load(largest + r), before);
-            raised += after == before ? Vector<Real>{} : broadcast(Real(1));
-            store(maxima, after);
-            store(shrink + r,
-                  exp2(Vector<Real>(after == before ? Vector<Real>{} : before - after)));
-            store(largest + r, Vector<Real>(after == -kInfinity ? Vector<Real>{} : after));
-        }
-        if (reduce_max<Real>(raised) == 0) return;
+    // m = max_j s_j in the rows where m + kSlack is less; their o and l shrink by 2^(old m - new m).
+    __attribute__((noinline)) void raise_pivots(int64_t row, int rows, int width,
+                                                const Real* logits) {
         for (int r = 0; r < rows; ++r) {
-            if (shrink[r] == 1) continue;
+            Vector<Real> largest_of_lane = broadcast(-kInfinity);
+            for (int c = 0; c < width; c += kLane)
+                largest_of_lane = max<Real>(load(logits + r * kTile + c), largest_of_lane);
+            const Real largest = reduce_max<Real>(largest_of_lane);
+            Real& pivot = pivots_[row + r];
+            if (!(largest > pivot + kSlack)) continue;
+            const Real shrink = exp2(broadcast(pivot - largest))[0];
+            pivot = largest;
             Real* output = output_ + (row + r) * columns_;
             for (int64_t c = 0; c < columns_; c += kLane)
-                store(output + c, load(output + c) * shrink[r]);
+                store(output + c, load(output + c) * shrink);
             Real* sum = sums_ + (row + r) * kLane;
-            store(sum, load(sum) * shrink[r]);
+            store(sum, load(sum) * shrink);
         }
     }
 
-    // weights = 2^(logits - pivot), added up in `sum`; the two may share memory.
+    // weights = 2^(logits - pivot), added up in `sum`; the two may share memory. Without a pivot yet
+    // all logits are -inf, and all weights 0.
     static BFA_INLINE void exponentials(int width, const Real* logits, Real pivot, Operand* weights,
                                         Real* sum) {
+        if (pivot == -kInfinity) pivot = 0;
         Vector<Real> total{};
         if constexpr (Arithmetic::pair == 1) {
 #pragma GCC unroll 4
@@ -232,7 +237,7 @@ private:
             if (sum == 0) std::memset(output, 0, p_.value_dim * sizeof(Real));
             write_row(p_.element, output, sum == 0 ? Real(0) : 1 / sum, p_.value_dim,
                       p_.o.at(b_, h_, query));
-            const double lse = (double(maxima_[row]) + std::log2(double(sum))) * kLn2;
+            const double lse = (double(pivots_[row]) + std::log2(double(sum))) * kLn2;
             p_.lse.at<Real>(b_, h_)[query] = sum == 0 ? -kInfinity : Real(lse);
         }
     }
@@ -241,7 +246,7 @@ private:
     const int64_t rows_, depth_, columns_;
     Bias bias_;
     Operand *queries_, *keys_, *keys_transposed_, *values_;
-    Real *output_, *maxima_, *sums_;
+    Real *output_, *pivots_, *sums_;
 
     int64_t b_, h_, kv_head_;
     Range block_;

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -100,6 +101,27 @@ BFA_INLINE T reduce_sum(Vector<T> x) {
     T result = x[0];
     for (int lane = 1; lane < kLanes<T>; ++lane) result += x[lane];
     return result;
+}
+
+// In lanes without the bit kHalf what a has there and kHalf lanes on, in the others what b has there
+// and kHalf lanes back.
+template <int kHalf, class T, int... lane>
+BFA_INLINE Vector<T> folded(Vector<T> a, Vector<T> b, std::integer_sequence<int, lane...>) {
+    const Vector<T> there = {(lane & kHalf ? b : a)[lane]...};
+    const Vector<T> apart = {(lane & kHalf ? b : a)[lane ^ kHalf]...};
+    return there + apart;
+}
+
+// The sums of the lanes of kLanes<T> consecutive vectors, one in each lane.
+template <class T, int kHalf = kLanes<T> / 2>
+BFA_INLINE Vector<T> sums_of_lanes(const T* vectors) {
+    if constexpr (kHalf == 0) {
+        return load(vectors);
+    } else {
+        return folded<kHalf, T>(sums_of_lanes<T, kHalf / 2>(vectors),
+                                sums_of_lanes<T, kHalf / 2>(vectors + kHalf * kLanes<T>),
+                                std::make_integer_sequence<int, kLanes<T>>());
+    }
 }
 
 }  // namespace bfa::BFA_ISA

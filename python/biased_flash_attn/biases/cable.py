@@ -40,9 +40,10 @@ class Cable(nn.Module):
 
     def forward(self, x: Tensor) -> CumulativeBias:
         """The bias of hidden states x (B, N, dim), one for each of the N keys."""
-        steps = -ACTIVATIONS[self.activation](per_head(self.w_c, x))
-        gain = None if self.w_s is None else softplus(per_head(self.w_s, x))
-        return CumulativeBias(steps, gain, self.kernel)
+        linears = (self.w_c,) if self.w_s is None else (self.w_c, self.w_s)
+        steps, *gains = per_head(x, *linears)
+        gain = softplus(gains[0]) if gains else None
+        return CumulativeBias(-ACTIVATIONS[self.activation](steps), gain, self.kernel)
 
 
 class CableNW(Cable):

@@ -79,21 +79,24 @@ class CumulativeBias:
         return self.gain[..., n_key - n_query :]
 
 
-def per_head(linear: nn.Linear, x: Tensor) -> Tensor:
-    """One number a head and token: hidden states x (B, N, dim) to (B, H, N), contiguous.
+def per_head(x: Tensor, *linears: nn.Linear) -> tuple[Tensor, ...]:
+    """One number a head and token of each linear: hidden states x (B, N, dim) to (B, H, N) each.
 
     It is computed in float32 at least, under autocast too: an error in a step is carried into
-    the bias of every later pair.
+    the bias of every later pair. x is read once for all linears, which are alike in shape.
     """
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise TypeError(f"x must be a floating point tensor, not {described(x)}")
-    if x.dim() != 3 or x.shape[-1] != linear.in_features:
-        raise ValueError(f"x has shape {tuple(x.shape)}; it must be (B, N, {linear.in_features})")
-    dtype = torch.promote_types(torch.promote_types(x.dtype, linear.weight.dtype), torch.float32)
-    constant = None if linear.bias is None else linear.bias.to(dtype)
+    dim = linears[0].in_features
+    if x.dim() != 3 or x.shape[-1] != dim:
+        raise ValueError(f"x has shape {tuple(x.shape)}; it must be (B, N, {dim})")
+    weight = torch.cat([linear.weight for linear in linears])
+    constants = [linear.bias for linear in linears if linear.bias is not None]
+    dtype = torch.promote_types(torch.promote_types(x.dtype, weight.dtype), torch.float32)
+    constant = torch.cat(constants).to(dtype) if constants else None
     with torch.autocast(x.device.type, enabled=False):
-        y = nn.functional.linear(x.to(dtype), linear.weight.to(dtype), constant)
-    return y.transpose(1, 2).contiguous()
+        y = nn.functional.linear(x.to(dtype), weight.to(dtype), constant)
+    return y.transpose(1, 2).contiguous().chunk(len(linears), dim=1)
 
 
 def check_per_head(name: str, value: Tensor) -> None:

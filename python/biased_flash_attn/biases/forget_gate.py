@@ -19,4 +19,5 @@ class ForgetGate(nn.Module):
 
     def forward(self, x: Tensor) -> CumulativeBias:
         """The bias of hidden states x (B, N, dim), one for each of the N keys."""
-        return CumulativeBias(logsigmoid(per_head(self.gate, x)))
+        (gate,) = per_head(x, self.gate)
+        return CumulativeBias(logsigmoid(gate))
