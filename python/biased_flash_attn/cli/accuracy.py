@@ -62,7 +62,7 @@ class Sample:
         module = copy.deepcopy(module).double()
         layer = layer.to(torch.float64)
         totals, sizes = summed(self.contributions(last_query_exactly, module, layer))
-        return Exact(totals, {name: float(size.max()) for name, size in sizes.items()})
+        return Exact(totals, largest_entries(sizes))
 
     def contributions(
         self, attend: Callable, module: nn.Module, layer: Layer
@@ -100,6 +100,10 @@ def last_query_exactly(q: Tensor, k: Tensor, v: Tensor, bias) -> Tensor:
 def differentiated(module: nn.Module, layer: Layer) -> dict[str, Tensor]:
     """What gradients are taken of, by name."""
     return {"q": layer.q, "k": layer.k, "v": layer.v, **dict(module.named_parameters())}
+
+
+def largest_entries(tensors: dict[str, Tensor]) -> dict[str, float]:
+    return {name: float(t.abs().max()) for name, t in tensors.items()}
 
 
 def errors(found: dict[str, Tensor], exact: Exact) -> dict[str, float]:
