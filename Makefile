@@ -2,10 +2,9 @@ PYTHON := python3
 IN_VENV := . .venv/bin/activate &&
 INSTALLED := .venv/installed
 KERNELS := $(shell find csrc -type f)
-# Calls where the compiler would inline checks halve the time it takes. Its own intrinsics' headers
-# look uninitialized to it under sanitizers.
+# Calls where the compiler would inline checks halve the time it takes.
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined \
-	--param asan-instrumentation-with-call-threshold=0 -Wno-maybe-uninitialized
+	--param asan-instrumentation-with-call-threshold=0
 SANITIZER_RUNTIME = $(foreach library,libasan.so libstdc++.so,$(shell $(CXX) -print-file-name=$(library)))
 
 .PHONY: help demo test lint sanitize bench clean

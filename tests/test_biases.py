@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import pytest
 import torch
@@ -12,60 +11,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import oracles
+from bias_cases import CONTEXT_CASES, DIM, DISTANCE_CASES, HEADS, cases
 from biased_flash_attn import biases
-from biased_flash_attn.biases.base import FunctionBias, PositionBias
 from biased_flash_attn.forms import Geometry
 from numerics import assert_close_to_float64
-
-HEADS = 3
-
-# id: (bias of HEADS heads, its oracle)
-DISTANCE_CASES = {
-    "alibi": (lambda: biases.ALiBi(HEADS), oracles.alibi()),
-    "alibi-shift": (lambda: biases.ALiBi(HEADS, shift=-3), oracles.alibi(shift=-3)),
-    "alibi-equal": (lambda: biases.ALiBi(HEADS, exponent=4), oracles.alibi(exponent=4)),
-    "alibi-trained": (lambda: biases.ALiBi(HEADS, trainable=True), oracles.alibi_trained),
-    "kerple_log": (lambda: biases.KerpleLog(HEADS), oracles.kerple_log),
-    "kerple_power": (lambda: biases.KerplePower(HEADS), oracles.kerple_power),
-    "sandwich": (lambda: biases.Sandwich(HEADS), oracles.sandwich()),
-    "sandwich-16": (lambda: biases.Sandwich(HEADS, dbar=16), oracles.sandwich(16)),
-    "sandwich-code": (
-        lambda: biases.Sandwich(HEADS, first_frequency=0),
-        oracles.sandwich(first=0),
-    ),
-    "sandwich-trained": (lambda: biases.Sandwich(HEADS, trainable=True), oracles.sandwich()),
-    "smoothed_sandwich": (lambda: biases.SmoothedSandwich(HEADS), oracles.smoothed_sandwich),
-    "type1": (lambda: biases.Type1(HEADS), oracles.type1),
-    "type2": (lambda: biases.Type2(HEADS), oracles.type2),
-    "inverse_distance": (lambda: biases.InverseDistance(HEADS), oracles.inverse_distance),
-    "inverse_log_distance": (
-        lambda: biases.InverseLogDistance(HEADS),
-        oracles.inverse_log_distance,
-    ),
-    "t5": (lambda: biases.T5(HEADS), oracles.t5()),
-    "t5-both": (lambda: biases.T5(HEADS, bidirectional=True), oracles.t5(bidirectional=True)),
-    "t5-small": (
-        lambda: biases.T5(HEADS, num_buckets=6, max_distance=9),
-        oracles.t5(num_buckets=6, max_distance=9),
-    ),
-    "clipped_table": (lambda: biases.ClippedTable(HEADS, 4), oracles.clipped_table(4)),
-    "function": (
-        lambda: biases.DistanceBias.from_function(lambda d: -torch.log1p(d), HEADS),
-        oracles.inverse_distance,
-    ),
-}
-
-DIM = 5
-CONTEXT_CASES = {
-    "cable": (lambda: biases.Cable(DIM, HEADS), oracles.cable()),
-    "cable-softplus": (
-        lambda: biases.Cable(DIM, HEADS, activation="softplus", weighted=False),
-        oracles.cable(oracles.softplus, weighted=False),
-    ),
-    "cable_nw": (lambda: biases.CableNW(DIM, HEADS), oracles.cable(weighted=False)),
-    "kernelized_cable": (lambda: biases.KernelizedCable(DIM, HEADS), oracles.cable(kernel=True)),
-    "forget_gate": (lambda: biases.ForgetGate(DIM, HEADS), oracles.forget_gate),
-}
 
 GEOMETRIES = {
     "causal": Geometry(9, 9),
@@ -77,10 +26,6 @@ GEOMETRIES = {
     "both-sides-window": Geometry(6, 9, causal=False, window=2),
     "one": Geometry(1, 1, causal=False),
 }
-
-
-def cases(table):
-    return pytest.mark.parametrize("case", table.values(), ids=table.keys())
 
 
 geometries = pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=GEOMETRIES.keys())
@@ -285,150 +230,3 @@ def test_kerple_parameters_stay_in_range_and_keep_their_gradients(limits):
     actual = bias.dense(5, 5)
     assert_close_to_float64(actual, exact, None, "dense")
     check_gradients(bias, parameters, actual, exact)
-
-
-def test_function_gets_signed_distances_only_when_asked():
-    kinds = {signed: [] for signed in (False, True)}
-    for signed, given_to in kinds.items():
-        bias = biases.DistanceBias.from_function(
-            lambda d, given_to=given_to: given_to.extend(d.tolist()) or -d, 1, signed=signed
-        )
-        bias.dense(3, 3)
-    assert kinds == {False: [2, 1, 0, 1, 2], True: [-2, -1, 0, 1, 2]}
-
-
-def test_a_module_may_be_the_function_and_is_trained():
-    class Curve(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.rate = nn.Parameter(torch.rand(HEADS, 1))
-
-        def forward(self, d):
-            return -self.rate * d.sqrt()
-
-    bias = biases.DistanceBias.from_function(Curve(), HEADS)
-    bias.lower(Geometry(4, 4), torch.float32, torch.device("cpu")).table.sum().backward()
-    distances = torch.tensor([0, 1, 2, 3], dtype=torch.float64)
-    exact = -distances.sqrt().sum().expand(HEADS, 1)
-    (rate,) = bias.parameters()
-    assert_close_to_float64(rate.grad, exact, exact.float(), "gradient")
-
-
-def test_one_curve_for_all_heads_is_lowered_to_one_row():
-    form = biases.Type1(8).lower(Geometry(4, 4), torch.float32, torch.device("cpu"))
-    assert form.table.shape == (1, 1, 4)
-    assert biases.Type1(8).dense(4, 4).shape == (8, 4, 4)
-
-
-def test_distant_cosines_keep_their_angle():
-    geometry = Geometry(1, 1_000_000)
-    bias = biases.Sandwich(1, dbar=8)
-    table = bias.lower(geometry, torch.float32, torch.device("cpu")).table[0]
-    far = [999_999, 876_543, 654_321]
-    exact = [
-        (math.fsum(math.cos(d / 10 ** (4 * 2 * i / 8)) for i in (1, 2, 3, 4)) - 4) / 8 for d in far
-    ]
-    exact = torch.tensor([exact], dtype=torch.float64)
-    assert_close_to_float64(table[:, far], exact, exact.float(), "cosines")
-
-
-def test_sums_of_many_steps_are_exact():
-    steps = torch.rand(1, 1, 50_000)
-    bias = biases.CumulativeBias(steps)
-    form = bias.lower(Geometry(1, 50_000), torch.float32, torch.device("cpu"))
-    exact = torch.tensor(
-        [[list(itertools.accumulate(steps.flatten().tolist()))]], dtype=torch.float64
-    )
-    assert form.sums.dtype == torch.float64
-    assert_close_to_float64(form.sums, exact, None, "sums")
-
-
-@cases(CONTEXT_CASES)
-def test_autocast_does_not_reach_into_the_sums(case):
-    make, _ = case
-    bias, x = make(), torch.randn(2, 6, DIM)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        cast = bias(x)
-    plain = bias(x)
-    assert torch.equal(cast.dense(6, 6), plain.dense(6, 6))
-
-
-@cases(CONTEXT_CASES)
-def test_hidden_states_in_bfloat16_are_projected_in_float32(case):
-    make, _ = case
-    bias, x = make().bfloat16(), torch.randn(2, 6, DIM).bfloat16()
-    half = bias(x)
-    assert half.steps.dtype == torch.float32
-    assert torch.equal(half.dense(6, 6), bias.float()(x.float()).dense(6, 6))
-
-
-@pytest.mark.parametrize("name", ["alibi", "sandwich", "type2"])
-def test_casting_a_model_leaves_fixed_biases_exact(name):
-    make = biases.DISTANCE_BIASES[name]
-    assert torch.equal(make(12).bfloat16().dense(5, 5), make(12).dense(5, 5))
-
-
-@cases(DISTANCE_CASES)
-def test_only_a_bias_without_parameters_is_remembered(case):
-    make, _ = case
-    bias, cpu = make(), torch.device("cpu")
-    short, long = Geometry(6, 6), Geometry(6, 9)
-    first = bias.lower(short, torch.float32, cpu).terms
-    if list(bias.parameters()):
-        before = first.clone()
-        with torch.no_grad():
-            for parameter in bias.parameters():
-                parameter += 1
-        assert not torch.equal(bias.lower(short, torch.float32, cpu).terms, before)
-    elif not isinstance(bias, FunctionBias):
-        assert bias.lower(short, torch.float32, cpu).terms is first
-        unused = make()
-        assert torch.equal(
-            bias.lower(long, torch.float32, cpu).terms,
-            unused.lower(long, torch.float32, cpu).terms,
-        )
-    assert bias.lower(short, torch.float64, cpu).terms.dtype == torch.float64
-
-
-def test_a_function_is_never_remembered():
-    rate = torch.ones(())
-    bias = biases.DistanceBias.from_function(lambda d: -rate * d, 1)
-    settings = (Geometry(4, 4), torch.float32, torch.device("cpu"))
-    before = bias.lower(*settings).table
-    rate.fill_(2)
-    assert torch.equal(bias.lower(*settings).table, 2 * before)
-
-
-@pytest.mark.parametrize("name", ["alibi", "sandwich"])
-def test_what_inference_mode_remembered_serves_training(name):
-    bias, geometry = biases.DISTANCE_BIASES[name](HEADS), Geometry(5, 5)
-    settings = (geometry, torch.float32, torch.device("cpu"))
-    with torch.inference_mode():
-        bias.lower(*settings)
-    weight = torch.ones((), requires_grad=True)
-    (weight * bias.lower(*settings).terms).sum().backward()
-    assert weight.grad == bias.lower(*settings).terms.sum()
-
-
-@cases(DISTANCE_CASES | CONTEXT_CASES)
-def test_lowering_compiles_into_one_graph(case):
-    make, _ = case
-    bias, geometry = make(), Geometry(4, 6)
-    x = torch.randn(2, 6, DIM)
-    contextual = not isinstance(bias, PositionBias)
-
-    def lowered():
-        made = bias(x) if contextual else bias
-        form = made.lower(geometry, torch.float32, torch.device("cpu"))
-        return form.terms if form.gain is None else form.terms.sum() * form.gain
-
-    torch.compiler.reset()
-    compiled = torch.compile(lowered, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(), lowered())
-
-    parameters = list(bias.parameters())
-    if parameters:
-        ours = torch.autograd.grad(compiled().square().sum(), parameters)
-        eager = torch.autograd.grad(lowered().square().sum(), parameters)
-        for got, wanted in zip(ours, eager, strict=True):
-            assert_close_to_float64(got, wanted.double(), None, "gradient")

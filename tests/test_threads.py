@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -49,3 +52,20 @@ def test_outputs_are_the_same_on_any_number_of_threads(threads):
     together = evaluate(problem)
     for name in ("o", "lse"):
         assert torch.equal(alone[name], together[name]), name
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+@pytest.mark.parametrize("count", [1, 3])
+def test_torch_sets_the_number_of_threads(count):
+    script = (
+        "import os, torch\n"
+        "from biased_flash_attn import biased_flash_attn\n"
+        "torch.set_num_threads(1)\n"
+        "q = torch.ones(1, 4, 500, 32)\n"
+        f"torch.set_num_threads({count})\n"
+        "before = len(os.listdir('/proc/self/task'))\n"
+        "biased_flash_attn(q, q, q, backend='cpu')\n"
+        "print(len(os.listdir('/proc/self/task')) - before)"
+    )
+    started = subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.PIPE)
+    assert int(started.stdout) == count - 1

@@ -1,5 +1,4 @@
-// The kinds of arithmetic a kernel is instantiated for, and the operand layouts each of them
-// multiplies.
+// The kinds of arithmetic a kernel is instantiated for, and the operand layouts they multiply.
 //
 // A matrix product reads operands: one real number each, or (Paired) two bfloat16 numbers that a
 // dot product consumes together. `pair` numbers along the depth of a product share an operand, so
@@ -14,8 +13,7 @@ namespace bfa::BFA_ISA {
 
 constexpr int kTile = 64;         // keys of one tile
 constexpr int kRegisterRows = 6;  // rows of a product whose sums fit the registers
-constexpr int kStripRows =
-    48;  // queries whose softmax is computed together, which hides its latencies
+constexpr int kStripRows = 48;    // queries whose softmax is computed together: latencies overlap
 
 constexpr int64_t round_up(int64_t x, int64_t multiple) {
     return (x + multiple - 1) / multiple * multiple;

@@ -1,7 +1,8 @@
 // With P_ij = exp(s_ij - lse_i) and delta_i = grad_o_i . o_i - grad_lse_i:
 //   dS_ij = P_ij (grad_o_i . v_j - delta_i), the gradient of the logits and so of the bias,
-//   grad_v_j = sum_i P_ij grad_o_i,  grad_k_j = scale sum_i dS_ij q_i,  grad_q_i = scale sum_j
-//   dS_ij k_j.
+//   grad_v_j = sum_i P_ij grad_o_i,
+//   grad_k_j = scale sum_i dS_ij q_i,
+//   grad_q_i = scale sum_j dS_ij k_j.
 //
 // A task is one key/value head, or one of a few interleaved shares of its key tiles where heads are
 // fewer than threads. For each tile it walks the blocks of queries that see the tile. grad_k and
@@ -23,8 +24,7 @@ constexpr int kBlockRows = 96;  // queries whose P and dS stay in the first two 
 
 int64_t tile_count(const Problem& problem) { return (problem.n_key + kTile - 1) / kTile; }
 
-// The smallest number of shares per key/value head that keeps 9 of 10 threads busy, or the best
-// one.
+// The smallest number of shares per key/value head that keeps 9 of 10 threads busy, or the best.
 int key_shares(const Problem& problem) {
     const int64_t heads = problem.batch * problem.kv_heads;
     int best = 1;

@@ -25,7 +25,7 @@ BFA_DECLARE(avx512_bf16)
 #ifdef BFA_HAVE_AVX2
 static bool has_avx2() {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c");
+           __builtin_cpu_supports("bmi2");
 }
 #endif
 #if defined(BFA_HAVE_AVX512) || defined(BFA_HAVE_AVX512_BF16)

@@ -39,8 +39,7 @@ BFA_INLINE BFloat16 to_bfloat16(float x) {
 BFA_INLINE float to_real(Float16 x) {
     const uint32_t sign = uint32_t(x.bits & 0x8000) << 16;
     const uint32_t magnitude = x.bits & 0x7fff;
-    // The exponent's bias moves from 15 to 127 by a multiplication, which also normalises
-    // subnormals.
+    // A multiplication moves the exponent's bias from 15 to 127, and normalises subnormals.
     const float scaled = bits_to_float(magnitude << 13) * 0x1p112f;
     const uint32_t bits =
         magnitude >= 0x7c00 ? 0x7f800000 | (magnitude << 13) : float_to_bits(scaled);

@@ -184,7 +184,8 @@ private:
         return reduce_max<Real>(excess) > 0;
     }
 
-    // m = max_j s_j in the rows where m + kSlack is less; their o and l shrink by 2^(old m - new m).
+    // m = max_j s_j in the rows where m + kSlack is less; their o and l shrink by
+    // 2^(old m - new m).
     __attribute__((noinline)) void raise_pivots(int64_t row, int rows, int width,
                                                 const Real* logits) {
         for (int r = 0; r < rows; ++r) {
@@ -204,8 +205,8 @@ private:
         }
     }
 
-    // weights = 2^(logits - pivot), added up in `sum`; the two may share memory. Without a pivot yet
-    // all logits are -inf, and all weights 0.
+    // weights = 2^(logits - pivot), added up in `sum`; the two may share memory. While there is no
+    // pivot all logits are -inf, and all weights 0.
     static BFA_INLINE void exponentials(int width, const Real* logits, Real pivot, Operand* weights,
                                         Real* sum) {
         if (pivot == -kInfinity) pivot = 0;

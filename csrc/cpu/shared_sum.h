@@ -19,8 +19,8 @@ public:
     }
 
     // Waits until the earlier shares have been added, adds `mine`, calls within_turn(), and leaves
-    // the total in the last share's `mine`. Shares must be started in order, or a thread waits
-    // forever.
+    // the total in the last share's `mine`. Where shares do not start in order, a thread waits for
+    // one that never comes.
     template <class Function>
     void add(int64_t head, int share, Real* mine, Function within_turn) {
         if (shares_ == 1) return within_turn();

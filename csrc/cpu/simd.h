@@ -11,7 +11,13 @@
 #include <utility>
 
 #if defined(__AVX2__)
+#pragma GCC diagnostic push  // GCC 12 takes the undefined vectors of its own header for mistakes
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#if !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
+#pragma GCC diagnostic pop
 #endif
 
 #define BFA_INLINE inline __attribute__((always_inline))
@@ -103,7 +109,7 @@ BFA_INLINE T reduce_sum(Vector<T> x) {
     return result;
 }
 
-// In lanes without the bit kHalf what a has there and kHalf lanes on, in the others what b has there
+// Lanes without the bit kHalf add what a has there and kHalf lanes on, the others what b has there
 // and kHalf lanes back.
 template <int kHalf, class T, int... lane>
 BFA_INLINE Vector<T> folded(Vector<T> a, Vector<T> b, std::integer_sequence<int, lane...>) {

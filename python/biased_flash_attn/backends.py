@@ -33,7 +33,7 @@ def _load_cpu_kernels() -> tuple[ModuleType | None, str]:
         reason = record.read_text().strip() if record.exists() else str(error)
         return None, (
             f"the C++ kernels were not built: {reason}\n"
-            "install a C++17 compiler (GCC 9 or Clang 10, or newer) and reinstall the package"
+            "install GCC 11 or Clang 14, or newer, with OpenMP and reinstall the package"
         )
     return cpu, ""
 

@@ -1,0 +1,163 @@
+"""How a bias becomes a form: from functions, in which precision, remembered when, compiled."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from bias_cases import CONTEXT_CASES, DIM, DISTANCE_CASES, HEADS, cases
+from biased_flash_attn import biases
+from biased_flash_attn.biases.base import FunctionBias, PositionBias
+from biased_flash_attn.forms import Geometry
+from numerics import assert_close_to_float64
+
+
+def test_function_gets_signed_distances_only_when_asked():
+    kinds = {signed: [] for signed in (False, True)}
+    for signed, given_to in kinds.items():
+        bias = biases.DistanceBias.from_function(
+            lambda d, given_to=given_to: given_to.extend(d.tolist()) or -d, 1, signed=signed
+        )
+        bias.dense(3, 3)
+    assert kinds == {False: [2, 1, 0, 1, 2], True: [-2, -1, 0, 1, 2]}
+
+
+def test_a_module_may_be_the_function_and_is_trained():
+    class Curve(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rate = nn.Parameter(torch.rand(HEADS, 1))
+
+        def forward(self, d):
+            return -self.rate * d.sqrt()
+
+    bias = biases.DistanceBias.from_function(Curve(), HEADS)
+    bias.lower(Geometry(4, 4), torch.float32, torch.device("cpu")).table.sum().backward()
+    distances = torch.tensor([0, 1, 2, 3], dtype=torch.float64)
+    exact = -distances.sqrt().sum().expand(HEADS, 1)
+    (rate,) = bias.parameters()
+    assert_close_to_float64(rate.grad, exact, exact.float(), "gradient")
+
+
+def test_one_curve_for_all_heads_is_lowered_to_one_row():
+    form = biases.Type1(8).lower(Geometry(4, 4), torch.float32, torch.device("cpu"))
+    assert form.table.shape == (1, 1, 4)
+    assert biases.Type1(8).dense(4, 4).shape == (8, 4, 4)
+
+
+def test_distant_cosines_keep_their_angle():
+    geometry = Geometry(1, 1_000_000)
+    bias = biases.Sandwich(1, dbar=8)
+    table = bias.lower(geometry, torch.float32, torch.device("cpu")).table[0]
+    far = [999_999, 876_543, 654_321]
+    exact = [
+        (math.fsum(math.cos(d / 10 ** (4 * 2 * i / 8)) for i in (1, 2, 3, 4)) - 4) / 8 for d in far
+    ]
+    exact = torch.tensor([exact], dtype=torch.float64)
+    assert_close_to_float64(table[:, far], exact, exact.float(), "cosines")
+
+
+def test_sums_of_many_steps_are_exact():
+    steps = torch.rand(1, 1, 50_000)
+    bias = biases.CumulativeBias(steps)
+    form = bias.lower(Geometry(1, 50_000), torch.float32, torch.device("cpu"))
+    exact = torch.tensor(
+        [[list(itertools.accumulate(steps.flatten().tolist()))]], dtype=torch.float64
+    )
+    assert form.sums.dtype == torch.float64
+    assert_close_to_float64(form.sums, exact, None, "sums")
+
+
+@cases(CONTEXT_CASES)
+def test_autocast_does_not_reach_into_the_sums(case):
+    make, _ = case
+    bias, x = make(), torch.randn(2, 6, DIM)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = bias(x)
+    plain = bias(x)
+    assert torch.equal(cast.dense(6, 6), plain.dense(6, 6))
+
+
+@cases(CONTEXT_CASES)
+def test_hidden_states_in_bfloat16_are_projected_in_float32(case):
+    make, _ = case
+    bias, x = make().bfloat16(), torch.randn(2, 6, DIM).bfloat16()
+    half = bias(x)
+    assert half.steps.dtype == torch.float32
+    assert torch.equal(half.dense(6, 6), bias.float()(x.float()).dense(6, 6))
+
+
+@pytest.mark.parametrize("name", ["alibi", "sandwich", "type2"])
+def test_casting_a_model_leaves_fixed_biases_exact(name):
+    make = biases.DISTANCE_BIASES[name]
+    assert torch.equal(make(12).bfloat16().dense(5, 5), make(12).dense(5, 5))
+
+
+@cases(DISTANCE_CASES)
+def test_only_a_bias_without_parameters_is_remembered(case):
+    make, _ = case
+    bias, cpu = make(), torch.device("cpu")
+    short, long = Geometry(6, 6), Geometry(6, 9)
+    first = bias.lower(short, torch.float32, cpu).terms
+    if list(bias.parameters()):
+        before = first.clone()
+        with torch.no_grad():
+            for parameter in bias.parameters():
+                parameter += 1
+        assert not torch.equal(bias.lower(short, torch.float32, cpu).terms, before)
+    elif not isinstance(bias, FunctionBias):
+        assert bias.lower(short, torch.float32, cpu).terms is first
+        unused = make()
+        assert torch.equal(
+            bias.lower(long, torch.float32, cpu).terms,
+            unused.lower(long, torch.float32, cpu).terms,
+        )
+    assert bias.lower(short, torch.float64, cpu).terms.dtype == torch.float64
+
+
+def test_a_function_is_never_remembered():
+    rate = torch.ones(())
+    bias = biases.DistanceBias.from_function(lambda d: -rate * d, 1)
+    settings = (Geometry(4, 4), torch.float32, torch.device("cpu"))
+    before = bias.lower(*settings).table
+    rate.fill_(2)
+    assert torch.equal(bias.lower(*settings).table, 2 * before)
+
+
+@pytest.mark.parametrize("name", ["alibi", "sandwich"])
+def test_what_inference_mode_remembered_serves_training(name):
+    bias, geometry = biases.DISTANCE_BIASES[name](HEADS), Geometry(5, 5)
+    settings = (geometry, torch.float32, torch.device("cpu"))
+    with torch.inference_mode():
+        bias.lower(*settings)
+    weight = torch.ones((), requires_grad=True)
+    (weight * bias.lower(*settings).terms).sum().backward()
+    assert weight.grad == bias.lower(*settings).terms.sum()
+
+
+@cases(DISTANCE_CASES | CONTEXT_CASES)
+def test_lowering_compiles_into_one_graph(case):
+    make, _ = case
+    bias, geometry = make(), Geometry(4, 6)
+    x = torch.randn(2, 6, DIM)
+    contextual = not isinstance(bias, PositionBias)
+
+    def lowered():
+        made = bias(x) if contextual else bias
+        form = made.lower(geometry, torch.float32, torch.device("cpu"))
+        return form.terms if form.gain is None else form.terms.sum() * form.gain
+
+    torch.compiler.reset()
+    compiled = torch.compile(lowered, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(), lowered())
+
+    parameters = list(bias.parameters())
+    if parameters:
+        ours = torch.autograd.grad(compiled().square().sum(), parameters)
+        eager = torch.autograd.grad(lowered().square().sum(), parameters)
+        for got, wanted in zip(ours, eager, strict=True):
+            assert_close_to_float64(got, wanted.double(), None, "gradient")
