@@ -40,7 +40,7 @@ def check_other(side, bias: str, dtype: torch.dtype) -> None:
 
 
 def naive(inputs: Inputs, bias: str | None) -> Training:
-    module = make_bias(bias)
+    module = make_bias(bias, inputs)
     scale = inputs.q.shape[3] ** -0.5
 
     def attend() -> Tensor:

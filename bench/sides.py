@@ -6,20 +6,40 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from biased_flash_attn import biased_flash_attn
+from biased_flash_attn import biased_flash_attn, biases
 from biased_flash_attn.cli import catalogue
 from layer import DIM, HEADS, Inputs, Training
 
 
-def make_bias(name: str | None) -> nn.Module | None:
-    """The bias `name` with the same parameters every time, to be called on hidden states."""
+class Given(nn.Module):
+    """A bias of hidden states whose steps and gain were computed before, and are trained."""
+
+    def __init__(self, bias: biases.CumulativeBias):
+        super().__init__()
+        self.steps = nn.Parameter(bias.steps.detach().clone())
+        self.gain = None if bias.gain is None else nn.Parameter(bias.gain.detach().clone())
+        self.kernel = bias.kernel
+
+    def forward(self, x: Tensor) -> biases.CumulativeBias:
+        return biases.CumulativeBias(self.steps, self.gain, self.kernel)
+
+
+def make_bias(name: str | None, inputs: Inputs) -> nn.Module | None:
+    """The bias `name` with the same parameters every time, to be called on hidden states.
+
+    "NAME, given steps" is the bias NAME without what leads from hidden states to steps and gain.
+    """
+    if name is None:
+        return None
     torch.manual_seed(0)
-    return None if name is None else catalogue.make(name, HEADS, DIM)
+    name, comma, _ = name.partition(", given steps")
+    bias = catalogue.make(name, HEADS, DIM)
+    return Given(bias(inputs.x)) if comma else bias
 
 
 def ours(inputs: Inputs, bias: str | None, backend: str = "cpu") -> Training:
     """What is computed from hidden states and parameters is computed, and differentiated, anew."""
-    module = make_bias(bias)
+    module = make_bias(bias, inputs)
     q, k, v = inputs.q, inputs.k, inputs.v
 
     def attend() -> Tensor:
@@ -31,7 +51,7 @@ def ours(inputs: Inputs, bias: str | None, backend: str = "cpu") -> Training:
 def plain_pytorch(inputs: Inputs, bias: str) -> Training:
     """KERPLE as its formula reads. Distances and the mask, which do not change, are made before."""
     assert bias == "kerple_log"
-    module = make_bias(bias)
+    module = make_bias(bias, inputs)
     q, k, v, scale = inputs.q, inputs.k, inputs.v, inputs.q.shape[3] ** -0.5
     d, hidden = distances(q.shape[2])
 
@@ -48,7 +68,7 @@ def sdpa_with_dense_mask(inputs: Inputs, bias: str) -> Training:
     """PyTorch's fused attention, given the bias as a mask (HEADS, N, N) that was made before."""
     length = inputs.q.shape[2]
     with torch.no_grad():
-        mask = make_bias(bias)(inputs.x).dense(length, length).to(inputs.q.dtype)
+        mask = make_bias(bias, inputs)(inputs.x).dense(length, length).to(inputs.q.dtype)
     mask = mask.masked_fill_(distances(length)[1], -torch.inf)[None]
 
     def attend() -> Tensor:

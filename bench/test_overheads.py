@@ -22,7 +22,8 @@ def test_peak_memory(record, length, bias, dtype):
 
 @pytest.mark.parametrize("bias", [None, "alibi"])
 def test_call_overhead(benchmark, record, bias):
-    inputs, module = draw(16, torch.float32), make_bias(bias)
+    inputs = draw(16, torch.float32)
+    module = make_bias(bias, inputs)
     q, k, v = (x.detach() for x in (inputs.q, inputs.k, inputs.v))
     form = module and module(inputs.x)
     benchmark.pedantic(
