@@ -74,6 +74,21 @@ def test_context_biases_check_their_sizes(make):
             r"activation must be one of \['relu', 'softplus'\], not 'gelu'",
         ),
         (
+            lambda: biases.Cable(8, 2, activation=["relu"]),
+            ValueError,
+            r"activation must be one of \['relu', 'softplus'\], not \['relu'\]",
+        ),
+        (
+            lambda: biases.ALiBi(4, exponent=-2000),
+            ValueError,
+            "shift or exponent is so small that a slope is infinite",
+        ),
+        (
+            lambda: biases.KerpleLog(2).dense(-1, 3),
+            ValueError,
+            "n_query is -1; it must be an int from 0 on",
+        ),
+        (
             lambda: biases.DistanceBias.from_function(3, 2),
             TypeError,
             "function must be callable, not int",
@@ -92,11 +107,12 @@ def test_settings_are_checked_when_made(make, error, message):
         (lambda d: d.expand(3, -1), r"gave \(3, 4\)"),
         (lambda d: d.sum(), r"gave \(\)"),
         (lambda d: -0.5, "gave float"),
+        (lambda d: 1j * d, r"gave \(4,\) torch.complex128"),
     ],
 )
 def test_a_formula_gives_one_logit_a_distance(function, got):
     bias = biases.DistanceBias.from_function(function, 2)
-    with pytest.raises(ValueError, match=rf"{got} for 4 distances; .* \(4,\) or \(2, 4\)"):
+    with pytest.raises(ValueError, match=rf"{got}.* for 4 distances; .* \(4,\) or \(2, 4\)"):
         lower(bias)
 
 

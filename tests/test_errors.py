@@ -6,10 +6,22 @@ import pytest
 import torch
 
 from biased_flash_attn import biased_flash_attn, biases
+from biased_flash_attn.forms import Cumulative, Distance, Linear
 
 Q = torch.randn(2, 4, 6, 8)
 K = torch.randn(2, 2, 9, 8)
 V = torch.randn(2, 2, 9, 5)
+
+
+class LoweredTo:
+    """A bias of somebody's own, which is lowered to whatever it was given."""
+
+    def __init__(self, form):
+        self.form = form
+
+    def lower(self, geometry, dtype, device):
+        return self.form
+
 
 WRONG = {
     "q is no tensor": (TypeError, "q is a list", {"q": [[1.0]]}),
@@ -65,12 +77,39 @@ WRONG = {
         "bias is on meta and q on cpu",
         {"bias": biases.KerpleLog(4).to("meta")},
     ),
+    "bias is a class": (TypeError, "bias is the class KerpleLog", {"bias": biases.KerpleLog}),
+    "bias is lowered to nothing": (
+        TypeError,
+        "bias was lowered to a NoneType",
+        {"bias": LoweredTo(None)},
+    ),
+    "bias is lowered to another dtype": (
+        TypeError,
+        "bias was lowered to torch.float64; it must be to torch.float32",
+        {"bias": LoweredTo(Linear(torch.ones(1, 4, dtype=torch.float64)))},
+    ),
+    "sums are lowered to float32": (
+        TypeError,
+        "bias was lowered to torch.float32; it must be to torch.float64",
+        {"bias": LoweredTo(Cumulative(torch.ones(1, 4, 9)))},
+    ),
+    "table is too short": (
+        ValueError,
+        r"bias was lowered to shape \(1, 1, 3\); it must be \(B or 1, H or 1, 9\)",
+        {"bias": LoweredTo(Distance(torch.zeros(1, 1, 3)))},
+    ),
+    "gain is too short": (
+        ValueError,
+        r"bias was lowered to shape \(1, 4, 2\); it must be \(B or 1, H or 1, 6\)",
+        {"bias": LoweredTo(Cumulative(torch.ones(1, 4, 9).double(), torch.ones(1, 4, 2)))},
+    ),
     "causal is a number": (TypeError, "causal is 1", {"causal": 1}),
     "window is negative": (ValueError, "window is -1", {"window": -1}),
     "window is 0": (ValueError, "window is 0", {"window": 0}),
     "window is a pair": (TypeError, r"window is \(3, 0\)", {"window": (3, 0)}),
     "window is a bool": (TypeError, "window is True", {"window": True}),
     "scale is a string": (TypeError, "scale is '1'", {"scale": "1"}),
+    "scale is beyond any float": (ValueError, "scale is 1000", {"scale": 10**400}),
     "scale is NaN": (ValueError, "scale is nan", {"scale": float("nan")}),
     "tolerance is negative": (ValueError, "tolerance is -0.1", {"tolerance": -0.1}),
     "tolerance is 1": (ValueError, "tolerance is 1", {"tolerance": 1}),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
+import pickle
 
 import pytest
 import torch
@@ -161,3 +163,27 @@ def test_lowering_compiles_into_one_graph(case):
         eager = torch.autograd.grad(lowered().square().sum(), parameters)
         for got, wanted in zip(ours, eager, strict=True):
             assert_close_to_float64(got, wanted.double(), None, "gradient")
+
+
+@cases(DISTANCE_CASES | CONTEXT_CASES)
+def test_a_bias_survives_copies(case):
+    make, _ = case
+    bias = make()
+    x = torch.randn(2, 6, DIM)
+
+    def dense(bias):
+        return (bias if isinstance(bias, PositionBias) else bias(x)).dense(6, 6)
+
+    copies = [copy.deepcopy(bias), make()]
+    copies[1].load_state_dict(bias.state_dict())
+    if not isinstance(bias, FunctionBias):
+        copies.append(pickle.loads(pickle.dumps(bias)))
+    for other in copies:
+        assert torch.equal(dense(other), dense(bias))
+
+
+def test_what_is_remembered_is_not_stored():
+    bias = biases.Sandwich(32)
+    size = len(pickle.dumps(bias))
+    bias.lower(Geometry(16384, 16384), torch.float32, torch.device("cpu"))
+    assert len(pickle.dumps(bias)) == size

@@ -20,10 +20,14 @@ def resident(field):
 
 torch.set_num_threads(2)
 dtype = getattr(torch, "DTYPE")
-bias = biases.KerpleLog(8)
+heads, kv_heads = HEADS
+bias = biases.KerpleLog(heads)
 
 def call(length):
-    q, k, v = (torch.zeros(1, 8, length, 64, dtype=dtype).requires_grad_() for _ in range(3))
+    q, k, v = (
+        torch.zeros(1, h, length, 64, dtype=dtype).requires_grad_()
+        for h in (heads, kv_heads, kv_heads)
+    )
     grad = torch.zeros_like(q)
     Path("/proc/self/clear_refs").write_text("5")
     before = resident("VmRSS")
@@ -38,9 +42,11 @@ print(call(16384))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_peak_memory_at_16384_tokens(dtype):
-    program = MEASURE.replace("DTYPE", dtype)
+@pytest.mark.parametrize(
+    ("dtype", "heads"), [("float32", (8, 8)), ("bfloat16", (8, 8)), ("float32", (16, 1))]
+)
+def test_peak_memory_at_16384_tokens(dtype, heads):
+    program = MEASURE.replace("DTYPE", dtype).replace("HEADS", str(heads))
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert float(run.stdout) <= 64, f"{run.stdout} MiB"

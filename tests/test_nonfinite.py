@@ -225,3 +225,31 @@ def test_nan_in_a_bias_is_refused(bias, what, dtype, position):
         own.view(-1, own.shape[-1])[-1, entry] = NAN
     with pytest.raises(ValueError, match=r"^bias: its .* contain NaN"):
         fused(problem)
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("n", [0, 20, 64, 150])
+def test_a_step_of_minus_infinity(n, causal, instruction_set):
+    problem = drawn(Case("cumulative", lengths=(200, 200), dims=(8, 8), batch=1, causal=causal))
+    with torch.no_grad():
+        problem.bias.steps[..., n] = -INF
+    with backends.instruction_set(instruction_set):
+        o, _ = fused(problem)
+    exact, _ = naive(problem)
+    assert torch.equal(o.isfinite(), exact.isfinite())
+    finite = exact.isfinite()
+    torch.testing.assert_close(o[finite], exact[finite])
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_values_near_the_largest_number_do_not_overflow(dtype, instruction_set):
+    q = torch.ones(1, 1, 200, 4, dtype=dtype)
+    k, v = torch.zeros_like(q), torch.full_like(q, 1e30)
+    k[:, :, 0] = 1.25  # an earlier key wins by 2^7, so that later ones set the pivot
+    v[:, :, 0] = 3e36
+    with backends.instruction_set(instruction_set):
+        o = biased_flash_attn(q, k, v, scale=1.0, backend="cpu")
+    exact = biased_flash_attn(*(x.double() for x in (q, k, v)), scale=1.0, backend="reference")
+    torch.testing.assert_close(o.double(), exact, rtol=2e-2, atol=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from biased_flash_attn import biased_flash_attn, biases
 from cases import FORMS, Case, Content, drawn
@@ -154,3 +155,44 @@ def test_inference_mode():
         ours = biased_flash_attn(problem.q, problem.k, problem.v, problem.bias)
     assert torch.equal(ours, exact)
     assert ours.is_inference()
+
+
+def test_forward_mode_derivatives_are_refused():
+    problem = drawn(Case("linear"))
+    q, k, v = problem.q.detach(), problem.k.detach(), problem.v.detach()
+    bias = biases.ALiBi(2)
+    with pytest.raises(NotImplementedError, match="the kernels have no forward-mode derivatives"):
+        torch.func.jvp(lambda q: biased_flash_attn(q, k, v, bias), (q,), (q,))
+    derivatives = [
+        torch.func.jvp(
+            lambda q: biased_flash_attn(q, k, v, bias, backend="reference"), (q,), (tangent,)
+        )[1]
+        for tangent in (q, 2 * q)
+    ]
+    torch.testing.assert_close(2 * derivatives[0], derivatives[1])
+    assert derivatives[0].abs().max() > 0
+
+
+def test_one_compilation_follows_scale_and_window():
+    torch._dynamo.reset()
+    q = torch.randn(1, 2, 33, 8)
+
+    def attend(scale, window):
+        return biased_flash_attn(q, q, q, scale=scale, window=window)
+
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    for scale, window in ((0.3, 2), (0.4, 3), (0.5, 100)):
+        torch.testing.assert_close(compiled(scale, window), attend(scale, window))
+
+
+@pytest.mark.parametrize("name", ["alibi", "sandwich"])
+def test_tracing_leaves_a_fixed_bias_as_it_was(name):
+    bias, q = biases.DISTANCE_BIASES[name](2), torch.randn(1, 2, 33, 8)
+    exact = biased_flash_attn(q, q, q, bias)
+    for module in (bias, biases.DISTANCE_BIASES[name](2)):
+
+        def attend(q, bias=module):
+            return biased_flash_attn(q, q, q, bias)
+
+        assert torch.equal(make_fx(attend, tracing_mode="fake")(q)(q), exact)
+        assert torch.equal(biased_flash_attn(q, q, q, module), exact)

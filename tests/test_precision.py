@@ -150,3 +150,19 @@ def test_the_gradients_of_a_table_add_up_to_those_of_lse():
     actual, exact = evaluate(problem)["gradient of r"].sum(1), problem.grad_lse.sum((0, 2))
     terms = magnitudes(problem, torch.float64)["gradient of r"].sum(1)
     assert_close_to_float64(actual, exact, None, "sum of dS", terms)
+
+
+@pytest.mark.parametrize("step", [-1e3, -1e6, -1e9])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("bias", ["cumulative-gain", "log1p_square"])
+def test_one_large_step_leaves_its_neighbours_exact(bias, causal, step):
+    """As between two documents, or at a gate that closes."""
+    problem = drawn(Case(bias, lengths=(200, 200), batch=1, causal=causal))
+    with torch.no_grad():
+        problem.bias.steps[..., 70] = step
+        if problem.bias.gain is not None:
+            problem.bias.gain.abs_()  # a penalty, not a logit that float32 cannot hold
+    before = problem.double()
+    truth, sums = evaluate(before, naive), magnitudes(before, torch.float32)
+    for name, actual in evaluate(problem).items():
+        assert_close_to_float64(actual, truth[name], None, name, sums[name])

@@ -6,6 +6,8 @@
 // where it is deep along its rows. With pair == 1 both layouts are the same.
 #pragma once
 
+#include <algorithm>
+
 #include "element.h"
 #include "simd.h"
 
@@ -18,6 +20,25 @@ constexpr int kStripRows = 48;    // queries whose softmax is computed together:
 constexpr int64_t round_up(int64_t x, int64_t multiple) {
     return (x + multiple - 1) / multiple * multiple;
 }
+
+// The largest absolute value of many. As integers, the bits of floats without a sign are in the
+// floats' order, and those of NaN come last.
+template <class Real>
+struct Magnitudes {
+    Vector<Bits<Real>> largest;
+
+    BFA_INLINE void add(Vector<Real> x) {
+        const auto bits = (Vector<Bits<Real>>)abs<Real>(x);
+        largest = bits > largest ? bits : largest;
+    }
+    BFA_INLINE Real reduce() const {
+        Bits<Real> bits = 0;
+        for (int lane = 0; lane < kLanes<Real>; ++lane) bits = std::max(bits, largest[lane]);
+        Real result;
+        std::memcpy(&result, &bits, sizeof result);
+        return result;
+    }
+};
 
 template <class Real_>
 struct Plain {
@@ -32,12 +53,12 @@ struct Plain {
 
     static Real number(Operand x, int) { return x; }
 
-    // `count` is a multiple of the vector length.
-    static bool all_finite(const Operand* x, int64_t count) {
-        Vector<Real> zero{};
-        for (int64_t n = 0; n < count; n += kLanes<Real>)
-            zero += load(x + n) * Real(0);  // NaN from inf and NaN
-        return reduce_sum<Real>(zero) == 0;
+    // The largest absolute value, or NaN if there is one; `count` is a multiple of the vector
+    // length.
+    static Real largest_magnitude(const Operand* x, int64_t count) {
+        Magnitudes<Real> largest{};
+        for (int64_t n = 0; n < count; n += kLanes<Real>) largest.add(load(x + n));
+        return largest.reduce();
     }
 
     static void pack_row_pairs(Element element, const char* source, int64_t stride, int rows,
@@ -71,14 +92,14 @@ struct Paired {
         return bits_to_float(half ? x & 0xffff0000 : x << 16);
     }
 
-    static bool all_finite(const Operand* x, int64_t count) {
-        Vector<float> zero{};
+    static float largest_magnitude(const Operand* x, int64_t count) {
+        Magnitudes<float> largest{};
         for (int64_t n = 0; n < count; n += kLanes<float>) {
             const Vector<Operand> pairs = load(x + n);
-            zero +=
-                (Vector<float>)(pairs << 16) * 0.0f + (Vector<float>)(pairs & 0xffff0000) * 0.0f;
+            largest.add((Vector<float>)(pairs << 16));
+            largest.add((Vector<float>)(pairs & 0xffff0000));
         }
-        return reduce_sum<float>(zero) == 0;
+        return largest.reduce();
     }
 
     // 32 numbers to 16 operands, pairs along the row

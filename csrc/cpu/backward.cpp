@@ -315,7 +315,7 @@ void run_backward(const Backward& problem) {
 #pragma omp parallel num_threads(threads)
     {
         Head head = workspaces.of_thread(omp_get_thread_num());
-#pragma omp for schedule(dynamic, 1)
+#pragma omp for schedule(monotonic : dynamic, 1)
         for (int64_t task = 0; task < tasks; ++task) {
             const int64_t kv_head = task / shares;
             head.run(kv_head / problem.kv_heads, kv_head % problem.kv_heads, int(task % shares),

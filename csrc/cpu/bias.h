@@ -145,22 +145,26 @@ private:
 };
 
 // beta = gain_i (sums_p - sums_j), its sign turned where j > p; beta itself, or -log(1 + beta^2).
-// The sums are float64; the tile sees their differences from its first key's, which fit a float.
+// The sums are float64; the tile sees their differences from its first key's. Where a step of the
+// tile is so large that these differences, rounded, no longer tell its other keys apart, it sees
+// the roundings too.
 template <class Real, bool kLogSquare>
 class CumulativeBias {
 public:
     struct Row {
-        Vector<Real> gain, gain_in_base_2, sum, distance_to_tile;
-        const Real* key_sums;
-        bool two_sided;
+        Vector<Real> gain, gain_in_base_2, sum, sum_rounding, distance_to_tile;
+        const Real *key_sums, *key_roundings;
+        bool simple;  // one-sided, and without roundings
         Vector<Real> sum_gradient, gain_gradient;
 
         BFA_INLINE Vector<Real> turned(Vector<Real> x, int column) const {
-            if (!two_sided) return x;
+            if (simple) return x;
             return distance_to_tile < iota<Real>() + Real(column) ? -x : x;
         }
         BFA_INLINE Vector<Real> difference(int column) const {
-            return turned(sum - load(key_sums + column), column);
+            const Vector<Real> x = sum - load(key_sums + column);
+            if (simple) return x;
+            return turned(x + (sum_rounding - load(key_roundings + column)), column);
         }
         BFA_INLINE Vector<Real> logits(int column) const {
             if constexpr (!kLogSquare) return gain_in_base_2 * difference(column);
@@ -172,6 +176,7 @@ public:
     CumulativeBias(Arena& arena, const Problem& problem, bool with_gradient)
         : problem_(problem),
           key_sums_(arena.take<Real>(kTile)),
+          key_roundings_(arena.take<Real>(kTile)),
           key_gradient_(arena.take<Real>(kTile)),
           row_sum_gradients_(arena.take<Real>(with_gradient ? kStripRows * kLane : 0)),
           row_gain_gradients_(arena.take<Real>(with_gradient ? kStripRows * kLane : 0)),
@@ -189,22 +194,29 @@ public:
 
     void begin_tile(Range keys) {
         tile_begin_ = keys.begin;
-        for (int64_t c = 0; c < kTile; ++c)
-            key_sums_[c] = keys.begin + c < keys.end
-                               ? Real(sums_[keys.begin + c] - sums_[keys.begin])
-                               : Real(0);
+        origin_ = std::isfinite(sums_[keys.begin]) ? sums_[keys.begin] : 0;
+        Real largest = 0;
+        for (int64_t c = 0; c < kTile; ++c) {
+            const double sum = keys.begin + c < keys.end ? sums_[keys.begin + c] - origin_ : 0;
+            key_sums_[c] = Real(sum);
+            key_roundings_[c] = rounding(sum);
+            largest = std::max(largest, std::abs(key_sums_[c]));
+        }
+        simple_ = problem_.causal && largest <= kLargestSum;
         std::memset(key_gradient_, 0, kTile * sizeof(Real));
     }
 
     Row row(int64_t query) const {
         const int64_t position = problem_.position(query);
-        const double sum = position < 0 ? 0.0 : sums_[position];
+        const double sum = (position < 0 ? 0.0 : sums_[position]) - origin_;
         return {broadcast(gain(query)),
                 broadcast(gain(query) * Real(kLog2e)),
-                broadcast(Real(sum - sums_[tile_begin_])),
+                broadcast(Real(sum)),
+                simple_ ? Vector<Real>{} : broadcast(rounding(sum)),
                 broadcast(Real(position - tile_begin_)),
                 key_sums_,
-                !problem_.causal,
+                key_roundings_,
+                simple_,
                 Vector<Real>{},
                 Vector<Real>{}};
     }
@@ -254,14 +266,18 @@ public:
 
 private:
     static constexpr int kLane = kLanes<Real>;
+    static constexpr Real kLargestSum = 128;  // a float errs there by 4e-6
 
+    static Real rounding(double x) { return std::isfinite(Real(x)) ? Real(x - Real(x)) : Real(0); }
     Real gain(int64_t query) const { return gain_ ? gain_[query] : Real(1); }
 
     const Problem& problem_;
     const double* sums_;
     const Real* gain_;
     int64_t tile_begin_;
-    Real* key_sums_;
+    double origin_;
+    bool simple_;
+    Real *key_sums_, *key_roundings_;
     Real* key_gradient_;
     Real *row_sum_gradients_, *row_gain_gradients_;  // a vector for each row of a strip
     double* sum_gradient_;

@@ -3,7 +3,7 @@
 // A task is one block of queries of one head. It walks the key tiles from the diagonal to the past;
 // each tile is packed once and used by every strip of queries. Invariant after each tile, per
 // query: o = sum_j 2^(s_j - m) v_j, l = sum_j 2^(s_j - m), logits s in base 2. Of m only
-// max_j s_j <= m + kSlack is asked, so that the tiles after the first seldom have to raise it.
+// max_j s_j <= m + slack is asked, so that the tiles after the first seldom have to raise it.
 #include <omp.h>
 
 #include <cmath>
@@ -19,7 +19,11 @@ namespace {
 // less the packing of a tile weighs.
 constexpr int64_t kBlockBytes = 512 << 10;
 constexpr int64_t kCacheLine = 64;
+
+// Weights up to 2^kSlack instead of 1 do no harm, unless values are so large that their weighted
+// sums might overflow.
 constexpr int kSlack = 8;
+constexpr float kLargestWithSlack = 0x1p64f;
 
 // As many as fit, but enough blocks that the last ones do not leave a thread waiting.
 int64_t block_rows(const Problem& problem) {
@@ -93,7 +97,10 @@ private:
         const int packed = round_up(n, Arithmetic::pair) / Arithmetic::pair;
         std::memset(values_ + packed * columns_, 0,
                     (width_ / Arithmetic::pair - packed) * columns_ * sizeof(Operand));
-        values_finite_ = Arithmetic::all_finite(values_, width_ / Arithmetic::pair * columns_);
+        const Real largest =
+            Arithmetic::largest_magnitude(values_, width_ / Arithmetic::pair * columns_);
+        values_finite_ = std::isfinite(largest);
+        slack_ = largest < kLargestWithSlack ? kSlack : 0;
 
         bias_.begin_tile(keys);
         for (int64_t row = 0; row < block_.end - block_.begin; row += kStripRows) {
@@ -179,12 +186,12 @@ private:
                 store(logits + r * kTile + c, s);
                 largest = max<Real>(s, largest);
             }
-            excess = max<Real>(largest - (pivots[r] + kSlack), excess);
+            excess = max<Real>(largest - (pivots[r] + slack_), excess);
         }
         return reduce_max<Real>(excess) > 0;
     }
 
-    // m = max_j s_j in the rows where m + kSlack is less; their o and l shrink by
+    // m = max_j s_j in the rows where m + slack is less; their o and l shrink by
     // 2^(old m - new m).
     __attribute__((noinline)) void raise_pivots(int64_t row, int rows, int width,
                                                 const Real* logits) {
@@ -194,7 +201,7 @@ private:
                 largest_of_lane = max<Real>(load(logits + r * kTile + c), largest_of_lane);
             const Real largest = reduce_max<Real>(largest_of_lane);
             Real& pivot = pivots_[row + r];
-            if (!(largest > pivot + kSlack)) continue;
+            if (!(largest > pivot + slack_)) continue;
             const Real shrink = exp2(broadcast(pivot - largest))[0];
             pivot = largest;
             Real* output = output_ + (row + r) * columns_;
@@ -253,6 +260,7 @@ private:
     Range block_;
     int width_;
     bool values_finite_;
+    Real slack_;
 };
 
 template <class Arithmetic, class Bias>
@@ -267,7 +275,7 @@ void run_forward(const Forward& problem) {
     {
         Block block = workspaces.of_thread(omp_get_thread_num());
         // the last queries see most keys: longest first
-#pragma omp for schedule(dynamic, 1)
+#pragma omp for schedule(monotonic : dynamic, 1)
         for (int64_t task = 0; task < blocks * heads; ++task) {
             const int64_t begin = (blocks - 1 - task / heads) * rows, head = task % heads;
             block.run(head / problem.heads, head % problem.heads,

@@ -29,7 +29,12 @@ public:
         Real* sum = sums_.data() + head * elements_;
         if (share > 0)
             for (int64_t x = 0; x < elements_; ++x) mine[x] += sum[x];
-        if (share < shares_ - 1) std::memcpy(sum, mine, elements_ * sizeof(Real));
+        // Few heads are under way at a time, and only their sums should take memory.
+        if (share < shares_ - 1) {
+            std::memcpy(sum, mine, elements_ * sizeof(Real));
+        } else {
+            sums_.forget(head * elements_, (head + 1) * elements_);
+        }
         within_turn();
         __atomic_store_n(turn, share + 1, __ATOMIC_RELEASE);
     }

@@ -82,11 +82,13 @@ BFA_INLINE Vector<T> max(Vector<T> a, Vector<T> b) {
 #endif
 }
 
+// The integer as wide as T.
+template <class T>
+using Bits = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
+
 template <class T>
 BFA_INLINE Vector<T> abs(Vector<T> x) {
-    typedef std::conditional_t<sizeof(T) == 4, int32_t, int64_t> Bits
-        __attribute__((vector_size(kVectorBytes)));
-    return (Vector<T>)((Bits)x & (Bits) ~(Bits)(-Vector<T>{}));
+    return (Vector<T>)((Vector<Bits<T>>)x & ~(Vector<Bits<T>>)(-Vector<T>{}));
 }
 
 template <class T>

@@ -1,6 +1,8 @@
 // Rows of q, k or grad_o that are multiplied both along their channels and along their count.
 #pragma once
 
+#include <cmath>
+
 #include "gemm.h"
 #include "workspace.h"
 
@@ -37,7 +39,7 @@ public:
     int64_t columns() const { return columns_; }
 
     bool all_finite(int64_t rows) const {
-        return Arithmetic::all_finite(pairs_, rows / kPair * columns_);
+        return std::isfinite(Arithmetic::largest_magnitude(pairs_, rows / kPair * columns_));
     }
 
     // deep along the channels

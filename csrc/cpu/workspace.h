@@ -5,6 +5,11 @@
 // names that other files share, and the linker might keep these copies for processors that lack it.
 #pragma once
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -26,6 +31,16 @@ public:
     Buffer& operator=(const Buffer&) = delete;
 
     T* data() const { return data_; }
+
+    // Lets the system take back the memory under [begin, end), whose contents are then undefined.
+    void forget(int64_t begin, int64_t end) const {
+#if defined(__linux__)
+        const uintptr_t page = uintptr_t(sysconf(_SC_PAGESIZE));
+        const uintptr_t first = (uintptr_t(data_ + begin) + page - 1) / page * page;
+        const uintptr_t last = uintptr_t(data_ + end) / page * page;
+        if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+#endif
+    }
 
 private:
     T* data_ = nullptr;

@@ -7,7 +7,13 @@ from torch import Tensor
 
 from . import backends, ops, reference
 from .forms import Geometry
-from .validation import check_bias, check_form, check_options, check_tensors
+from .validation import (
+    check_bias,
+    check_derivatives,
+    check_form,
+    check_options,
+    check_tensors,
+)
 
 
 def biased_flash_attn(
@@ -57,16 +63,19 @@ def biased_flash_attn(
     check_options(causal, window, scale, tolerance, backend)
     backend = backends.choose(q, backend)
     scale = q.shape[3] ** -0.5 if scale is None else float(scale)
+    window = None if window is None else min(window, max(1, k.shape[2]))
     geometry = Geometry(q.shape[2], k.shape[2], causal, window)
     form = None
     if bias is not None:
         check_bias(bias, q)
         real = torch.promote_types(q.dtype, torch.float32)
         form = bias.lower(geometry, real, q.device)
-        check_form(form, q)
+        check_form(form, q, geometry)
     if backend == "reference":
         o, lse = _reference(q, k, v, form, geometry, scale)
     else:
+        if not torch.compiler.is_compiling():
+            check_derivatives(q, k, v, form and form.terms, form and form.gain)
         o, lse = ops.forward(
             q,
             k,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import math
+import sys
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.forward_ad import unpack_dual
+
+from .forms import Cumulative, Distance, Geometry, Linear
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 MAX_HEAD_DIM = 256
@@ -16,6 +19,8 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor")
+        if x.is_nested or x.layout != torch.strided:
+            raise TypeError(f"{name} is a nested or sparse tensor; it must be a dense one")
         if x.dim() != 4:
             raise ValueError(
                 f"{name} has shape {tuple(x.shape)}; it must be (batch, heads, sequence, head_dim)"
@@ -60,7 +65,7 @@ def check_options(causal, window, scale, tolerance, backend) -> None:
             raise ValueError(f"window is {window}; it must be None or a positive int")
     if scale is not None:
         _check_number("scale", scale, "None or a finite number")
-        if not math.isfinite(scale):
+        if not abs(scale) <= sys.float_info.max:
             raise ValueError(f"scale is {scale}; it must be None or a finite number")
     if tolerance is not None:
         _check_number("tolerance", tolerance, "None or a number in [0, 1)")
@@ -72,6 +77,8 @@ def check_options(causal, window, scale, tolerance, backend) -> None:
 
 def check_bias(bias, q: Tensor) -> None:
     """Whether it is a bias, for q's heads and device."""
+    if isinstance(bias, type):
+        raise TypeError(f"bias is the class {bias.__name__}; it must be one of its instances")
     if not hasattr(bias, "lower"):
         raise TypeError(
             f"bias is a {type(bias).__name__}; it must be None or one of biased_flash_attn.biases."
@@ -84,18 +91,40 @@ def check_bias(bias, q: Tensor) -> None:
         _check_device_of_bias(parameter, q)
 
 
-def check_form(form, q: Tensor) -> None:
-    """Whether what a bias was lowered to fits q's batch, heads and device."""
-    for x in (form.terms, form.gain):
+def check_form(form, q: Tensor, geometry: Geometry) -> None:
+    """Whether what a bias was lowered to is what the kernels will read it as."""
+    if not isinstance(form, (Linear, Distance, Cumulative)):
+        raise TypeError(f"bias was lowered to a {type(form).__name__}; it must be to a form")
+    real = torch.promote_types(q.dtype, torch.float32)
+    terms_dtype = torch.float64 if isinstance(form, Cumulative) else real
+    terms_length = {"linear": None, "distance": geometry.n_distances}.get(form.name, geometry.n_key)
+    for x, dtype, length in (
+        (form.terms, terms_dtype, terms_length),
+        (form.gain, real, geometry.n_query),
+    ):
         if x is None:
             continue
         _check_device_of_bias(x, q)
+        if x.dtype != dtype:
+            raise TypeError(f"bias was lowered to {x.dtype}; it must be to {dtype}")
+        expected = "(B or 1, H or 1" + ("" if length is None else f", {length}") + ")"
+        if x.dim() != (2 if length is None else 3) or (length is not None and x.shape[2] != length):
+            raise ValueError(f"bias was lowered to shape {tuple(x.shape)}; it must be {expected}")
         for what, size, own in (
             ("batch", x.shape[0], q.shape[0]),
             ("head count", x.shape[1], q.shape[1]),
         ):
             if size != 1 and size != own:
                 raise ValueError(f"bias has {what} {size}; it must be that of q, {own}, or 1")
+
+
+def check_derivatives(*tensors: Tensor | None) -> None:
+    """Whether forward-mode derivatives are asked for, which the kernels would leave out."""
+    if any(x is not None and unpack_dual(x).tangent is not None for x in tensors):
+        raise NotImplementedError(
+            "biased_flash_attn: the kernels have no forward-mode derivatives; backend='reference'"
+            " has"
+        )
 
 
 def _check_device_of_bias(x: Tensor, q: Tensor) -> None:

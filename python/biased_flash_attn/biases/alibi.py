@@ -34,6 +34,8 @@ class ALiBi(PositionBias):
         super().__init__(num_heads)
         self.shift = finite("shift", shift)
         self.exponent = None if exponent is None else finite("exponent", exponent)
+        if not self._initial_slopes().isfinite().all():
+            raise ValueError("shift or exponent is so small that a slope is infinite")
         self.fixed = not trainable
         self.slopes = None
         if trainable:

@@ -34,17 +34,24 @@ class PositionBias(nn.Module):
 
         Query i stands at position i + n_key - n_query, so keys may lie on both sides of it.
         """
+        for name, length in (("n_query", n_query), ("n_key", n_key)):
+            if not isinstance(length, int) or length < 0:
+                raise ValueError(f"{name} is {length!r}; it must be an int from 0 on")
         geometry = Geometry(n_query, n_key, causal=False)
         device = next((parameter.device for parameter in self.parameters()), None)
         bias = self.lower(geometry, torch.float64, device).dense(geometry)
         return bias[0].expand(self.num_heads, -1, -1)
+
+    def __getstate__(self) -> dict:
+        return {name: value for name, value in self.__dict__.items() if name != "_last"}
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}"
 
     def _remembered(self, key: tuple, make: Callable[[], Tensor]) -> Tensor:
         """make(), or what it gave last time when the bias is fixed and the key is the same."""
-        if not self.fixed or torch.compiler.is_compiling():
+        traced = torch.compiler.is_compiling() or type(torch.empty(0)) is not Tensor
+        if not self.fixed or traced:
             return make()
         last = self._last
         if last is None or last[0] != key:
@@ -92,13 +99,16 @@ class DistanceBias(PositionBias):
     def _logits(self, d: Tensor) -> Tensor:
         logits = self.formula(d)
         shapes = (d.shape, (self.num_heads, *d.shape))
-        if not isinstance(logits, Tensor) or logits.shape not in shapes:
-            got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        real = isinstance(logits, Tensor) and not logits.is_complex()
+        if not real or logits.shape not in shapes:
+            got = type(logits).__name__
+            if isinstance(logits, Tensor):
+                got = f"{tuple(logits.shape)} {logits.dtype}"
             raise ValueError(
-                f"the formula of {type(self).__name__} gave {got} for {len(d)} distances; "
-                f"it must give a tensor of shape {tuple(shapes[0])} or {shapes[1]}"
+                f"the formula of {type(self).__name__} gave {got} for {d.shape[0]} distances; "
+                f"it must give a real tensor of shape {tuple(shapes[0])} or {shapes[1]}"
             )
-        return logits.reshape(1, -1, len(d))
+        return logits.reshape(1, -1, d.shape[0])
 
 
 class FunctionBias(DistanceBias):

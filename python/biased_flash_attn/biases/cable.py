@@ -32,7 +32,7 @@ class Cable(nn.Module):
     ):
         super().__init__()
         self.num_heads = positive_int("num_heads", num_heads)
-        if activation not in ACTIVATIONS:
+        if activation not in list(ACTIVATIONS):
             raise ValueError(f"activation must be one of {list(ACTIVATIONS)}, not {activation!r}")
         self.activation = activation
         self.w_c = nn.Linear(positive_int("dim", dim), num_heads, bias=False)
