@@ -22,9 +22,15 @@ class Buffer {
 public:
     explicit Buffer(int64_t count) {
         if (count == 0) return;
-        data_ =
-            static_cast<T*>(std::aligned_alloc(64, (count * int64_t(sizeof(T)) + 63) / 64 * 64));
+        const int64_t bytes = count * int64_t(sizeof(T));
+        const int64_t alignment = bytes < kHugePage ? 64 : kHugePage;
+        const int64_t rounded = (bytes + alignment - 1) / alignment * alignment;
+        data_ = static_cast<T*>(std::aligned_alloc(alignment, rounded));
         if (!data_) throw std::bad_alloc();
+#if defined(__linux__)
+        // Small pages lie anywhere, and in some processes so that a tile's evict one another.
+        if (bytes >= kHugePage) madvise(data_, rounded, MADV_HUGEPAGE);
+#endif
     }
     ~Buffer() { std::free(data_); }
     Buffer(const Buffer&) = delete;
@@ -43,6 +49,8 @@ public:
     }
 
 private:
+    static constexpr int64_t kHugePage = 2 << 20;
+
     T* data_ = nullptr;
 };
 
