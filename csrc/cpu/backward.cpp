@@ -15,6 +15,7 @@
 #include "gemm.h"
 #include "select.h"
 #include "shared_sum.h"
+#include "subnormals.h"
 #include "two_way_rows.h"
 
 namespace bfa::BFA_ISA {
@@ -235,23 +236,24 @@ private:
         const Vector<Real> scale = broadcast(Real(p_.scale * kLog2e));
         const Vector<Real> lse = broadcast(lse_[query]), delta = broadcast(delta_[query]);
         const int64_t real_query = std::min(query, p_.n_query - 1);  // padded rows have P = 0
-        auto bias = bias_.row(real_query);
         const Range visible = visible_keys(p_, real_query).shifted_into(keys.begin, kTile);
+        bias_.with_row(real_query, [&](auto bias) {
 #pragma GCC unroll 4
-        for (int c = 0; c < width; c += kLane) {
-            const Vector<Real> logits = load(weights + c) * scale + bias.logits(c);
-            Vector<Real> weight = exp2<Arithmetic::coarse_exp2>(logits - lse);
-            Vector<Real> grad_logit = weight * (load(grad_logits + c) - delta);
-            if (kMasked) {
-                weight = where_visible<Real>(visible, c, weight, Vector<Real>{});
-                grad_logit = where_visible<Real>(visible, c, grad_logit, Vector<Real>{});
+            for (int c = 0; c < width; c += kLane) {
+                const Vector<Real> logits = bias.added_to(load(weights + c) * scale, c);
+                Vector<Real> weight = exp2<Arithmetic::coarse_exp2>(logits - lse);
+                Vector<Real> grad_logit = weight * (load(grad_logits + c) - delta);
+                if (kMasked) {
+                    weight = where_visible<Real>(visible, c, weight, Vector<Real>{});
+                    grad_logit = where_visible<Real>(visible, c, grad_logit, Vector<Real>{});
+                }
+                store(weights + c, weight);
+                store(grad_logits + c, grad_logit);
+                if constexpr (kBiasGradient && Bias::has_gradient)
+                    bias_.add_gradient(bias, c, grad_logit);
             }
-            store(weights + c, weight);
-            store(grad_logits + c, grad_logit);
-            if constexpr (kBiasGradient && Bias::has_gradient)
-                bias_.add_gradient(bias, c, grad_logit);
-        }
-        if constexpr (kBiasGradient && Bias::has_gradient) bias_.end_row(bias, r);
+            if constexpr (kBiasGradient && Bias::has_gradient) bias_.end_row(bias, r);
+        });
     }
 
     void store_pairs(int64_t block_row, int rows, int width, const Real* weights,
@@ -314,6 +316,7 @@ void run_backward(const Backward& problem) {
         shares);
 #pragma omp parallel num_threads(threads)
     {
+        [[maybe_unused]] const FlushSubnormals flush_subnormals;
         Head head = workspaces.of_thread(omp_get_thread_num());
 #pragma omp for schedule(monotonic : dynamic, 1)
         for (int64_t task = 0; task < tasks; ++task) {
