@@ -1,11 +1,12 @@
 // The forms a bias is lowered to, each evaluated inside the tile.
 //
 // A form is prepared for one head (begin_head), then for one key tile (begin_tile), then for one
-// query: row(query) gives an object whose logits(column) is the bias of kTile's columns column,
-// column + 1, ... in base 2. Backward hands the gradient of the natural-log logits, zero where
-// masked, to add_gradient(row, column, gradient). It closes each row of a strip with
-// end_row(row, number within the strip), then the strip, the block of strips, and the head; only
-// end_head writes to the problem's outputs.
+// query: with_row(query, function) calls function with a row, an object whose
+// added_to(logits, column) adds the bias of the tile's columns column, column + 1, ... in base 2.
+// Backward hands the gradient of the natural-log logits, zero where masked, to
+// add_gradient(row, column, gradient). It closes each row with end_row(row, r), r its number among
+// the kLanes<Real> rows or fewer that end_rows(queries) closes together, then the block of these,
+// and the head; only end_head writes to the problem's outputs.
 #pragma once
 
 #include "arithmetic.h"
@@ -72,7 +73,7 @@ public:
         row.gradient -= gradient * row.distance(column);
     }
     BFA_INLINE void end_row(const Row& row, int) { block_gradient_ += row.gradient; }
-    void end_strip(Range) {}
+    void end_rows(Range) {}
     void end_block(Range) {
         gradient_ += reduce_sum<Real>(block_gradient_);
         block_gradient_ = Vector<Real>{};
@@ -134,7 +135,7 @@ public:
         store(row.gradient + column, load(row.gradient + column) + gradient);
     }
     void end_row(const Row&, int) {}
-    void end_strip(Range) {}
+    void end_rows(Range) {}
     void end_block(Range) {}
     void end_head(const View& grad_terms, const View&, int64_t b, int64_t h) {
         Real* out = grad_terms.at<Real>(b, h);
@@ -193,8 +194,8 @@ public:
           key_sums_(arena.take<Real>(kTile)),
           key_roundings_(arena.take<Real>(kTile)),
           key_gradient_(arena.take<Real>(kTile)),
-          row_sum_gradients_(arena.take<Real>(with_gradient ? kStripRows * kLane : 0)),
-          row_gain_gradients_(arena.take<Real>(with_gradient ? kStripRows * kLane : 0)),
+          row_sum_gradients_(arena.take<Real>(with_gradient ? kLane * kLane : 0)),
+          row_gain_gradients_(arena.take<Real>(with_gradient ? kLane * kLane : 0)),
           sum_gradient_(with_gradient ? arena.take<double>(problem.n_key) : nullptr),
           gain_gradient_(with_gradient ? arena.take<double>(problem.n_query) : nullptr) {}
 
@@ -246,17 +247,15 @@ public:
         store(row_sum_gradients_ + r * kLane, row.sum_gradient);
         if constexpr (kGain) store(row_gain_gradients_ + r * kLane, row.gain_gradient);
     }
-    void end_strip(Range queries) {
-        alignas(64) Real gradients[kStripRows];
+    void end_rows(Range queries) {
         const int rows = int(queries.end - queries.begin);
-        for (int r = 0; r < rows; r += kLane)
-            store(gradients + r, sums_of_lanes(row_sum_gradients_ + r * kLane));
+        alignas(64) Real gradients[kLane];
+        store(gradients, sums_of_lanes(row_sum_gradients_));
         const int64_t position = problem_.position(queries.begin);
-        for (int r = int(std::clamp<int64_t>(-position, 0, rows)); r < rows; ++r)
+        for (int r = int(std::max<int64_t>(-position, 0)); r < rows; ++r)
             sum_gradient_[position + r] += gradients[r] * gain(queries.begin + r);
         if (!gain_) return;
-        for (int r = 0; r < rows; r += kLane)
-            store(gradients + r, sums_of_lanes(row_gain_gradients_ + r * kLane));
+        store(gradients, sums_of_lanes(row_gain_gradients_));
         for (int r = 0; r < rows; ++r) gain_gradient_[queries.begin + r] += gradients[r];
     }
     void end_block(Range keys) {
@@ -305,7 +304,7 @@ private:
     bool simple_;
     Real *key_sums_, *key_roundings_;
     Real* key_gradient_;
-    Real *row_sum_gradients_, *row_gain_gradients_;  // a vector for each row of a strip
+    Real *row_sum_gradients_, *row_gain_gradients_;  // a vector for each row
     double* sum_gradient_;
     double* gain_gradient_;
 };
