@@ -1,5 +1,5 @@
-// Numbers below the smallest normal one take the processor several times as long as others, and a
-// decaying bias makes many of them: the weights just before those that are 0.
+// Numbers below the smallest normal one take processors longer than others, and a decaying bias
+// makes many of them: the weights just before those that are 0.
 #pragma once
 
 #if defined(__SSE2__)

@@ -54,6 +54,8 @@ def biased_flash_attn(
 
     Raises:
         TypeError, ValueError: naming the argument, what it was and what it may be.
+        NotImplementedError: forward-mode derivatives (torch.func.jvp) of any backend but
+            "reference".
 
     The tiling is that of Dao, "FlashAttention-2", 2023; each bias names its paper.
     """

@@ -122,8 +122,7 @@ def check_derivatives(*tensors: Tensor | None) -> None:
     """Whether forward-mode derivatives are asked for, which the kernels would leave out."""
     if any(x is not None and unpack_dual(x).tangent is not None for x in tensors):
         raise NotImplementedError(
-            "biased_flash_attn: the kernels have no forward-mode derivatives; backend='reference'"
-            " has"
+            "the kernels have no forward-mode derivatives; use backend='reference', which has them"
         )
 
 
