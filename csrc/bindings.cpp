@@ -11,6 +11,7 @@
 #include <string>
 
 #include "cpu/dispatch.h"
+#include "cpu/scratch.h"
 
 namespace py = pybind11;
 
@@ -169,4 +170,6 @@ PYBIND11_MODULE(_C, m) {
         "instruction_set", [] { return std::string(bfa::active_instruction_set().name); },
         "The one in use");
     m.def("use_instruction_set", &bfa::use_instruction_set);
+    m.def("release_memory", &bfa::release_scratch,
+          "Gives back to the system what calls leave to the next");
 }

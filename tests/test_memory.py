@@ -40,6 +40,18 @@ call(128)
 print(call(16384))
 """
 
+RELEASE = MEASURE.replace(
+    "print(call(16384))",
+    """
+from biased_flash_attn import backends
+call(8192)
+before = resident("VmRSS")
+backends.release_memory()
+print(before - resident("VmRSS"))
+call(128)
+""",
+)
+
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
@@ -50,3 +62,11 @@ def test_peak_memory_at_16384_tokens(dtype, heads):
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert float(run.stdout) <= 64, f"{run.stdout} MiB"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_kept_memory_can_be_released():
+    program = RELEASE.replace("DTYPE", "float32").replace("HEADS", "(8, 8)")
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert float(run.stdout) >= 8, f"{run.stdout} MiB"

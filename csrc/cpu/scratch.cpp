@@ -29,6 +29,11 @@ struct Kept {
 };
 Kept kept;
 
+void free_kept() {
+    std::free(kept.data);
+    kept.data = nullptr, kept.bytes = 0;
+}
+
 char* allocate(int64_t bytes) {
     const int64_t alignment = bytes < kHugePage ? 64 : kHugePage;
     const int64_t rounded = (bytes + alignment - 1) / alignment * alignment;
@@ -52,8 +57,7 @@ Scratch::Scratch(int64_t bytes) {
         return;
     }
     if (kept.bytes < bytes) {
-        std::free(kept.data);
-        kept.data = nullptr, kept.bytes = 0;
+        free_kept();
         try {
             kept.data = allocate(bytes);
         } catch (...) {
@@ -66,5 +70,11 @@ Scratch::Scratch(int64_t bytes) {
 }
 
 Scratch::~Scratch() { kept_ ? kept.taken.clear() : std::free(data_); }
+
+void release_scratch() {
+    if (kept.taken.test_and_set()) return;
+    free_kept();
+    kept.taken.clear();
+}
 
 }  // namespace bfa

@@ -22,4 +22,7 @@ private:
     bool kept_;
 };
 
+// Gives the kept memory back to the system, unless a call has it.
+void release_scratch();
+
 }  // namespace bfa

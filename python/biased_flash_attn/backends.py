@@ -83,6 +83,12 @@ def kernels(backend: str) -> ModuleType:
     return {"cpu": _CPU_KERNELS}[backend]
 
 
+def release_memory() -> None:
+    """Gives back to the system what the CPU kernels keep from one call for the next."""
+    if _CPU_KERNELS is not None:
+        _CPU_KERNELS._C.release_memory()
+
+
 @contextlib.contextmanager
 def instruction_set(name: str):
     """Within the block the CPU kernels use the named instruction set, as tests and benchmarks ask.

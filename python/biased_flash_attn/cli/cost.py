@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..backends import release_memory
+
 # Linux only. Writing 5 forgets the peak of resident memory.
 CLEAR_REFS = Path("/proc/self/clear_refs")
 
@@ -37,7 +39,8 @@ def cost(call: Callable[[], object], repeats: int = 1, held: int = 0) -> Cost:
 
 def forget_peak() -> int:
     """Makes the peak of resident memory what is resident now, and returns it."""
-    # Freed memory that malloc keeps would count as held before, and hide what a call needs.
+    # Memory that the kernels or malloc keep would count as held before, and hide what a call needs.
+    release_memory()
     ctypes.CDLL(None).malloc_trim(0)
     CLEAR_REFS.write_text("5")
     return resident("VmRSS")
