@@ -155,7 +155,7 @@ private:
 };
 
 // beta = gain_i (sums_p - sums_j), its sign turned where j > p; beta itself, or -log(1 + beta^2).
-// The sums are float64; a tile sees their differences from its middle key's, rounded. Where these
+// The sums are float64; a tile sees their differences from its first key's, rounded. Where these
 // no longer tell its keys apart, it sees the roundings too.
 template <class Real, bool kLogSquare>
 class CumulativeBias {
@@ -210,8 +210,8 @@ public:
 
     void begin_tile(Range keys) {
         tile_begin_ = keys.begin;
-        const double middle = sums_[(keys.begin + keys.end) / 2];
-        origin_ = std::isfinite(middle) ? middle : 0;
+        // The first key's, as every query of the tile sees it: no row depends on what comes later.
+        origin_ = std::isfinite(sums_[keys.begin]) ? sums_[keys.begin] : 0;
         Real largest = 0;
         for (int64_t c = 0; c < kTile; ++c) {
             const double sum = keys.begin + c < keys.end ? sums_[keys.begin + c] - origin_ : 0;
