@@ -1,0 +1,19 @@
+"""Sizes of blocks, by processor, width of a head and direction. Nothing is tuned at call time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Config:
+    """A block of queries, a tile of keys, and how a processor runs them."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def config(direction: str) -> Config:
+    return Config(32, 32, 4, 2)
