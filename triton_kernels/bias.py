@@ -111,6 +111,4 @@ def key_factors(x):
     zero = tl.full([1, 1], 0.0, tl.bfloat16)
     is_high = (column == 0) | (column == 3) | (column == 5)
     is_middle = (column == 1) | (column == 4)
-    return tl.where(
-        is_high, high, tl.where(is_middle, middle, tl.where(column == 2, low, zero))
-    )
+    return tl.where(is_high, high, tl.where(is_middle, middle, tl.where(column == 2, low, zero)))

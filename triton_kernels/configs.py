@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 
 @dataclass(frozen=True)
 class Config:
@@ -11,9 +13,9 @@ class Config:
 
     block_m: int
     block_n: int
-    num_warps: int
-    num_stages: int
+    num_warps: int = 4
+    num_stages: int = 1
 
 
-def config(direction: str) -> Config:
+def choose(kernel: str, arch: int | str, dtype: torch.dtype, block_d: int) -> Config:
     return Config(32, 32, 4, 2)

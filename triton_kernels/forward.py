@@ -7,7 +7,13 @@ import triton.language as tl
 
 from .logits import key_side, query_side, signed_factors, tile_logits
 from .primitives import INFINITY, LN2, dot, load_tile, row_address, store_tile
-from .ranges import KEY_PARTS, key_part_exists, key_ranges
+from .ranges import (
+    KEY_PARTS,
+    key_part_exists,
+    key_part_is_masked,
+    key_part_side,
+    key_ranges,
+)
 
 
 @triton.jit
@@ -42,21 +48,23 @@ def attn_fwd_kernel(
     l = tl.zeros([BLOCK_M], tl.float32)
     for PART in tl.static_range(KEY_PARTS):
         if key_part_exists(PART, problem.causal, problem.windowed, bias.factored):
-            EDGE: tl.constexpr = PART % 2 == 0
-            SIDE: tl.constexpr = -1 if PART == 3 else 1
-            q_factors = signed_factors(bias, problem, queries, SIDE)
+            q_factors = signed_factors(bias, problem, queries, key_part_side(PART))
             for j in range(bounds[PART], bounds[PART + 1], BLOCK_N):
                 # [BLOCK_N, BLOCK_D], [BLOCK_N, BLOCK_DV]
                 tile_k = load_tile(
-                    k, b, kv_head, j, problem.n_key, problem.head_dim, BLOCK_N, BLOCK_D, EDGE
+                    *(k, b, kv_head, j, problem.n_key, problem.head_dim, BLOCK_N, BLOCK_D),
+                    EDGE=key_part_is_masked(PART),
                 )
                 tile_v = load_tile(
-                    v, b, kv_head, j, problem.n_key, problem.value_dim, BLOCK_N, BLOCK_DV, EDGE
+                    *(v, b, kv_head, j, problem.n_key, problem.value_dim, BLOCK_N, BLOCK_DV),
+                    EDGE=key_part_is_masked(PART),
                 )
                 keys, k_factors = key_side(bias, problem, b, h, j, BLOCK_N)
                 x, multiplier, offset, _ = tile_logits(
                     *(bias, problem, b, h, tile_q, tile_k, queries, keys, q_factors, k_factors),
-                    *(EDGE, SIDE, False),
+                    EDGE=key_part_is_masked(PART),
+                    SIDE=key_part_side(PART),
+                    KEYS_FIRST=False,
                 )
                 m_new = tl.maximum(m, tl.max(x, 1) * multiplier + offset)
                 # Rows that have seen nothing but -inf yet have no maximum to subtract.

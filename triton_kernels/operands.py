@@ -55,12 +55,3 @@ class Bias(NamedTuple):
 def rows(x: Tensor) -> Rows:
     """x (B, H, N, D), (B, H, N) or (B, H)."""
     return Rows(x, *x.stride()[:2], x.stride(2) if x.dim() > 2 else 1)
-
-
-def per_head(x: Tensor | None) -> Rows | None:
-    """x (B or 1, H or 1, n or nothing), contiguous along n, seen as if it had all batches and
-    heads."""
-    if x is None:
-        return None
-    batch, head = (0 if x.shape[n] == 1 else x.stride(n) for n in (0, 1))
-    return Rows(x, batch, head, 1)

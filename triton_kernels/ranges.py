@@ -45,6 +45,16 @@ def key_part_exists(part, causal, windowed, factored):
     return (windowed, True, two_sided, two_sided, True)[part]
 
 
+@triton.constexpr_function
+def key_part_is_masked(part):
+    return part % 2 == 0
+
+
+@triton.constexpr_function
+def key_part_side(part):
+    return -1 if part == 3 else 1
+
+
 @triton.jit
 def query_ranges(problem, bias, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Where the parts of the queries of keys first, first + 1, ... begin, and the last one ends.
@@ -75,3 +85,13 @@ def query_ranges(problem, bias, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.conste
 @triton.constexpr_function
 def query_part_exists(part, causal, factored):
     return (factored and not causal, factored or causal, True, True)[part]
+
+
+@triton.constexpr_function
+def query_part_is_masked(part):
+    return part % 2 == 1
+
+
+@triton.constexpr_function
+def query_part_side(part):
+    return -1 if part == 0 else 1
