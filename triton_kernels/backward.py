@@ -214,7 +214,7 @@ def attn_bwd_dkv_kernel(
     BIAS_GRADIENT: tl.constexpr,
 ):
     """dv_j = sum_i P_ij grad_o_i and dk_j = scale sum_i dS_ij q_i, over all query heads that share
-    the key head; and, with BIAS_GRADIENT, for each of them grad_sums_j = sum_i dS_ij dbeta_ij/dC[j].
+    the key head; with BIAS_GRADIENT, for each of them, grad_sums_j = sum_i dS_ij dbeta_ij/dC[j].
     """
     kv_heads = problem.heads // problem.group
     b, kv_head = tl.program_id(0) // kv_heads, tl.program_id(0) % kv_heads

@@ -18,4 +18,8 @@ class Config:
 
 
 def choose(kernel: str, arch: int | str, dtype: torch.dtype, block_d: int) -> Config:
-    return Config(32, 32, 4, 2)
+    if kernel == "backward_keys":
+        return Config(16, 32)
+    if kernel == "backward_table":
+        return Config(32, 32)
+    return Config(32, 16)

@@ -30,7 +30,7 @@ def attn_fwd_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    """o_i = sum_j exp(s_ij - lse_i) v_j, lse_i = log sum_j exp(s_ij), for BLOCK_M queries of a head.
+    """o_i = sum_j exp(s_ij - lse_i) v_j and lse_i = log sum_j exp(s_ij), of BLOCK_M queries.
 
     After each key tile, o_i is acc / l and lse_i is ln(2) (m + log2 l), of the keys so far. Rows
     that saw no key, or only logits of -inf, have m = -inf and l = 0.

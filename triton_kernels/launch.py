@@ -10,8 +10,8 @@ from torch import Tensor
 from triton.language import constexpr
 from triton.runtime import driver
 
-from .backward import attn_bwd_delta_kernel, attn_bwd_dkv_kernel, attn_bwd_dq_kernel
 from . import configs
+from .backward import attn_bwd_delta_kernel, attn_bwd_dkv_kernel, attn_bwd_dq_kernel
 from .configs import Config
 from .forward import attn_fwd_kernel
 from .operands import Bias, Problem, Rows, rows

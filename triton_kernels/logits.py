@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from .bias import key_factors, key_terms, query_factors, query_terms, tile_bias
-from .primitives import FACTORS, INFINITY, LOG2E, dot, load_tile, visible
+from .primitives import INFINITY, LOG2E, dot, visible
 
 
 @triton.jit

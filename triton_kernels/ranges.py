@@ -7,8 +7,8 @@ import triton.language as tl
 
 from .primitives import round_down, round_up
 
-# The tiles of a block come in parts, masked and unmasked in turn. In one of them all keys come after
-# all queries, which turns the sign of a factored bias.
+# The tiles of a block come in parts, masked and unmasked in turn. In one of them all keys come
+# after all queries, which turns the sign of a factored bias.
 KEY_PARTS = tl.constexpr(5)
 QUERY_PARTS = tl.constexpr(4)
 
