@@ -13,8 +13,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .bias import tile_gradients
-from .logits import along, key_side, query_side, signed_factors, tile_logits
+from .bias import shared_gain, tile_gradients
+from .factors import (
+    key_factors,
+    linear_key_factors,
+    signed_query_factors,
+    tile_key_factors,
+)
+from .logits import along, key_side, query_side, tile_logits
 from .primitives import INFINITY, LOG2E, dot, load_tile, row_address, store_tile
 from .ranges import (
     KEY_PARTS,
@@ -153,15 +159,17 @@ def attn_bwd_dq_kernel(
     tile_q = load_tile(q, b, h, first, problem.n_query, problem.head_dim, BLOCK_M, BLOCK_D)
     tile_do = load_tile(grad_o, b, h, first, problem.n_query, problem.value_dim, BLOCK_M, BLOCK_DV)
     statistics = query_statistics(lse_in_base_2, delta, problem, b, h, first, BLOCK_M)
-    queries = query_side(bias, problem, b, h, first, BLOCK_M)
+    gain = shared_gain(bias, b, h, BLOCK_M)
+    queries = query_side(bias, problem, b, h, first, gain, BLOCK_M)
     bounds = key_ranges(problem, bias, first, BLOCK_M, BLOCK_N)
 
+    of_linear = linear_key_factors(bias, BLOCK_N)
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     of_gain = tl.zeros([BLOCK_M], tl.float32)
     of_sums = tl.zeros([BLOCK_M], tl.float32)
     for PART in tl.static_range(KEY_PARTS):
         if key_part_exists(PART, problem.causal, problem.windowed, bias.factored):
-            q_factors = signed_factors(bias, problem, queries, key_part_side(PART))
+            q_factors = signed_query_factors(bias, problem, queries[1], key_part_side(PART))
             for j in range(bounds[PART], bounds[PART + 1], BLOCK_N):
                 # [BLOCK_N, BLOCK_D], [BLOCK_N, BLOCK_DV]
                 tile_k = load_tile(
@@ -172,7 +180,10 @@ def attn_bwd_dq_kernel(
                     *(v, b, kv_head, j, problem.n_key, problem.value_dim, BLOCK_N, BLOCK_DV),
                     EDGE=key_part_is_masked(PART),
                 )
-                keys, k_factors = key_side(bias, problem, b, h, j, BLOCK_N)
+                keys = key_side(bias, problem, b, h, j, BLOCK_N)
+                k_factors = tile_key_factors(
+                    *(bias, b, h, j, of_linear, BLOCK_N), EDGE=key_part_is_masked(PART)
+                )
                 _, grad_s = weights_and_gradients(
                     *(bias, problem, b, h, tile_q, tile_k, tile_v, tile_do),
                     *(statistics, queries, keys, q_factors, k_factors),
@@ -227,10 +238,13 @@ def attn_bwd_dkv_kernel(
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
     for h in range(kv_head * problem.group, (kv_head + 1) * problem.group):
-        keys, k_factors = key_side(bias, problem, b, h, first, BLOCK_N)
+        keys = key_side(bias, problem, b, h, first, BLOCK_N)
+        k_factors = key_factors(keys[2][:, None])
+        gain = shared_gain(bias, b, h, BLOCK_M)
         of_sums = tl.zeros([BLOCK_N], tl.float32)
         for PART in tl.static_range(QUERY_PARTS):
             if query_part_exists(PART, problem.causal, bias.factored):
+                q_factors = signed_query_factors(bias, problem, gain, query_part_side(PART))
                 for i in range(bounds[PART], bounds[PART + 1], BLOCK_M):
                     # [BLOCK_M, BLOCK_D], [BLOCK_M, BLOCK_DV]
                     tile_q = load_tile(
@@ -242,8 +256,11 @@ def attn_bwd_dkv_kernel(
                         EDGE=query_part_is_masked(PART),
                     )
                     statistics = query_statistics(lse_in_base_2, delta, problem, b, h, i, BLOCK_M)
-                    queries = query_side(bias, problem, b, h, i, BLOCK_M)
-                    q_factors = signed_factors(bias, problem, queries, query_part_side(PART))
+                    queries = query_side(bias, problem, b, h, i, gain, BLOCK_M)
+                    if bias.gain is not None:
+                        q_factors = signed_query_factors(
+                            bias, problem, queries[1], query_part_side(PART)
+                        )
                     p, grad_s = weights_and_gradients(
                         *(bias, problem, b, h, tile_q, tile_k, tile_v, tile_do),
                         *(statistics, queries, keys, q_factors, k_factors),

@@ -14,22 +14,16 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from .primitives import FACTORS, INTERPRETED, LOG2E, row_address
+from .primitives import INTERPRETED, LOG2E, row_address
 
 
 @triton.jit
-def query_terms(bias, b, h, i, p, n_query):
-    """The gain and C[p] of queries i, both [BLOCK_M]; numbers that nobody reads for other forms."""
-    gain = tl.full(i.shape, 1.0, tl.float32)
-    sums = p
+def shared_gain(bias, b, h, BLOCK_M: tl.constexpr):
+    """The gain of all queries of a head, where they have one in common. [BLOCK_M]"""
+    gain = tl.full([BLOCK_M], 1.0, tl.float32)
     if bias.form == "linear":
         gain *= -tl.load(row_address(bias.terms, b, h, 0))
-    elif bias.form == "cumulative":
-        if bias.gain is not None:
-            gain = tl.load(row_address(bias.gain, b, h, 0) + i, i < n_query, other=0.0)
-        of_position = row_address(bias.terms, b, h, 0) + p
-        sums = tl.load(of_position, (p >= 0) & (i < n_query), other=0.0)
-    return gain, sums
+    return gain
 
 
 @triton.jit
@@ -81,34 +75,3 @@ def tile_gradients(bias, problem, grad_logits, p, j, gain, from_tile, key_sums):
         beta = gain * difference
         grad_logits *= -2 * beta / (1 + beta * beta)
     return grad_logits * difference, turned(problem, grad_logits, p, j)
-
-
-@triton.jit
-def in_three(x):
-    """Three bfloat16 numbers that add up to x but for 2^-24 of it."""
-    high = x.to(tl.bfloat16)
-    rest = x - high.to(tl.float32)
-    middle = rest.to(tl.bfloat16)
-    return high, middle, (rest - middle.to(tl.float32)).to(tl.bfloat16)
-
-
-@triton.jit
-def query_factors(x):
-    """[n, 1] to the columns high, high, high, middle, middle, low.  [n, FACTORS]"""
-    high, middle, low = in_three(x)
-    column = tl.arange(0, FACTORS)[None, :]
-    zero = tl.full([1, 1], 0.0, tl.bfloat16)
-    return tl.where(
-        column < 3, high, tl.where(column < 5, middle, tl.where(column == 5, low, zero))
-    )
-
-
-@triton.jit
-def key_factors(x):
-    """[n, 1] to the columns high, middle, low, high, middle, high.  [n, FACTORS]"""
-    high, middle, low = in_three(x)
-    column = tl.arange(0, FACTORS)[None, :]
-    zero = tl.full([1, 1], 0.0, tl.bfloat16)
-    is_high = (column == 0) | (column == 3) | (column == 5)
-    is_middle = (column == 1) | (column == 4)
-    return tl.where(is_high, high, tl.where(is_middle, middle, tl.where(column == 2, low, zero)))

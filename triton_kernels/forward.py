@@ -5,7 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .logits import key_side, query_side, signed_factors, tile_logits
+from .bias import shared_gain
+from .factors import linear_key_factors, signed_query_factors, tile_key_factors
+from .logits import key_side, query_side, tile_logits
 from .primitives import INFINITY, LN2, dot, load_tile, row_address, store_tile
 from .ranges import (
     KEY_PARTS,
@@ -40,15 +42,17 @@ def attn_fwd_kernel(
     # The last queries see most keys: longest first.
     first = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_M
     tile_q = load_tile(q, b, h, first, problem.n_query, problem.head_dim, BLOCK_M, BLOCK_D)
-    queries = query_side(bias, problem, b, h, first, BLOCK_M)
+    gain = shared_gain(bias, b, h, BLOCK_M)
+    queries = query_side(bias, problem, b, h, first, gain, BLOCK_M)
     bounds = key_ranges(problem, bias, first, BLOCK_M, BLOCK_N)
 
+    of_linear = linear_key_factors(bias, BLOCK_N)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     m = tl.full([BLOCK_M], -INFINITY, tl.float32)
     l = tl.zeros([BLOCK_M], tl.float32)
     for PART in tl.static_range(KEY_PARTS):
         if key_part_exists(PART, problem.causal, problem.windowed, bias.factored):
-            q_factors = signed_factors(bias, problem, queries, key_part_side(PART))
+            q_factors = signed_query_factors(bias, problem, queries[1], key_part_side(PART))
             for j in range(bounds[PART], bounds[PART + 1], BLOCK_N):
                 # [BLOCK_N, BLOCK_D], [BLOCK_N, BLOCK_DV]
                 tile_k = load_tile(
@@ -59,7 +63,10 @@ def attn_fwd_kernel(
                     *(v, b, kv_head, j, problem.n_key, problem.value_dim, BLOCK_N, BLOCK_DV),
                     EDGE=key_part_is_masked(PART),
                 )
-                keys, k_factors = key_side(bias, problem, b, h, j, BLOCK_N)
+                keys = key_side(bias, problem, b, h, j, BLOCK_N)
+                k_factors = tile_key_factors(
+                    *(bias, b, h, j, of_linear, BLOCK_N), EDGE=key_part_is_masked(PART)
+                )
                 x, multiplier, offset, _ = tile_logits(
                     *(bias, problem, b, h, tile_q, tile_k, queries, keys, q_factors, k_factors),
                     EDGE=key_part_is_masked(PART),

@@ -13,9 +13,10 @@ from triton.runtime import driver
 from . import configs
 from .backward import attn_bwd_delta_kernel, attn_bwd_dkv_kernel, attn_bwd_dq_kernel
 from .configs import Config
+from .factors import key_factors_kernel
 from .forward import attn_fwd_kernel
 from .operands import Bias, Problem, Rows, rows
-from .primitives import INTERPRETED, LOG2E
+from .primitives import FACTORS, INTERPRETED, LOG2E
 from .table import attn_bwd_table_kernel
 
 # The interpreter takes no options of the compiler.
@@ -38,6 +39,7 @@ def forward(
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     bias, problem = _operands(q, k, v, terms, gain, form, scale, causal, window)
     config, sizes = _sizes("forward", q, v)
+    bias = _with_key_factors(bias, problem, config.block_n)
     tensors = map(rows, (q, k, v, o, lse))
     _launch(attn_fwd_kernel, q, q.shape[1], config.block_m, config)(
         *tensors, bias, problem, **sizes
@@ -78,7 +80,11 @@ def backward(
     config, sizes = _sizes("backward_queries", q, v)
     tensors = map(rows, (*given, grad_q, of_gain, of_queries))
     _launch(attn_bwd_dq_kernel, q, q.shape[1], config.block_m, config)(
-        *tensors, bias, problem, **sizes, BIAS_GRADIENT=has_gain
+        *tensors,
+        _with_key_factors(bias, problem, config.block_n),
+        problem,
+        **sizes,
+        BIAS_GRADIENT=has_gain,
     )
     config, sizes = _sizes("backward_keys", q, v)
     tensors = map(rows, (*given, grad_k, grad_v, of_keys))
@@ -117,7 +123,18 @@ def _operands(q, k, v, terms, gain, form, scale, causal, window) -> tuple[Bias, 
     if form == "distance":
         terms = terms * LOG2E.value
     flags = map(constexpr, ("cumulative" if squared else form, squared, factored))
-    return Bias(*flags, _per_head(terms), _per_head(gain)), problem
+    return Bias(*flags, _per_head(terms), _per_head(gain), None), problem
+
+
+def _with_key_factors(bias: Bias, problem: Problem, block: int) -> Bias:
+    """The bias for tiles of `block` keys."""
+    if not bias.factored.value or bias.form.value == "linear":
+        return bias
+    sums = bias.terms.start
+    factors = sums.new_empty((*sums.shape, FACTORS.value), dtype=torch.bfloat16)
+    grid = (*sums.shape[:2], triton.cdiv(problem.n_key, block))
+    key_factors_kernel[grid](rows(factors), bias, problem, BLOCK_N=block, **_OPTIONS)
+    return bias._replace(key_factors=_per_head(factors)._replace(row=FACTORS.value))
 
 
 def _per_head(x: Tensor | None) -> Rows | None:

@@ -5,37 +5,30 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .bias import key_factors, key_terms, query_factors, query_terms, tile_bias
-from .primitives import INFINITY, LOG2E, dot, visible
+from .bias import key_terms, tile_bias
+from .primitives import INFINITY, LOG2E, dot, row_address, visible
 
 
 @triton.jit
-def query_side(bias, problem, b, h, first, BLOCK_M: tl.constexpr):
-    """Of BLOCK_M queries: their positions, gains and C[p], each [BLOCK_M]."""
+def query_side(bias, problem, b, h, first, gain, BLOCK_M: tl.constexpr):
+    """Of BLOCK_M queries: their positions, gains, or the one they share, and C[p]. [BLOCK_M]"""
     i = first + tl.arange(0, BLOCK_M)
     p = i + (problem.n_key - problem.n_query)
-    gain, sums = query_terms(bias, b, h, i, p, problem.n_query)
+    sums = p
+    if bias.gain is not None:
+        gain = tl.load(row_address(bias.gain, b, h, 0) + i, i < problem.n_query, other=0.0)
+    if bias.form == "cumulative":
+        of_position = row_address(bias.terms, b, h, 0) + p
+        sums = tl.load(of_position, (p >= 0) & (i < problem.n_query), other=0.0)
     return p, gain, sums
 
 
 @triton.jit
 def key_side(bias, problem, b, h, first, BLOCK_N: tl.constexpr):
-    """Of BLOCK_N keys: their positions, C[first] and C[j] - C[first]; and the last as a factor."""
+    """Of BLOCK_N keys: their positions, C[first] and C[j] - C[first]."""
     j = first + tl.arange(0, BLOCK_N)
     origin, sums = key_terms(bias, b, h, first, problem.n_key, BLOCK_N)
-    factors = sums
-    if bias.factored:
-        factors = key_factors(sums[:, None])
-    return (j, origin, sums), factors
-
-
-@triton.jit
-def signed_factors(bias, problem, queries, SIDE: tl.constexpr):
-    """-SIDE gain / scale as a factor. [BLOCK_M, FACTORS]"""
-    _, factors, _ = queries
-    if bias.factored:
-        factors = query_factors((factors * (-SIDE / problem.scale))[:, None])
-    return factors
+    return j, origin, sums
 
 
 @triton.jit

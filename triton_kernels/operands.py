@@ -41,8 +41,8 @@ class Bias(NamedTuple):
     """A form of forms.py: "none", "linear", "distance" or "cumulative".
 
     terms: slopes, the table in base 2, or float64 sums. squared: the bias is -log(1 + beta^2).
-    factored: where a tile lies on one side of its queries, the bias is a product of
-    `FACTORS` columns, taken together with that of queries and keys.
+    factored: tiles that are not masked take it as factors.py says, with key_factors in memory
+    where it is cumulative.
     """
 
     form: tl.constexpr
@@ -50,6 +50,7 @@ class Bias(NamedTuple):
     factored: tl.constexpr
     terms: Rows | None
     gain: Rows | None
+    key_factors: Rows | None
 
 
 def rows(x: Tensor) -> Rows:

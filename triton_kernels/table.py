@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from .backward import query_statistics, weights_and_gradients
+from .bias import shared_gain
 from .logits import key_side, query_side
 from .primitives import load_tile
 
@@ -38,6 +39,7 @@ def attn_bwd_table_kernel(
     diagonal = first_diagonal + tl.program_id(1)
     begin = tl.maximum(diagonal, 0)
     end = tl.minimum(tl.cdiv(problem.n_query, BLOCK), tl.cdiv(problem.n_key, BLOCK) + diagonal)
+    gain = shared_gain(bias, b, h, BLOCK)
     acc = tl.zeros([BLOCK, BLOCK], tl.float32)
     for tile in range(begin, end):
         i, j = tile * BLOCK, (tile - diagonal) * BLOCK
@@ -47,11 +49,11 @@ def attn_bwd_table_kernel(
         tile_k = load_tile(k, b, kv_head, j, problem.n_key, problem.head_dim, BLOCK, BLOCK_D)
         tile_v = load_tile(v, b, kv_head, j, problem.n_key, problem.value_dim, BLOCK, BLOCK_DV)
         statistics = query_statistics(lse_in_base_2, delta, problem, b, h, i, BLOCK)
-        queries = query_side(bias, problem, b, h, i, BLOCK)
-        keys, k_factors = key_side(bias, problem, b, h, j, BLOCK)
+        queries = query_side(bias, problem, b, h, i, gain, BLOCK)
+        keys = key_side(bias, problem, b, h, j, BLOCK)
         _, grad_s = weights_and_gradients(
             *(bias, problem, b, h, tile_q, tile_k, tile_v, tile_do),
-            *(statistics, queries, keys, queries[1], k_factors),
+            *(statistics, queries, keys, gain, gain),
             EDGE=True,
             SIDE=1,
             KEYS_FIRST=False,

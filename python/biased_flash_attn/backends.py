@@ -63,9 +63,7 @@ def _report_triton() -> Report:
     if _TRITON_KERNELS.INTERPRETED:
         return Report("triton", True, "interpreted on the CPU, for tests: TRITON_INTERPRET is set")
     if not torch.cuda.is_available():
-        return Report(
-            "triton", False, "torch finds no GPU, or is a build without GPUs"
-        )
+        return Report("triton", False, "torch finds no GPU, or is a build without GPUs")
     return Report("triton", True, f"{torch.cuda.get_device_name()}; not for float64")
 
 
