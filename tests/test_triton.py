@@ -21,14 +21,24 @@ from cases import (
     pairwise,
 )
 
+KERNELS = backends.kernels("triton")
+INTERPRETED = KERNELS is None or KERNELS.INTERPRETED
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 pytestmark = [
-    pytest.mark.skipif(backends.kernels("triton") is None, reason="needs Triton"),
+    pytest.mark.skipif(KERNELS is None, reason="needs Triton"),
     # The interpreter computes with NumPy, which speaks of infinities that are meant.
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
 
-DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 attend = functools.partial(fused, backend="triton")
+
+
+@pytest.fixture(autouse=True)
+def device():
+    """Everything is made where the kernels run."""
+    with torch.device("cpu" if INTERPRETED else "cuda"):
+        yield
+
 
 # The interpreter's tiles have 16 or 32 rows.
 COMBINATIONS = pairwise(
@@ -55,6 +65,15 @@ def test_every_form_is_exact_over_many_tiles(bias, dtype):
     """Whole tiles on both sides of the queries, tiles among them, and a rest."""
     case = Case(bias, dtype, lengths=(100, 130), dims=(19, 7), heads=(2, 1), batch=1, causal=False)
     check(case, attend)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="too slow to interpret")
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (256, 256), (96, 80)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("bias", FORMS)
+def test_every_form_is_exact_at_real_sizes(bias, dtype, dims):
+    check(Case(bias, dtype, lengths=(2000, 2000), dims=dims, heads=(4, 2)), attend)
+    check(Case(bias, dtype, lengths=(700, 1500), dims=dims, causal=False, window=400), attend)
 
 
 @pytest.mark.parametrize("bias", SHIPPED)

@@ -1,4 +1,8 @@
-"""Sizes of blocks, by processor, width of a head and direction. Nothing is tuned at call time."""
+"""Sizes of blocks, by processor, width of a head and direction. Nothing is tuned at call time.
+
+The sizes are the largest tried at which no form spills registers in a loop, compiled for the
+processor (tests/compiled.py). None has been timed.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +21,29 @@ class Config:
     num_stages: int = 1
 
 
-def choose(kernel: str, arch: int | str, dtype: torch.dtype, block_d: int) -> Config:
-    if kernel == "backward_keys":
-        return Config(16, 32)
-    if kernel == "backward_table":
-        return Config(32, 32)
-    return Config(32, 16)
+KERNELS = ("forward", "backward_queries", "backward_keys", "backward_table")
+
+# Widest head, and the configurations of KERNELS. Wider heads than named have no entry: 256 is the
+# widest there is.
+HALF = {
+    64: (Config(128, 64, 8, 2), Config(64, 64, 8), Config(32, 64, 8), Config(64, 64)),
+    128: (Config(128, 64, 8, 2), Config(64, 32, 8), Config(32, 32, 8), Config(64, 64)),
+    256: (Config(64, 32, 8), Config(32, 32, 8), Config(32, 32, 8), Config(32, 32)),
+}
+SINGLE = {
+    64: (Config(32, 32), Config(32, 32), Config(32, 32), Config(32, 32)),
+    128: (Config(32, 32), Config(32, 32), Config(32, 32), Config(32, 32)),
+    256: (Config(16, 32), Config(16, 32), Config(32, 16), Config(16, 16)),
+}
+# Small, so that short sequences have many blocks.
+INTERPRETED = (Config(32, 16), Config(32, 16), Config(16, 32), Config(32, 32))
+
+
+def choose(kernel: str, arch: int | str, dtype: torch.dtype, width: int) -> Config:
+    """For one of KERNELS on a processor, width being the larger of q's and v's padded head_dim."""
+    if arch == "interpreter":
+        configs = INTERPRETED
+    else:
+        table = SINGLE if dtype == torch.float32 else HALF
+        configs = table[min(widest for widest in table if width <= widest)]
+    return configs[KERNELS.index(kernel)]
