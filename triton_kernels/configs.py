@@ -23,17 +23,21 @@ class Config:
 
 KERNELS = ("forward", "backward_queries", "backward_keys", "backward_table")
 
-# Widest head, and the configurations of KERNELS. Wider heads than named have no entry: 256 is the
-# widest there is.
+# By the widest head they serve, the configurations of KERNELS; no head is wider than 256.
 HALF = {
     64: (Config(128, 64, 8, 2), Config(64, 64, 8), Config(32, 64, 8), Config(64, 64)),
     128: (Config(128, 64, 8, 2), Config(64, 32, 8), Config(32, 32, 8), Config(64, 64)),
     256: (Config(64, 32, 8), Config(32, 32, 8), Config(32, 32, 8), Config(32, 32)),
 }
+HALF_BEFORE_HOPPER = {
+    64: (Config(128, 64, 8, 2), Config(64, 32), Config(32, 64, 8), Config(64, 64, 8)),
+    128: (Config(64, 64, 8, 2), Config(64, 32, 8), Config(32, 64, 8), Config(32, 32)),
+    256: (Config(64, 32, 8), Config(32, 32, 8), Config(32, 32, 8), Config(32, 32)),
+}
 SINGLE = {
     64: (Config(32, 32), Config(32, 32), Config(32, 32), Config(32, 32)),
-    128: (Config(32, 32), Config(32, 32), Config(32, 32), Config(32, 32)),
-    256: (Config(16, 32), Config(16, 32), Config(32, 16), Config(16, 16)),
+    128: (Config(32, 32), Config(16, 32), Config(16, 32, 8), Config(32, 32)),
+    256: (Config(16, 32), Config(16, 32, 8), Config(16, 16, 8), Config(16, 16)),
 }
 # Small, so that short sequences have many blocks.
 INTERPRETED = (Config(32, 16), Config(32, 16), Config(16, 32), Config(32, 32))
@@ -44,6 +48,8 @@ def choose(kernel: str, arch: int | str, dtype: torch.dtype, width: int) -> Conf
     if arch == "interpreter":
         configs = INTERPRETED
     else:
-        table = SINGLE if dtype == torch.float32 else HALF
+        hopper_or_later = not isinstance(arch, int) or arch >= 90
+        half = HALF if hopper_or_later else HALF_BEFORE_HOPPER
+        table = SINGLE if dtype == torch.float32 else half
         configs = table[min(widest for widest in table if width <= widest)]
     return configs[KERNELS.index(kernel)]
