@@ -27,7 +27,7 @@ KERNELS = ("forward", "backward_queries", "backward_keys", "backward_table")
 HALF = {
     64: (Config(128, 64, 8, 2), Config(64, 64, 8), Config(32, 64, 8), Config(64, 64)),
     128: (Config(128, 64, 8, 2), Config(64, 32, 8), Config(32, 32, 8), Config(64, 64)),
-    256: (Config(64, 32, 8), Config(32, 32, 8), Config(32, 32, 8), Config(32, 32)),
+    256: (Config(64, 32, 8), Config(32, 32, 8), Config(32, 32, 8), Config(16, 16)),
 }
 HALF_BEFORE_HOPPER = {
     64: (Config(128, 64, 8, 2), Config(64, 32), Config(32, 64, 8), Config(64, 64, 8)),
@@ -36,8 +36,8 @@ HALF_BEFORE_HOPPER = {
 }
 SINGLE = {
     64: (Config(32, 32), Config(32, 32), Config(32, 32), Config(32, 32)),
-    128: (Config(16, 32, 8), Config(16, 32), Config(16, 32, 8), Config(32, 32)),
-    256: (Config(16, 32, 8), Config(16, 32, 8), Config(16, 16, 8), Config(16, 16)),
+    128: (Config(16, 32, 8), Config(16, 32, 8), Config(16, 32, 8), Config(32, 32)),
+    256: (Config(16, 32, 8), Config(16, 16, 8), Config(16, 16, 8), Config(16, 16)),
 }
 # Small, so that short sequences have many blocks.
 INTERPRETED = (Config(32, 16), Config(32, 16), Config(16, 32), Config(32, 32))
