@@ -96,18 +96,15 @@ def choose(q: Tensor, backend: str | None) -> str:
 
 
 def _best(q: Tensor) -> str:
-    if q.device.type == "cpu" and _CPU_KERNELS is not None:
-        return "cpu"
-    if q.device.type == "cuda" and not _refusal_of_triton(q):
-        return "triton"
-    if q.device.type in ("cpu", "cuda"):
-        missing = _CPU_KERNELS_MISSING
-        if q.device.type == "cuda":
-            missing = f"backend='triton' {_refusal_of_triton(q)}"
+    if q.device.type != "cpu":
+        return "reference"
+    if _CPU_KERNELS is None:
         warnings.warn(
-            f"running on the reference backend, in O(N^2) memory: {missing}", stacklevel=4
+            f"running on the reference backend, in O(N^2) memory: {_CPU_KERNELS_MISSING}",
+            stacklevel=4,
         )
-    return "reference"
+        return "reference"
+    return "cpu"
 
 
 def _refusal_of_triton(q: Tensor) -> str:
