@@ -9,7 +9,7 @@ from layer import HEAD_DIM, HEADS, draw
 from measure import alternate, seconds
 from sides import make_bias, ours
 
-ROUNDS = 15
+ROUNDS = 31  # of two calls that differ by a few percent
 
 # what a bias may cost in float32 and in bfloat16
 COSTS = {

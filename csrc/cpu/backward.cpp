@@ -15,6 +15,7 @@
 #include "gemm.h"
 #include "select.h"
 #include "shared_sum.h"
+#include "subnormals.h"
 #include "two_way_rows.h"
 
 namespace bfa::BFA_ISA {
@@ -54,23 +55,24 @@ public:
           shares_(key_shares(problem)),
           padded_queries_(round_up(problem.n_query, kRegisterRows)),
           kept_tiles_(group_ == 1 ? 1 : (tile_count(problem) + shares_ - 1) / shares_),
-          bias_(arena, problem, problem.grad_terms.data),
-          queries_(arena, padded_queries_, problem.head_dim),
-          grad_outputs_(arena, padded_queries_, problem.value_dim),
+          weights_(arena.take<Operand>(kBlockRows / kPair * kTile)),
+          grad_logits_(arena.take<Operand>(kBlockRows / kPair * kTile)),
+          grad_logit_rows_(kPair == 1 ? grad_logits_
+                                      : arena.take<Operand>(kBlockRows * kTile / kPair)),
+          strip_(arena.take<Real>(kPair == 1 ? 0 : 2 * kStripRows * kTile)),
           keys_(arena, kTile, problem.head_dim),
           values_(arena, kTile, problem.value_dim),
           keys_transposed_(arena.take<Operand>(keys_.depth() * kTile)),
           values_transposed_(arena.take<Operand>(values_.depth() * kTile)),
-          lse_(arena.take<Real>(padded_queries_)),
-          delta_(arena.take<Real>(padded_queries_)),
+          bias_(arena, problem, problem.grad_terms.data),
           row_(arena.take<Real>(2 * problem.value_dim)),
-          grad_queries_(arena.take<Real>(grad_query_elements())),
           grad_keys_(arena.take<Real>(kept_tiles_ * kTile * keys_.columns())),
           grad_values_(arena.take<Real>(kept_tiles_ * kTile * values_.columns())),
-          weights_(arena.take<Operand>(kBlockRows / kPair * kTile)),
-          grad_logits_(arena.take<Operand>(kBlockRows / kPair * kTile)),
-          grad_logit_rows_(kPair == 1 ? grad_logits_
-                                      : arena.take<Operand>(kBlockRows * kTile / kPair)) {}
+          queries_(arena, padded_queries_, problem.head_dim),
+          grad_outputs_(arena, padded_queries_, problem.value_dim),
+          grad_queries_(arena.take<Real>(grad_query_elements())),
+          lse_(arena.take<Real>(padded_queries_)),
+          delta_(arena.take<Real>(padded_queries_)) {}
 
     int64_t grad_query_elements() const { return padded_queries_ * queries_.columns(); }
 
@@ -210,8 +212,7 @@ private:
         const int rows =
             kMasked ? int(round_up(strip.end - strip.begin, kRegisterRows)) : kStripRows;
         const int width = kMasked ? width_ : kTile;
-        alignas(64) Real scratch[2][kPair == 1 ? 1 : kStripRows * kTile];
-        Real *weights = scratch[0], *grad_logits = scratch[1];
+        Real *weights = strip_, *grad_logits = strip_ + kStripRows * kTile;
         if constexpr (kPair == 1) {
             weights = weights_ + block_row * kTile;
             grad_logits = grad_logits_ + block_row * kTile;
@@ -220,38 +221,42 @@ private:
                                 {keys_transposed_, kTile}, {weights, kTile});
         gemm<Arithmetic, false>(rows, width, grad_outputs_.depth(), grad_outputs_.left(strip.begin),
                                 {values_transposed_, kTile}, {grad_logits, kTile});
-        for (int r = 0; r < rows; ++r)
-            add_row<kMasked, kBiasGradient>(strip.begin, r, keys, width, weights + r * kTile,
-                                            grad_logits + r * kTile);
-        if constexpr (kBiasGradient && Bias::has_gradient) bias_.end_strip(strip);
+        for (int first = 0; first < rows; first += kLane) {
+            const int last = std::min(first + kLane, rows);
+            for (int r = first; r < last; ++r)
+                add_row<kMasked, kBiasGradient>(strip.begin + r, r - first, keys, width,
+                                                weights + r * kTile, grad_logits + r * kTile);
+            if constexpr (kBiasGradient && Bias::has_gradient)
+                bias_.end_rows({strip.begin + first, std::min(strip.begin + last, strip.end)});
+        }
         if constexpr (kPair == 2) store_pairs(block_row, rows, width, weights, grad_logits);
     }
 
     // In: weights = q.k, grad_logits = grad_o.v. Out: weights = P, grad_logits = dS.
     template <bool kMasked, bool kBiasGradient>
-    BFA_INLINE void add_row(int64_t strip, int r, Range keys, int width, Real* weights,
+    BFA_INLINE void add_row(int64_t query, int r, Range keys, int width, Real* weights,
                             Real* grad_logits) {
-        const int64_t query = strip + r;
         const Vector<Real> scale = broadcast(Real(p_.scale * kLog2e));
         const Vector<Real> lse = broadcast(lse_[query]), delta = broadcast(delta_[query]);
         const int64_t real_query = std::min(query, p_.n_query - 1);  // padded rows have P = 0
-        auto bias = bias_.row(real_query);
         const Range visible = visible_keys(p_, real_query).shifted_into(keys.begin, kTile);
+        bias_.with_row(real_query, [&](auto bias) {
 #pragma GCC unroll 4
-        for (int c = 0; c < width; c += kLane) {
-            const Vector<Real> logits = load(weights + c) * scale + bias.logits(c);
-            Vector<Real> weight = exp2<Arithmetic::coarse_exp2>(logits - lse);
-            Vector<Real> grad_logit = weight * (load(grad_logits + c) - delta);
-            if (kMasked) {
-                weight = where_visible<Real>(visible, c, weight, Vector<Real>{});
-                grad_logit = where_visible<Real>(visible, c, grad_logit, Vector<Real>{});
+            for (int c = 0; c < width; c += kLane) {
+                const Vector<Real> logits = bias.added_to(load(weights + c) * scale, c);
+                Vector<Real> weight = exp2<Arithmetic::coarse_exp2>(logits - lse);
+                Vector<Real> grad_logit = weight * (load(grad_logits + c) - delta);
+                if (kMasked) {
+                    weight = where_visible<Real>(visible, c, weight, Vector<Real>{});
+                    grad_logit = where_visible<Real>(visible, c, grad_logit, Vector<Real>{});
+                }
+                store(weights + c, weight);
+                store(grad_logits + c, grad_logit);
+                if constexpr (kBiasGradient && Bias::has_gradient)
+                    bias_.add_gradient(bias, c, grad_logit);
             }
-            store(weights + c, weight);
-            store(grad_logits + c, grad_logit);
-            if constexpr (kBiasGradient && Bias::has_gradient)
-                bias_.add_gradient(bias, c, grad_logit);
-        }
-        if constexpr (kBiasGradient && Bias::has_gradient) bias_.end_row(bias, r);
+            if constexpr (kBiasGradient && Bias::has_gradient) bias_.end_row(bias, r);
+        });
     }
 
     void store_pairs(int64_t block_row, int rows, int width, const Real* weights,
@@ -288,11 +293,16 @@ private:
     const int64_t group_;
     const int shares_;
     const int64_t padded_queries_, kept_tiles_;
-    Bias bias_;
-    TwoWayRows<Arithmetic> queries_, grad_outputs_, keys_, values_;
-    Operand *keys_transposed_, *values_transposed_;
-    Real *lse_, *delta_, *row_, *grad_queries_, *grad_keys_, *grad_values_;
+    // In one stretch, what is used most first. On the stack, whose place differs between processes,
+    // a strip's weights cost some of them a tenth of their time.
     Operand *weights_, *grad_logits_, *grad_logit_rows_;
+    Real* strip_;
+    TwoWayRows<Arithmetic> keys_, values_;
+    Operand *keys_transposed_, *values_transposed_;
+    Bias bias_;
+    Real *row_, *grad_keys_, *grad_values_;
+    TwoWayRows<Arithmetic> queries_, grad_outputs_;
+    Real *grad_queries_, *lse_, *delta_;
 
     int64_t b_, kv_head_, head_;
     int width_;
@@ -314,6 +324,7 @@ void run_backward(const Backward& problem) {
         shares);
 #pragma omp parallel num_threads(threads)
     {
+        [[maybe_unused]] const FlushSubnormals flush_subnormals;
         Head head = workspaces.of_thread(omp_get_thread_num());
 #pragma omp for schedule(monotonic : dynamic, 1)
         for (int64_t task = 0; task < tasks; ++task) {

@@ -1,11 +1,12 @@
 // The forms a bias is lowered to, each evaluated inside the tile.
 //
 // A form is prepared for one head (begin_head), then for one key tile (begin_tile), then for one
-// query: row(query) gives an object whose logits(column) is the bias of kTile's columns column,
-// column + 1, ... in base 2. Backward hands the gradient of the natural-log logits, zero where
-// masked, to add_gradient(row, column, gradient). It closes each row of a strip with
-// end_row(row, number within the strip), then the strip, the block of strips, and the head; only
-// end_head writes to the problem's outputs.
+// query: with_row(query, function) calls function with a row, an object whose
+// added_to(logits, column) adds the bias of the tile's columns column, column + 1, ... in base 2.
+// Backward hands the gradient of the natural-log logits, zero where masked, to
+// add_gradient(row, column, gradient). It closes each row with end_row(row, r), r its number among
+// the kLanes<Real> rows or fewer that end_rows(queries) closes together, then the block of these,
+// and the head; only end_head writes to the problem's outputs.
 #pragma once
 
 #include "arithmetic.h"
@@ -19,13 +20,16 @@ template <class Real>
 class NoBias {
 public:
     struct Row {
-        BFA_INLINE Vector<Real> logits(int) const { return Vector<Real>{}; }
+        BFA_INLINE Vector<Real> added_to(Vector<Real> s, int) const { return s; }
     };
 
     NoBias(Arena&, const Problem&, bool) {}
     void begin_head(int64_t, int64_t) {}
     void begin_tile(Range) {}
-    Row row(int64_t) const { return {}; }
+    template <class Function>
+    BFA_INLINE void with_row(int64_t, Function function) const {
+        function(Row{});
+    }
 
     static constexpr bool has_gradient = false;
 };
@@ -40,7 +44,9 @@ public:
         BFA_INLINE Vector<Real> distance(int column) const {
             return abs<Real>(distance_to_tile - (iota<Real>() + Real(column)));
         }
-        BFA_INLINE Vector<Real> logits(int column) const { return slope * distance(column); }
+        BFA_INLINE Vector<Real> added_to(Vector<Real> s, int column) const {
+            return s + slope * distance(column);
+        }
     };
 
     LinearBias(Arena&, const Problem& problem, bool) : problem_(problem) {}
@@ -55,9 +61,10 @@ public:
         block_gradient_ = Vector<Real>{};
     }
 
-    Row row(int64_t query) const {
-        return {broadcast(slope_), broadcast(Real(problem_.position(query) - tile_begin_)),
-                Vector<Real>{}};
+    template <class Function>
+    BFA_INLINE void with_row(int64_t query, Function function) const {
+        function(Row{broadcast(slope_), broadcast(Real(problem_.position(query) - tile_begin_)),
+                     Vector<Real>{}});
     }
 
     static constexpr bool has_gradient = true;
@@ -66,7 +73,7 @@ public:
         row.gradient -= gradient * row.distance(column);
     }
     BFA_INLINE void end_row(const Row& row, int) { block_gradient_ += row.gradient; }
-    void end_strip(Range) {}
+    void end_rows(Range) {}
     void end_block(Range) {
         gradient_ += reduce_sum<Real>(block_gradient_);
         block_gradient_ = Vector<Real>{};
@@ -91,7 +98,9 @@ public:
         const Real* table;
         Real* gradient;
 
-        BFA_INLINE Vector<Real> logits(int column) const { return load(table + column); }
+        BFA_INLINE Vector<Real> added_to(Vector<Real> s, int column) const {
+            return s + load(table + column);
+        }
     };
 
     DistanceBias(Arena& arena, const Problem& problem, bool with_gradient)
@@ -114,9 +123,10 @@ public:
             kPadding + problem_.n_terms - 1 - (distance_of_query_0 - first_distance);
     }
 
-    Row row(int64_t query) const {
+    template <class Function>
+    BFA_INLINE void with_row(int64_t query, Function function) const {
         const int64_t start = start_of_query_0_ - query;
-        return {table_ + start, gradient_ + start};
+        function(Row{table_ + start, gradient_ + start});
     }
 
     static constexpr bool has_gradient = true;
@@ -125,7 +135,7 @@ public:
         store(row.gradient + column, load(row.gradient + column) + gradient);
     }
     void end_row(const Row&, int) {}
-    void end_strip(Range) {}
+    void end_rows(Range) {}
     void end_block(Range) {}
     void end_head(const View& grad_terms, const View&, int64_t b, int64_t h) {
         Real* out = grad_terms.at<Real>(b, h);
@@ -145,31 +155,37 @@ private:
 };
 
 // beta = gain_i (sums_p - sums_j), its sign turned where j > p; beta itself, or -log(1 + beta^2).
-// The sums are float64; the tile sees their differences from its first key's. Where a step of the
-// tile is so large that these differences, rounded, no longer tell its other keys apart, it sees
-// the roundings too.
+// The sums are float64; a tile sees their differences from its middle key's, rounded. Where these
+// no longer tell its keys apart, it sees the roundings too.
 template <class Real, bool kLogSquare>
 class CumulativeBias {
 public:
+    // kSimple: one-sided, and without roundings. Without kGain, the gain is 1.
+    template <bool kSimple, bool kGain>
     struct Row {
-        Vector<Real> gain, gain_in_base_2, sum, sum_rounding, distance_to_tile;
+        Vector<Real> gain, gain_in_base_2, sum, scaled_sum, sum_rounding, distance_to_tile;
         const Real *key_sums, *key_roundings;
-        bool simple;  // one-sided, and without roundings
+        Real* key_gradient;
         Vector<Real> sum_gradient, gain_gradient;
 
         BFA_INLINE Vector<Real> turned(Vector<Real> x, int column) const {
-            if (simple) return x;
+            if constexpr (kSimple) return x;
             return distance_to_tile < iota<Real>() + Real(column) ? -x : x;
         }
         BFA_INLINE Vector<Real> difference(int column) const {
             const Vector<Real> x = sum - load(key_sums + column);
-            if (simple) return x;
+            if constexpr (kSimple) return x;
             return turned(x + (sum_rounding - load(key_roundings + column)), column);
         }
-        BFA_INLINE Vector<Real> logits(int column) const {
-            if constexpr (!kLogSquare) return gain_in_base_2 * difference(column);
-            const Vector<Real> beta = gain * difference(column);
-            return -log2_1p(beta * beta);
+        BFA_INLINE Vector<Real> added_to(Vector<Real> s, int column) const {
+            if constexpr (kLogSquare) {
+                const Vector<Real> beta = gain * difference(column);
+                return s - log2_1p(beta * beta);
+            } else if constexpr (kSimple) {
+                return s + scaled_sum - gain_in_base_2 * load(key_sums + column);
+            } else {
+                return s + gain_in_base_2 * difference(column);
+            }
         }
     };
 
@@ -178,8 +194,8 @@ public:
           key_sums_(arena.take<Real>(kTile)),
           key_roundings_(arena.take<Real>(kTile)),
           key_gradient_(arena.take<Real>(kTile)),
-          row_sum_gradients_(arena.take<Real>(with_gradient ? kStripRows * kLane : 0)),
-          row_gain_gradients_(arena.take<Real>(with_gradient ? kStripRows * kLane : 0)),
+          row_sum_gradients_(arena.take<Real>(with_gradient ? kLane * kLane : 0)),
+          row_gain_gradients_(arena.take<Real>(with_gradient ? kLane * kLane : 0)),
           sum_gradient_(with_gradient ? arena.take<double>(problem.n_key) : nullptr),
           gain_gradient_(with_gradient ? arena.take<double>(problem.n_query) : nullptr) {}
 
@@ -194,7 +210,8 @@ public:
 
     void begin_tile(Range keys) {
         tile_begin_ = keys.begin;
-        origin_ = std::isfinite(sums_[keys.begin]) ? sums_[keys.begin] : 0;
+        const double middle = sums_[(keys.begin + keys.end) / 2];
+        origin_ = std::isfinite(middle) ? middle : 0;
         Real largest = 0;
         for (int64_t c = 0; c < kTile; ++c) {
             const double sum = keys.begin + c < keys.end ? sums_[keys.begin + c] - origin_ : 0;
@@ -206,49 +223,39 @@ public:
         std::memset(key_gradient_, 0, kTile * sizeof(Real));
     }
 
-    Row row(int64_t query) const {
-        const int64_t position = problem_.position(query);
-        const double sum = (position < 0 ? 0.0 : sums_[position]) - origin_;
-        return {broadcast(gain(query)),
-                broadcast(gain(query) * Real(kLog2e)),
-                broadcast(Real(sum)),
-                simple_ ? Vector<Real>{} : broadcast(rounding(sum)),
-                broadcast(Real(position - tile_begin_)),
-                key_sums_,
-                key_roundings_,
-                simple_,
-                Vector<Real>{},
-                Vector<Real>{}};
+    template <class Function>
+    BFA_INLINE void with_row(int64_t query, Function function) const {
+        if (!simple_) return function(row<false, true>(query));
+        gain_ ? function(row<true, true>(query)) : function(row<true, false>(query));
     }
 
     static constexpr bool has_gradient = true;
 
-    BFA_INLINE void add_gradient(Row& row, int column, Vector<Real> gradient) {
-        const Vector<Real> difference = row.difference(column);
+    template <bool kSimple, bool kGain>
+    BFA_INLINE void add_gradient(Row<kSimple, kGain>& row, int column, Vector<Real> gradient) {
         if constexpr (kLogSquare) {
-            const Vector<Real> beta = row.gain * difference;
+            const Vector<Real> beta = row.gain * row.difference(column);
             gradient *= Real(-2) * beta / (Real(1) + beta * beta);
         }
-        row.gain_gradient += gradient * difference;
+        if constexpr (kGain) row.gain_gradient += gradient * row.difference(column);
         gradient = row.turned(gradient, column);
         row.sum_gradient += gradient;
-        store(key_gradient_ + column, load(key_gradient_ + column) - gradient * row.gain);
+        store(row.key_gradient + column, load(row.key_gradient + column) - gradient * row.gain);
     }
-    BFA_INLINE void end_row(const Row& row, int r) {
+    template <bool kSimple, bool kGain>
+    BFA_INLINE void end_row(const Row<kSimple, kGain>& row, int r) {
         store(row_sum_gradients_ + r * kLane, row.sum_gradient);
-        store(row_gain_gradients_ + r * kLane, row.gain_gradient);
+        if constexpr (kGain) store(row_gain_gradients_ + r * kLane, row.gain_gradient);
     }
-    void end_strip(Range queries) {
-        alignas(64) Real gradients[kStripRows];
+    void end_rows(Range queries) {
         const int rows = int(queries.end - queries.begin);
-        for (int r = 0; r < rows; r += kLane)
-            store(gradients + r, sums_of_lanes(row_sum_gradients_ + r * kLane));
+        alignas(64) Real gradients[kLane];
+        store(gradients, sums_of_lanes(row_sum_gradients_));
         const int64_t position = problem_.position(queries.begin);
-        for (int r = int(std::clamp<int64_t>(-position, 0, rows)); r < rows; ++r)
+        for (int r = int(std::max<int64_t>(-position, 0)); r < rows; ++r)
             sum_gradient_[position + r] += gradients[r] * gain(queries.begin + r);
         if (!gain_) return;
-        for (int r = 0; r < rows; r += kLane)
-            store(gradients + r, sums_of_lanes(row_gain_gradients_ + r * kLane));
+        store(gradients, sums_of_lanes(row_gain_gradients_));
         for (int r = 0; r < rows; ++r) gain_gradient_[queries.begin + r] += gradients[r];
     }
     void end_block(Range keys) {
@@ -266,7 +273,25 @@ public:
 
 private:
     static constexpr int kLane = kLanes<Real>;
-    static constexpr Real kLargestSum = 128;  // a float errs there by 4e-6
+    static constexpr Real kLargestSum = 64;  // a float errs there by 4e-6
+
+    template <bool kSimple, bool kGain>
+    BFA_INLINE Row<kSimple, kGain> row(int64_t query) const {
+        const int64_t position = problem_.position(query);
+        const double sum = (position < 0 ? 0.0 : sums_[position]) - origin_;
+        const Real gain = kGain ? this->gain(query) : Real(1), gain_in_base_2 = gain * Real(kLog2e);
+        return {broadcast(gain),
+                broadcast(gain_in_base_2),
+                broadcast(Real(sum)),
+                broadcast(Real(gain_in_base_2 * sum)),
+                kSimple ? Vector<Real>{} : broadcast(rounding(sum)),
+                broadcast(Real(position - tile_begin_)),
+                key_sums_,
+                key_roundings_,
+                key_gradient_,
+                Vector<Real>{},
+                Vector<Real>{}};
+    }
 
     static Real rounding(double x) { return std::isfinite(Real(x)) ? Real(x - Real(x)) : Real(0); }
     Real gain(int64_t query) const { return gain_ ? gain_[query] : Real(1); }
@@ -279,7 +304,7 @@ private:
     bool simple_;
     Real *key_sums_, *key_roundings_;
     Real* key_gradient_;
-    Real *row_sum_gradients_, *row_gain_gradients_;  // a vector for each row of a strip
+    Real *row_sum_gradients_, *row_gain_gradients_;  // a vector for each row
     double* sum_gradient_;
     double* gain_gradient_;
 };

@@ -11,6 +11,7 @@
 
 #include "gemm.h"
 #include "select.h"
+#include "subnormals.h"
 
 namespace bfa::BFA_ISA {
 namespace {
@@ -176,16 +177,17 @@ private:
         Vector<Real> excess = broadcast(-kInfinity);
         for (int r = 0; r < rows; ++r) {
             const int64_t query = std::min(strip.begin + r, strip.end - 1);
-            const auto bias = bias_.row(query);
             const Range visible = visible_keys(p_, query).shifted_into(keys.begin, kTile);
             Vector<Real> largest = broadcast(-kInfinity);
+            bias_.with_row(query, [&](const auto& bias) {
 #pragma GCC unroll 4
-            for (int c = 0; c < width; c += kLane) {
-                Vector<Real> s = load(logits + r * kTile + c) * scale + bias.logits(c);
-                if (kMasked) s = where_visible<Real>(visible, c, s, broadcast(-kInfinity));
-                store(logits + r * kTile + c, s);
-                largest = max<Real>(s, largest);
-            }
+                for (int c = 0; c < width; c += kLane) {
+                    Vector<Real> s = bias.added_to(load(logits + r * kTile + c) * scale, c);
+                    if (kMasked) s = where_visible<Real>(visible, c, s, broadcast(-kInfinity));
+                    store(logits + r * kTile + c, s);
+                    largest = max<Real>(s, largest);
+                }
+            });
             excess = max<Real>(largest - (pivots[r] + slack_), excess);
         }
         return reduce_max<Real>(excess) > 0;
@@ -273,6 +275,7 @@ void run_forward(const Forward& problem) {
     const ThreadWorkspaces<Block, Forward> workspaces(problem, threads);
 #pragma omp parallel num_threads(threads)
     {
+        [[maybe_unused]] const FlushSubnormals flush_subnormals;
         Block block = workspaces.of_thread(omp_get_thread_num());
         // the last queries see most keys: longest first
 #pragma omp for schedule(monotonic : dynamic, 1)

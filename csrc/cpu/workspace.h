@@ -1,52 +1,14 @@
 // Scratch memory of a kernel: measured by a dry run and allocated before the threads start, so that
 // running out of memory is an exception and never a crash inside a parallel region.
-//
-// No standard containers here: their functions would be compiled for this instruction set under
-// names that other files share, and the linker might keep these copies for processors that lack it.
 #pragma once
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#include <unistd.h>
-#endif
-
 #include <cstdint>
-#include <cstdlib>
-#include <cstring>
-#include <new>
+
+#include "scratch.h"
 
 namespace bfa::BFA_ISA {
 
-template <class T>
-class Buffer {
-public:
-    explicit Buffer(int64_t count) {
-        if (count == 0) return;
-        data_ =
-            static_cast<T*>(std::aligned_alloc(64, (count * int64_t(sizeof(T)) + 63) / 64 * 64));
-        if (!data_) throw std::bad_alloc();
-    }
-    ~Buffer() { std::free(data_); }
-    Buffer(const Buffer&) = delete;
-    Buffer& operator=(const Buffer&) = delete;
-
-    T* data() const { return data_; }
-
-    // Lets the system take back the memory under [begin, end), whose contents are then undefined.
-    void forget(int64_t begin, int64_t end) const {
-#if defined(__linux__)
-        const uintptr_t page = uintptr_t(sysconf(_SC_PAGESIZE));
-        const uintptr_t first = (uintptr_t(data_ + begin) + page - 1) / page * page;
-        const uintptr_t last = uintptr_t(data_ + end) / page * page;
-        if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
-#endif
-    }
-
-private:
-    T* data_ = nullptr;
-};
-
-// Hands out consecutive aligned pieces of one buffer; with base 0 it only counts.
+// Hands out consecutive aligned pieces of one stretch of memory; with base 0 it only counts.
 class Arena {
 public:
     explicit Arena(char* base) : base_(reinterpret_cast<uintptr_t>(base)) {}
@@ -87,7 +49,7 @@ private:
 
     const Problem& problem_;
     const int64_t bytes_;
-    const Buffer<char> memory_;
+    const Scratch memory_;
 };
 
 }  // namespace bfa::BFA_ISA

@@ -1,0 +1,70 @@
+#include "scratch.h"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+#include <thread>
+
+namespace bfa {
+namespace {
+
+constexpr int64_t kHugePage = 2 << 20;
+
+// Longer sequences need more, but beside their attention clearing it takes no time. Under the
+// address sanitizer nothing is kept, so that it sees where each call's memory ends.
+#if defined(__SANITIZE_ADDRESS__)
+constexpr int64_t kKeptBytesPerCore = 0;
+#else
+constexpr int64_t kKeptBytesPerCore = 16 << 20;
+#endif
+
+struct Kept {
+    std::atomic_flag taken = ATOMIC_FLAG_INIT;
+    char* data = nullptr;
+    int64_t bytes = 0;
+};
+Kept kept;
+
+char* allocate(int64_t bytes) {
+    const int64_t alignment = bytes < kHugePage ? 64 : kHugePage;
+    const int64_t rounded = (bytes + alignment - 1) / alignment * alignment;
+    auto* data = static_cast<char*>(std::aligned_alloc(alignment, rounded));
+    if (!data) throw std::bad_alloc();
+#if defined(__linux__)
+    // Small pages lie anywhere, and in some processes so that a tile's evict one another.
+    if (bytes >= kHugePage) madvise(data, rounded, MADV_HUGEPAGE);
+#endif
+    return data;
+}
+
+}  // namespace
+
+// Of calls that run at the same time, one has the kept memory.
+Scratch::Scratch(int64_t bytes) {
+    static const int64_t most = kKeptBytesPerCore * std::thread::hardware_concurrency();
+    kept_ = bytes <= most && !kept.taken.test_and_set();
+    if (!kept_) {
+        data_ = allocate(bytes);
+        return;
+    }
+    if (kept.bytes < bytes) {
+        std::free(kept.data);
+        kept.data = nullptr, kept.bytes = 0;
+        try {
+            kept.data = allocate(bytes);
+        } catch (...) {
+            kept.taken.clear();
+            throw;
+        }
+        kept.bytes = bytes;
+    }
+    data_ = kept.data;
+}
+
+Scratch::~Scratch() { kept_ ? kept.taken.clear() : std::free(data_); }
+
+}  // namespace bfa
