@@ -16,12 +16,16 @@ import triton.language as tl
 from .bias import shared_gain, tile_gradients
 from .factors import (
     key_factors,
+    key_gradient_sums,
     linear_key_factors,
+    query_gradient_sums,
+    query_gradient_weights,
     signed_query_factors,
     tile_key_factors,
+    times_factors,
 )
 from .logits import along, key_side, query_side, tile_logits
-from .primitives import INFINITY, LOG2E, dot, load_tile, row_address, store_tile
+from .primitives import FACTORS, INFINITY, LOG2E, dot, load_tile, row_address, store_tile
 from .ranges import (
     KEY_PARTS,
     QUERY_PARTS,
@@ -167,6 +171,7 @@ def attn_bwd_dq_kernel(
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     of_gain = tl.zeros([BLOCK_M], tl.float32)
     of_sums = tl.zeros([BLOCK_M], tl.float32)
+    of_factors = tl.zeros([BLOCK_M, FACTORS], tl.float32)
     for PART in tl.static_range(KEY_PARTS):
         if key_part_exists(PART, problem.causal, problem.windowed, bias.factored):
             q_factors = signed_query_factors(bias, problem, queries[1], key_part_side(PART))
@@ -192,13 +197,22 @@ def attn_bwd_dq_kernel(
                     KEYS_FIRST=False,
                 )
                 dq = dot(grad_s.to(tile_k.dtype), tile_k, dq)
-                if BIAS_GRADIENT:
+                if BIAS_GRADIENT and bias.factored and not key_part_is_masked(PART):
+                    products = tl.zeros([BLOCK_M, FACTORS], tl.float32)
+                    products = times_factors(grad_s, k_factors, products, INPUT=tile_k.dtype)
+                    from_tile = (queries[2] - keys[1]).to(tl.float32)
+                    of_factors += products * query_gradient_weights(
+                        from_tile, SIDE=key_part_side(PART)
+                    )
+                elif BIAS_GRADIENT:
                     terms = bias_gradients(bias, problem, grad_s, queries, keys, False)
                     of_gain += tl.sum(terms[0], 1)
                     of_sums += tl.sum(terms[1], 1)
 
     store_tile(grad_q, b, h, first, problem.n_query, dq * problem.scale, problem.head_dim)
     if BIAS_GRADIENT:
+        factored = query_gradient_sums(of_factors)
+        of_gain, of_sums = of_gain + factored[0], of_sums + factored[1]
         i = first + tl.arange(0, BLOCK_M)
         exists = i < problem.n_query
         tl.store(row_address(grad_gain, b, h, 0) + i, of_gain, exists)
@@ -242,6 +256,7 @@ def attn_bwd_dkv_kernel(
         k_factors = key_factors(keys[2][:, None])
         gain = shared_gain(bias, b, h, BLOCK_M)
         of_sums = tl.zeros([BLOCK_N], tl.float32)
+        of_factors = tl.zeros([BLOCK_N, FACTORS], tl.float32)
         for PART in tl.static_range(QUERY_PARTS):
             if query_part_exists(PART, problem.causal, bias.factored):
                 q_factors = signed_query_factors(bias, problem, gain, query_part_side(PART))
@@ -270,10 +285,15 @@ def attn_bwd_dkv_kernel(
                     )
                     dv = dot(p.to(tile_do.dtype), tile_do, dv)
                     dk = dot(grad_s.to(tile_q.dtype), tile_q, dk)
-                    if BIAS_GRADIENT:
+                    if BIAS_GRADIENT and bias.factored and not query_part_is_masked(PART):
+                        of_factors = times_factors(
+                            grad_s, q_factors, of_factors, INPUT=tile_q.dtype
+                        )
+                    elif BIAS_GRADIENT:
                         terms = bias_gradients(bias, problem, grad_s, queries, keys, True)
                         of_sums -= tl.sum(terms[1] * queries[1][None, :], 1)
         if BIAS_GRADIENT:
+            of_sums += key_gradient_sums(problem, of_factors)
             j = first + tl.arange(0, BLOCK_N)
             tl.store(row_address(grad_sums, b, h, 0) + j, of_sums, j < problem.n_key)
 

@@ -3,6 +3,9 @@
 Within a tile, g_i C[j] is a product of two numbers. Each is split into three bfloat16 numbers, and
 the six products of them that matter to float32 are six columns of the FACTORS that the matrix
 units take at a time. What is left of beta is one number a query, which joins the softmax.
+
+The same columns, multiplied with dS, give the sums of the gradients: those of the keys' numbers
+over keys, of the queries' numbers over queries. Two more columns of the keys are 1.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import triton
 import triton.language as tl
 
 from .bias import key_terms
-from .primitives import FACTORS, tile_addresses
+from .primitives import FACTORS, dot, tile_addresses
 
 
 @triton.jit
@@ -36,13 +39,13 @@ def query_factors(x):
 
 @triton.jit
 def key_factors(x):
-    """[n, 1] to the columns high, middle, low, high, middle, high.  [n, FACTORS]"""
+    """[n, 1] to the columns high, middle, low, high, middle, high, 1, 1.  [n, FACTORS]"""
     high, middle, low = in_three(x)
     column = tl.arange(0, FACTORS)[None, :]
-    zero = tl.full([1, 1], 0.0, tl.bfloat16)
     is_high = (column == 0) | (column == 3) | (column == 5)
     is_middle = (column == 1) | (column == 4)
-    return tl.where(is_high, high, tl.where(is_middle, middle, tl.where(column == 2, low, zero)))
+    rest = tl.where((column == 6) | (column == 7), 1.0, 0.0).to(tl.bfloat16)
+    return tl.where(is_high, high, tl.where(is_middle, middle, tl.where(column == 2, low, rest)))
 
 
 @triton.jit
@@ -81,3 +84,39 @@ def key_factors_kernel(factors, bias, problem, BLOCK_N: tl.constexpr):
     exists = first + tl.arange(0, BLOCK_N)[:, None] < problem.n_key
     address = tile_addresses(factors, b, h, first, BLOCK_N, FACTORS)
     tl.store(address, key_factors(sums[:, None]), exists)
+
+
+@triton.jit
+def times_factors(grad_s, factors, acc, INPUT: tl.constexpr):
+    """acc + grad_s factors, for inputs of INPUT: float16 has more bits than one bfloat16 takes."""
+    high = grad_s.to(tl.bfloat16)
+    acc = dot(high, factors, acc)
+    if INPUT == tl.float16:
+        acc = dot((grad_s - high.to(tl.float32)).to(tl.bfloat16), factors, acc)
+    return acc
+
+
+@triton.jit
+def query_gradient_weights(from_tile, SIDE: tl.constexpr):
+    """What the columns of dS times key factors count in the queries' sums. [BLOCK_M, FACTORS]
+
+    Columns 0 to 6 add up to sum_j dS_ij SIDE (from_tile_i - c_j), column 7 to sum_j SIDE dS_ij.
+    """
+    column = tl.arange(0, FACTORS)[None, :]
+    constant = tl.where(column < 3, -SIDE, tl.where(column == 7, SIDE, 0)).to(tl.float32)
+    return tl.where(column == 6, SIDE * from_tile[:, None], constant)
+
+
+@triton.jit
+def query_gradient_sums(sums):
+    """The gradients of the gain and, still to be multiplied by it, of C[p]. [BLOCK_M] each."""
+    of_sums = tl.arange(0, FACTORS)[None, :] == 7
+    return tl.sum(tl.where(of_sums, 0.0, sums), 1), tl.sum(tl.where(of_sums, sums, 0.0), 1)
+
+
+@triton.jit
+def key_gradient_sums(problem, sums):
+    """The gradient of C[j], from dS times query factors, which hold -SIDE gain / scale."""
+    column = tl.arange(0, FACTORS)[None, :]
+    parts = (column == 0) | (column == 3) | (column == 5)
+    return tl.sum(tl.where(parts, sums, 0.0), 1) * problem.scale
