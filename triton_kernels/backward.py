@@ -22,6 +22,7 @@ from .factors import (
     query_gradient_weights,
     signed_query_factors,
     tile_key_factors,
+    tile_query_factors,
     times_factors,
 )
 from .logits import along, key_side, query_side, tile_logits
@@ -259,7 +260,7 @@ def attn_bwd_dkv_kernel(
         of_factors = tl.zeros([BLOCK_N, FACTORS], tl.float32)
         for PART in tl.static_range(QUERY_PARTS):
             if query_part_exists(PART, problem.causal, bias.factored):
-                q_factors = signed_query_factors(bias, problem, gain, query_part_side(PART))
+                of_head = signed_query_factors(bias, problem, gain, query_part_side(PART))
                 for i in range(bounds[PART], bounds[PART + 1], BLOCK_M):
                     # [BLOCK_M, BLOCK_D], [BLOCK_M, BLOCK_DV]
                     tile_q = load_tile(
@@ -272,9 +273,10 @@ def attn_bwd_dkv_kernel(
                     )
                     statistics = query_statistics(lse_in_base_2, delta, problem, b, h, i, BLOCK_M)
                     queries = query_side(bias, problem, b, h, i, gain, BLOCK_M)
-                    if bias.gain is not None:
-                        q_factors = signed_query_factors(
-                            bias, problem, queries[1], query_part_side(PART)
+                    q_factors = of_head
+                    if not query_part_is_masked(PART):
+                        q_factors = tile_query_factors(
+                            *(bias, b, h, i, of_head, BLOCK_M), SIDE=query_part_side(PART)
                         )
                     p, grad_s = weights_and_gradients(
                         *(bias, problem, b, h, tile_q, tile_k, tile_v, tile_do),

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from .bias import key_terms
-from .primitives import FACTORS, dot, tile_addresses
+from .primitives import FACTORS, dot, row_address, tile_addresses
 
 
 @triton.jit
@@ -73,6 +73,29 @@ def tile_key_factors(bias, b, h, first, of_linear, BLOCK_N: tl.constexpr, EDGE: 
     if bias.factored and bias.form == "cumulative" and not EDGE:
         factors = tl.load(tile_addresses(bias.key_factors, b, h, first, BLOCK_N, FACTORS))
     return factors
+
+
+@triton.jit
+def tile_query_factors(bias, b, h, first, of_head, BLOCK_M: tl.constexpr, SIDE: tl.constexpr):
+    """Those of the queries from first on, all of which are there. [BLOCK_M, FACTORS]"""
+    factors = of_head
+    if bias.query_factors is not None:
+        factors = tl.load(tile_addresses(bias.query_factors, b, h, first, BLOCK_M, FACTORS))
+        if SIDE < 0:
+            factors = (-factors.to(tl.float32)).to(tl.bfloat16)
+    return factors
+
+
+@triton.jit
+def query_factors_kernel(factors, bias, problem, BLOCK_M: tl.constexpr):
+    """The query factors of a bias with a gain for each query, (B or 1, H or 1, Nq, FACTORS)."""
+    b, h = tl.program_id(0), tl.program_id(1)
+    first = tl.program_id(2) * BLOCK_M
+    i = first + tl.arange(0, BLOCK_M)
+    exists = i < problem.n_query
+    gain = tl.load(row_address(bias.gain, b, h, 0) + i, exists, other=0.0)
+    address = tile_addresses(factors, b, h, first, BLOCK_M, FACTORS)
+    tl.store(address, signed_query_factors(bias, problem, gain, SIDE=1), exists[:, None])
 
 
 @triton.jit

@@ -13,7 +13,7 @@ from triton.runtime import driver
 from . import configs
 from .backward import attn_bwd_delta_kernel, attn_bwd_dkv_kernel, attn_bwd_dq_kernel
 from .configs import Config
-from .factors import key_factors_kernel
+from .factors import key_factors_kernel, query_factors_kernel
 from .forward import attn_fwd_kernel
 from .operands import Bias, Problem, Rows, rows
 from .primitives import FACTORS, INTERPRETED, LOG2E
@@ -89,7 +89,11 @@ def backward(
     config, sizes = _sizes("backward_keys", q, v)
     tensors = map(rows, (*given, grad_k, grad_v, of_keys))
     _launch(attn_bwd_dkv_kernel, k, k.shape[1], config.block_n, config)(
-        *tensors, bias, problem, **sizes, BIAS_GRADIENT=has_sums
+        *tensors,
+        _with_query_factors(bias, problem),
+        problem,
+        **sizes,
+        BIAS_GRADIENT=has_sums,
     )
 
     grad_terms, grad_gain = None, None
@@ -123,18 +127,31 @@ def _operands(q, k, v, terms, gain, form, scale, causal, window) -> tuple[Bias, 
     if form == "distance":
         terms = terms * LOG2E.value
     flags = map(constexpr, ("cumulative" if squared else form, squared, factored))
-    return Bias(*flags, _per_head(terms), _per_head(gain), None), problem
+    return Bias(*flags, _per_head(terms), _per_head(gain), None, None), problem
 
 
 def _with_key_factors(bias: Bias, problem: Problem, block: int) -> Bias:
     """The bias for tiles of `block` keys."""
     if not bias.factored.value or bias.form.value == "linear":
         return bias
-    sums = bias.terms.start
-    factors = sums.new_empty((*sums.shape, FACTORS.value), dtype=torch.bfloat16)
-    grid = (*sums.shape[:2], triton.cdiv(problem.n_key, block))
-    key_factors_kernel[grid](rows(factors), bias, problem, BLOCK_N=block, **_OPTIONS)
-    return bias._replace(key_factors=_per_head(factors)._replace(row=FACTORS.value))
+    made = _factors(key_factors_kernel, bias.terms, bias, problem, BLOCK_N=block)
+    return bias._replace(key_factors=made)
+
+
+def _with_query_factors(bias: Bias, problem: Problem) -> Bias:
+    if not bias.factored.value or bias.gain is None:
+        return bias
+    made = _factors(query_factors_kernel, bias.gain, bias, problem, BLOCK_M=64)
+    return bias._replace(query_factors=made)
+
+
+def _factors(kernel, of: Rows, bias: Bias, problem: Problem, **block: int) -> Rows:
+    """The factors of numbers (B or 1, H or 1, n), (B, H, n, FACTORS)."""
+    numbers = of.start
+    factors = numbers.new_empty((*numbers.shape, FACTORS.value), dtype=torch.bfloat16)
+    grid = (*numbers.shape[:2], triton.cdiv(numbers.shape[2], *block.values()))
+    kernel[grid](rows(factors), bias, problem, **block, **_OPTIONS)
+    return _per_head(factors)._replace(row=FACTORS.value)
 
 
 def _per_head(x: Tensor | None) -> Rows | None:

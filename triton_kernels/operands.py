@@ -41,8 +41,8 @@ class Bias(NamedTuple):
     """A form of forms.py: "none", "linear", "distance" or "cumulative".
 
     terms: slopes, the table in base 2, or float64 sums. squared: the bias is -log(1 + beta^2).
-    factored: tiles that are not masked take it as factors.py says, with key_factors in memory
-    where it is cumulative.
+    factored: tiles that are not masked take it as factors.py says, with key_factors or
+    query_factors in memory where the kernel reads them.
     """
 
     form: tl.constexpr
@@ -51,6 +51,7 @@ class Bias(NamedTuple):
     terms: Rows | None
     gain: Rows | None
     key_factors: Rows | None
+    query_factors: Rows | None
 
 
 def rows(x: Tensor) -> Rows:
