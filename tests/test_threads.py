@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -52,6 +53,33 @@ def test_outputs_are_the_same_on_any_number_of_threads(threads):
     together = evaluate(problem)
     for name in ("o", "lse"):
         assert torch.equal(alone[name], together[name]), name
+
+
+def test_calls_at_the_same_time_do_not_share_memory():
+    problems = [drawn(Case(bias, lengths=(300, 300), dims=(32, 32))) for bias in FORMS]
+    with ThreadPoolExecutor(len(problems)) as pool:
+        for _ in pool.map(check_problem, problems):
+            pass
+
+
+@pytest.mark.parametrize("bias", FORMS)
+def test_nothing_is_left_of_an_earlier_call(bias):
+    problem = drawn(Case(bias, lengths=(130, 130), dims=(40, 40)))
+    first = evaluate(problem)
+    for lengths in ((130, 130), (700, 700)):
+        poison = drawn(Case(bias, lengths=lengths, dims=(40, 40)))
+        for x in (poison.q, poison.k, poison.v):
+            x.detach().fill_(torch.nan)
+        evaluate(poison)
+        for name, x in evaluate(problem).items():
+            assert torch.equal(x, first[name]), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_subnormal_numbers_are_as_before_once_a_call_returns(dtype):
+    evaluate(drawn(Case("linear", dtype, lengths=(130, 130))))
+    smallest_normal = torch.full((100,), torch.finfo(torch.float32).tiny)
+    assert (smallest_normal / 2 > 0).all()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
