@@ -200,7 +200,9 @@ def attn_bwd_dq_kernel(
                 dq = dot(grad_s.to(tile_k.dtype), tile_k, dq)
                 if BIAS_GRADIENT and bias.factored and not key_part_is_masked(PART):
                     products = tl.zeros([BLOCK_M, FACTORS], tl.float32)
-                    products = times_factors(grad_s, k_factors, products, INPUT=tile_k.dtype)
+                    products = times_factors(
+                        grad_s, k_factors, products, IN_TWO=tile_k.dtype == tl.float16
+                    )
                     from_tile = (queries[2] - keys[1]).to(tl.float32)
                     of_factors += products * query_gradient_weights(
                         from_tile, SIDE=key_part_side(PART)
@@ -289,7 +291,7 @@ def attn_bwd_dkv_kernel(
                     dk = dot(grad_s.to(tile_q.dtype), tile_q, dk)
                     if BIAS_GRADIENT and bias.factored and not query_part_is_masked(PART):
                         of_factors = times_factors(
-                            grad_s, q_factors, of_factors, INPUT=tile_q.dtype
+                            grad_s, q_factors, of_factors, IN_TWO=tile_q.dtype == tl.float16
                         )
                     elif BIAS_GRADIENT:
                         terms = bias_gradients(bias, problem, grad_s, queries, keys, True)

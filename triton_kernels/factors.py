@@ -110,11 +110,11 @@ def key_factors_kernel(factors, bias, problem, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def times_factors(grad_s, factors, acc, INPUT: tl.constexpr):
-    """acc + grad_s factors, for inputs of INPUT: float16 has more bits than one bfloat16 takes."""
+def times_factors(grad_s, factors, acc, IN_TWO: tl.constexpr):
+    """acc + grad_s factors. IN_TWO: for float16 inputs, which have more bits than a bfloat16."""
     high = grad_s.to(tl.bfloat16)
     acc = dot(high, factors, acc)
-    if INPUT == tl.float16:
+    if IN_TWO:
         acc = dot((grad_s - high.to(tl.float32)).to(tl.bfloat16), factors, acc)
     return acc
 
