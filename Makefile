@@ -7,7 +7,7 @@ SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined \
 	--param asan-instrumentation-with-call-threshold=0
 SANITIZER_RUNTIME = $(foreach library,libasan.so libstdc++.so,$(shell $(CXX) -print-file-name=$(library)))
 
-.PHONY: help demo test lint sanitize bench clean
+.PHONY: help demo test lint sanitize bench gpu clean
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z]*\):.*##/\1\t/p' Makefile
@@ -37,6 +37,11 @@ sanitize: $(INSTALLED)  ## kernel tests under AddressSanitizer and UBSan
 	$(IN_VENV) cmake --install build/sanitize --prefix build/sanitize/package/biased_flash_attn
 	$(IN_VENV) PYTHONPATH=build/sanitize/package LD_PRELOAD="$(SANITIZER_RUNTIME)" \
 		ASAN_OPTIONS=detect_leaks=0 pytest -m sanitize
+
+# In an environment that already holds torch for the GPU, Triton and the build tools: works offline.
+gpu:  ## tests of the Triton kernels on this machine's GPU
+	$(PYTHON) -m pip install --no-deps --no-build-isolation -e .
+	$(PYTHON) -m pytest tests/test_triton.py
 
 clean:  ## remove .venv and everything built
 	rm -rf .venv build dist python/*.egg-info python/biased_flash_attn/_C.* \

@@ -14,6 +14,10 @@ import hypothesis
 import pytest
 import torch
 
+# Read when kernels are defined, so before anything imports them.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 hypothesis.settings.register_profile("quiet", deadline=None, database=None, print_blob=True)
 hypothesis.settings.load_profile("quiet")
 

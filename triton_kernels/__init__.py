@@ -1,4 +1,1 @@
-"""Attention kernels for GPUs, installed as `biased_flash_attn.triton_kernels`.
-
-There are none yet: CUDA tensors run on the reference backend.
-"""
+"""Attention kernels for GPUs, installed as `biased_flash_attn.triton_kernels`: see launch.py."""

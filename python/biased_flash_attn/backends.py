@@ -12,7 +12,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-NAMES = ("cpu", "reference")
+NAMES = ("triton", "cpu", "reference")
+_REFERENCE_DETAIL = "plain PyTorch on any device; O(N^2) memory"
 
 
 @dataclass(frozen=True)
@@ -38,38 +39,54 @@ def _load_cpu_kernels() -> tuple[ModuleType | None, str]:
     return cpu, ""
 
 
+def _load_triton_kernels() -> tuple[ModuleType | None, str]:
+    """The module that starts the Triton kernels, or None and why it is missing."""
+    try:
+        from .triton_kernels import launch
+    except (ImportError, AttributeError) as error:  # the latter from a Triton that is too old
+        return None, f"{error}\ninstall triton 3.6 or newer: pip install triton"
+    return launch, ""
+
+
 _CPU_KERNELS, _CPU_KERNELS_MISSING = _load_cpu_kernels()
+_TRITON_KERNELS, _TRITON_KERNELS_MISSING = _load_triton_kernels()
 
 
 def report() -> list[Report]:
-    """One report per backend, best first."""
+    """One report per backend."""
+    return [_report_triton(), _report_cpu(), Report("reference", True, _REFERENCE_DETAIL)]
+
+
+def _report_triton() -> Report:
+    if _TRITON_KERNELS is None:
+        return Report("triton", False, _TRITON_KERNELS_MISSING)
+    if _TRITON_KERNELS.INTERPRETED:
+        return Report("triton", True, "interpreted on the CPU, for tests: TRITON_INTERPRET is set")
+    if not torch.cuda.is_available():
+        return Report("triton", False, "torch finds no GPU, or is a build without GPUs")
+    return Report("triton", True, f"{torch.cuda.get_device_name()}; not for float64")
+
+
+def _report_cpu() -> Report:
     if _CPU_KERNELS is None:
-        cpu = Report("cpu", False, _CPU_KERNELS_MISSING)
-    else:
-        extension = _CPU_KERNELS._C
-        supported = ", ".join(extension.instruction_sets())
-        detail = (
-            f"{extension.instruction_set()} kernels on {torch.get_num_threads()} threads"
-            f" ({platform.machine()}; built in and supported: {supported})"
-        )
-        cpu = Report("cpu", True, detail)
-    return [cpu, Report("reference", True, "plain PyTorch on any device; O(N^2) memory")]
+        return Report("cpu", False, _CPU_KERNELS_MISSING)
+    extension = _CPU_KERNELS._C
+    supported = ", ".join(extension.instruction_sets())
+    detail = (
+        f"{extension.instruction_set()} kernels on {torch.get_num_threads()} threads"
+        f" ({platform.machine()}; built in and supported: {supported})"
+    )
+    return Report("cpu", True, detail)
 
 
 def choose(q: Tensor, backend: str | None) -> str:
     """The backend that runs q; a named one runs or raises."""
     if backend is None:
-        if q.device.type != "cpu":
-            return "reference"
-        if _CPU_KERNELS is None:
-            warnings.warn(
-                f"running on the reference backend, in O(N^2) memory: {_CPU_KERNELS_MISSING}",
-                stacklevel=3,
-            )
-            return "reference"
-        return "cpu"
+        return _best(q)
     if backend not in NAMES:
         raise ValueError(f"backend is {backend!r}; it may be None, {' or '.join(map(repr, NAMES))}")
+    if backend == "triton" and (reason := _refusal_of_triton(q)):
+        raise ValueError(f"backend='triton' {reason}")
     if backend == "cpu":
         if q.device.type != "cpu":
             raise ValueError(f"backend='cpu' needs tensors on the CPU; q is on {q.device}")
@@ -78,9 +95,33 @@ def choose(q: Tensor, backend: str | None) -> str:
     return backend
 
 
+def _best(q: Tensor) -> str:
+    if q.device.type != "cpu":
+        return "reference"
+    if _CPU_KERNELS is None:
+        warnings.warn(
+            f"running on the reference backend, in O(N^2) memory: {_CPU_KERNELS_MISSING}",
+            stacklevel=4,
+        )
+        return "reference"
+    return "cpu"
+
+
+def _refusal_of_triton(q: Tensor) -> str:
+    """Why the Triton kernels cannot run q, or nothing."""
+    if _TRITON_KERNELS is None:
+        return f"is not available: {_TRITON_KERNELS_MISSING}"
+    if q.dtype == torch.float64:
+        return "has no float64; q may be float32, bfloat16 or float16"
+    device = "cpu" if _TRITON_KERNELS.INTERPRETED else "cuda"
+    if q.device.type != device:
+        return f"needs tensors on {device}; q is on {q.device}"
+    return ""
+
+
 def kernels(backend: str) -> ModuleType:
     """The module with `forward` and `backward` of a backend that has kernels."""
-    return {"cpu": _CPU_KERNELS}[backend]
+    return {"triton": _TRITON_KERNELS, "cpu": _CPU_KERNELS}[backend]
 
 
 def release_memory() -> None:

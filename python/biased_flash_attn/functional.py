@@ -46,7 +46,7 @@ def biased_flash_attn(
         tolerance: the share of each row's softmax mass, in [0, 1), that may be left out where
             that is proved; None means below what the dtype can show. Today nothing is left out.
         return_lse: also return log sum_j exp(scale q k^T + bias), natural logarithm.
-        backend: "cpu" or "reference", which runs or raises; None chooses.
+        backend: "triton" (GPUs), "cpu" or "reference", which runs or raises; None chooses.
 
     Returns:
         o (B, H, Nq, Dv) in q's dtype and, if asked, lse (B, H, Nq) in float32, or float64 for

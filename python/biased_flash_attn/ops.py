@@ -39,8 +39,9 @@ def _backward(*arguments):
     return grad_q, grad_k, grad_v, *(nothing.clone() if g is None else g for g in grad_bias)
 
 
-_LIBRARY.impl("forward", _forward, "CPU")
-_LIBRARY.impl("backward", _backward, "CPU")
+for _device in ("CPU", "CUDA"):
+    _LIBRARY.impl("forward", _forward, _device)
+    _LIBRARY.impl("backward", _backward, _device)
 
 
 @torch.library.register_fake("biased_flash_attn::forward", lib=_LIBRARY)

@@ -1,0 +1,152 @@
+"""Compiles the kernels as they are launched, for processors that need not be here.
+
+    python tests/compiled.py 90
+
+prints one JSON object a line for every kernel that ships for the processor: its registers, bytes of
+stack, shared memory, and the instructions of its unmasked loop. Nothing is run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import triton
+from biased_flash_attn.triton_kernels import launch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+FORMS = ("none", "linear", "distance", "cumulative", "log1p_square")
+WIDTHS = (64, 128, 256)
+DTYPES = (torch.bfloat16, torch.float32)
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the compiler made of a kernel."""
+
+    kernel: str
+    form: str
+    dtype: str
+    head_dim: int
+    registers: int
+    stack: int
+    shared: int
+    instructions: int  # of the unmasked loop
+    matrix: int  # of them, those of matrix units
+    loops_spill: bool
+
+
+class Processor:
+    """Stands in for a GPU: it has a name, and only that."""
+
+    def __init__(self, arch: int):
+        self.arch = arch
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.arch, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+
+def compiled(form: str, dtype: torch.dtype, head_dim: int) -> list[Compiled]:
+    """The kernels of both directions of a causal problem, all gradients included."""
+    made = []
+
+    def compile_only(kernel, *args, grid, warmup, **kwargs):
+        made.append((kernel.__name__, run(kernel, *args, grid=grid, warmup=True, **kwargs)))
+
+    run = triton.runtime.jit.JITFunction.run
+    triton.runtime.jit.JITFunction.run = compile_only
+    try:
+        attend(form, dtype, head_dim)
+    finally:
+        triton.runtime.jit.JITFunction.run = run
+    name = str(dtype).removeprefix("torch.")
+    return [Compiled(kernel, form, name, head_dim, **facts(binary)) for kernel, binary in made]
+
+
+def attend(form: str, dtype: torch.dtype, head_dim: int) -> None:
+    batch, heads, n = 1, 16, 4096
+    q, k, v, grad_o = (torch.empty(batch, heads, n, head_dim, dtype=dtype) for _ in range(4))
+    terms, gain = None, None
+    if form == "linear":
+        terms = torch.empty(1, heads)
+    elif form == "distance":
+        terms = torch.empty(1, heads, n)
+    elif form != "none":
+        terms, gain = torch.empty(batch, heads, n).double(), torch.empty(batch, heads, n)
+    problem = (q, k, v), (terms, gain, form, head_dim**-0.5, True, None)
+    o, lse = launch.forward(*problem[0], *problem[1])
+    launch.backward(grad_o, lse, *problem[0], o, lse, *problem[1], True)
+
+
+def facts(binary) -> dict:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary.asm["cubin"])
+        file.flush()
+        usage = tool("cuobjdump", "-res-usage", file.name)
+        loops = loops_of(tool("nvdisasm", "-c", file.name))
+    registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
+    # The unmasked loop is the shortest that multiplies.
+    matrix = [loop for loop in loops if count(loop, r"\w*MMA")] or [
+        loop for loop in loops if count(loop, "FFMA") > 100
+    ]
+    main = min(matrix, key=len, default=[])
+    return {
+        "registers": registers,
+        "stack": stack,
+        "shared": binary.metadata.shared,
+        "instructions": len(main),
+        "matrix": count(main, r"\w*MMA"),
+        "loops_spill": any(count(loop, "LDL|STL") for loop in loops),
+    }
+
+
+def tool(name: str, *arguments: str) -> str:
+    command = [TOOLS / name, *arguments]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def loops_of(assembly: str) -> list[list[str]]:
+    """The instructions from a label to a branch back to it."""
+    labels, instructions, loops = {}, [], []
+    for line in assembly.splitlines():
+        if label := re.match(r"(\.L_x_\d+):", line):
+            labels[label[1]] = len(instructions)
+        elif instruction := re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(\S+)(.*)", line):
+            target = re.search(r"`\((\.L_x_\d+)\)", instruction[2])
+            instructions.append(instruction[1].rstrip(";"))
+            if target and instruction[1].startswith("BRA") and target[1] in labels:
+                loops.append(instructions[labels[target[1]] :])
+    return loops
+
+
+def count(instructions: list[str], name: str) -> int:
+    return sum(bool(re.match(rf"({name})(\.|$)", one)) for one in instructions)
+
+
+def main(arch: str, *head_dims: str) -> None:
+    driver.set_active(Processor(int(arch)))
+    widths = map(int, head_dims) if head_dims else WIDTHS
+    for width, dtype, form in itertools.product(widths, DTYPES, FORMS):
+        for one in compiled(form, dtype, width):
+            print(json.dumps(asdict(one)), flush=True)
+
+
+if __name__ == "__main__":
+    os.environ.pop("TRITON_INTERPRET", None)
+    main(*sys.argv[1:])

@@ -1,0 +1,151 @@
+"""The Triton kernels against float64: on a GPU or, where there is none, interpreted."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from biased_flash_attn import backends, biased_flash_attn
+from cases import (
+    FORMS,
+    LAYOUTS,
+    SHIPPED,
+    Case,
+    check,
+    check_problem,
+    drawn,
+    evaluate,
+    fused,
+    pairwise,
+)
+
+KERNELS = backends.kernels("triton")
+INTERPRETED = KERNELS is None or KERNELS.INTERPRETED
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+pytestmark = [
+    pytest.mark.skipif(KERNELS is None, reason="needs Triton"),
+    # The interpreter computes with NumPy, which speaks of infinities that are meant.
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+]
+
+attend = functools.partial(fused, backend="triton")
+
+
+@pytest.fixture(autouse=True)
+def device():
+    """Everything is made where the kernels run."""
+    with torch.device("cpu" if INTERPRETED else "cuda"):
+        yield
+
+
+# The interpreter's tiles have 16 or 32 rows.
+COMBINATIONS = pairwise(
+    bias=list(FORMS),
+    dtype=DTYPES,
+    lengths=[(1, 1), (17, 17), (63, 63), (1, 65), (17, 63), (63, 17), (64, 64)],
+    dims=[(1, 1), (16, 16), (40, 40), (19, 80), (64, 3)],
+    heads=[(1, 1), (4, 2), (3, 1)],
+    batch=[1, 2],
+    causal=[True, False],
+    window=[None, 1, 5, 32, 500],
+    layout=list(LAYOUTS),
+)
+
+
+@pytest.mark.parametrize("case", [Case(**row) for row in COMBINATIONS], ids=str)
+def test_every_pair_of_settings_is_exact(case):
+    check(case, attend)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("bias", FORMS)
+def test_every_form_is_exact_over_many_tiles(bias, dtype):
+    """Whole tiles on both sides of the queries, tiles among them, and a rest."""
+    case = Case(bias, dtype, lengths=(100, 130), dims=(19, 7), heads=(2, 1), batch=1, causal=False)
+    check(case, attend)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="too slow to interpret")
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (256, 256), (96, 80)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("bias", FORMS)
+def test_every_form_is_exact_at_real_sizes(bias, dtype, dims):
+    check(Case(bias, dtype, lengths=(2000, 2000), dims=dims, heads=(4, 2)), attend)
+    check(Case(bias, dtype, lengths=(700, 1500), dims=dims, causal=False, window=400), attend)
+
+
+@pytest.mark.parametrize("bias", SHIPPED)
+def test_every_shipped_bias_is_exact(bias):
+    check(Case(bias, torch.float16, lengths=(33, 70), batch=1), attend)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scale", [0.0, -0.7, 1e-9, 3.0])
+@pytest.mark.parametrize("bias", ["none", "linear", "distance", "cumulative-gain"])
+def test_scale_is_what_it_was_asked_to_be(bias, scale, dtype):
+    check(Case(bias, dtype, lengths=(40, 70), batch=1, scale=scale), attend)
+
+
+def test_each_input_may_have_strides_of_its_own():
+    problem = drawn(Case("cumulative", torch.float16, heads=(4, 4), lengths=(35, 35)))
+    for name, layout in zip(("q", "k", "v", "grad_o"), list(LAYOUTS)[1:], strict=True):
+        x = getattr(problem, name).detach()
+        setattr(problem, name, LAYOUTS[layout](x).requires_grad_(name != "grad_o"))
+    check_problem(problem, attend)
+
+
+def test_expanded_cotangents_are_read_right():
+    problem = drawn(Case("linear", lengths=(35, 35)))
+    problem.grad_o = torch.ones(()).expand_as(problem.grad_o)
+    problem.grad_lse = torch.full((), 0.5).expand_as(problem.grad_lse)
+    check_problem(problem, attend)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("bias", FORMS)
+def test_queries_that_see_no_key_give_zero_and_no_gradient(bias, dtype):
+    problem = drawn(Case(bias, dtype, lengths=(60, 25), batch=1))
+    problem.grad_o[:, :, :35] = 1e4
+    problem.grad_lse[:, :, :35] = -torch.inf
+    ours = evaluate(problem, attend)
+    assert (ours["o"][:, :, :35] == 0).all()
+    assert (ours["lse"][:, :, :35] == -torch.inf).all()
+    assert (ours["gradient of q"][:, :, :35] == 0).all()
+    assert all(x[:, :, 35:].isfinite().all() for name, x in ours.items() if name in ("o", "lse"))
+
+    problem.grad_o[:, :, :35] = 0
+    problem.grad_lse[:, :, :35] = 0
+    for name, quiet in evaluate(problem, attend).items():
+        assert torch.equal(ours[name], quiet), f"{name} has a part of queries without keys"
+
+
+@pytest.mark.parametrize("bias", FORMS)
+@pytest.mark.parametrize(("batch", "lengths"), [(0, (5, 5)), (2, (0, 5)), (2, (5, 0))])
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
+def test_nothing_in_gives_nothing_out(bias, batch, lengths, causal):
+    ours = evaluate(drawn(Case(bias, lengths=lengths, batch=batch, causal=causal)), attend)
+    assert ours["o"].shape == (batch, 2, lengths[0], 16)
+    assert (ours["o"] == 0).all()
+    assert (ours["lse"] == -torch.inf).all()
+    assert all((x == 0).all() for name, x in ours.items() if name.startswith("gradient"))
+
+
+@pytest.mark.parametrize("bias", FORMS)
+def test_two_runs_give_the_same_bits(bias):
+    problem = drawn(Case(bias, torch.float16, lengths=(40, 70), heads=(4, 2)))
+    first, second = evaluate(problem, attend), evaluate(problem, attend)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_float64_is_refused():
+    x = torch.zeros(1, 1, 2, 16, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"^backend='triton' has no float64; q may be float32"):
+        biased_flash_attn(x, x, x, backend="triton")
+
+
+def test_tensors_elsewhere_are_refused():
+    x = torch.zeros(1, 1, 2, 16, device="meta")
+    with pytest.raises(ValueError, match=r"^backend='triton' needs tensors on .*; q is on meta"):
+        biased_flash_attn(x, x, x, backend="triton")

@@ -1,0 +1,91 @@
+"""o and lse: online softmax over the key tiles that a block of queries sees."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .bias import shared_gain
+from .factors import linear_key_factors, signed_query_factors, tile_key_factors
+from .logits import key_side, query_side, tile_logits
+from .primitives import INFINITY, LN2, dot, load_tile, row_address, store_tile
+from .ranges import (
+    KEY_PARTS,
+    key_part_exists,
+    key_part_is_masked,
+    key_part_side,
+    key_ranges,
+)
+
+
+@triton.jit
+def attn_fwd_kernel(
+    q,
+    k,
+    v,
+    o,
+    lse,
+    bias,
+    problem,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+):
+    """o_i = sum_j exp(s_ij - lse_i) v_j and lse_i = log sum_j exp(s_ij), of BLOCK_M queries.
+
+    After each key tile, o_i is acc / l and lse_i is ln(2) (m + log2 l), of the keys so far. Rows
+    that saw no key, or only logits of -inf, have m = -inf and l = 0.
+    """
+    b, h = tl.program_id(0) // problem.heads, tl.program_id(0) % problem.heads
+    kv_head = h // problem.group
+    # The last queries see most keys: longest first.
+    first = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_M
+    tile_q = load_tile(q, b, h, first, problem.n_query, problem.head_dim, BLOCK_M, BLOCK_D)
+    gain = shared_gain(bias, b, h, BLOCK_M)
+    queries = query_side(bias, problem, b, h, first, gain, BLOCK_M)
+    bounds = key_ranges(problem, bias, first, BLOCK_M, BLOCK_N)
+
+    of_linear = linear_key_factors(bias, BLOCK_N)
+    acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    m = tl.full([BLOCK_M], -INFINITY, tl.float32)
+    l = tl.zeros([BLOCK_M], tl.float32)
+    for PART in tl.static_range(KEY_PARTS):
+        if key_part_exists(PART, problem.causal, problem.windowed, bias.factored):
+            q_factors = signed_query_factors(bias, problem, queries[1], key_part_side(PART))
+            for j in range(bounds[PART], bounds[PART + 1], BLOCK_N):
+                # [BLOCK_N, BLOCK_D], [BLOCK_N, BLOCK_DV]
+                tile_k = load_tile(
+                    *(k, b, kv_head, j, problem.n_key, problem.head_dim, BLOCK_N, BLOCK_D),
+                    EDGE=key_part_is_masked(PART),
+                )
+                tile_v = load_tile(
+                    *(v, b, kv_head, j, problem.n_key, problem.value_dim, BLOCK_N, BLOCK_DV),
+                    EDGE=key_part_is_masked(PART),
+                )
+                keys = key_side(bias, problem, b, h, j, BLOCK_N)
+                k_factors = tile_key_factors(
+                    *(bias, b, h, j, of_linear, BLOCK_N), EDGE=key_part_is_masked(PART)
+                )
+                x, multiplier, offset, _ = tile_logits(
+                    *(bias, problem, b, h, tile_q, tile_k, queries, keys, q_factors, k_factors),
+                    EDGE=key_part_is_masked(PART),
+                    SIDE=key_part_side(PART),
+                    KEYS_FIRST=False,
+                )
+                m_new = tl.maximum(m, tl.max(x, 1) * multiplier + offset)
+                # Rows that have seen nothing but -inf yet have no maximum to subtract.
+                pivot = tl.where(m_new == -INFINITY, 0.0, m_new)
+                p = tl.exp2(x * multiplier - (pivot - offset)[:, None])
+                shrink = tl.exp2(m - pivot)
+                l = l * shrink + tl.sum(p, 1)
+                acc = dot(p.to(tile_v.dtype), tile_v, acc * shrink[:, None])
+                m = m_new
+
+    saw = l != 0
+    l = tl.where(saw, l, 1.0)
+    store_tile(o, b, h, first, problem.n_query, acc / l[:, None], problem.value_dim)
+    values = (m.to(tl.float64) + tl.log2(l)) * LN2
+    i = first + tl.arange(0, BLOCK_M)
+    values = tl.where(saw, values, -INFINITY).to(tl.float32)
+    tl.store(row_address(lse, b, h, 0) + i, values, i < problem.n_query)

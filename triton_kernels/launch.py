@@ -1,0 +1,226 @@
+"""The kernels on tensors: allocates the results and starts one program a block and head."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import triton
+from torch import Tensor
+from triton.language import constexpr
+from triton.runtime import driver
+
+from . import configs
+from .backward import attn_bwd_delta_kernel, attn_bwd_dkv_kernel, attn_bwd_dq_kernel
+from .configs import Config
+from .factors import key_factors_kernel, query_factors_kernel
+from .forward import attn_fwd_kernel
+from .operands import Bias, Problem, Rows, rows
+from .primitives import FACTORS, INTERPRETED, LOG2E
+from .table import attn_bwd_table_kernel
+
+# The interpreter takes no options of the compiler.
+_OPTIONS = {} if INTERPRETED else {"enable_fp_fusion": True}
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    terms: Tensor | None,
+    gain: Tensor | None,
+    form: str,
+    scale: float,
+    causal: bool,
+    window: int | None,
+) -> tuple[Tensor, Tensor]:
+    """Returns o (B, H, Nq, Dv) in q's dtype and lse (B, H, Nq) in float32."""
+    o = q.new_empty((*q.shape[:3], v.shape[3]))
+    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+    bias, problem = _operands(q, k, v, terms, gain, form, scale, causal, window)
+    config, sizes = _sizes("forward", q, v)
+    bias = _with_key_factors(bias, problem, config.block_n)
+    tensors = map(rows, (q, k, v, o, lse))
+    _launch(attn_fwd_kernel, q, q.shape[1], config.block_m, config)(
+        *tensors, bias, problem, **sizes
+    )
+    return o, lse
+
+
+def backward(
+    grad_o: Tensor,
+    grad_lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    terms: Tensor | None,
+    gain: Tensor | None,
+    form: str,
+    scale: float,
+    causal: bool,
+    window: int | None,
+    with_bias_gradient: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Returns the gradients of q, k, v, terms and gain; the last two only where wanted."""
+    # What autograd hands over may be expanded, as the gradient of a sum is; the kernels read rows.
+    grad_o = grad_o if grad_o.stride(3) == 1 else grad_o.contiguous()
+    bias, problem = _operands(q, k, v, terms, gain, form, scale, causal, window)
+    statistics = torch.empty_like(lse), torch.empty_like(lse)
+    _delta(problem, o, grad_o, lse, grad_lse.contiguous(), *statistics)
+    given = (q, k, v, grad_o, *statistics)
+
+    grad_q, grad_k, grad_v = (x.new_empty(x.shape) for x in (q, k, v))
+    of_gain, of_queries = torch.empty_like(lse), torch.empty_like(lse)
+    of_keys = lse.new_empty((*lse.shape[:2], k.shape[2]))
+    has_gain = with_bias_gradient and form not in ("none", "distance")
+    has_sums = has_gain and form != "linear"
+
+    config, sizes = _sizes("backward_queries", q, v)
+    tensors = map(rows, (*given, grad_q, of_gain, of_queries))
+    _launch(attn_bwd_dq_kernel, q, q.shape[1], config.block_m, config)(
+        *tensors,
+        _with_key_factors(bias, problem, config.block_n),
+        problem,
+        **sizes,
+        BIAS_GRADIENT=has_gain,
+    )
+    config, sizes = _sizes("backward_keys", q, v)
+    tensors = map(rows, (*given, grad_k, grad_v, of_keys))
+    _launch(attn_bwd_dkv_kernel, k, k.shape[1], config.block_n, config)(
+        *tensors,
+        _with_query_factors(bias, problem),
+        problem,
+        **sizes,
+        BIAS_GRADIENT=has_sums,
+    )
+
+    grad_terms, grad_gain = None, None
+    if with_bias_gradient and terms is not None:
+        if form == "linear":
+            grad_terms = -of_gain.sum(-1, dtype=torch.float64)
+        elif form == "distance":
+            grad_terms = _table_gradient(given, bias, problem, causal, terms.shape[2])
+        else:
+            grad_terms = _sums_gradient(of_queries, of_keys)
+        grad_terms = grad_terms.sum_to_size(terms.shape).to(terms.dtype)
+        grad_gain = None if gain is None else of_gain.sum_to_size(gain.shape)
+    return grad_q, grad_k, grad_v, grad_terms, grad_gain
+
+
+def _operands(q, k, v, terms, gain, form, scale, causal, window) -> tuple[Bias, Problem]:
+    heads, n_key = q.shape[1], k.shape[2]
+    problem = Problem(
+        heads,
+        heads // k.shape[1],
+        q.shape[2],
+        n_key,
+        n_key if window is None else min(window, n_key),
+        scale,
+        scale * LOG2E.value,
+        *map(constexpr, (q.shape[3], v.shape[3], causal, window is not None, scale > 0)),
+    )
+    squared = form == "log1p_square"
+    # float32 has no matrix units that are exact: a column there costs as much as the bias itself.
+    factored = form in ("linear", "cumulative") and q.dtype != torch.float32 and scale > 0
+    if form == "distance":
+        terms = terms * LOG2E.value
+    flags = map(constexpr, ("cumulative" if squared else form, squared, factored))
+    return Bias(*flags, _per_head(terms), _per_head(gain), None, None), problem
+
+
+def _with_key_factors(bias: Bias, problem: Problem, block: int) -> Bias:
+    """The bias for tiles of `block` keys."""
+    if not bias.factored.value or bias.form.value == "linear":
+        return bias
+    made = _factors(key_factors_kernel, bias.terms, bias, problem, BLOCK_N=block)
+    return bias._replace(key_factors=made)
+
+
+def _with_query_factors(bias: Bias, problem: Problem) -> Bias:
+    if not bias.factored.value or bias.gain is None:
+        return bias
+    made = _factors(query_factors_kernel, bias.gain, bias, problem, BLOCK_M=64)
+    return bias._replace(query_factors=made)
+
+
+def _factors(kernel, of: Rows, bias: Bias, problem: Problem, **block: int) -> Rows:
+    """The factors of numbers (B or 1, H or 1, n), (B, H, n, FACTORS)."""
+    numbers = of.start
+    factors = numbers.new_empty((*numbers.shape, FACTORS.value), dtype=torch.bfloat16)
+    grid = (*numbers.shape[:2], triton.cdiv(numbers.shape[2], *block.values()))
+    kernel[grid](rows(factors), bias, problem, **block, **_OPTIONS)
+    return _per_head(factors)._replace(row=FACTORS.value)
+
+
+def _per_head(x: Tensor | None) -> Rows | None:
+    """(B or 1, H or 1, n or nothing) seen as if it had every batch entry and head."""
+    if x is None:
+        return None
+    x = x.contiguous()
+    batch, head = (0 if x.shape[n] == 1 else x.stride(n) for n in (0, 1))
+    return Rows(x, batch, head, 1)
+
+
+def _sizes(kernel: str, q: Tensor, v: Tensor) -> tuple[Config, dict[str, int]]:
+    """The configuration of a kernel, and what of it the kernel has to know."""
+    block_d, block_dv = (max(16, triton.next_power_of_2(x.shape[3])) for x in (q, v))
+    config = configs.choose(kernel, _processor(), q.dtype, max(block_d, block_dv))
+    return config, {
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "BLOCK_D": block_d,
+        "BLOCK_DV": block_dv,
+    }
+
+
+def _processor() -> int | str:
+    """The architecture, as Triton names it: 90 for Hopper."""
+    return "interpreter" if INTERPRETED else driver.active.get_current_target().arch
+
+
+def _launch(kernel, x: Tensor, heads: int, block: int, config: Config):
+    """The kernel over blocks of the rows of x, for every head: a call of its arguments."""
+    grid = (x.shape[0] * heads, triton.cdiv(x.shape[2], block))
+    return partial(
+        kernel[grid], num_warps=config.num_warps, num_stages=config.num_stages, **_OPTIONS
+    )
+
+
+def _delta(problem: Problem, o: Tensor, *tensors: Tensor) -> None:
+    block_dv = max(16, triton.next_power_of_2(o.shape[3]))
+    config = Config(16, 0, num_warps=4)
+    _launch(attn_bwd_delta_kernel, o, o.shape[1], config.block_m, config)(
+        *map(rows, (o, *tensors)), problem, BLOCK_M=config.block_m, BLOCK_DV=block_dv
+    )
+
+
+def _table_gradient(given, bias: Bias, problem: Problem, causal: bool, length: int) -> Tensor:
+    """(B, H, length), from sums over the diagonals of tiles: see attn_bwd_table_kernel."""
+    q, _, v, *_ = given
+    config, sizes = _sizes("backward_table", q, v)
+    block, shift = config.block_m, problem.n_key - problem.n_query
+    begin = (0 if causal else 1 - problem.n_query) - shift - 1
+    first, last = begin // block, (begin + length - 1) // block
+    partial_sums = q.new_empty((*q.shape[:2], last - first + 2, 2, block), dtype=torch.float32)
+    _launch(attn_bwd_table_kernel, partial_sums, q.shape[1], 1, config)(
+        *map(rows, given),
+        partial_sums,
+        first,
+        bias,
+        problem,
+        BLOCK=block,
+        BLOCK_D=sizes["BLOCK_D"],
+        BLOCK_DV=sizes["BLOCK_DV"],
+    )
+    of_distances = partial_sums[:, :, :-1, 1] + partial_sums[:, :, 1:, 0]
+    return of_distances.flatten(2)[..., begin - first * block :][..., :length]
+
+
+def _sums_gradient(of_queries: Tensor, of_keys: Tensor) -> Tensor:
+    """(B, H, Nk) float64, of C[p] of each query and C[j] of each key."""
+    gradient = of_keys.double()
+    shown = min(of_queries.shape[2], of_keys.shape[2])
+    gradient[..., of_keys.shape[2] - shown :] += of_queries[..., of_queries.shape[2] - shown :]
+    return gradient

@@ -1,0 +1,99 @@
+"""What every kernel does: find a tile, load it, mask it, multiply it."""
+
+from __future__ import annotations
+
+import math
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(math.log2(math.e))
+LN2 = tl.constexpr(math.log(2))
+INFINITY = tl.constexpr(math.inf)
+# Columns of one extra step of a matrix product.
+FACTORS = tl.constexpr(16)
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def dot(a, b, acc=None):
+    """acc + a b, accumulated in float32; products of float32 are exact to float32."""
+    if INTERPRETED:
+        # The interpreter multiplies the bits of bfloat16 as if they were integers.
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@triton.jit
+def row_address(x, b, h, n):
+    """Of row n of batch entry b, head h."""
+    b, h, n = tl.cast(b, tl.int64), tl.cast(h, tl.int64), tl.cast(n, tl.int64)
+    return x.start + (b * x.batch + h * x.head + n * x.row)
+
+
+@triton.jit
+def tile_addresses(x, b, h, first, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
+    """Of rows first, first + 1, ...  [ROWS, CHANNELS]"""
+    row = tl.arange(0, ROWS)[:, None].to(tl.int64)
+    return row_address(x, b, h, first) + (row * x.row + tl.arange(0, CHANNELS)[None, :])
+
+
+@triton.jit
+def tile_mask(first, n_rows, DIM: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
+    row, channel = tl.arange(0, ROWS)[:, None], tl.arange(0, CHANNELS)[None, :]
+    return (first + row < n_rows) & (channel < DIM)
+
+
+@triton.jit
+def load_tile(
+    x,
+    b,
+    h,
+    first,
+    n_rows,
+    DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    EDGE: tl.constexpr = True,
+):
+    """Rows first, first + 1, ..., zero beyond n_rows and DIM. Without EDGE all rows are there."""
+    address = tile_addresses(x, b, h, first, ROWS, CHANNELS)
+    if EDGE:
+        tile = tl.load(address, tile_mask(first, n_rows, DIM, ROWS, CHANNELS), other=0.0)
+    elif DIM != CHANNELS:
+        tile = tl.load(address, tl.arange(0, CHANNELS)[None, :] < DIM, other=0.0)
+    else:
+        tile = tl.load(address)
+    return tile
+
+
+@triton.jit
+def store_tile(x, b, h, first, n_rows, tile, DIM: tl.constexpr):
+    ROWS: tl.constexpr = tile.shape[0]
+    CHANNELS: tl.constexpr = tile.shape[1]
+    address = tile_addresses(x, b, h, first, ROWS, CHANNELS)
+    mask = tile_mask(first, n_rows, DIM, ROWS, CHANNELS)
+    tl.store(address, tile.to(x.start.dtype.element_ty), mask)
+
+
+@triton.jit
+def visible(problem, p, j):
+    """Whether a query at position p sees key j; both may lie beyond the last key."""
+    sees = (j < problem.n_key) & (p < problem.n_key)
+    if problem.causal:
+        sees &= j <= p
+    if problem.windowed:
+        sees &= p - j < problem.window
+    return sees
+
+
+@triton.jit
+def round_down(n, SIZE: tl.constexpr):
+    """The last multiple of SIZE that is at most n, or 0."""
+    return tl.maximum(n, 0) // SIZE * SIZE
+
+
+@triton.jit
+def round_up(n, SIZE: tl.constexpr):
+    return round_down(n + SIZE - 1, SIZE)
