@@ -2,51 +2,74 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-
 pytest.importorskip("triton", reason="needs Triton")
 
+BENCH = Path(__file__).parents[1] / "bench"
+SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+VARIANTS = list(itertools.product(SHARED_MEMORY, (64, 128, 256)))
+ATTENTION = (
+    "attn_fwd_kernel",
+    "attn_bwd_dq_kernel",
+    "attn_bwd_dkv_kernel",
+    "attn_bwd_table_kernel",
+)
 
-@pytest.fixture(scope="module", params=SHARED_MEMORY, ids="sm_{}".format)
-def processor(request):
-    """An architecture and every kernel that ships for it, at one width of a head."""
-    script = Path(__file__).with_name("compiled.py")
+
+def compiled(arch: int, head_dim: int) -> list[dict]:
+    """Every kernel that ships for an architecture, at one width of a head."""
     done = subprocess.run(
-        [sys.executable, script, str(request.param), "64"],
+        [sys.executable, BENCH / "compiled.py", str(arch), str(head_dim)],
         env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    return request.param, [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_every_kernel_fits_shared_memory(processor):
-    arch, kernels = processor
-    assert kernels
-    assert all(kernel["shared"] <= SHARED_MEMORY[arch] for kernel in kernels)
+@pytest.fixture(scope="module")
+def reports():
+    """All variants; as many compile at a time as there are cores."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return dict(zip(VARIANTS, pool.map(lambda v: compiled(*v), VARIANTS), strict=True))
 
 
-def test_no_loop_spills_registers(processor):
-    _, kernels = processor
-    assert [kernel for kernel in kernels if kernel["loops_spill"]] == []
+@pytest.fixture(params=VARIANTS, ids=lambda variant: "sm_{}-d{}".format(*variant))
+def variant(request, reports):
+    return request.param[0], reports[request.param]
 
 
-def test_half_precision_runs_on_matrix_units(processor):
-    _, kernels = processor
-    multiply = [
-        kernel
-        for kernel in kernels
-        if kernel["dtype"] == "bfloat16" and "delta" not in kernel["kernel"]
-    ]
-    multiply = [kernel for kernel in multiply if kernel["kernel"] != "key_factors_kernel"]
-    assert multiply
-    assert [kernel for kernel in multiply if not kernel["matrix"]] == []
+def test_every_kernel_of_every_form_compiles(variant):
+    _, kernels = variant
+    made = {(one["kernel"], one["form"], one["dtype"]) for one in kernels}
+    forms = ("none", "linear", "distance", "cumulative", "cumulative-gain", "log1p_square-gain")
+    for kernel, form, dtype in itertools.product(ATTENTION, forms, ("bfloat16", "float32")):
+        assert (kernel, form, dtype) in made or (kernel == ATTENTION[3] and form != "distance")
+
+
+def test_every_kernel_fits_shared_memory(variant):
+    arch, kernels = variant
+    assert [one for one in kernels if one["shared"] > SHARED_MEMORY[arch]] == []
+
+
+def test_no_loop_spills_registers(variant):
+    _, kernels = variant
+    assert [one for one in kernels if one["spills"]] == []
+
+
+def test_half_precision_runs_on_matrix_units(variant):
+    arch, kernels = variant
+    unit = "warpgroup" if arch == 90 else "matrix"
+    half = [one for one in kernels if one["dtype"] == "bfloat16" and one["kernel"] in ATTENTION]
+    assert half
+    assert [one for one in half if not one[unit]] == []

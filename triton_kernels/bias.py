@@ -1,11 +1,10 @@
 """The bias of a tile, and its gradient, from what a form holds.
 
 "linear" and "cumulative" are both beta = g_i (C[p_i] - C[j]), its sign turned for keys after the
-query: a linear bias has the gain -slope and a step of 1 a key. C is taken relative to the tile's
-first key, in float64, before it is rounded to float32.
+query: a linear bias has the gain -slope and a step of 1 a key.
 
-Functions that take vectors of queries (p, gain, from_tile) and of keys (j, key_sums) broadcast
-them: the caller lays queries along rows or along columns.
+Functions that take p and gain of queries and j of keys broadcast them: the caller lays queries
+along rows or along columns.
 """
 
 from __future__ import annotations
@@ -27,16 +26,38 @@ def shared_gain(bias, b, h, BLOCK_M: tl.constexpr):
 
 
 @triton.jit
-def key_terms(bias, b, h, first, n_key, BLOCK_N: tl.constexpr):
-    """C[first], and C[first + c] - C[first] in float32, [BLOCK_N]."""
-    column = tl.arange(0, BLOCK_N)
-    origin, key_sums = first, column.to(tl.float32)
+def sum_at_key(bias, b, h, j):
+    """C[j] of one key."""
+    value = j
     if bias.form == "cumulative":
-        address = row_address(bias.terms, b, h, first)
-        origin = tl.load(address)
-        sums = tl.load(address + column, first + column < n_key, other=0.0)
-        key_sums = (sums - origin).to(tl.float32)
-    return origin, key_sums
+        value = tl.load(row_address(bias.terms, b, h, j))
+    return value
+
+
+@triton.jit
+def sum_at_query(bias, b, h, p):
+    """C[p] of one query; 0 before the first key."""
+    value = p
+    if bias.form == "cumulative":
+        value = tl.load(row_address(bias.terms, b, h, p), p >= 0, other=0.0)
+    return value
+
+
+@triton.jit
+def sums_from(bias, problem, b, h, first, COUNT: tl.constexpr):
+    """C of positions first, first + 1, ...; 0 where there is no key."""
+    n = tl.arange(0, COUNT)
+    values = first + n
+    if bias.form == "cumulative":
+        exists = (first + n >= 0) & (first + n < problem.n_key)
+        values = tl.load(row_address(bias.terms, b, h, first) + n, exists, other=0.0)
+    return values
+
+
+@triton.jit
+def first_distance(problem):
+    """The distance with which a table begins."""
+    return 0 if problem.causal else 1 - problem.n_query
 
 
 @triton.jit
@@ -48,15 +69,15 @@ def turned(problem, x, p, j):
 
 
 @triton.jit
-def tile_bias(bias, problem, b, h, p, j, gain, from_tile, key_sums, sees):
-    """In base 2; from_tile is C[p] - C[first key]. Any number where sees is False."""
+def tile_bias(bias, problem, b, h, p, j, gain, difference, sees):
+    """In base 2; difference is C[p] - C[j]. Any number where sees is False."""
     if bias.form == "none":
         values = 0.0
     elif bias.form == "distance":
-        first_distance = 0 if problem.causal else 1 - problem.n_query
-        values = tl.load(row_address(bias.terms, b, h, 0) + (p - j - first_distance), sees)
+        table = row_address(bias.terms, b, h, 0)
+        values = tl.load(table + (p - j - first_distance(problem)), sees)
     else:
-        beta = gain * turned(problem, from_tile - key_sums, p, j)
+        beta = gain * turned(problem, difference, p, j)
         values = -log2(1 + beta * beta) if bias.squared else beta * LOG2E
     return values
 
@@ -68,10 +89,16 @@ def log2(x):
 
 
 @triton.jit
-def tile_gradients(bias, problem, grad_logits, p, j, gain, from_tile, key_sums):
+def divided(x, y):
+    """x / y, accurate to 2^-22 while y is at most 2^126, and 0 beyond."""
+    return x / y if INTERPRETED else libdevice.fast_dividef(x, y)
+
+
+@triton.jit
+def tile_gradients(bias, problem, grad_logits, p, j, gain, difference):
     """The terms of the gradients of the gain and, still to be multiplied by it, of C[p]."""
-    difference = turned(problem, from_tile - key_sums, p, j)
+    difference = turned(problem, difference, p, j)
     if bias.squared:
         beta = gain * difference
-        grad_logits *= -2 * beta / (1 + beta * beta)
+        grad_logits *= divided(-2 * beta, 1 + beta * beta)
     return grad_logits * difference, turned(problem, grad_logits, p, j)

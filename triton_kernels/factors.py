@@ -1,11 +1,15 @@
-"""A bias beta = g_i (C[p_i] - C[j]) as factors of one more step of the product of queries and keys.
+"""A bias as factors of one more step of the product of queries and keys.
 
-Within a tile, g_i C[j] is a product of two numbers. Each is split into three bfloat16 numbers, and
-the six products of them that matter to float32 are six columns of the FACTORS that the matrix
-units take at a time. What is left of beta is one number a query, which joins the softmax.
+Matrix units take FACTORS columns at a time. A number is the sum of three bfloat16 numbers, and the
+product of two numbers that of six products of their parts, up to float32's rounding: six columns.
+
+In a tile, beta_ij = g_i (C[p_i] - C[j]) is g_i times C[j], counted from the key of the tile that is
+nearest to the queries, and what is one number a query. That number joins the softmax; or, where
+rows are keys, it is three more columns, along with the query's lse, but for a part that depends on
+the tile. (A large step hides behind it what it would round away, were C counted from elsewhere.)
 
 The same columns, multiplied with dS, give the sums of the gradients: those of the keys' numbers
-over keys, of the queries' numbers over queries. Two more columns of the keys are 1.
+over keys, of the queries' numbers over queries. Tables have factors of their own: polynomials.py.
 """
 
 from __future__ import annotations
@@ -13,100 +17,110 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .bias import key_terms
-from .primitives import FACTORS, dot, row_address, tile_addresses
+from .bias import first_distance, shared_gain, sum_at_key, sum_at_query, sums_from
+from .primitives import FACTORS, LOG2E, dot, row_address, tile_addresses
+
+# Finite, so that its parts are: a logit of a query without weights.
+LEAST = tl.constexpr(-1e30)
 
 
 @triton.jit
-def in_three(x):
-    """Three bfloat16 numbers that add up to x but for 2^-24 of it."""
+def parts(x, is_middle, is_low):
+    """The first of three bfloat16 numbers that add up to x, but for 2^-24 of it, or another."""
     high = x.to(tl.bfloat16)
     rest = x - high.to(tl.float32)
     middle = rest.to(tl.bfloat16)
-    return high, middle, (rest - middle.to(tl.float32)).to(tl.bfloat16)
+    low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
+    return tl.where(is_low, low, tl.where(is_middle, middle, high))
 
 
 @triton.jit
-def query_factors(x):
-    """[n, 1] to the columns high, high, high, middle, middle, low.  [n, FACTORS]"""
-    high, middle, low = in_three(x)
+def query_factors(x, y):
+    """Columns high, high, high, middle, middle, low of x, high, middle, low of y, and zeros.
+
+    [n, 1] to [n, FACTORS].
+    """
     column = tl.arange(0, FACTORS)[None, :]
-    zero = tl.full([1, 1], 0.0, tl.bfloat16)
-    return tl.where(
-        column < 3, high, tl.where(column < 5, middle, tl.where(column == 5, low, zero))
-    )
+    values = tl.where(column < 6, x, tl.where(column < 9, y, 0.0))
+    is_middle = (column == 3) | (column == 4) | (column == 7)
+    return parts(values, is_middle, (column == 5) | (column == 8))
 
 
 @triton.jit
 def key_factors(x):
-    """[n, 1] to the columns high, middle, low, high, middle, high, 1, 1.  [n, FACTORS]"""
-    high, middle, low = in_three(x)
+    """Columns high, middle, low, high, middle, high of x, three ones, and zeros.
+
+    [n, 1] to [n, FACTORS].
+    """
     column = tl.arange(0, FACTORS)[None, :]
-    is_high = (column == 0) | (column == 3) | (column == 5)
-    is_middle = (column == 1) | (column == 4)
-    rest = tl.where((column == 6) | (column == 7), 1.0, 0.0).to(tl.bfloat16)
-    return tl.where(is_high, high, tl.where(is_middle, middle, tl.where(column == 2, low, rest)))
+    values = tl.where(column < 6, x, tl.where(column < 9, 1.0, 0.0))
+    return parts(values, (column == 1) | (column == 4), column == 2)
 
 
 @triton.jit
-def signed_query_factors(bias, problem, gain, SIDE: tl.constexpr):
-    """Of -SIDE gain / scale, where the bias is factored. [BLOCK_M, FACTORS]"""
-    factors = gain
-    if bias.factored:
-        factors = query_factors((gain * (-SIDE / problem.scale))[:, None])
-    return factors
+def tile_query_factors(bias, b, h, first, BLOCK_M: tl.constexpr, SIDE: tl.constexpr):
+    """Those of BLOCK_M queries, where all keys are on the side SIDE. [BLOCK_M, FACTORS]"""
+    # Of a table, queries have the factors of their row in the tile.
+    row = 0 if bias.form == "distance" else first
+    address = tile_addresses(bias.query_factors, b, h, row, BLOCK_M, FACTORS)
+    return tl.load(address + (bias.query_factors.side if SIDE < 0 else 0))
 
 
 @triton.jit
-def linear_key_factors(bias, BLOCK_N: tl.constexpr):
-    """Those of any tile, where the bias is linear. [BLOCK_N, FACTORS]"""
-    factors = tl.arange(0, BLOCK_N).to(tl.float32)
-    if bias.factored and bias.form == "linear":
-        factors = key_factors(factors[:, None])
-    return factors
+def tile_key_factors(bias, problem, b, h, p, j, BLOCK_N: tl.constexpr, SIDE: tl.constexpr):
+    """Those of keys j, j + 1, ..., all there, for queries from position p on. [BLOCK_N, FACTORS]"""
+    row = tl.arange(0, BLOCK_N)
+    if bias.form == "distance":
+        row = p - j - first_distance(problem) - row
+    elif bias.form == "cumulative":
+        row += j
+    address = row_address(bias.key_factors, b, h, 0) + row[:, None] * FACTORS
+    address += bias.key_factors.side if SIDE < 0 else 0
+    return tl.load(address + tl.arange(0, FACTORS)[None, :])
 
 
 @triton.jit
-def tile_key_factors(bias, b, h, first, of_linear, BLOCK_N: tl.constexpr, EDGE: tl.constexpr):
-    """Those of the keys from first on, all of which are there. [BLOCK_N, FACTORS]"""
-    factors = of_linear
-    if bias.factored and bias.form == "cumulative" and not EDGE:
-        factors = tl.load(tile_addresses(bias.key_factors, b, h, first, BLOCK_N, FACTORS))
-    return factors
+def origin_sum(bias, problem, b, h, j, BLOCK_N: tl.constexpr, SIDE: tl.constexpr):
+    """C at the key from which it is counted in the tile of keys j, j + 1, ..."""
+    origin = j + BLOCK_N - 1 if SIDE > 0 else j
+    return sum_at_key(bias, b, h, tl.minimum(origin, problem.n_key - 1))
 
 
 @triton.jit
-def tile_query_factors(bias, b, h, first, of_head, BLOCK_M: tl.constexpr, SIDE: tl.constexpr):
-    """Those of the queries from first on, all of which are there. [BLOCK_M, FACTORS]"""
-    factors = of_head
-    if bias.query_factors is not None:
-        factors = tl.load(tile_addresses(bias.query_factors, b, h, first, BLOCK_M, FACTORS))
-        if SIDE < 0:
-            factors = (-factors.to(tl.float32)).to(tl.bfloat16)
-    return factors
+def query_factors_kernel(
+    factors, bias, problem, lse_in_base_2, BLOCK_M: tl.constexpr, SIDE: tl.constexpr
+):
+    """Those of blocks of BLOCK_M queries, lse included where it is given.
 
-
-@triton.jit
-def query_factors_kernel(factors, bias, problem, BLOCK_M: tl.constexpr):
-    """The query factors of a bias with a gain for each query, (B or 1, H or 1, Nq, FACTORS)."""
+    factors (B or 1, H or 1, n, FACTORS), n a multiple of BLOCK_M: a row a query or, where all
+    queries have the same, BLOCK_M rows.
+    """
     b, h = tl.program_id(0), tl.program_id(1)
     first = tl.program_id(2) * BLOCK_M
+    p_first = first + problem.n_key - problem.n_query
     i = first + tl.arange(0, BLOCK_M)
-    exists = i < problem.n_query
-    gain = tl.load(row_address(bias.gain, b, h, 0) + i, exists, other=0.0)
-    address = tile_addresses(factors, b, h, first, BLOCK_M, FACTORS)
-    tl.store(address, signed_query_factors(bias, problem, gain, SIDE=1), exists[:, None])
+    gain = shared_gain(bias, b, h, BLOCK_M)
+    if bias.gain is not None:
+        gain = tl.load(row_address(bias.gain, b, h, 0) + i, i < problem.n_query, other=0.0)
+    rest = tl.zeros([BLOCK_M], tl.float32)
+    if lse_in_base_2 is not None:
+        lse = tl.load(row_address(lse_in_base_2, b, h, 0) + i, i < problem.n_query, other=0.0)
+        sums = sums_from(bias, problem, b, h, p_first, BLOCK_M)
+        way = (sums - sum_at_query(bias, b, h, p_first)).to(tl.float32)
+        rest = ((SIDE * LOG2E) * gain * way - lse) / problem.scale_in_base_2
+        rest = tl.maximum(rest, LEAST)
+    values = query_factors((gain * (-SIDE / problem.scale))[:, None], rest[:, None])
+    tl.store(tile_addresses(factors, b, h, first, BLOCK_M, FACTORS), values)
 
 
 @triton.jit
-def key_factors_kernel(factors, bias, problem, BLOCK_N: tl.constexpr):
-    """The key factors of a cumulative bias's tiles, (B or 1, H or 1, Nk, FACTORS)."""
+def key_factors_kernel(factors, bias, problem, BLOCK_N: tl.constexpr, SIDE: tl.constexpr):
+    """Those of tiles of BLOCK_N keys. (B or 1, H or 1, n, FACTORS), n a multiple of BLOCK_N."""
     b, h = tl.program_id(0), tl.program_id(1)
     first = tl.program_id(2) * BLOCK_N
-    _, sums = key_terms(bias, b, h, first, problem.n_key, BLOCK_N)
-    exists = first + tl.arange(0, BLOCK_N)[:, None] < problem.n_key
-    address = tile_addresses(factors, b, h, first, BLOCK_N, FACTORS)
-    tl.store(address, key_factors(sums[:, None]), exists)
+    origin = origin_sum(bias, problem, b, h, first, BLOCK_N, SIDE)
+    way = (sums_from(bias, problem, b, h, first, BLOCK_N) - origin).to(tl.float32)
+    tl.store(tile_addresses(factors, b, h, first, BLOCK_N, FACTORS), key_factors(way[:, None]))
 
 
 @triton.jit
@@ -120,26 +134,22 @@ def times_factors(grad_s, factors, acc, IN_TWO: tl.constexpr):
 
 
 @triton.jit
-def query_gradient_weights(from_tile, SIDE: tl.constexpr):
-    """What the columns of dS times key factors count in the queries' sums. [BLOCK_M, FACTORS]
+def query_gradient_sums(sums, carried, way, SIDE: tl.constexpr):
+    """The gradients of the gain and, still to be multiplied by it, of C[p]. [BLOCK_M] each.
 
-    Columns 0 to 6 add up to sum_j dS_ij SIDE (from_tile_i - c_j), column 7 to sum_j SIDE dS_ij.
+    sums: those of dS times key factors over all tiles. carried: those of each tile, times the way
+    of C from its origin to that of the last tile, from which it is way to C[p].
     """
     column = tl.arange(0, FACTORS)[None, :]
-    constant = tl.where(column < 3, -SIDE, tl.where(column == 7, SIDE, 0)).to(tl.float32)
-    return tl.where(column == 6, SIDE * from_tile[:, None], constant)
-
-
-@triton.jit
-def query_gradient_sums(sums):
-    """The gradients of the gain and, still to be multiplied by it, of C[p]. [BLOCK_M] each."""
-    of_sums = tl.arange(0, FACTORS)[None, :] == 7
-    return tl.sum(tl.where(of_sums, 0.0, sums), 1), tl.sum(tl.where(of_sums, sums, 0.0), 1)
+    of_ones = tl.sum(tl.where(column == 6, sums, 0.0), 1)
+    of_keys = tl.sum(tl.where(column < 3, sums, 0.0), 1)
+    of_origins = tl.sum(tl.where(column == 6, carried, 0.0), 1)
+    return SIDE * (way * of_ones + of_origins - of_keys), SIDE * of_ones
 
 
 @triton.jit
 def key_gradient_sums(problem, sums):
-    """The gradient of C[j], from dS times query factors, which hold -SIDE gain / scale."""
+    """The gradient of C[j], from dS times query factors."""
     column = tl.arange(0, FACTORS)[None, :]
     parts = (column == 0) | (column == 3) | (column == 5)
     return tl.sum(tl.where(parts, sums, 0.0), 1) * problem.scale

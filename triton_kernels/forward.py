@@ -5,17 +5,82 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .bias import shared_gain
-from .factors import linear_key_factors, signed_query_factors, tile_key_factors
+from .bias import shared_gain, sum_at_query
+from .factors import origin_sum, tile_key_factors, tile_query_factors
 from .logits import key_side, query_side, tile_logits
-from .primitives import INFINITY, LN2, dot, load_tile, row_address, store_tile
+from .primitives import INFINITY, LN2, LOG2E, dot, load_tile, row_address, store_tile
 from .ranges import (
-    KEY_PARTS,
+    PARTS,
     key_part_exists,
+    key_part_is_factored,
     key_part_is_masked,
     key_part_side,
     key_ranges,
 )
+
+
+@triton.jit
+def attend_keys(
+    k,
+    v,
+    bias,
+    problem,
+    b,
+    h,
+    first,
+    tile_q,
+    queries,
+    begin,
+    end,
+    acc,
+    m,
+    l,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
+    FACTORED: tl.constexpr,
+    SIDE: tl.constexpr,
+):
+    """acc, m and l with the key tiles from begin to end: see attn_fwd_kernel."""
+    BLOCK_M: tl.constexpr = tile_q.shape[0]
+    BLOCK_D: tl.constexpr = tile_q.shape[1]
+    BLOCK_DV: tl.constexpr = acc.shape[1]
+    kv_head = h // problem.group
+    if FACTORED:
+        q_factors = tile_query_factors(bias, b, h, first, BLOCK_M, SIDE)
+        c_first = sum_at_query(bias, b, h, queries[0])
+        slope = (SIDE * LOG2E) * queries[1]
+        intercept = slope * (queries[2] - c_first).to(tl.float32)
+        origin = origin_sum(bias, problem, b, h, begin, BLOCK_N, SIDE)
+    for j in range(begin, end, BLOCK_N):
+        # [BLOCK_N, BLOCK_D], [BLOCK_N, BLOCK_DV]
+        tile_k = load_tile(
+            *(k, b, kv_head, j, problem.n_key, problem.head_dim, BLOCK_N, BLOCK_D), EDGE=MASKED
+        )
+        tile_v = load_tile(
+            *(v, b, kv_head, j, problem.n_key, problem.value_dim, BLOCK_N, BLOCK_DV), EDGE=MASKED
+        )
+        keys = key_side(bias, problem, b, h, j, BLOCK_N)
+        factors, offset = (0, 0), 0.0
+        if FACTORED:
+            k_factors = tile_key_factors(bias, problem, b, h, queries[0], j, BLOCK_N, SIDE)
+            factors = q_factors, k_factors
+            if bias.form != "distance":
+                offset = intercept + slope * (c_first - origin).to(tl.float32)
+                # That of the next tile, before which there is time to wait for it.
+                origin = origin_sum(bias, problem, b, h, j + BLOCK_N, BLOCK_N, SIDE)
+        x, multiplier, _ = tile_logits(
+            *(bias, problem, b, h, tile_q, tile_k, queries, keys, factors, MASKED, FACTORED),
+            KEYS_FIRST=False,
+        )
+        m_new = tl.maximum(m, tl.max(x, 1) * multiplier + offset)
+        # Rows that have seen nothing but -inf yet have no maximum to subtract.
+        pivot = tl.where(m_new == -INFINITY, 0.0, m_new)
+        p = tl.exp2(x * multiplier - (pivot - offset)[:, None])
+        shrink = tl.exp2(m - pivot)
+        l = l * shrink + tl.sum(p, 1)
+        acc = dot(p.to(tile_v.dtype), tile_v, acc * shrink[:, None])
+        m = m_new
+    return acc, m, l
 
 
 @triton.jit
@@ -38,49 +103,26 @@ def attn_fwd_kernel(
     that saw no key, or only logits of -inf, have m = -inf and l = 0.
     """
     b, h = tl.program_id(0) // problem.heads, tl.program_id(0) % problem.heads
-    kv_head = h // problem.group
     # The last queries see most keys: longest first.
     first = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_M
     tile_q = load_tile(q, b, h, first, problem.n_query, problem.head_dim, BLOCK_M, BLOCK_D)
     gain = shared_gain(bias, b, h, BLOCK_M)
     queries = query_side(bias, problem, b, h, first, gain, BLOCK_M)
-    bounds = key_ranges(problem, bias, first, BLOCK_M, BLOCK_N)
+    bounds = key_ranges(problem, bias, b, h, first, BLOCK_M, BLOCK_N)
 
-    of_linear = linear_key_factors(bias, BLOCK_N)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     m = tl.full([BLOCK_M], -INFINITY, tl.float32)
     l = tl.zeros([BLOCK_M], tl.float32)
-    for PART in tl.static_range(KEY_PARTS):
-        if key_part_exists(PART, problem.causal, problem.windowed, bias.factored):
-            q_factors = signed_query_factors(bias, problem, queries[1], key_part_side(PART))
-            for j in range(bounds[PART], bounds[PART + 1], BLOCK_N):
-                # [BLOCK_N, BLOCK_D], [BLOCK_N, BLOCK_DV]
-                tile_k = load_tile(
-                    *(k, b, kv_head, j, problem.n_key, problem.head_dim, BLOCK_N, BLOCK_D),
-                    EDGE=key_part_is_masked(PART),
-                )
-                tile_v = load_tile(
-                    *(v, b, kv_head, j, problem.n_key, problem.value_dim, BLOCK_N, BLOCK_DV),
-                    EDGE=key_part_is_masked(PART),
-                )
-                keys = key_side(bias, problem, b, h, j, BLOCK_N)
-                k_factors = tile_key_factors(
-                    *(bias, b, h, j, of_linear, BLOCK_N), EDGE=key_part_is_masked(PART)
-                )
-                x, multiplier, offset, _ = tile_logits(
-                    *(bias, problem, b, h, tile_q, tile_k, queries, keys, q_factors, k_factors),
-                    EDGE=key_part_is_masked(PART),
-                    SIDE=key_part_side(PART),
-                    KEYS_FIRST=False,
-                )
-                m_new = tl.maximum(m, tl.max(x, 1) * multiplier + offset)
-                # Rows that have seen nothing but -inf yet have no maximum to subtract.
-                pivot = tl.where(m_new == -INFINITY, 0.0, m_new)
-                p = tl.exp2(x * multiplier - (pivot - offset)[:, None])
-                shrink = tl.exp2(m - pivot)
-                l = l * shrink + tl.sum(p, 1)
-                acc = dot(p.to(tile_v.dtype), tile_v, acc * shrink[:, None])
-                m = m_new
+    for PART in tl.static_range(PARTS):
+        if key_part_exists(PART, problem.causal, problem.windowed, bias.form, bias.factored):
+            acc, m, l = attend_keys(
+                *(k, v, bias, problem, b, h, first, tile_q, queries),
+                *(bounds[PART], bounds[PART + 1], acc, m, l),
+                BLOCK_N=BLOCK_N,
+                MASKED=key_part_is_masked(PART, bias.form, bias.factored),
+                FACTORED=key_part_is_factored(PART),
+                SIDE=key_part_side(PART),
+            )
 
     saw = l != 0
     l = tl.where(saw, l, 1.0)

@@ -15,7 +15,8 @@ from .backward import attn_bwd_delta_kernel, attn_bwd_dkv_kernel, attn_bwd_dq_ke
 from .configs import Config
 from .factors import key_factors_kernel, query_factors_kernel
 from .forward import attn_fwd_kernel
-from .operands import Bias, Problem, Rows, rows
+from .operands import Bias, Factors, Problem, Rows, rows
+from .polynomials import TABLE_ROWS, interpolation, table_factors_kernel
 from .primitives import FACTORS, INTERPRETED, LOG2E
 from .table import attn_bwd_table_kernel
 
@@ -39,7 +40,7 @@ def forward(
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     bias, problem = _operands(q, k, v, terms, gain, form, scale, causal, window)
     config, sizes = _sizes("forward", q, v)
-    bias = _with_key_factors(bias, problem, config.block_n)
+    bias = _with_factors(bias, problem, config)
     tensors = map(rows, (q, k, v, o, lse))
     _launch(attn_fwd_kernel, q, q.shape[1], config.block_m, config)(
         *tensors, bias, problem, **sizes
@@ -81,7 +82,7 @@ def backward(
     tensors = map(rows, (*given, grad_q, of_gain, of_queries))
     _launch(attn_bwd_dq_kernel, q, q.shape[1], config.block_m, config)(
         *tensors,
-        _with_key_factors(bias, problem, config.block_n),
+        _with_factors(bias, problem, config),
         problem,
         **sizes,
         BIAS_GRADIENT=has_gain,
@@ -90,7 +91,7 @@ def backward(
     tensors = map(rows, (*given, grad_k, grad_v, of_keys))
     _launch(attn_bwd_dkv_kernel, k, k.shape[1], config.block_n, config)(
         *tensors,
-        _with_query_factors(bias, problem),
+        _with_factors(bias, problem, config, statistics[0]),
         problem,
         **sizes,
         BIAS_GRADIENT=has_sums,
@@ -123,44 +124,85 @@ def _operands(q, k, v, terms, gain, form, scale, causal, window) -> tuple[Bias, 
     )
     squared = form == "log1p_square"
     # float32 has no matrix units that are exact: a column there costs as much as the bias itself.
-    factored = form in ("linear", "cumulative") and q.dtype != torch.float32 and scale > 0
+    factored = form in ("linear", "distance", "cumulative") and q.dtype != torch.float32
+    factored = factored and scale > 0 and n_key > 0
     if form == "distance":
         terms = terms * LOG2E.value
     flags = map(constexpr, ("cumulative" if squared else form, squared, factored))
-    return Bias(*flags, _per_head(terms), _per_head(gain), None, None), problem
+    return Bias(*flags, _per_head(terms), _per_head(gain)), problem
 
 
-def _with_key_factors(bias: Bias, problem: Problem, block: int) -> Bias:
-    """The bias for tiles of `block` keys."""
-    if not bias.factored.value or bias.form.value == "linear":
+def _with_factors(
+    bias: Bias, problem: Problem, config: Config, lse_in_base_2: Tensor | None = None
+) -> Bias:
+    """The bias with its factors, if it has any, for the tiles of a configuration.
+
+    Those of queries include lse where it is given.
+    """
+    form, terms = bias.form.value, bias.terms and bias.terms.start
+    if not bias.factored.value:
         return bias
-    made = _factors(key_factors_kernel, bias.terms, bias, problem, BLOCK_N=block)
-    return bias._replace(key_factors=made)
+    if form == "distance":
+        return _with_table_factors(bias, problem, config.block_m)
+
+    per_query = [x for x in (lse_in_base_2, bias.gain and bias.gain.start) if x is not None]
+    if per_query:
+        shape = (*per_query[0].shape[:2], problem.n_query)
+    else:
+        shape = (*(terms.shape[:2] if form == "linear" else (1, 1)), config.block_m)
+    lse = None if lse_in_base_2 is None else rows(lse_in_base_2)
+    of_queries = _factors(query_factors_kernel, shape, config.block_m, bias, problem, lse)
+    shape = (1, 1, config.block_n) if form == "linear" else terms.shape
+    of_keys = _factors(key_factors_kernel, shape, config.block_n, bias, problem)
+    if not per_query:
+        of_queries = of_queries._replace(row=0)
+    return bias._replace(query_factors=of_queries, key_factors=of_keys)
 
 
-def _with_query_factors(bias: Bias, problem: Problem) -> Bias:
-    if not bias.factored.value or bias.gain is None:
-        return bias
-    made = _factors(query_factors_kernel, bias.gain, bias, problem, BLOCK_M=64)
-    return bias._replace(query_factors=made)
+def _factors(kernel, shape, block: int, bias: Bias, problem: Problem, *more) -> Factors:
+    """What a kernel writes in blocks of rows, for each side: (sides, *shape, FACTORS)."""
+    sides = (1,) if problem.causal.value else (1, -1)
+    blocks = triton.cdiv(shape[2], block)
+    factors = _empty_factors(bias, len(sides), *shape[:2], blocks * block)
+    for part, side in zip(factors, sides, strict=True):
+        kernel[(*shape[:2], blocks)](rows(part), bias, problem, *more, block, side, **_OPTIONS)
+    return Factors(*_per_head(factors[0]), factors.stride(0))
 
 
-def _factors(kernel, of: Rows, bias: Bias, problem: Problem, **block: int) -> Rows:
-    """The factors of numbers (B or 1, H or 1, n), (B, H, n, FACTORS)."""
-    numbers = of.start
-    factors = numbers.new_empty((*numbers.shape, FACTORS.value), dtype=torch.bfloat16)
-    grid = (*numbers.shape[:2], triton.cdiv(numbers.shape[2], *block.values()))
-    kernel[grid](rows(factors), bias, problem, **block, **_OPTIONS)
-    return _per_head(factors)._replace(row=FACTORS.value)
+def _with_table_factors(bias: Bias, problem: Problem, block_m: int) -> Bias:
+    batch, heads, length = bias.terms.start.shape
+    if length < 2 * block_m:
+        return bias._replace(factored=constexpr(False))
+    of_rows = _empty_factors(bias, 1, 1, block_m)
+    of_keys = _empty_factors(bias, batch, heads, length - block_m + 1)
+    blocks = triton.cdiv(of_keys.shape[2], TABLE_ROWS)
+    rough = of_keys.new_empty((batch, heads, blocks, 2), dtype=torch.int32)
+    nodes, weights = interpolation(block_m)
+    table_factors_kernel[batch, heads, blocks](
+        *(rows(of_rows), rows(of_keys), rows(rough), bias, problem, length),
+        *(block_m, TABLE_ROWS, nodes, weights),
+        **_OPTIONS,
+    )
+    first_distance = 0 if problem.causal.value else 1 - problem.n_query
+    far = torch.stack([rough[..., 1].amax(2) + 1, rough[..., 0].amin(2) - 1], 2) + first_distance
+    return bias._replace(
+        query_factors=Factors(*_per_head(of_rows)),
+        key_factors=Factors(*_per_head(of_keys)),
+        far=_per_head(far),
+    )
+
+
+def _empty_factors(bias: Bias, *shape: int) -> Tensor:
+    return bias.terms.start.new_empty((*shape, FACTORS.value), dtype=torch.bfloat16)
 
 
 def _per_head(x: Tensor | None) -> Rows | None:
-    """(B or 1, H or 1, n or nothing) seen as if it had every batch entry and head."""
+    """(B or 1, H or 1, ...) seen as if it had every batch entry and head."""
     if x is None:
         return None
     x = x.contiguous()
     batch, head = (0 if x.shape[n] == 1 else x.stride(n) for n in (0, 1))
-    return Rows(x, batch, head, 1)
+    return Rows(x, batch, head, x.stride(2) if x.dim() > 2 else 1)
 
 
 def _sizes(kernel: str, q: Tensor, v: Tensor) -> tuple[Config, dict[str, int]]:
@@ -210,6 +252,7 @@ def _table_gradient(given, bias: Bias, problem: Problem, causal: bool, length: i
         first,
         bias,
         problem,
+        length,
         BLOCK=block,
         BLOCK_D=sizes["BLOCK_D"],
         BLOCK_DV=sizes["BLOCK_DV"],

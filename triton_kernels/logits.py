@@ -5,30 +5,51 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .bias import key_terms, tile_bias
-from .primitives import INFINITY, LOG2E, dot, row_address, visible
+from .bias import sums_from, tile_bias
+from .primitives import INFINITY, dot, row_address, visible
 
 
 @triton.jit
-def query_side(bias, problem, b, h, first, gain, BLOCK_M: tl.constexpr):
-    """Of BLOCK_M queries: their positions, gains, or the one they share, and C[p]. [BLOCK_M]"""
-    i = first + tl.arange(0, BLOCK_M)
-    p = i + (problem.n_key - problem.n_query)
-    sums = p
+def query_side(bias, problem, b, h, first, gain, BLOCK_M: tl.constexpr, EDGE: tl.constexpr = True):
+    """Of BLOCK_M queries: the first one's position, gains, or the one they share, and C[p]."""
+    p_first = first + problem.n_key - problem.n_query
     if bias.gain is not None:
-        gain = tl.load(row_address(bias.gain, b, h, 0) + i, i < problem.n_query, other=0.0)
-    if bias.form == "cumulative":
-        of_position = row_address(bias.terms, b, h, 0) + p
-        sums = tl.load(of_position, (p >= 0) & (i < problem.n_query), other=0.0)
-    return p, gain, sums
+        n = tl.arange(0, BLOCK_M)
+        address = row_address(bias.gain, b, h, first) + n
+        gain = tl.load(address, first + n < problem.n_query, 0.0) if EDGE else tl.load(address)
+    return p_first, gain, sums_from(bias, problem, b, h, p_first, BLOCK_M)
 
 
 @triton.jit
 def key_side(bias, problem, b, h, first, BLOCK_N: tl.constexpr):
-    """Of BLOCK_N keys: their positions, C[first] and C[j] - C[first]."""
-    j = first + tl.arange(0, BLOCK_N)
-    origin, sums = key_terms(bias, b, h, first, problem.n_key, BLOCK_N)
-    return j, origin, sums
+    """Of BLOCK_N keys: the first one's position, and C[j]."""
+    return first, sums_from(bias, problem, b, h, first, BLOCK_N)
+
+
+@triton.jit
+def pairs(bias, queries, keys, KEYS_FIRST: tl.constexpr):
+    """p, j, gain and C[p] - C[j] of the pairs of a tile: the last [BLOCK_M, BLOCK_N], or with
+    KEYS_FIRST its transpose, the others to be broadcast to it.
+
+    Sums are the sum of two float32 numbers, so that large steps do not swallow small ones.
+    """
+    p_first, gain, query_sums = queries
+    j_first, key_sums = keys
+    p = p_first + tl.arange(0, query_sums.shape[0])
+    j = j_first + tl.arange(0, key_sums.shape[0])
+    high_q, low_q = in_two(query_sums)
+    high_k, low_k = in_two(key_sums)
+    difference = along(high_q, KEYS_FIRST) - along(high_k, not KEYS_FIRST)
+    if bias.form == "cumulative":
+        difference += along(low_q, KEYS_FIRST) - along(low_k, not KEYS_FIRST)
+    return along(p, KEYS_FIRST), along(j, not KEYS_FIRST), along(gain, KEYS_FIRST), difference
+
+
+@triton.jit
+def in_two(x):
+    """Two float32 numbers that add up to x, a float64 or integer number, but for 2^-48 of it."""
+    high = x.to(tl.float32)
+    return high, (x - high.to(x.dtype)).to(tl.float32)
 
 
 @triton.jit
@@ -41,43 +62,30 @@ def tile_logits(
     tile_k,
     queries,
     keys,
-    q_factors,
-    k_factors,
-    EDGE: tl.constexpr,
-    SIDE: tl.constexpr,
+    factors,
+    MASKED: tl.constexpr,
+    FACTORED: tl.constexpr,
     KEYS_FIRST: tl.constexpr,
 ):
-    """x, multiplier and offset with logits = x multiplier + offset, and who sees whom.
-
-    x is [BLOCK_M, BLOCK_N], or with KEYS_FIRST its transpose; offset has one number a query or is
-    0. EDGE: the tile is masked and a query may have keys on both sides. Without it, a factored
-    bias has the sign SIDE.
+    """x, multiplier and who sees whom: x multiplier are the logits, but for what one more number a
+    query adds where they are FACTORED. x is [BLOCK_M, BLOCK_N], or with KEYS_FIRST its transpose.
     """
-    p, gain, sums = queries
-    j, origin, key_sums = keys
-    from_tile = (sums - origin).to(tl.float32)
-    multiplier, offset, sees = problem.scale_in_base_2, 0.0, None
+    multiplier, sees = problem.scale_in_base_2, None
     x = dot(tile_k, tl.trans(tile_q)) if KEYS_FIRST else dot(tile_q, tl.trans(tile_k))
-    if bias.factored and not EDGE:
+    if FACTORED:
         if KEYS_FIRST:
-            x = dot(k_factors, tl.trans(q_factors), x)
+            x = dot(factors[1], tl.trans(factors[0]), x)
         else:
-            x = dot(q_factors, tl.trans(k_factors), x)
-        offset = (SIDE * LOG2E) * gain * from_tile
-    elif EDGE or bias.form != "none" or not problem.positive_scale:
-        p, gain, from_tile = (
-            along(p, KEYS_FIRST),
-            along(gain, KEYS_FIRST),
-            along(from_tile, KEYS_FIRST),
-        )
-        j, key_sums = along(j, not KEYS_FIRST), along(key_sums, not KEYS_FIRST)
-        if EDGE:
+            x = dot(factors[0], tl.trans(factors[1]), x)
+    elif MASKED or bias.form != "none" or not problem.positive_scale:
+        p, j, gain, difference = pairs(bias, queries, keys, KEYS_FIRST)
+        if MASKED:
             sees = visible(problem, p, j)
-        x = x * multiplier + tile_bias(bias, problem, b, h, p, j, gain, from_tile, key_sums, sees)
-        if EDGE:
+        x = x * multiplier + tile_bias(bias, problem, b, h, p, j, gain, difference, sees)
+        if MASKED:
             x = tl.where(sees, x, -INFINITY)
         multiplier = 1.0
-    return x, multiplier, offset, sees
+    return x, multiplier, sees
 
 
 @triton.jit

@@ -20,6 +20,16 @@ class Rows(NamedTuple):
     row: int
 
 
+class Factors(NamedTuple):
+    """Rows of FACTORS numbers for keys before the queries and, `side` further, for keys after."""
+
+    start: Tensor
+    batch: int
+    head: int
+    row: int
+    side: int = 0
+
+
 class Problem(NamedTuple):
     """Sizes and mask; query i stands at position i + n_key - n_query and sees keys of forms.py."""
 
@@ -41,8 +51,8 @@ class Bias(NamedTuple):
     """A form of forms.py: "none", "linear", "distance" or "cumulative".
 
     terms: slopes, the table in base 2, or float64 sums. squared: the bias is -log(1 + beta^2).
-    factored: tiles that are not masked take it as factors.py says, with key_factors or
-    query_factors in memory where the kernel reads them.
+    factored: whole tiles take it from query_factors and key_factors, as factors.py says; of a
+    table, those that are at least as far as far (B or 1, H or 1, 2) says: polynomials.py.
     """
 
     form: tl.constexpr
@@ -50,8 +60,9 @@ class Bias(NamedTuple):
     factored: tl.constexpr
     terms: Rows | None
     gain: Rows | None
-    key_factors: Rows | None
-    query_factors: Rows | None
+    query_factors: Factors | None = None
+    key_factors: Factors | None = None
+    far: Rows | None = None
 
 
 def rows(x: Tensor) -> Rows:

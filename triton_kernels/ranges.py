@@ -1,24 +1,41 @@
-"""Which tiles matter to a block, and which of them need a mask."""
+"""Which tiles matter to a block, and how their bias is computed.
+
+The tiles of a block come in parts, each with a loop of its own:
+
+    masked      some pairs see each other and some do not, or the sign of their distance differs
+    factored    all pairs see each other, and the bias is factors of a matrix product (factors.py)
+    otherwise   all pairs see each other, and the bias is computed pair by pair
+
+A factored bias has the side 1 where all keys come before the queries, and -1 where they come after.
+"""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from .primitives import round_down, round_up
+from .primitives import round_down, round_up, row_address
 
-# The tiles of a block come in parts, masked and unmasked in turn. In one of them all keys come
-# after all queries, which turns the sign of a factored bias.
-KEY_PARTS = tl.constexpr(5)
-QUERY_PARTS = tl.constexpr(4)
+PARTS = tl.constexpr(5)
 
 
 @triton.jit
-def key_ranges(problem, bias, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def far_distances(bias, b, h, ROWS: tl.constexpr):
+    """Tiles of ROWS queries have factors where all distances to the first query are at least the
+    first of these numbers, or at most the second."""
+    past, future = 0, -ROWS
+    if bias.far is not None:
+        address = row_address(bias.far, b, h, 0)
+        past, future = tl.load(address), tl.load(address + 1)
+    return past, future
+
+
+@triton.jit
+def key_ranges(problem, bias, b, h, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Where the parts of the keys of queries first, first + 1, ... begin, and the last one ends.
 
-    They are those that a window hides in part, whole tiles before all queries, tiles among the
-    queries, whole tiles after all queries, and what is left.
+    They are tiles that a window hides in part, factored ones before the queries, those among and
+    near the queries, factored ones after them, and what is left.
     """
     p_first = first + problem.n_key - problem.n_query
     p_last = tl.minimum(first + BLOCK_M, problem.n_query) - 1 + problem.n_key - problem.n_query
@@ -30,24 +47,36 @@ def key_ranges(problem, bias, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexp
     if problem.causal:
         end = tl.minimum(end, p_last + 1)
         whole_end = tl.minimum(whole_end, round_down(p_first + 1, BLOCK_N))
-    past_end, future = whole_end, whole_end
-    if bias.factored and not problem.causal:
-        past_end = tl.minimum(whole_end, round_down(p_first + 1, BLOCK_N))
-        future = tl.minimum(whole_end, round_up(p_last + 1, BLOCK_N))
+    past_end, future = whole, whole_end
+    if bias.factored:
+        past, ahead = far_distances(bias, b, h, BLOCK_M)
+        past_end = tl.minimum(whole_end, round_down(p_first - past + 1, BLOCK_N))
+        if not problem.causal:
+            future = tl.minimum(whole_end, round_up(p_first - ahead, BLOCK_N))
+        if bias.form == "distance":
+            # Queries that are not there would ask for distances that are not in the table.
+            partial = first + BLOCK_M > problem.n_query
+            past_end = tl.where(partial, whole, past_end)
+            future = tl.where(partial, whole_end, future)
     past_end = tl.maximum(past_end, whole)
     future = tl.maximum(future, past_end)
     return begin, whole, past_end, future, tl.maximum(whole_end, future), end
 
 
 @triton.constexpr_function
-def key_part_exists(part, causal, windowed, factored):
-    two_sided = factored and not causal
-    return (windowed, True, two_sided, two_sided, True)[part]
+def key_part_exists(part, causal, windowed, form, factored):
+    near = not factored or form == "distance" or not causal
+    return (windowed, factored, near, factored and not causal, True)[part]
 
 
 @triton.constexpr_function
-def key_part_is_masked(part):
-    return part % 2 == 0
+def key_part_is_masked(part, form, factored):
+    return part in (0, 4) or (part == 2 and factored and form != "distance")
+
+
+@triton.constexpr_function
+def key_part_is_factored(part):
+    return part in (1, 3)
 
 
 @triton.constexpr_function
@@ -56,40 +85,51 @@ def key_part_side(part):
 
 
 @triton.jit
-def query_ranges(problem, bias, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def query_ranges(problem, bias, b, h, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Where the parts of the queries of keys first, first + 1, ... begin, and the last one ends.
 
-    They are whole tiles before all keys, tiles among the keys, whole tiles after all keys, and
-    what is left.
+    They are factored tiles before the keys, masked ones among the keys, those near the keys,
+    factored ones after them, and what is left.
     """
     shift = problem.n_key - problem.n_query
     last = tl.minimum(first + BLOCK_N, problem.n_key) - 1
-    begin, past = 0, 0
+    begin, near = 0, 0
     end, whole_end = problem.n_query, round_down(problem.n_query, BLOCK_M)
     if problem.causal:
         begin = round_down(first - shift, BLOCK_M)
+        near = round_up(last - shift, BLOCK_M)
     if problem.windowed:
         end = tl.minimum(end, last + problem.window - shift)
         whole_end = tl.minimum(whole_end, round_down(first + problem.window - shift, BLOCK_M))
     # Keys beyond the last one have no bias: their tile is masked for all queries.
     whole_end = tl.where(first + BLOCK_N <= problem.n_key, whole_end, 0)
-    future_end = begin
-    if bias.factored and not problem.causal:
-        future_end = tl.minimum(whole_end, round_down(first - shift, BLOCK_M))
-    if problem.causal or bias.factored:
-        past = round_up(last - shift, BLOCK_M)
-    past = tl.maximum(tl.minimum(past, end), future_end)
-    return begin, future_end, past, tl.maximum(whole_end, past), end
+    future_end, past = begin, whole_end
+    if bias.factored:
+        behind, ahead = far_distances(bias, b, h, BLOCK_M)
+        past = round_up(last - shift + behind, BLOCK_M)
+        if not problem.causal:
+            future_end = tl.minimum(whole_end, round_down(first - shift + ahead + BLOCK_M, BLOCK_M))
+        if bias.form != "distance":
+            near = past
+    near = tl.maximum(tl.minimum(near, end), future_end)
+    past = tl.maximum(tl.minimum(past, whole_end), near)
+    return begin, future_end, near, past, tl.maximum(whole_end, past), end
 
 
 @triton.constexpr_function
-def query_part_exists(part, causal, factored):
-    return (factored and not causal, factored or causal, True, True)[part]
+def query_part_exists(part, causal, form, factored):
+    near = not factored or form == "distance"
+    return (factored and not causal, causal or not near, near, factored, True)[part]
 
 
 @triton.constexpr_function
 def query_part_is_masked(part):
-    return part % 2 == 1
+    return part in (1, 4)
+
+
+@triton.constexpr_function
+def query_part_is_factored(part):
+    return part in (0, 3)
 
 
 @triton.constexpr_function

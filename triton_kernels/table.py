@@ -5,10 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .backward import query_statistics, weights_and_gradients
-from .bias import shared_gain
-from .logits import key_side, query_side
-from .primitives import load_tile
+from .backward import query_statistics
+from .bias import first_distance
+from .primitives import INFINITY, dot, load_tile, row_address
 
 
 @triton.jit
@@ -23,23 +22,28 @@ def attn_bwd_table_kernel(
     first_diagonal,
     bias,
     problem,
+    length,
     BLOCK: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    """Sums over one diagonal of square tiles, which all show the same distances.
+    """Sums over one diagonal of square tiles, which all show the same distances and so one bias.
 
     Tile t of the diagonals holds the pairs of query tile I and key tile I - t, so the distance in
     its row r and column c is t BLOCK + n_key - n_query + r - c. dS is added up over the tiles where
     it lies; then once along r - c: partial (B, H, diagonals, 2, BLOCK) holds at [0, x] the sum of
-    r - c = x + 1 - BLOCK and at [1, x] that of r - c = x + 1.
+    r - c = x + 1 - BLOCK and at [1, x] that of r - c = x + 1. length is that of the table.
     """
     b, h = tl.program_id(0) // problem.heads, tl.program_id(0) % problem.heads
     kv_head = h // problem.group
     diagonal = first_diagonal + tl.program_id(1)
     begin = tl.maximum(diagonal, 0)
     end = tl.minimum(tl.cdiv(problem.n_query, BLOCK), tl.cdiv(problem.n_key, BLOCK) + diagonal)
-    gain = shared_gain(bias, b, h, BLOCK)
+    r, c = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
+    # All distances of pairs that see each other are in the table, and no others.
+    place = diagonal * BLOCK + problem.n_key - problem.n_query + r - c - first_distance(problem)
+    in_table = (place >= 0) & (place < length)
+    tile_bias = tl.load(row_address(bias.terms, b, h, 0) + place, in_table, other=-INFINITY)
     acc = tl.zeros([BLOCK, BLOCK], tl.float32)
     for tile in range(begin, end):
         i, j = tile * BLOCK, (tile - diagonal) * BLOCK
@@ -48,22 +52,16 @@ def attn_bwd_table_kernel(
         tile_do = load_tile(grad_o, b, h, i, problem.n_query, problem.value_dim, BLOCK, BLOCK_DV)
         tile_k = load_tile(k, b, kv_head, j, problem.n_key, problem.head_dim, BLOCK, BLOCK_D)
         tile_v = load_tile(v, b, kv_head, j, problem.n_key, problem.value_dim, BLOCK, BLOCK_DV)
-        statistics = query_statistics(lse_in_base_2, delta, problem, b, h, i, BLOCK)
-        queries = query_side(bias, problem, b, h, i, gain, BLOCK)
-        keys = key_side(bias, problem, b, h, j, BLOCK)
-        _, grad_s = weights_and_gradients(
-            *(bias, problem, b, h, tile_q, tile_k, tile_v, tile_do),
-            *(statistics, queries, keys, gain, gain),
-            EDGE=True,
-            SIDE=1,
-            KEYS_FIRST=False,
-        )
+        lse, d = query_statistics(lse_in_base_2, delta, problem, b, h, i, BLOCK)
+        x = dot(tile_q, tl.trans(tile_k)) * problem.scale_in_base_2 + tile_bias
+        grad_s = tl.exp2(x - lse[:, None]) * (dot(tile_do, tl.trans(tile_v)) - d[:, None])
+        if not problem.causal:
+            grad_s = tl.where(j + c < problem.n_key, grad_s, 0.0)
         acc += grad_s
 
-    r, x = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
-    # Row r turned right by r + 1 has the difference r - c, modulo BLOCK, in column x.
-    turned = tl.gather(acc, (r - x - 1) & (BLOCK - 1), 1)
+    # Row r turned right by r + 1 has the difference r - c, modulo BLOCK, in column c.
+    turned = tl.gather(acc, (r - c - 1) & (BLOCK - 1), 1)
     number = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     address = partial + number * (2 * BLOCK) + tl.arange(0, BLOCK)
-    tl.store(address, tl.sum(tl.where(r <= x, turned, 0.0), 0))
-    tl.store(address + BLOCK, tl.sum(tl.where(r > x, turned, 0.0), 0))
+    tl.store(address, tl.sum(tl.where(r <= c, turned, 0.0), 0))
+    tl.store(address + BLOCK, tl.sum(tl.where(r > c, turned, 0.0), 0))

@@ -1,9 +1,9 @@
-"""Compiles the kernels as they are launched, for processors that need not be here.
+"""Compiles the Triton kernels as they are launched, for processors that need not be here.
 
-    python tests/compiled.py 90
+    python bench/compiled.py 90
 
 prints one JSON object a line for every kernel that ships for the processor: its registers, bytes of
-stack, shared memory, and the instructions of its unmasked loop. Nothing is run.
+stack, shared memory, and the instructions of its loops. Nothing is run.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,8 +24,9 @@ import triton
 from biased_flash_attn.triton_kernels import launch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
+from triton.runtime.jit import JITFunction
 
-FORMS = ("none", "linear", "distance", "cumulative", "log1p_square")
+FORMS = ("none", "linear", "distance", "cumulative", "cumulative-gain", "log1p_square-gain")
 WIDTHS = (64, 128, 256)
 DTYPES = (torch.bfloat16, torch.float32)
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -38,12 +40,14 @@ class Compiled:
     form: str
     dtype: str
     head_dim: int
+    bias_gradient: bool
     registers: int
     stack: int
     shared: int
-    instructions: int  # of the unmasked loop
-    matrix: int  # of them, those of matrix units
-    loops_spill: bool
+    instructions: int  # of the shortest loop over tiles: whole ones, of tables far ones
+    spills: int  # instructions of all loops that move registers to memory or back
+    matrix: int  # instructions of matrix units in all loops
+    warpgroup: int  # of them, those of Hopper's warp groups
 
 
 class Processor:
@@ -62,36 +66,46 @@ class Processor:
         return 0
 
 
-def compiled(form: str, dtype: torch.dtype, head_dim: int) -> list[Compiled]:
-    """The kernels of both directions of a causal problem, all gradients included."""
+def compiled(
+    form: str,
+    dtype: torch.dtype,
+    head_dim: int,
+    bias_gradient: bool = True,
+    kernels: Collection[str] | None = None,
+) -> Iterator[Compiled]:
+    """The kernels of both directions of a causal problem, or those of them that are named."""
     made = []
 
-    def compile_only(kernel, *args, grid, warmup, **kwargs):
-        made.append((kernel.__name__, run(kernel, *args, grid=grid, warmup=True, **kwargs)))
+    def compile_only(kernel, *args, warmup, **kwargs):
+        if kernels is None or kernel.__name__ in kernels:
+            made.append((kernel.__name__, run(kernel, *args, warmup=True, **kwargs)))
 
-    run = triton.runtime.jit.JITFunction.run
-    triton.runtime.jit.JITFunction.run = compile_only
+    run = JITFunction.run
+    JITFunction.run = compile_only
     try:
-        attend(form, dtype, head_dim)
+        attend(form, dtype, head_dim, bias_gradient)
     finally:
-        triton.runtime.jit.JITFunction.run = run
+        JITFunction.run = run
     name = str(dtype).removeprefix("torch.")
-    return [Compiled(kernel, form, name, head_dim, **facts(binary)) for kernel, binary in made]
+    for kernel, binary in made:
+        yield Compiled(kernel, form, name, head_dim, bias_gradient, **facts(binary))
 
 
-def attend(form: str, dtype: torch.dtype, head_dim: int) -> None:
+def attend(form: str, dtype: torch.dtype, head_dim: int, bias_gradient: bool) -> None:
     batch, heads, n = 1, 16, 4096
     q, k, v, grad_o = (torch.empty(batch, heads, n, head_dim, dtype=dtype) for _ in range(4))
     terms, gain = None, None
+    form, with_gain, _ = form.partition("-gain")
     if form == "linear":
         terms = torch.empty(1, heads)
     elif form == "distance":
         terms = torch.empty(1, heads, n)
     elif form != "none":
-        terms, gain = torch.empty(batch, heads, n).double(), torch.empty(batch, heads, n)
-    problem = (q, k, v), (terms, gain, form, head_dim**-0.5, True, None)
-    o, lse = launch.forward(*problem[0], *problem[1])
-    launch.backward(grad_o, lse, *problem[0], o, lse, *problem[1], True)
+        terms = torch.empty(batch, heads, n).double()
+        gain = torch.empty(batch, heads, n) if with_gain else None
+    problem = terms, gain, form, head_dim**-0.5, True, None
+    o, lse = launch.forward(q, k, v, *problem)
+    launch.backward(grad_o, lse, q, k, v, o, lse, *problem, bias_gradient)
 
 
 def facts(binary) -> dict:
@@ -101,18 +115,17 @@ def facts(binary) -> dict:
         usage = tool("cuobjdump", "-res-usage", file.name)
         loops = loops_of(tool("nvdisasm", "-c", file.name))
     registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
-    # The unmasked loop is the shortest that multiplies.
-    matrix = [loop for loop in loops if count(loop, r"\w*MMA")] or [
+    multiply = [loop for loop in loops if count(loop, r"\w*MMA")] or [
         loop for loop in loops if count(loop, "FFMA") > 100
     ]
-    main = min(matrix, key=len, default=[])
     return {
         "registers": registers,
         "stack": stack,
         "shared": binary.metadata.shared,
-        "instructions": len(main),
-        "matrix": count(main, r"\w*MMA"),
-        "loops_spill": any(count(loop, "LDL|STL") for loop in loops),
+        "instructions": min(map(len, multiply), default=0),
+        "spills": sum(count(loop, "LDL|STL") for loop in loops),
+        "matrix": sum(count(loop, r"\w*MMA") for loop in loops),
+        "warpgroup": sum(count(loop, "HGMMA") for loop in loops),
     }
 
 
