@@ -28,8 +28,10 @@ import results
 from comparisons import NONE, TRAINED, Case
 from device import Gpu, Rehearsal
 
-# The defaults come to three waves on 16 cores: about 100 s each to start, check and compile (half
-# of it FlexAttention's), and some 5 s a case to time, by estimate.
+# By estimate. To start and check takes a process half a minute, and so does each of the three calls
+# of FlexAttention together with ours to compile; a case has some 7 ratios of 0.2 to 1.5 s. So the
+# defaults, three waves on 16 cores, come to 7 minutes.
+SECONDS_A_WAVE, SECONDS_A_CASE = 70, 5
 LENGTHS = (8192, 2048, 32768)
 HEAD_DIMS = (128, 64)
 BIASES = (NONE, *TRAINED)
@@ -107,6 +109,8 @@ def main() -> None:
     }
     start, now = time.monotonic(), datetime.now(timezone.utc)
     rows, failed, slowest = [], [], 0.0
+    seconds = SECONDS_A_WAVE * len(waves) + SECONDS_A_CASE * len(cases)
+    say(start, f"{len(cases)} cases in waves of {AT_ONCE}: about {seconds / 60:.0f} minutes")
     for n, wave in enumerate(waves):
         begun = time.monotonic()
         if n and begun - start + slowest > 60 * arguments.minutes:
