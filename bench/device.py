@@ -12,6 +12,8 @@ HEAD_START_CYCLES = 10_000_000  # about 5 ms
 
 
 class Gpu:
+    """The GPU that torch uses."""
+
     name = "cuda"
     hidden = 2048  # heads times head_dim
     tokens = 16384  # of a batch

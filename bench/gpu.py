@@ -11,6 +11,7 @@ that a run that is cut short leaves what it had.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -74,15 +75,15 @@ class Process:
     def rows(self) -> Iterator[results.Row]:
         """Has the process measure; where it ends badly, the last row says why."""
         self.timer = self.limit()
-        if self.running.poll() is None:
-            self.running.stdin.write("go\n")
-            self.running.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it ended before it was ready
+            os.write(self.running.stdin.fileno(), b"go\n")
         for line in self.running.stdout:
             yield results.Row(**json.loads(line))
         if self.running.wait() != 0:
             self.log.seek(0)
-            *_, last = ["no message", *self.log.read().split("\n")[:-1]]
-            reason = f"the process ended with {self.running.returncode}: {last}"[:300]
+            messages = self.log.read().splitlines()[-40:] or ["no message"]
+            print(*messages, sep="\n", file=sys.stderr)
+            reason = f"the process ended with {self.running.returncode}: {messages[-1]}"[:300]
             yield results.Row(str(self.case), "bfloat16", [], "x", None, None, failure=reason)
 
     def end(self) -> bool:

@@ -6,14 +6,17 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+import environment
 import gpu
+import results
 from biased_flash_attn import backends
 from comparisons import NONE, TRAINED, Case
-from device import Rehearsal
+from device import Gpu, Rehearsal
 from gate import check_same
 from gpu_case import Measurement
 from gpu_sides import SDPBackend, flex, sdpa_dense
@@ -71,6 +74,68 @@ def test_what_differs_is_noticed():
     inputs = draw(40, torch.float32, 16, heads=2)
     with pytest.raises(AssertionError, match=r"^another result: [oqkv] differs"):
         check_same(ours(inputs, "kerple_log, fixed")(), ours(inputs, None)())
+
+
+def test_a_call_is_timed_behind_a_head_start(monkeypatch):
+    steps = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            steps.append("record")
+
+        def synchronize(self):
+            steps.append("synchronize")
+
+        def elapsed_time(self, end):
+            return 2.0
+
+    # These names exist in torch, or this fails.
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: steps.append("sleep"))
+    device = Gpu()
+    device.flushing = torch.ones(2)
+    assert device.seconds(lambda: steps.append("call")) == 0.002
+    assert steps == ["sleep", "record", "call", "record", "synchronize"]
+    assert (device.flushing == 0).all()
+
+
+def test_peak_memory_is_that_of_the_call(monkeypatch):
+    held = {"now": 100, "peak": 1000}
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: held["now"])
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: held["peak"])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: held.update(peak=100))
+    assert Gpu().peak_bytes(lambda: held.update(peak=150)) == 50
+
+
+def test_results_name_the_gpu(monkeypatch, tmp_path):
+    properties = SimpleNamespace(
+        name="NVIDIA H100 80GB HBM3",
+        major=9,
+        minor=0,
+        multi_processor_count=132,
+        total_memory=2**36,
+    )
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    where = {
+        "machine": environment.gpu(),
+        "versions": environment.gpu_versions(),
+        "commit": "abc",
+        "setting": {"tokens": 1, "hidden": 1},
+    }
+    reasons = {"failure": "OutOfMemoryError: no room for a | b", "aim": "fast"}
+    met = results.Row("this", "bfloat16", [2.0], "x", ">=", 1.5, [1.0], [2.0], aim="fast")
+    failed = results.Row("that", "bfloat16", [], "x", ">=", 1.5, **reasons)
+    path = results.save([met, failed], tmp_path, where)
+    assert path.parent.name == "nvidia-h100-80gb-hbm3"
+    text = path.with_suffix(".md").read_text()
+    assert "| fast   | >= 1.5x  | 1 of 2 | 2.00x | this  |" in text
+    assert "failed: OutOfMemoryError: no room for a / b" in text
 
 
 def test_results_are_written_as_they_come(tmp_path):
