@@ -127,7 +127,7 @@ def main() -> None:
                 for row in process.rows():
                     rows.append(row)
                     say(start, f"{row.work}: {row.found()}")
-                    path = results.save(rows, arguments.results, where, now)
+                    results.save(rows, arguments.results, where, now)
         finally:
             failed += [process.case for process in processes if not process.end()]
         slowest = max(slowest, time.monotonic() - begun)

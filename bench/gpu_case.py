@@ -56,7 +56,7 @@ class Measurement:
         for comparison in self.comparisons:
             if not comparison.matrices:
                 self.attempt(comparison, self.check)
-        self.device.release()
+            self.device.release()  # as other processes get ready beside this one
 
     def attempt(self, comparison: Comparison, what: Callable):
         """what(comparison), or None, and a note why, where it fails."""
