@@ -6,11 +6,14 @@ KERNELS := $(shell find csrc -type f)
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined \
 	--param asan-instrumentation-with-call-threshold=0
 SANITIZER_RUNTIME = $(foreach library,libasan.so libstdc++.so,$(shell $(CXX) -print-file-name=$(library)))
+# Of our kernels alone: those of libraries have errors that they expect.
+COMPUTE_SANITIZER := compute-sanitizer --kernel-name kns=attn_ --kernel-name kns=_factors_kernel \
+	--report-api-errors no --error-exitcode 1
 
-.PHONY: help demo test lint sanitize bench gpu clean
+.PHONY: help demo test lint sanitize bench gpu gpu-build gpu-test gpu-sanitize gpu-bench clean
 
 help:  ## list these targets
-	@sed -n 's/^\([a-z]*\):.*##/\1\t/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' Makefile
 
 demo: $(INSTALLED)  ## every bias on real text: errors, time and memory
 	$(IN_VENV) python -m biased_flash_attn demo
@@ -38,10 +41,29 @@ sanitize: $(INSTALLED)  ## kernel tests under AddressSanitizer and UBSan
 	$(IN_VENV) PYTHONPATH=build/sanitize/package LD_PRELOAD="$(SANITIZER_RUNTIME)" \
 		ASAN_OPTIONS=detect_leaks=0 pytest -m sanitize
 
-# In an environment that already holds torch for the GPU, Triton and the build tools: works offline.
-gpu:  ## tests of the Triton kernels on this machine's GPU
+# In an environment that already holds torch for the GPU, Triton, the build tools and pytest, and
+# compute-sanitizer: works offline.
+gpu: gpu-build gpu-test gpu-sanitize gpu-bench  ## all of the next four, on this machine's GPU
+
+gpu-build:  ## build in place
 	$(PYTHON) -m pip install --no-deps --no-build-isolation -e .
-	$(PYTHON) -m pytest tests/test_triton.py
+	$(PYTHON) -m biased_flash_attn info
+
+# Most of the time goes to compiling. With pytest-xdist there it is done side by side, by as many
+# as have room: each takes up to 5 GiB of the GPU's memory.
+gpu-test:  ## tests of the Triton kernels
+	$(PYTHON) -m pytest tests/test_triton.py \
+		$$($(PYTHON) -c "import xdist" 2>/dev/null && echo --numprocesses 10)
+
+# PyTorch's cache of memory would hide what is read or written beyond a tensor.
+gpu-sanitize:  ## some of these tests under compute-sanitizer
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(COMPUTE_SANITIZER) --tool memcheck \
+		$(PYTHON) -m pytest tests/test_triton.py -k over_many_tiles
+	$(COMPUTE_SANITIZER) --tool racecheck \
+		$(PYTHON) -m pytest tests/test_triton.py -k "over_many_tiles and bfloat16"
+
+gpu-bench:  ## time and memory against FlexAttention, SDPA and others; GPU_BENCH="--help"
+	$(PYTHON) bench/gpu.py $(GPU_BENCH)
 
 clean:  ## remove .venv and everything built
 	rm -rf .venv build dist python/*.egg-info python/biased_flash_attn/_C.* \

@@ -58,7 +58,7 @@ def pytest_terminal_summary(terminalreporter, exitstatus, config):
         return
     where = {
         "machine": environment.machine(),
-        "versions": environment.versions(),
+        "versions": environment.versions("biased-flash-attn", "torch", "pytest-benchmark"),
         "commit": environment.commit(),
         "setting": {
             "threads": THREADS,

@@ -9,12 +9,12 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
-from biased_flash_attn import _C
-
-PACKAGES = ("biased-flash-attn", "torch", "pytest-benchmark")
+import torch
 
 
 def machine() -> dict:
+    from biased_flash_attn import _C  # which a machine with a GPU may lack
+
     return {
         "processor": processor(),
         "cores": os.cpu_count(),
@@ -31,8 +31,40 @@ def processor() -> str:
     return model.group(1) if model else platform.processor() or platform.machine()
 
 
-def versions() -> dict:
-    return {"python": platform.python_version(), **{p: metadata.version(p) for p in PACKAGES}}
+def gpu() -> dict:
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return {
+        "gpu": properties.name,
+        "driver": driver(),
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "multiprocessors": properties.multi_processor_count,
+        "memory_mib": properties.total_memory // 2**20,
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "system": platform.platform(),
+    }
+
+
+def driver() -> str:
+    """The version of the GPU's driver, where its tool tells it."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, check=True, text=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.split("\n")[0].strip()
+
+
+def versions(*packages: str) -> dict:
+    return {"python": platform.python_version(), **{p: metadata.version(p) for p in packages}}
+
+
+def gpu_versions() -> dict:
+    return {
+        **versions("biased-flash-attn", "torch", "triton"),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+    }
 
 
 def commit() -> str:

@@ -17,8 +17,8 @@ DIM = 512  # of hidden states
 class Inputs:
     """What a layer works on.
 
-    q, k, v and the gradient of o: (1, HEADS, N, head_dim).
-    x: hidden states, (1, N, DIM), float32 at least.
+    q, k, v and the gradient of o: (batch, heads, N, head_dim).
+    x: hidden states, (batch, N, DIM), float32 at least.
     """
 
     q: Tensor
@@ -33,10 +33,22 @@ class Inputs:
         return Inputs(q, k, v, x, self.grad_o.to(dtype))
 
 
-def draw(length: int, dtype: torch.dtype, head_dim: int = HEAD_DIM) -> Inputs:
-    generator = torch.Generator().manual_seed(0)
-    q, k, v, grad_o = torch.randn(4, 1, HEADS, length, head_dim, generator=generator)
-    return Inputs(q, k, v, torch.randn(1, length, DIM, generator=generator), grad_o).to(dtype)
+def draw(
+    length: int,
+    dtype: torch.dtype,
+    head_dim: int = HEAD_DIM,
+    *,
+    batch: int = 1,
+    heads: int = HEADS,
+    device: str = "cpu",
+) -> Inputs:
+    generator = torch.Generator(device).manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device)
+
+    q, k, v, grad_o = normal(4, batch, heads, length, head_dim)
+    return Inputs(q, k, v, normal(batch, length, DIM), grad_o).to(dtype)
 
 
 class Training:
@@ -46,9 +58,20 @@ class Training:
         self.attend = attend
         self.grad_o = inputs.grad_o
         self.leaves = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
-        self.leaves.update(bias.named_parameters() if bias else ())
+        parameters = bias.named_parameters() if bias else ()
+        self.leaves.update((name, p) for name, p in parameters if p.requires_grad)
 
     def __call__(self) -> dict[str, Tensor]:
         o = self.attend()
         gradients = torch.autograd.grad(o, self.leaves.values(), self.grad_o)
         return {"o": o.detach(), **dict(zip(self.leaves, gradients, strict=True))}
+
+    @torch.no_grad()
+    def forward(self) -> Tensor:
+        """o alone."""
+        return self.attend()
+
+    def backward(self) -> Callable[[], tuple[Tensor, ...]]:
+        """A pass backward, to be called as often as wanted, after one forward that is made now."""
+        o = self.attend()
+        return lambda: torch.autograd.grad(o, self.leaves.values(), self.grad_o, retain_graph=True)

@@ -23,6 +23,19 @@ def alternate(benchmark, ours: Callable, other: Callable[[], float], rounds: int
     return benchmark.stats.stats.data, others[1:]
 
 
+def in_turn(ours: Callable, other: Callable, device) -> tuple[list[float], list[float]]:
+    """The seconds of both in each round on a `device.Gpu`, in fewer rounds where they are slow."""
+    for call in 2 * (ours, other):
+        device.seconds(call)  # warms up, and has the memory allocated
+    rounds, end = [], time.perf_counter() + device.seconds_a_comparison
+    while len(rounds) < device.rounds and (
+        len(rounds) < device.least_rounds or time.perf_counter() < end
+    ):
+        rounds.append((device.seconds(ours), device.seconds(other)))
+    mine, others = zip(*rounds, strict=True)
+    return list(mine), list(others)
+
+
 def seconds(call: Callable) -> Callable[[], float]:
     """call, made to return how long it took."""
 

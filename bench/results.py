@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 COMPARISONS = {">=": operator.ge, "<=": operator.le}
+AIM_HEADINGS = ["target", "to reach", "met", "worst", "where"]
 HEADINGS = ["work", "dtype", "ours", "other", "measured (range)", "to reach", ""]
 
 
@@ -22,32 +23,42 @@ class Row:
     dtype: str
     values: list[float]  # one a round
     unit: str  # written behind a value
-    comparison: str  # of the median with the target, ">=" or "<="
-    target: float
+    comparison: str | None  # of the median with the target, ">=" or "<="
+    target: float | None
     ours: list[float] | None = None  # seconds, one a round
     other: list[float] | None = None  # seconds of what ours is compared with
+    aim: str | None = None  # what the target is called, where several rows have it
+    failure: str | None = None  # why there are no values
 
     @property
-    def measured(self) -> float:
-        return statistics.median(self.values)
+    def measured(self) -> float | None:
+        return statistics.median(self.values) if self.values else None
 
     @property
-    def met(self) -> bool:
+    def met(self) -> bool | None:
+        if self.target is None or not self.values:
+            return None
         return COMPARISONS[self.comparison](self.measured, self.target)
 
     def cells(self) -> list[str]:
         """What stands under HEADINGS."""
-        low, high = min(self.values), max(self.values)
-        spread = f" ({three_digits(low)} to {three_digits(high)})" if low < high else ""
         return [
             self.work,
             self.dtype,
             milliseconds(self.ours),
             milliseconds(self.other),
-            f"{three_digits(self.measured)}{self.unit}{spread}",
-            f"{self.comparison} {self.target}{self.unit}",
-            "met" if self.met else "not met",
+            self.found(),
+            "" if self.target is None else f"{self.comparison} {self.target}{self.unit}",
+            {True: "met", False: "not met", None: ""}[self.met],
         ]
+
+    def found(self) -> str:
+        if not self.values:
+            reason = f"failed: {self.failure}".replace("|", "/")  # which would end the cell
+            return reason if len(reason) <= 60 else f"{reason[:57]}..."
+        low, high = min(self.values), max(self.values)
+        spread = f" ({three_digits(low)} to {three_digits(high)})" if low < high else ""
+        return f"{three_digits(self.measured)}{self.unit}{spread}"
 
 
 def three_digits(x: float) -> str:
@@ -60,17 +71,20 @@ def milliseconds(seconds: list[float] | None) -> str:
     return f"{three_digits(1e3 * statistics.median(seconds))} ms" if seconds else ""
 
 
-def save(rows: list[Row], folder: Path, where: dict) -> Path:
-    """Writes the rows and where they were measured into a new file, and a table beside it."""
-    now = datetime.now(timezone.utc)
+def save(rows: list[Row], folder: Path, where: dict, now: datetime | None = None) -> Path:
+    """Writes the rows and where they were measured into a file, and a table beside it.
+
+    Saved again with the same `now`, it is the same file.
+    """
+    now = now or datetime.now(timezone.utc)
     result = {
         **where,
         "date": f"{now:%Y-%m-%d %H:%M} UTC",
         "rows": [{**asdict(row), "measured": row.measured, "met": row.met} for row in rows],
     }
     machine = result["machine"]
-    name = f"{machine['processor']} {machine['cores']} cores".lower()
-    path = folder / re.sub(r"[^a-z0-9]+", "-", name) / f"{now:%Y-%m-%d-%H%M}.json"
+    name = machine.get("gpu") or f"{machine['processor']} {machine['cores']} cores"
+    path = folder / re.sub(r"[^a-z0-9]+", "-", name.lower()) / f"{now:%Y-%m-%d-%H%M}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n")
     path.with_suffix(".md").write_text(markdown(result))
@@ -78,19 +92,52 @@ def save(rows: list[Row], folder: Path, where: dict) -> Path:
 
 
 def markdown(result: dict) -> str:
-    """The result as a table, aligned to be read as text too, under how it was measured."""
+    """The result as tables under how it was measured: targets that rows share, then the rows."""
     names = [field.name for field in fields(Row)]
-    rows = [Row(**{name: row[name] for name in names}) for row in result["rows"]]
-    lines = [HEADINGS, *(row.cells() for row in rows)]
+    # Older files have not all of the fields.
+    rows = [Row(**{name: row[name] for name in names if name in row}) for row in result["rows"]]
+    parts = [heading(result)]
+    if any(row.aim for row in rows):
+        parts.append(table([AIM_HEADINGS, *aims(rows)]))
+    parts.append(table([HEADINGS, *(row.cells() for row in rows)]))
+    return "\n\n".join(parts) + "\n"
+
+
+def table(lines: list[list[str]]) -> str:
+    """Lines of cells, the headings first, aligned to be read as text too."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    lines.insert(1, ["-" * width for width in widths])
-    padded = ([cell.ljust(w) for cell, w in zip(line, widths, strict=True)] for line in lines)
-    table = "\n".join(f"| {' | '.join(line)} |" for line in padded)
-    return f"{heading(result)}\n\n{table}\n"
+    rule = ["-" * width for width in widths]
+    padded = (
+        [cell.ljust(w) for cell, w in zip(line, widths, strict=True)]
+        for line in (lines[0], rule, *lines[1:])
+    )
+    return "\n".join(f"| {' | '.join(line)} |" for line in padded)
+
+
+def aims(rows: list[Row]) -> list[list[str]]:
+    """What stands under AIM_HEADINGS: how often each target was met, and its worst case."""
+    lines = []
+    for aim in dict.fromkeys(row.aim for row in rows if row.aim):
+        of_aim = [row for row in rows if row.aim == aim]
+        measured = sorted((row for row in of_aim if row.values), key=lambda row: row.measured)
+        at_most = of_aim[0].comparison == "<="
+        worst = measured[-1 if at_most else 0] if measured else None
+        lines.append(
+            [
+                aim,
+                f"{of_aim[0].comparison} {of_aim[0].target}{of_aim[0].unit}",
+                f"{sum(row.met for row in measured)} of {len(of_aim)}",
+                f"{three_digits(worst.measured)}{worst.unit}" if worst else "",
+                worst.work if worst else "",
+            ]
+        )
+    return lines
 
 
 def heading(result: dict) -> str:
     machine, setting = result["machine"], result["setting"]
+    if "gpu" in machine:
+        return gpu_heading(result)
     return (
         f"{machine['processor']}, {machine['cores']} cores, {setting['threads']} threads, "
         f"{machine['instruction_set']} kernels; torch {result['versions']['torch']}; commit "
@@ -99,4 +146,16 @@ def heading(result: dict) -> str:
         "causal, forward and backward, where nothing else is said.\n"
         "The two sides of a ratio are timed in turn. `measured` is the median of the rounds' "
         "ratios, with their range; times are medians."
+    )
+
+
+def gpu_heading(result: dict) -> str:
+    machine, setting, versions = result["machine"], result["setting"], result["versions"]
+    return (
+        f"{machine['gpu']}, driver {machine['driver']}; torch {versions['torch']}, "
+        f"triton {versions['triton']}, CUDA {versions['cuda']}, cuDNN {versions['cudnn']}; commit "
+        f"{result['commit']}; {result['date']}.\n"
+        f"{setting['tokens']} tokens in all, H = {setting['hidden']} / D, causal, bfloat16.\n"
+        "The two sides of a ratio are timed in turn, without launches and with an empty cache. "
+        "`measured` is the median of the rounds' ratios, with their range; times are medians."
     )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from biased_flash_attn import biased_flash_attn, biases
 from biased_flash_attn.cli import catalogue
-from layer import DIM, HEADS, Inputs, Training
+from layer import DIM, Inputs, Training
 
 
 class Given(nn.Module):
@@ -24,17 +26,37 @@ class Given(nn.Module):
         return biases.CumulativeBias(self.steps, self.gain, self.kernel)
 
 
+class Fixed(nn.Module):
+    """A bias of the same hidden states for ever, and never trained: it is lowered once."""
+
+    def __init__(self, bias: nn.Module, x: Tensor):
+        super().__init__()
+        self.bias = bias.requires_grad_(False)(x)
+        self.lower = cache(self.bias.lower)
+        self.dense = self.bias.dense
+
+    def forward(self, x: Tensor) -> Fixed:
+        return self
+
+
 def make_bias(name: str | None, inputs: Inputs) -> nn.Module | None:
     """The bias `name` with the same parameters every time, to be called on hidden states.
 
-    "NAME, given steps" is the bias NAME without what leads from hidden states to steps and gain.
+    "NAME, given steps" is the bias NAME without what leads from hidden states to steps and gain,
+    "NAME, fixed" the bias NAME once what the kernels read is computed, and
+    "alibi, trained" ALiBi with trained slopes.
     """
     if name is None:
         return None
     torch.manual_seed(0)
-    name, comma, _ = name.partition(", given steps")
-    bias = catalogue.make(name, HEADS, DIM)
-    return Given(bias(inputs.x)) if comma else bias
+    name, _, variant = name.partition(", ")
+    heads, device = inputs.q.shape[1], inputs.q.device
+    if (name, variant) == ("alibi", "trained"):
+        return catalogue.OfPositions(biases.ALiBi(heads, trainable=True)).to(device)
+    bias = catalogue.make(name, heads, DIM).to(device)
+    if variant == "given steps":
+        return Given(bias(inputs.x))
+    return Fixed(bias, inputs.x) if variant == "fixed" else bias
 
 
 def ours(inputs: Inputs, bias: str | None, backend: str = "cpu") -> Training:
@@ -53,7 +75,7 @@ def plain_pytorch(inputs: Inputs, bias: str) -> Training:
     assert bias == "kerple_log"
     module = make_bias(bias, inputs)
     q, k, v, scale = inputs.q, inputs.k, inputs.v, inputs.q.shape[3] ** -0.5
-    d, hidden = distances(q.shape[2])
+    d, hidden = distances(q.shape[2], q.device)
 
     def attend() -> Tensor:
         r1, r2 = (parameter[:, None, None] for parameter in module.parameters())
@@ -69,7 +91,7 @@ def sdpa_with_dense_mask(inputs: Inputs, bias: str) -> Training:
     length = inputs.q.shape[2]
     with torch.no_grad():
         mask = make_bias(bias, inputs)(inputs.x).dense(length, length).to(inputs.q.dtype)
-    mask = mask.masked_fill_(distances(length)[1], -torch.inf)[None]
+    mask = mask.masked_fill_(distances(length, mask.device)[1], -torch.inf)[None]
 
     def attend() -> Tensor:
         return F.scaled_dot_product_attention(inputs.q, inputs.k, inputs.v, attn_mask=mask)
@@ -86,8 +108,8 @@ def sdpa_without_bias(inputs: Inputs, bias: str) -> Training:
     return Training(inputs, attend)
 
 
-def distances(length: int) -> tuple[Tensor, Tensor]:
+def distances(length: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """i - j, 0 above the diagonal, (length, length) float32; and whether query i must not see j."""
-    position = torch.arange(length)
+    position = torch.arange(length, device=device)
     d = position[:, None] - position
     return d.clamp(min=0).float(), d < 0

@@ -18,6 +18,11 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# `with torch.device(...)` notes which functions it sends elsewhere when it is first used. They have
+# to be torch's own, before `poisoned_empty` replaces them.
+with torch.device("cpu"):
+    torch.zeros(0)
+
 hypothesis.settings.register_profile("quiet", deadline=None, database=None, print_blob=True)
 hypothesis.settings.load_profile("quiet")
 

@@ -1,0 +1,163 @@
+"""The GPU benchmark: our kernels against one another and against what PyTorch has.
+
+    python bench/gpu.py [--lengths N ...] [--head-dims D ...] [--biases NAME ...] [--minutes M]
+
+Every bias, at every length and width of a head, is a case with a process of its own
+(bench/gpu_case.py). The processes of a wave check and compile side by side, as that takes longer
+than all timing, and then measure one after the other. Rows are written when they are measured, so
+that a run that is cut short leaves what it had.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from itertools import product
+from pathlib import Path
+
+import environment
+import results
+from comparisons import NONE, TRAINED, Case
+from device import Gpu, Rehearsal
+
+# By estimate. To start and check takes a process half a minute, and so does each of the three calls
+# of FlexAttention together with ours to compile; a case has some 7 ratios of 0.2 to 1.5 s. So the
+# defaults, three waves on 16 cores, come to 7 minutes.
+SECONDS_A_WAVE, SECONDS_A_CASE = 70, 5
+LENGTHS = (8192, 2048, 32768)
+HEAD_DIMS = (128, 64)
+BIASES = (NONE, *TRAINED)
+MINUTES = 8
+# A wave's compilation has to leave room to the system.
+AT_ONCE = max(1, min(len(HEAD_DIMS) * len(BIASES), (os.cpu_count() or 1) - 2))
+LIMIT = 300  # seconds to get ready, and then to measure: far more than either needs
+
+
+class Process:
+    """A case on its way."""
+
+    def __init__(self, case: Case, rehearse: bool):
+        self.case = case
+        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        script = Path(__file__).with_name("gpu_case.py")
+        sizes = [str(case.head_dim), str(case.length)]
+        self.running = subprocess.Popen(
+            [sys.executable, script, case.bias, *sizes, *["--rehearse"] * rehearse],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            text=True,
+            # One thread each; a process has a core for itself.
+            env={**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
+            | ({"TRITON_INTERPRET": "1"} if rehearse else {}),
+        )
+        self.timer = self.limit()
+
+    def limit(self) -> threading.Timer:
+        timer = threading.Timer(LIMIT, self.running.kill)
+        timer.daemon = True
+        timer.start()
+        return timer
+
+    def get_ready(self) -> None:
+        self.running.stdout.readline()
+        self.timer.cancel()
+
+    def rows(self) -> Iterator[results.Row]:
+        """Has the process measure; where it ends badly, the last row says why."""
+        self.timer = self.limit()
+        with contextlib.suppress(BrokenPipeError):  # it ended before it was ready
+            os.write(self.running.stdin.fileno(), b"go\n")
+        for line in self.running.stdout:
+            yield results.Row(**json.loads(line))
+        if self.running.wait() != 0:
+            self.log.seek(0)
+            messages = self.log.read().splitlines()[-40:] or ["no message"]
+            print(*messages, sep="\n", file=sys.stderr)
+            reason = f"the process ended with {self.running.returncode}: {messages[-1]}"[:300]
+            yield results.Row(str(self.case), "bfloat16", [], "x", None, None, failure=reason)
+
+    def end(self) -> bool:
+        """Whether all went well."""
+        self.timer.cancel()
+        self.running.kill()
+        for file in (self.running.stdin, self.running.stdout, self.log):
+            file.close()
+        return self.running.wait() == 0
+
+
+def main() -> None:
+    arguments = parsed()
+    device = Rehearsal if arguments.rehearse else Gpu
+    order = product(arguments.lengths, arguments.head_dims, arguments.biases)
+    cases = [Case(bias, head_dim, length) for length, head_dim, bias in order]
+    waves = [cases[i : i + AT_ONCE] for i in range(0, len(cases), AT_ONCE)]
+    machine = {"gpu": "rehearsal", "driver": "none"} if arguments.rehearse else environment.gpu()
+    where = {
+        "machine": machine,
+        "versions": environment.gpu_versions(),
+        "commit": arguments.commit or environment.commit(),
+        "setting": {"tokens": device.tokens, "hidden": device.hidden, "not_measured": []},
+    }
+    start, now = time.monotonic(), datetime.now(timezone.utc)
+    rows, failed, slowest = [], [], 0.0
+    seconds = SECONDS_A_WAVE * len(waves) + SECONDS_A_CASE * len(cases)
+    say(start, f"{len(cases)} cases in waves of {AT_ONCE}: about {seconds / 60:.0f} minutes")
+    for n, wave in enumerate(waves):
+        begun = time.monotonic()
+        if n and begun - start + slowest > 60 * arguments.minutes:
+            where["setting"]["not_measured"] = [str(case) for case in cases[n * AT_ONCE :]]
+            break
+        say(start, f"wave {n + 1} of {len(waves)}: checks and compiles {len(wave)} cases")
+        processes = []
+        try:
+            processes += (Process(case, arguments.rehearse) for case in wave)
+            for process in processes:
+                process.get_ready()
+            for process in processes:
+                for row in process.rows():
+                    rows.append(row)
+                    say(start, f"{row.work}: {row.found()}")
+                    results.save(rows, arguments.results, where, now)
+        finally:
+            failed += [process.case for process in processes if not process.end()]
+        slowest = max(slowest, time.monotonic() - begun)
+    path = results.save(rows, arguments.results, where, now)
+    print(f"\n{path.with_suffix('.md').read_text()}\nwritten to {path} and, as a table, beside it")
+    if left := where["setting"]["not_measured"]:
+        print(f"not measured within {arguments.minutes} minutes: {'; '.join(left)}")
+    if failed:
+        sys.exit(f"cases that went wrong: {'; '.join(map(str, failed))}")
+
+
+def say(start: float, what: str) -> None:
+    print(f"[{time.monotonic() - start:4.0f} s] {what}", flush=True)
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="1024 to 32768")
+    parser.add_argument("--head-dims", type=int, nargs="+", default=HEAD_DIMS)
+    parser.add_argument("--biases", nargs="+", default=BIASES, choices=BIASES)
+    parser.add_argument(
+        "--minutes", type=float, default=MINUTES, help="no wave begins that would end later"
+    )
+    parser.add_argument("--commit", help="what is measured, where git cannot tell")
+    parser.add_argument(
+        "--results", type=Path, default=Path(__file__).parent / "results", help="where to write"
+    )
+    parser.add_argument("--rehearse", action="store_true", help="tiny, interpreted, on the CPU")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
