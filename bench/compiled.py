@@ -41,6 +41,7 @@ class Compiled:
     dtype: str
     head_dim: int
     bias_gradient: bool
+    pairs: int  # of query and key that a thread has in a tile
     registers: int
     stack: int
     shared: int
@@ -78,7 +79,9 @@ def compiled(
 
     def compile_only(kernel, *args, warmup, **kwargs):
         if kernels is None or kernel.__name__ in kernels:
-            made.append((kernel.__name__, run(kernel, *args, warmup=True, **kwargs)))
+            pairs = kwargs.get("BLOCK_M", 0) * kwargs.get("BLOCK_N", 0)
+            pairs //= 32 * kwargs.get("num_warps", 4)
+            made.append((kernel.__name__, pairs, run(kernel, *args, warmup=True, **kwargs)))
 
     run = JITFunction.run
     JITFunction.run = compile_only
@@ -87,8 +90,8 @@ def compiled(
     finally:
         JITFunction.run = run
     name = str(dtype).removeprefix("torch.")
-    for kernel, binary in made:
-        yield Compiled(kernel, form, name, head_dim, bias_gradient, **facts(binary))
+    for kernel, pairs, binary in made:
+        yield Compiled(kernel, form, name, head_dim, bias_gradient, pairs, **facts(binary))
 
 
 def attend(form: str, dtype: torch.dtype, head_dim: int, bias_gradient: bool) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
 import os
 import sys
 from dataclasses import dataclass
@@ -55,18 +54,17 @@ MULTIPROCESSORS = {
 }
 
 
-def candidates(kernel: str) -> list[Config]:
-    """Large tiles first."""
-    sizes = (128, 64, 32, 16)
-    found = (Config(*c) for c in itertools.product(sizes, sizes, (8, 4), (2, 1)))
+def tiles(kernel: str) -> list[tuple[int, int, int]]:
+    """Queries, keys and warps, large tiles first."""
+    found = itertools.product((128, 64, 32, 16), (128, 64, 32, 16), (8, 4))
     square = kernel == "backward_table"
-    fitting = [c for c in found if 8 <= pairs(c) <= 64 and (c.block_m == c.block_n or not square)]
-    return sorted(fitting, key=pairs, reverse=True)
+    fitting = [x for x in found if 8 <= pairs(*x) <= 64 and (x[0] == x[1] or not square)]
+    return sorted(fitting, key=lambda x: pairs(*x), reverse=True)
 
 
-def pairs(config: Config) -> int:
+def pairs(queries: int, keys: int, warps: int) -> int:
     """Those of a thread."""
-    return config.block_m * config.block_n // (32 * config.num_warps)
+    return queries * keys // (32 * warps)
 
 
 def cycles(arch: int, kernel: str, width: int, config: Config, one: compiled.Compiled) -> float:
@@ -84,21 +82,41 @@ def cycles(arch: int, kernel: str, width: int, config: Config, one: compiled.Com
 
 
 def search(arch: int, kernel: str, width: int, forms: tuple[str, ...]) -> tuple[float, Config]:
-    """The configuration whose worst form takes the fewest cycles."""
-    best, shipped = (math.inf, None), configs.choose
-    for config in candidates(kernel):
-        configs.choose = lambda name, *rest, c=config: c if name == kernel else shipped(name, *rest)
-        worst = 0.0
-        try:
-            for form in forms:
-                if worst < best[0]:
-                    worst = max(worst, measured(arch, kernel, width, config, form))
-        except (CompilationError, OutOfResources, RuntimeError):
-            continue
-        finally:
-            configs.choose = shipped
-        best = min(best, (worst, config), key=operator.itemgetter(0))
+    """The configuration whose worst form takes the fewest cycles.
+
+    What spills in one stage spills in two. Ten tiles in a row that are no better end the search, as
+    what follows is smaller.
+    """
+    best, no_better = (math.inf, None), 0
+    for tile in tiles(kernel):
+        no_better += best[1] is not None
+        for stages in (1, 2):
+            config = Config(*tile, stages)
+            found = worst_form(arch, kernel, width, config, forms, best[0])
+            if found < best[0]:
+                best, no_better = (found, config), 0
+            if found == math.inf:
+                break
+        if no_better == 10:
+            break
     return best
+
+
+def worst_form(
+    arch: int, kernel: str, width: int, config: Config, forms: tuple[str, ...], enough: float
+) -> float:
+    """Cycles, infinite where a form does not compile or spills; more than `enough` is any more."""
+    shipped, worst = configs.choose, 0.0
+    configs.choose = lambda name, *rest: config if name == kernel else shipped(name, *rest)
+    try:
+        for form in forms:
+            if worst <= enough:
+                worst = max(worst, measured(arch, kernel, width, config, form))
+    except (CompilationError, OutOfResources, RuntimeError):
+        return math.inf
+    finally:
+        configs.choose = shipped
+    return worst
 
 
 def measured(arch: int, kernel: str, width: int, config: Config, form: str) -> float:

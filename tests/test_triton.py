@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
+import mmap
 
+import numpy as np
 import pytest
 import torch
 
@@ -79,6 +82,86 @@ def test_every_form_is_exact_at_real_sizes(bias, dtype, dims):
 @pytest.mark.parametrize("bias", SHIPPED)
 def test_every_shipped_bias_is_exact(bias):
     check(Case(bias, torch.float16, lengths=(33, 70), batch=1), attend)
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
+@pytest.mark.parametrize("bias", ["kerple_log", "type2", "t5", "sandwich"])
+def test_tables_are_exact_near_and_far(bias, causal):
+    check(
+        Case(bias, torch.float16, lengths=(130, 200), heads=(1, 1), batch=1, causal=causal), attend
+    )
+
+
+def table_factors(table: torch.Tensor, causal: bool, n_query: int, block: int):
+    """The factors of tiles of `block` queries, and where they hold: at x of the table, the bias of
+    row r is of_rows[r] of_keys[x] times the scale in base 2, where x is at least past or at most
+    future."""
+    q, k = torch.zeros(1, 1, n_query, 16).half(), torch.zeros(1, 1, n_query, 16).half()
+    bias, problem = KERNELS._operands(
+        q, k, k, table[None, None], None, "distance", 0.25, causal, None
+    )
+    made = KERNELS._with_table_factors(bias, problem, block)
+    far = made.far.start[0, 0] - (0 if causal else 1 - n_query)
+    of_rows, of_keys = made.query_factors.start[0, 0], made.key_factors.start[0, 0]
+    return (of_keys.double() @ of_rows.double().T) * problem.scale_in_base_2, far.tolist()
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
+@pytest.mark.parametrize("draw", range(3))
+def test_factors_of_a_table_hold_where_they_are_said_to(causal, draw):
+    """Beyond a kink, at a place of its own, the table is a random logarithm."""
+    n, block = 400, 32
+    d = torch.arange(0 if causal else 1 - n, n, dtype=torch.float64)
+    kink = 100 * torch.rand(())
+    table = -3 * torch.rand(()) * torch.log1p(torch.rand(()) * d.abs()) - (d.abs() - kink).relu()
+    found, (past, future) = table_factors(table.float(), causal, n, block)
+    rows = table.unfold(0, block, 1) * math.log2(math.e)
+    wrong = (found - rows).abs().amax(1)
+    bound = 2**-14 + 2**-20 * rows.abs().amax(1)
+    assert (wrong <= bound)[past:].all()
+    assert causal or (wrong <= bound)[: future + 1].all()
+    # Far from the kinks, which are at 0 and on both sides of it, tables are smooth.
+    zero = 0 if causal else n - 1
+    assert past - zero < 300
+    assert causal or zero - future < 300
+
+
+def test_a_rough_table_has_no_factors():
+    _, (past, _) = table_factors(torch.randn(400), True, 400, 32)
+    assert past > 400 - 32
+    table = torch.zeros(400)
+    table[-1] = torch.nan
+    assert table_factors(table, True, 400, 32)[1][0] == 400 - 32 + 1
+
+
+@pytest.mark.parametrize("step", [-1e3, -1e9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
+@pytest.mark.parametrize("bias", ["cumulative", "cumulative-gain", "log1p_square"])
+def test_one_large_step_leaves_its_neighbours_exact(bias, causal, dtype, step):
+    """As between two documents, or at a gate that closes; in the middle of a tile."""
+    case = Case(bias, dtype, lengths=(100, 130), heads=(1, 1), batch=1, causal=causal)
+    problem = drawn(case)
+    with torch.no_grad():
+        problem.bias.steps[..., 70] = step
+        if problem.bias.gain is not None:
+            problem.bias.gain.abs_()  # a penalty, not a logit that float32 cannot hold
+    check_problem(problem, attend)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="memory of a GPU is not there before it is written")
+def test_addresses_beyond_2_to_the_31_are_reached():
+    """Of rows that lie 2^25 elements apart, in memory that is not there until it is written."""
+    problem = drawn(Case("linear", torch.float16, lengths=(70, 70), heads=(1, 1), batch=1))
+    expected = evaluate(problem, attend)
+    apart = 1 << 25
+    for name in ("q", "k", "v", "grad_o"):
+        memory = np.frombuffer(mmap.mmap(-1, 2 * 70 * apart), dtype=np.float16)
+        x = torch.from_numpy(memory).as_strided((1, 1, 70, 16), (0, 0, apart, 1))
+        x.copy_(getattr(problem, name).detach())
+        setattr(problem, name, x.requires_grad_(name != "grad_o"))
+    for name, far_apart in evaluate(problem, attend).items():
+        assert torch.equal(far_apart, expected[name]), name
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -13,11 +13,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .bias import shared_gain, sum_at_query, tile_gradients
+from .bias import shared_gain, tile_gradients
 from .factors import (
     key_gradient_sums,
-    origin_sum,
+    key_origin,
     query_gradient_sums,
+    query_origin,
     tile_key_factors,
     tile_query_factors,
     times_factors,
@@ -152,10 +153,11 @@ def gather_from_keys(
     lse, delta = statistics
     if FACTORED:
         q_factors = tile_query_factors(bias, b, h, first, BLOCK_M, SIDE)
-        c_first = sum_at_query(bias, b, h, queries[0])
-        slope, way_to_first = (SIDE * LOG2E) * queries[1], (queries[2] - c_first).to(tl.float32)
-        intercept = slope * way_to_first - lse
-        origin = origin_sum(bias, problem, b, h, begin, BLOCK_N, SIDE)
+        from_queries = query_origin(bias, problem, b, h, queries[0], BLOCK_M, SIDE)
+        way_of_query = (queries[2] - from_queries).to(tl.float32)
+        slope = (SIDE * LOG2E) * queries[1]
+        intercept = slope * way_of_query - lse
+        from_keys = key_origin(bias, problem, b, h, begin, BLOCK_N, SIDE)
     # dS times key factors, of all tiles; and of each tile, times the way of C since its origin.
     products = tl.zeros([BLOCK_M, FACTORS], tl.float32)
     carried = tl.zeros([BLOCK_M, FACTORS], tl.float32)
@@ -175,10 +177,10 @@ def gather_from_keys(
             factors = q_factors, k_factors
             if bias.form != "distance":
                 last_way = way
-                way = (c_first - origin).to(tl.float32)
+                way = (from_queries - from_keys).to(tl.float32)
                 offset = intercept + slope * way
                 # That of the next tile, before which there is time to wait for it.
-                origin = origin_sum(bias, problem, b, h, j + BLOCK_N, BLOCK_N, SIDE)
+                from_keys = key_origin(bias, problem, b, h, j + BLOCK_N, BLOCK_N, SIDE)
         _, grad_s = weights_and_gradients(
             *(bias, problem, b, h, tile_q, tile_k, tile_v, tile_do, offset, delta),
             *(queries, keys, factors, MASKED, FACTORED),
@@ -193,7 +195,7 @@ def gather_from_keys(
             of_gain += tl.sum(of_pairs[0], 1)
             of_sums += tl.sum(of_pairs[1], 1)
     if BIAS_GRADIENT and FACTORED:
-        of_tiles = query_gradient_sums(products, carried, way_to_first + way, SIDE)
+        of_tiles = query_gradient_sums(products, carried, way_of_query + way, SIDE)
         of_gain += of_tiles[0]
         of_sums += of_tiles[1]
     return dq, of_gain, of_sums
@@ -288,7 +290,7 @@ def gather_from_queries(
     BLOCK_D: tl.constexpr = tile_k.shape[1]
     BLOCK_DV: tl.constexpr = tile_v.shape[1]
     if FACTORED:
-        origin = origin_sum(bias, problem, b, h, keys[0], BLOCK_N, SIDE)
+        from_keys = key_origin(bias, problem, b, h, keys[0], BLOCK_N, SIDE)
     for i in range(begin, end, BLOCK_M):
         # [BLOCK_M, BLOCK_D], [BLOCK_M, BLOCK_DV]
         tile_q = load_tile(
@@ -306,8 +308,8 @@ def gather_from_queries(
                 tile_key_factors(bias, problem, b, h, queries[0], keys[0], BLOCK_N, SIDE),
             )
             if bias.form != "distance":
-                c_first = sum_at_query(bias, b, h, queries[0])
-                offset = (SIDE * LOG2E) * queries[1] * (c_first - origin).to(tl.float32)
+                from_queries = query_origin(bias, problem, b, h, queries[0], BLOCK_M, SIDE)
+                offset = (SIDE * LOG2E) * queries[1] * (from_queries - from_keys).to(tl.float32)
         p, grad_s = weights_and_gradients(
             *(bias, problem, b, h, tile_q, tile_k, tile_v, tile_do, offset, d),
             *(queries, keys, factors, MASKED, FACTORED),

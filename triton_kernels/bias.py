@@ -26,20 +26,12 @@ def shared_gain(bias, b, h, BLOCK_M: tl.constexpr):
 
 
 @triton.jit
-def sum_at_key(bias, b, h, j):
-    """C[j] of one key."""
-    value = j
+def sum_at(bias, b, h, position, exists=None):
+    """C of one position; 0 where it does not exist."""
+    value = position
     if bias.form == "cumulative":
-        value = tl.load(row_address(bias.terms, b, h, j))
-    return value
-
-
-@triton.jit
-def sum_at_query(bias, b, h, p):
-    """C[p] of one query; 0 before the first key."""
-    value = p
-    if bias.form == "cumulative":
-        value = tl.load(row_address(bias.terms, b, h, p), p >= 0, other=0.0)
+        address = row_address(bias.terms, b, h, position)
+        value = tl.load(address) if exists is None else tl.load(address, exists, other=0.0)
     return value
 
 

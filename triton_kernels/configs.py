@@ -1,7 +1,7 @@
-"""Sizes of blocks, by processor, width of a head and direction. Nothing is tuned at call time.
+"""Sizes of blocks, by processor, head width, direction and bias. Nothing is tuned at call time.
 
-The sizes are the largest tried at which no form spills registers in a loop, compiled for the
-processor (tests/compiled.py). None has been timed.
+bench/configurations.py found those of half precision. It compiles and estimates; none has been
+timed. Those of float32, which has no matrix units, are the largest tried that spill no registers.
 """
 
 from __future__ import annotations
@@ -21,35 +21,46 @@ class Config:
     num_stages: int = 1
 
 
-KERNELS = ("forward", "backward_queries", "backward_keys", "backward_table")
+@dataclass(frozen=True)
+class Row:
+    """The configurations for a width. Biases with gains or an outer function are heavy: they take
+    registers that others leave to larger blocks."""
 
-# By the widest head they serve, the configurations of KERNELS; no head is wider than 256.
+    forward: Config
+    backward_queries: Config
+    backward_keys: Config
+    backward_table: Config
+    heavy_forward: Config | None = None
+    heavy_backward_queries: Config | None = None
+    heavy_backward_keys: Config | None = None
+
+
+# By the widest head they serve; no head is wider than 256.
 HALF = {
-    64: (Config(128, 64, 8, 2), Config(64, 64, 8), Config(32, 64, 8), Config(64, 64)),
-    128: (Config(128, 64, 8, 2), Config(64, 32, 8), Config(32, 32, 8), Config(64, 64)),
-    256: (Config(64, 32, 8), Config(32, 32, 8), Config(32, 32, 8), Config(16, 16)),
+    64: Row(Config(128, 64, 8, 2), Config(64, 64, 8), Config(32, 64, 8), Config(64, 64)),
+    128: Row(Config(128, 64, 8, 2), Config(64, 32, 8), Config(32, 32, 8), Config(64, 64)),
+    256: Row(Config(64, 32, 8), Config(32, 32, 8), Config(32, 32, 8), Config(16, 16)),
 }
 HALF_BEFORE_HOPPER = {
-    64: (Config(128, 64, 8, 2), Config(64, 32), Config(32, 64, 8), Config(64, 64, 8)),
-    128: (Config(64, 64, 8, 2), Config(64, 32, 8), Config(32, 64, 8), Config(32, 32)),
-    256: (Config(64, 32, 8), Config(32, 32, 8), Config(32, 32, 8), Config(16, 16)),
+    64: Row(Config(128, 64, 8, 2), Config(64, 32), Config(32, 64, 8), Config(64, 64, 8)),
+    128: Row(Config(64, 64, 8, 2), Config(64, 32, 8), Config(32, 64, 8), Config(32, 32)),
+    256: Row(Config(64, 32, 8), Config(32, 32, 8), Config(32, 32, 8), Config(16, 16)),
 }
 SINGLE = {
-    64: (Config(32, 32), Config(32, 32), Config(32, 32), Config(32, 32)),
-    128: (Config(16, 32, 8), Config(16, 32, 8), Config(16, 32, 8), Config(32, 32)),
-    256: (Config(16, 32, 8), Config(16, 16, 8), Config(16, 16, 8), Config(16, 16)),
+    64: Row(Config(32, 32), Config(32, 32), Config(32, 32), Config(32, 32)),
+    128: Row(Config(16, 32, 8), Config(16, 32, 8), Config(16, 32, 8), Config(32, 32)),
+    256: Row(Config(16, 32, 8), Config(16, 16, 8), Config(16, 16, 8), Config(16, 16)),
 }
 # Small, so that short sequences have many blocks.
-INTERPRETED = (Config(32, 16), Config(32, 16), Config(16, 32), Config(32, 32))
+INTERPRETED = Row(Config(32, 16), Config(32, 16), Config(16, 32), Config(32, 32))
 
 
-def choose(kernel: str, arch: int | str, dtype: torch.dtype, width: int) -> Config:
-    """For one of KERNELS on a processor, width being the larger of q's and v's padded head_dim."""
-    if arch == "interpreter":
-        configs = INTERPRETED
-    else:
+def choose(kernel: str, arch: int | str, dtype: torch.dtype, width: int, heavy: bool) -> Config:
+    """For the field `kernel` of a row, width being the larger of q's and v's padded head_dim."""
+    row = INTERPRETED
+    if arch != "interpreter":
         hopper_or_later = not isinstance(arch, int) or arch >= 90
         half = HALF if hopper_or_later else HALF_BEFORE_HOPPER
         table = SINGLE if dtype == torch.float32 else half
-        configs = table[min(widest for widest in table if width <= widest)]
-    return configs[KERNELS.index(kernel)]
+        row = table[min(widest for widest in table if width <= widest)]
+    return (heavy and getattr(row, f"heavy_{kernel}", None)) or getattr(row, kernel)

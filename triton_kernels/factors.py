@@ -3,10 +3,10 @@
 Matrix units take FACTORS columns at a time. A number is the sum of three bfloat16 numbers, and the
 product of two numbers that of six products of their parts, up to float32's rounding: six columns.
 
-In a tile, beta_ij = g_i (C[p_i] - C[j]) is g_i times C[j], counted from the key of the tile that is
+In a tile, beta_ij = g_i (C[p_i] - C[j]) is g_i times C[j], counted from the tile's key that is
 nearest to the queries, and what is one number a query. That number joins the softmax; or, where
-rows are keys, it is three more columns, along with the query's lse, but for a part that depends on
-the tile. (A large step hides behind it what it would round away, were C counted from elsewhere.)
+rows are keys, it is three more columns, along with the query's lse, but for its part that all
+queries share. What a large step would round away, were C counted from elsewhere, it hides.
 
 The same columns, multiplied with dS, give the sums of the gradients: those of the keys' numbers
 over keys, of the queries' numbers over queries. Tables have factors of their own: polynomials.py.
@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .bias import first_distance, shared_gain, sum_at_key, sum_at_query, sums_from
+from .bias import first_distance, shared_gain, sum_at, sums_from
 from .primitives import FACTORS, LOG2E, dot, row_address, tile_addresses
 
 # Finite, so that its parts are: a logit of a query without weights.
@@ -80,10 +80,17 @@ def tile_key_factors(bias, problem, b, h, p, j, BLOCK_N: tl.constexpr, SIDE: tl.
 
 
 @triton.jit
-def origin_sum(bias, problem, b, h, j, BLOCK_N: tl.constexpr, SIDE: tl.constexpr):
+def key_origin(bias, problem, b, h, j, BLOCK_N: tl.constexpr, SIDE: tl.constexpr):
     """C at the key from which it is counted in the tile of keys j, j + 1, ..."""
-    origin = j + BLOCK_N - 1 if SIDE > 0 else j
-    return sum_at_key(bias, b, h, tl.minimum(origin, problem.n_key - 1))
+    nearest = j + BLOCK_N - 1 if SIDE > 0 else j
+    return sum_at(bias, b, h, tl.minimum(nearest, problem.n_key - 1))
+
+
+@triton.jit
+def query_origin(bias, problem, b, h, p, BLOCK_M: tl.constexpr, SIDE: tl.constexpr):
+    """C at the query from which it is counted in the tile of queries from position p on."""
+    nearest = p if SIDE > 0 else tl.minimum(p + BLOCK_M - 1, problem.n_key - 1)
+    return sum_at(bias, b, h, nearest, nearest >= 0)
 
 
 @triton.jit
@@ -106,7 +113,7 @@ def query_factors_kernel(
     if lse_in_base_2 is not None:
         lse = tl.load(row_address(lse_in_base_2, b, h, 0) + i, i < problem.n_query, other=0.0)
         sums = sums_from(bias, problem, b, h, p_first, BLOCK_M)
-        way = (sums - sum_at_query(bias, b, h, p_first)).to(tl.float32)
+        way = (sums - query_origin(bias, problem, b, h, p_first, BLOCK_M, SIDE)).to(tl.float32)
         rest = ((SIDE * LOG2E) * gain * way - lse) / problem.scale_in_base_2
         rest = tl.maximum(rest, LEAST)
     values = query_factors((gain * (-SIDE / problem.scale))[:, None], rest[:, None])
@@ -118,7 +125,7 @@ def key_factors_kernel(factors, bias, problem, BLOCK_N: tl.constexpr, SIDE: tl.c
     """Those of tiles of BLOCK_N keys. (B or 1, H or 1, n, FACTORS), n a multiple of BLOCK_N."""
     b, h = tl.program_id(0), tl.program_id(1)
     first = tl.program_id(2) * BLOCK_N
-    origin = origin_sum(bias, problem, b, h, first, BLOCK_N, SIDE)
+    origin = key_origin(bias, problem, b, h, first, BLOCK_N, SIDE)
     way = (sums_from(bias, problem, b, h, first, BLOCK_N) - origin).to(tl.float32)
     tl.store(tile_addresses(factors, b, h, first, BLOCK_N, FACTORS), key_factors(way[:, None]))
 

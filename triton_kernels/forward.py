@@ -5,8 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .bias import shared_gain, sum_at_query
-from .factors import origin_sum, tile_key_factors, tile_query_factors
+from .bias import shared_gain
+from .factors import key_origin, query_origin, tile_key_factors, tile_query_factors
 from .logits import key_side, query_side, tile_logits
 from .primitives import INFINITY, LN2, LOG2E, dot, load_tile, row_address, store_tile
 from .ranges import (
@@ -47,10 +47,10 @@ def attend_keys(
     kv_head = h // problem.group
     if FACTORED:
         q_factors = tile_query_factors(bias, b, h, first, BLOCK_M, SIDE)
-        c_first = sum_at_query(bias, b, h, queries[0])
+        from_queries = query_origin(bias, problem, b, h, queries[0], BLOCK_M, SIDE)
         slope = (SIDE * LOG2E) * queries[1]
-        intercept = slope * (queries[2] - c_first).to(tl.float32)
-        origin = origin_sum(bias, problem, b, h, begin, BLOCK_N, SIDE)
+        intercept = slope * (queries[2] - from_queries).to(tl.float32)
+        from_keys = key_origin(bias, problem, b, h, begin, BLOCK_N, SIDE)
     for j in range(begin, end, BLOCK_N):
         # [BLOCK_N, BLOCK_D], [BLOCK_N, BLOCK_DV]
         tile_k = load_tile(
@@ -65,9 +65,9 @@ def attend_keys(
             k_factors = tile_key_factors(bias, problem, b, h, queries[0], j, BLOCK_N, SIDE)
             factors = q_factors, k_factors
             if bias.form != "distance":
-                offset = intercept + slope * (c_first - origin).to(tl.float32)
+                offset = intercept + slope * (from_queries - from_keys).to(tl.float32)
                 # That of the next tile, before which there is time to wait for it.
-                origin = origin_sum(bias, problem, b, h, j + BLOCK_N, BLOCK_N, SIDE)
+                from_keys = key_origin(bias, problem, b, h, j + BLOCK_N, BLOCK_N, SIDE)
         x, multiplier, _ = tile_logits(
             *(bias, problem, b, h, tile_q, tile_k, queries, keys, factors, MASKED, FACTORED),
             KEYS_FIRST=False,

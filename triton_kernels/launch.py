@@ -39,7 +39,7 @@ def forward(
     o = q.new_empty((*q.shape[:3], v.shape[3]))
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     bias, problem = _operands(q, k, v, terms, gain, form, scale, causal, window)
-    config, sizes = _sizes("forward", q, v)
+    config, sizes = _sizes("forward", q, v, bias)
     bias = _with_factors(bias, problem, config)
     tensors = map(rows, (q, k, v, o, lse))
     _launch(attn_fwd_kernel, q, q.shape[1], config.block_m, config)(
@@ -78,7 +78,7 @@ def backward(
     has_gain = with_bias_gradient and form not in ("none", "distance")
     has_sums = has_gain and form != "linear"
 
-    config, sizes = _sizes("backward_queries", q, v)
+    config, sizes = _sizes("backward_queries", q, v, bias)
     tensors = map(rows, (*given, grad_q, of_gain, of_queries))
     _launch(attn_bwd_dq_kernel, q, q.shape[1], config.block_m, config)(
         *tensors,
@@ -87,7 +87,7 @@ def backward(
         **sizes,
         BIAS_GRADIENT=has_gain,
     )
-    config, sizes = _sizes("backward_keys", q, v)
+    config, sizes = _sizes("backward_keys", q, v, bias)
     tensors = map(rows, (*given, grad_k, grad_v, of_keys))
     _launch(attn_bwd_dkv_kernel, k, k.shape[1], config.block_n, config)(
         *tensors,
@@ -205,10 +205,11 @@ def _per_head(x: Tensor | None) -> Rows | None:
     return Rows(x, batch, head, x.stride(2) if x.dim() > 2 else 1)
 
 
-def _sizes(kernel: str, q: Tensor, v: Tensor) -> tuple[Config, dict[str, int]]:
+def _sizes(kernel: str, q: Tensor, v: Tensor, bias: Bias) -> tuple[Config, dict[str, int]]:
     """The configuration of a kernel, and what of it the kernel has to know."""
     block_d, block_dv = (max(16, triton.next_power_of_2(x.shape[3])) for x in (q, v))
-    config = configs.choose(kernel, _processor(), q.dtype, max(block_d, block_dv))
+    heavy = bias.gain is not None or bias.squared.value
+    config = configs.choose(kernel, _processor(), q.dtype, max(block_d, block_dv), heavy)
     return config, {
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
@@ -241,7 +242,7 @@ def _delta(problem: Problem, o: Tensor, *tensors: Tensor) -> None:
 def _table_gradient(given, bias: Bias, problem: Problem, causal: bool, length: int) -> Tensor:
     """(B, H, length), from sums over the diagonals of tiles: see attn_bwd_table_kernel."""
     q, _, v, *_ = given
-    config, sizes = _sizes("backward_table", q, v)
+    config, sizes = _sizes("backward_table", q, v, bias)
     block, shift = config.block_m, problem.n_key - problem.n_query
     begin = (0 if causal else 1 - problem.n_query) - shift - 1
     first, last = begin // block, (begin + length - 1) // block

@@ -5,7 +5,7 @@ polynomials T_0 to T_4 of their row in the tile, keys the coefficients, which de
 are from the tile's first query. Each product has as many columns as its size asks for (factors.py).
 
 A polynomial through five rows of the table is compared with all of them. Where a logit in base 2
-would differ by more than TABLE_ERROR, the table itself is read.
+would differ by more than half precision shows, the table itself is read.
 """
 
 from __future__ import annotations
@@ -21,18 +21,21 @@ from .factors import parts
 from .primitives import FACTORS, dot, row_address, tile_addresses
 
 DEGREES = tl.constexpr(5)
-# An eighth of the rounding of a float16.
+# Of a logit in base 2: an eighth of the rounding of a float16, and of the logit itself, which
+# float32 holds to 2^-24.
 TABLE_ERROR = tl.constexpr(2.0**-14)
+RELATIVE_ERROR = tl.constexpr(2.0**-21)
 TABLE_ROWS = 64  # of a program
 
 
 @functools.cache
 def interpolation(rows: int) -> tuple[tuple[int, ...], tuple[tuple[float, ...], ...]]:
     """Five rows of a tile, and [degree][row]: what their values add to a coefficient."""
-    angles = [(2 * k + 1) * math.pi / 10 for k in range(DEGREES.value)]
-    nodes = [round((rows - 1 - rows * math.cos(angle)) / 2) for angle in angles]
-    angles = (2 * torch.tensor(nodes, dtype=torch.float64) + 1 - rows).div(rows).acos()
-    polynomials = (angles[:, None] * torch.arange(DEGREES.value)).cos()
+    ideal = [math.cos((2 * k + 1) * math.pi / 10) for k in range(DEGREES.value)]
+    nodes = [round((rows - 1 - rows * x) / 2) for x in ideal]
+    x = [(2 * node + 1 - rows) / rows for node in nodes]
+    angles = torch.tensor(x, dtype=torch.float64, device="cpu").acos()
+    polynomials = (angles[:, None] * torch.arange(DEGREES.value, device="cpu")).cos()
     return tuple(nodes), tuple(map(tuple, polynomials.inverse().tolist()))
 
 
@@ -108,7 +111,8 @@ def table_factors_kernel(
     found = dot(keys, tl.trans(rows)) * problem.scale_in_base_2
     expected = tl.load(table + x[:, None] + tl.arange(0, ROWS)[None, :], exists[:, None])
     # NaN is an error too.
-    good = tl.sum((tl.abs(found - expected) <= TABLE_ERROR).to(tl.int32), 1) == ROWS
+    allowed = TABLE_ERROR + RELATIVE_ERROR * tl.abs(expected)
+    good = tl.sum((tl.abs(found - expected) <= allowed).to(tl.int32), 1) == ROWS
     is_rough = exists & (good == 0)
     block = row_address(rough, b, h, tl.program_id(2))
     tl.store(block, tl.min(tl.where(is_rough, x, length), 0))
