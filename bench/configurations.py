@@ -5,7 +5,7 @@
 Prints, for each width of a head, kernel and kind of bias, the configurations that no form of the
 kind spills registers with, best first. They are compiled, not run: what is compared is an estimate
 of cycles a pair of query and key takes on a multiprocessor, from the instructions of the loop over
-whole tiles, the products and exponentials in a tile, and how well latency is hidden.
+whole tiles, its products, exponentials and loads, and how well latency is hidden.
 """
 
 from __future__ import annotations
@@ -41,16 +41,17 @@ LOAD_CYCLES, STEP_CYCLES = 800, 300  # a load from memory that nothing hides; de
 
 @dataclass(frozen=True)
 class Multiprocessor:
-    """Multiplications of matrix units a cycle, and bytes of shared memory."""
+    """What it does in a cycle, and what it has."""
 
-    multiplications: int
-    shared: int
+    multiplications: int  # of matrix units
+    bytes: int  # from the second cache, about
+    shared: int  # bytes
 
 
 MULTIPROCESSORS = {
-    80: Multiprocessor(1024, 163 * 1024),
-    90: Multiprocessor(2048, 227 * 1024),
-    100: Multiprocessor(4096, 227 * 1024),
+    80: Multiprocessor(1024, 32, 163 * 1024),
+    90: Multiprocessor(2048, 24, 227 * 1024),
+    100: Multiprocessor(4096, 24, 227 * 1024),
 }
 
 
@@ -75,10 +76,15 @@ def cycles(arch: int, kernel: str, width: int, config: Config, one: compiled.Com
         processor.shared // (one.shared + 1024),
         THREADS // (32 * config.num_warps),
     )
+    # Rows of half precision that are loaded for a tile.
+    rows = {"backward_keys": 2 * config.block_m, "backward_table": 4 * config.block_m}
+    loads = rows.get(kernel, 2 * config.block_n) * 2 * width / processor.bytes
     issue = one.instructions * config.num_warps / ISSUES
     products = PRODUCTS[kernel] * tile * width / processor.multiplications
-    unhidden = LOAD_CYCLES * (config.num_stages == 1) + STEP_CYCLES + issue + products
-    return max(issue, products, tile / EXPONENTIALS, unhidden / blocks) / tile
+    # Groups of four warps work beside each other, but for loads they wait for together.
+    work = (issue + products) / (config.num_warps / 4)
+    unhidden = LOAD_CYCLES * (config.num_stages == 1) + STEP_CYCLES + work
+    return max(issue, products, loads, tile / EXPONENTIALS, unhidden / blocks) / tile
 
 
 def search(arch: int, kernel: str, width: int, forms: tuple[str, ...]) -> tuple[float, Config]:

@@ -134,6 +134,19 @@ def test_a_rough_table_has_no_factors():
     assert table_factors(table, True, 400, 32)[1][0] == 400 - 32 + 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
+def test_distances_of_minus_infinity_are_masked(causal, dtype):
+    problem = drawn(Case("distance", dtype, lengths=(100, 100), batch=1, causal=causal))
+    table = problem.bias
+    d = torch.arange(table.r.shape[1]) - table.origin
+    hidden = (d.abs() >= 40) | (d == 3)
+    with torch.no_grad():
+        table.r[:, hidden] = -torch.inf
+    ours = check_problem(problem, attend)
+    assert (ours["gradient of r"][:, hidden] == 0).all()
+
+
 @pytest.mark.parametrize("step", [-1e3, -1e9])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
@@ -232,3 +245,11 @@ def test_tensors_elsewhere_are_refused():
     x = torch.zeros(1, 1, 2, 16, device="meta")
     with pytest.raises(ValueError, match=r"^backend='triton' needs tensors on .*; q is on meta"):
         biased_flash_attn(x, x, x, backend="triton")
+
+
+def test_unless_named_the_reference_runs_and_says_so(monkeypatch):
+    """On a GPU; the device here is one that the kernels are made to believe in."""
+    monkeypatch.setattr(backends, "_refusal_of_triton", lambda q: "")
+    with pytest.warns(UserWarning, match=r"O\(N\^2\) memory: backend='triton' names") as warned:
+        assert backends.choose(torch.zeros(1, 1, 2, 16, device="meta"), None) == "reference"
+    assert len(warned) == 1

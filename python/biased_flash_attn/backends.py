@@ -96,15 +96,19 @@ def choose(q: Tensor, backend: str | None) -> str:
 
 
 def _best(q: Tensor) -> str:
-    if q.device.type != "cpu":
-        return "reference"
-    if _CPU_KERNELS is None:
-        warnings.warn(
-            f"running on the reference backend, in O(N^2) memory: {_CPU_KERNELS_MISSING}",
-            stacklevel=4,
+    if q.device.type == "cpu":
+        if _CPU_KERNELS is not None:
+            return "cpu"
+        _warn_of_reference(_CPU_KERNELS_MISSING)
+    elif not _refusal_of_triton(q):
+        _warn_of_reference(
+            "backend='triton' names the fused kernels, which no GPU has verified yet"
         )
-        return "reference"
-    return "cpu"
+    return "reference"
+
+
+def _warn_of_reference(reason: str) -> None:
+    warnings.warn(f"running on the reference backend, in O(N^2) memory: {reason}", stacklevel=5)
 
 
 def _refusal_of_triton(q: Tensor) -> str:
