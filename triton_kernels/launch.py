@@ -11,7 +11,9 @@ from triton.language import constexpr
 from triton.runtime import driver
 
 from . import configs
-from .backward import attn_bwd_delta_kernel, attn_bwd_dkv_kernel, attn_bwd_dq_kernel
+from .backward import attn_bwd_delta_kernel
+from .backward_keys import attn_bwd_dkv_kernel
+from .backward_queries import attn_bwd_dq_kernel
 from .configs import Config
 from .factors import key_factors_kernel, query_factors_kernel
 from .forward import attn_fwd_kernel

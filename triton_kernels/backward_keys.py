@@ -1,0 +1,151 @@
+"""Gradients of k and v, and the keys' shares of what cumulative biases hold."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .backward import query_statistics, weights_and_gradients
+from .bias import shared_gain, tile_gradients
+from .factors import (
+    key_gradient_sums,
+    key_origin,
+    query_origin,
+    tile_key_factors,
+    tile_query_factors,
+    times_factors,
+)
+from .logits import key_side, pairs, query_side
+from .primitives import FACTORS, LOG2E, dot, load_tile, row_address, store_tile
+from .ranges import (
+    PARTS,
+    query_part_exists,
+    query_part_is_factored,
+    query_part_is_masked,
+    query_part_side,
+    query_ranges,
+)
+
+
+@triton.jit
+def gather_from_queries(
+    q,
+    grad_o,
+    lse_in_base_2,
+    delta,
+    bias,
+    problem,
+    b,
+    h,
+    tile_k,
+    tile_v,
+    gain,
+    keys,
+    begin,
+    end,
+    dk,
+    dv,
+    of_sums,
+    products,
+    BLOCK_M: tl.constexpr,
+    MASKED: tl.constexpr,
+    FACTORED: tl.constexpr,
+    SIDE: tl.constexpr,
+    BIAS_GRADIENT: tl.constexpr,
+):
+    """dk, still to be multiplied by scale, dv and the sums of the bias's gradient, with the query
+    tiles from begin to end: see attn_bwd_dkv_kernel."""
+    BLOCK_N: tl.constexpr = tile_k.shape[0]
+    BLOCK_D: tl.constexpr = tile_k.shape[1]
+    BLOCK_DV: tl.constexpr = tile_v.shape[1]
+    if FACTORED:
+        from_keys = key_origin(bias, problem, b, h, keys[0], BLOCK_N, SIDE)
+    for i in range(begin, end, BLOCK_M):
+        # [BLOCK_M, BLOCK_D], [BLOCK_M, BLOCK_DV]
+        tile_q = load_tile(
+            *(q, b, h, i, problem.n_query, problem.head_dim, BLOCK_M, BLOCK_D), EDGE=MASKED
+        )
+        tile_do = load_tile(
+            *(grad_o, b, h, i, problem.n_query, problem.value_dim, BLOCK_M, BLOCK_DV), EDGE=MASKED
+        )
+        lse, d = query_statistics(lse_in_base_2, delta, problem, b, h, i, BLOCK_M, MASKED)
+        queries = query_side(bias, problem, b, h, i, gain, BLOCK_M, MASKED)
+        factors, offset = (0, 0), -lse
+        if FACTORED:
+            factors = (
+                tile_query_factors(bias, b, h, i, BLOCK_M, SIDE),
+                tile_key_factors(bias, problem, b, h, queries[0], keys[0], BLOCK_N, SIDE),
+            )
+            if bias.form != "distance":
+                from_queries = query_origin(bias, problem, b, h, queries[0], BLOCK_M, SIDE)
+                offset = (SIDE * LOG2E) * queries[1] * (from_queries - from_keys).to(tl.float32)
+        p, grad_s = weights_and_gradients(
+            *(bias, problem, b, h, tile_q, tile_k, tile_v, tile_do, offset, d),
+            *(queries, keys, factors, MASKED, FACTORED),
+            KEYS_FIRST=True,
+        )
+        dv = dot(p.to(tile_do.dtype), tile_do, dv)
+        dk = dot(grad_s.to(tile_q.dtype), tile_q, dk)
+        if BIAS_GRADIENT and FACTORED:
+            products = times_factors(grad_s, factors[0], products, tile_q.dtype == tl.float16)
+        elif BIAS_GRADIENT:
+            of_pairs = tile_gradients(bias, problem, grad_s, *pairs(bias, queries, keys, True))
+            of_sums -= tl.sum(of_pairs[1] * queries[1][None, :], 1)
+    return dk, dv, of_sums, products
+
+
+@triton.jit
+def attn_bwd_dkv_kernel(
+    q,
+    k,
+    v,
+    grad_o,
+    lse_in_base_2,
+    delta,
+    grad_k,
+    grad_v,
+    grad_sums,
+    bias,
+    problem,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BIAS_GRADIENT: tl.constexpr,
+):
+    """dv_j = sum_i P_ij grad_o_i and dk_j = scale sum_i dS_ij q_i, over all query heads that share
+    the key head; with BIAS_GRADIENT, for each of them, grad_sums_j = sum_i dS_ij dbeta_ij/dC[j].
+    """
+    kv_heads = problem.heads // problem.group
+    b, kv_head = tl.program_id(0) // kv_heads, tl.program_id(0) % kv_heads
+    first = tl.program_id(1) * BLOCK_N
+    # [BLOCK_N, BLOCK_D], [BLOCK_N, BLOCK_DV]
+    tile_k = load_tile(k, b, kv_head, first, problem.n_key, problem.head_dim, BLOCK_N, BLOCK_D)
+    tile_v = load_tile(v, b, kv_head, first, problem.n_key, problem.value_dim, BLOCK_N, BLOCK_DV)
+
+    dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    dv = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
+    for h in range(kv_head * problem.group, (kv_head + 1) * problem.group):
+        keys = key_side(bias, problem, b, h, first, BLOCK_N)
+        gain = shared_gain(bias, b, h, BLOCK_M)
+        bounds = query_ranges(problem, bias, b, h, first, BLOCK_M, BLOCK_N)
+        of_sums = tl.zeros([BLOCK_N], tl.float32)
+        products = tl.zeros([BLOCK_N, FACTORS], tl.float32)
+        for PART in tl.static_range(PARTS):
+            if query_part_exists(PART, problem.causal, bias.form, bias.factored):
+                dk, dv, of_sums, products = gather_from_queries(
+                    *(q, grad_o, lse_in_base_2, delta, bias, problem, b, h, tile_k, tile_v, gain),
+                    *(keys, bounds[PART], bounds[PART + 1], dk, dv, of_sums, products),
+                    BLOCK_M=BLOCK_M,
+                    MASKED=query_part_is_masked(PART),
+                    FACTORED=query_part_is_factored(PART),
+                    SIDE=query_part_side(PART),
+                    BIAS_GRADIENT=BIAS_GRADIENT,
+                )
+        if BIAS_GRADIENT:
+            of_sums += key_gradient_sums(problem, products)
+            j = first + tl.arange(0, BLOCK_N)
+            tl.store(row_address(grad_sums, b, h, 0) + j, of_sums, j < problem.n_key)
+
+    store_tile(grad_k, b, kv_head, first, problem.n_key, dk * problem.scale, problem.head_dim)
+    store_tile(grad_v, b, kv_head, first, problem.n_key, dv, problem.value_dim)

@@ -1,0 +1,165 @@
+"""Gradients of q, and the queries' shares of what linear and cumulative biases hold."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .backward import query_statistics, weights_and_gradients
+from .bias import shared_gain, tile_gradients
+from .factors import (
+    key_origin,
+    query_gradient_sums,
+    query_origin,
+    tile_key_factors,
+    tile_query_factors,
+    times_factors,
+)
+from .logits import key_side, pairs, query_side
+from .primitives import FACTORS, LOG2E, dot, load_tile, row_address, store_tile
+from .ranges import (
+    PARTS,
+    key_part_exists,
+    key_part_is_factored,
+    key_part_is_masked,
+    key_part_side,
+    key_ranges,
+)
+
+
+@triton.jit
+def gather_from_keys(
+    k,
+    v,
+    bias,
+    problem,
+    b,
+    h,
+    first,
+    tile_q,
+    tile_do,
+    statistics,
+    queries,
+    begin,
+    end,
+    dq,
+    of_gain,
+    of_sums,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
+    FACTORED: tl.constexpr,
+    SIDE: tl.constexpr,
+    BIAS_GRADIENT: tl.constexpr,
+):
+    """dq, still to be multiplied by scale, and the sums of the bias's gradient, with the key tiles
+    from begin to end: see attn_bwd_dq_kernel."""
+    BLOCK_M: tl.constexpr = tile_q.shape[0]
+    BLOCK_D: tl.constexpr = tile_q.shape[1]
+    BLOCK_DV: tl.constexpr = tile_do.shape[1]
+    kv_head = h // problem.group
+    lse, delta = statistics
+    if FACTORED:
+        q_factors = tile_query_factors(bias, b, h, first, BLOCK_M, SIDE)
+        from_queries = query_origin(bias, problem, b, h, queries[0], BLOCK_M, SIDE)
+        way_of_query = (queries[2] - from_queries).to(tl.float32)
+        slope = (SIDE * LOG2E) * queries[1]
+        intercept = slope * way_of_query - lse
+        from_keys = key_origin(bias, problem, b, h, begin, BLOCK_N, SIDE)
+    # dS times key factors, of all tiles; and of each tile, times the way of C since its origin.
+    products = tl.zeros([BLOCK_M, FACTORS], tl.float32)
+    carried = tl.zeros([BLOCK_M, FACTORS], tl.float32)
+    way = 0.0
+    for j in range(begin, end, BLOCK_N):
+        # [BLOCK_N, BLOCK_D], [BLOCK_N, BLOCK_DV]
+        tile_k = load_tile(
+            *(k, b, kv_head, j, problem.n_key, problem.head_dim, BLOCK_N, BLOCK_D), EDGE=MASKED
+        )
+        tile_v = load_tile(
+            *(v, b, kv_head, j, problem.n_key, problem.value_dim, BLOCK_N, BLOCK_DV), EDGE=MASKED
+        )
+        keys = key_side(bias, problem, b, h, j, BLOCK_N)
+        factors, offset = (0, 0), -lse
+        if FACTORED:
+            k_factors = tile_key_factors(bias, problem, b, h, queries[0], j, BLOCK_N, SIDE)
+            factors = q_factors, k_factors
+            if bias.form != "distance":
+                last_way = way
+                way = (from_queries - from_keys).to(tl.float32)
+                offset = intercept + slope * way
+                # That of the next tile, before which there is time to wait for it.
+                from_keys = key_origin(bias, problem, b, h, j + BLOCK_N, BLOCK_N, SIDE)
+        _, grad_s = weights_and_gradients(
+            *(bias, problem, b, h, tile_q, tile_k, tile_v, tile_do, offset, delta),
+            *(queries, keys, factors, MASKED, FACTORED),
+            KEYS_FIRST=False,
+        )
+        dq = dot(grad_s.to(tile_k.dtype), tile_k, dq)
+        if BIAS_GRADIENT and FACTORED:
+            carried += products * (last_way - way)
+            products = times_factors(grad_s, factors[1], products, tile_k.dtype == tl.float16)
+        elif BIAS_GRADIENT:
+            of_pairs = tile_gradients(bias, problem, grad_s, *pairs(bias, queries, keys, False))
+            of_gain += tl.sum(of_pairs[0], 1)
+            of_sums += tl.sum(of_pairs[1], 1)
+    if BIAS_GRADIENT and FACTORED:
+        of_tiles = query_gradient_sums(products, carried, way_of_query + way, SIDE)
+        of_gain += of_tiles[0]
+        of_sums += of_tiles[1]
+    return dq, of_gain, of_sums
+
+
+@triton.jit
+def attn_bwd_dq_kernel(
+    q,
+    k,
+    v,
+    grad_o,
+    lse_in_base_2,
+    delta,
+    grad_q,
+    grad_gain,
+    grad_sums,
+    bias,
+    problem,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BIAS_GRADIENT: tl.constexpr,
+):
+    """dq_i = scale sum_j dS_ij k_j and, with BIAS_GRADIENT, the rows' share of the bias's gradient:
+    grad_gain_i = sum_j dS_ij dbeta_ij/dg_i, and grad_sums_i = sum_j dS_ij dbeta_ij/dC[p_i], beta
+    being what the bias is a function of. (B, H, Nq) each.
+    """
+    b, h = tl.program_id(0) // problem.heads, tl.program_id(0) % problem.heads
+    # The last queries see most keys: longest first.
+    first = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_M
+    # [BLOCK_M, BLOCK_D], [BLOCK_M, BLOCK_DV]
+    tile_q = load_tile(q, b, h, first, problem.n_query, problem.head_dim, BLOCK_M, BLOCK_D)
+    tile_do = load_tile(grad_o, b, h, first, problem.n_query, problem.value_dim, BLOCK_M, BLOCK_DV)
+    statistics = query_statistics(lse_in_base_2, delta, problem, b, h, first, BLOCK_M)
+    gain = shared_gain(bias, b, h, BLOCK_M)
+    queries = query_side(bias, problem, b, h, first, gain, BLOCK_M)
+    bounds = key_ranges(problem, bias, b, h, first, BLOCK_M, BLOCK_N)
+
+    dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    of_gain = tl.zeros([BLOCK_M], tl.float32)
+    of_sums = tl.zeros([BLOCK_M], tl.float32)
+    for PART in tl.static_range(PARTS):
+        if key_part_exists(PART, problem.causal, problem.windowed, bias.form, bias.factored):
+            dq, of_gain, of_sums = gather_from_keys(
+                *(k, v, bias, problem, b, h, first, tile_q, tile_do, statistics, queries),
+                *(bounds[PART], bounds[PART + 1], dq, of_gain, of_sums),
+                BLOCK_N=BLOCK_N,
+                MASKED=key_part_is_masked(PART, bias.form, bias.factored),
+                FACTORED=key_part_is_factored(PART),
+                SIDE=key_part_side(PART),
+                BIAS_GRADIENT=BIAS_GRADIENT,
+            )
+
+    store_tile(grad_q, b, h, first, problem.n_query, dq * problem.scale, problem.head_dim)
+    if BIAS_GRADIENT:
+        i = first + tl.arange(0, BLOCK_M)
+        exists = i < problem.n_query
+        tl.store(row_address(grad_gain, b, h, 0) + i, of_gain, exists)
+        tl.store(row_address(grad_sums, b, h, 0) + i, of_sums * queries[1], exists)
