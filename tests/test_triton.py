@@ -36,6 +36,29 @@ pytestmark = [
 attend = functools.partial(fused, backend="triton")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def quick_interpreter():
+    """The language is prepared where a kernel is launched, and once for a module of Triton's, not
+    for every function that is called: that takes most of the interpreter's time."""
+    if not INTERPRETED or KERNELS is None:
+        yield
+        return
+    from triton.runtime.interpreter import InterpretedFunction
+
+    prepare_and_call, prepared = InterpretedFunction.__call__, set()
+
+    def call(self, *args, **kwargs):
+        module = self.fn.__module__
+        if module in prepared or module.startswith(KERNELS.__package__):
+            return self.rewrite()(*args, **kwargs)
+        prepared.add(module)
+        return prepare_and_call(self, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InterpretedFunction, "__call__", call)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def device():
     """Everything is made where the kernels run."""
