@@ -55,11 +55,13 @@ MULTIPROCESSORS = {
 }
 
 
-def tiles(kernel: str) -> list[tuple[int, int, int]]:
-    """Queries, keys and warps, large tiles first."""
-    found = itertools.product((128, 64, 32, 16), (128, 64, 32, 16), (8, 4))
+def tiles(kernel: str, width: int) -> list[tuple[int, int, int]]:
+    """Queries, keys and warps, large tiles first; fewer pairs a thread the wider a head is."""
+    sizes = (128, 64, 32) if width <= 128 else (64, 32, 16)
+    most = min(64, 64 * 128 // width)
+    found = itertools.product(sizes, sizes, (8, 4))
     square = kernel == "backward_table"
-    fitting = [x for x in found if 8 <= pairs(*x) <= 64 and (x[0] == x[1] or not square)]
+    fitting = [x for x in found if 8 <= pairs(*x) <= most and (x[0] == x[1] or not square)]
     return sorted(fitting, key=lambda x: pairs(*x), reverse=True)
 
 
@@ -90,11 +92,11 @@ def cycles(arch: int, kernel: str, width: int, config: Config, one: compiled.Com
 def search(arch: int, kernel: str, width: int, forms: tuple[str, ...]) -> tuple[float, Config]:
     """The configuration whose worst form takes the fewest cycles.
 
-    What spills in one stage spills in two. Ten tiles in a row that are no better end the search, as
-    what follows is smaller.
+    What spills in one stage spills in two. Five tiles in a row that are no better end the search,
+    as those that follow are smaller.
     """
     best, no_better = (math.inf, None), 0
-    for tile in tiles(kernel):
+    for tile in tiles(kernel, width):
         no_better += best[1] is not None
         for stages in (1, 2):
             config = Config(*tile, stages)
@@ -103,7 +105,7 @@ def search(arch: int, kernel: str, width: int, forms: tuple[str, ...]) -> tuple[
                 best, no_better = (found, config), 0
             if found == math.inf:
                 break
-        if no_better == 10:
+        if no_better == 5:
             break
     return best
 
