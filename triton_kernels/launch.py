@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
+from contextlib import nullcontext
+from functools import partial, wraps
 
 import torch
 import triton
@@ -26,6 +27,18 @@ from .table import attn_bwd_table_kernel
 _OPTIONS = {} if INTERPRETED else {"enable_fp_fusion": True}
 
 
+def _where_the_tensors_are(call):
+    """Launches on the GPU of the first argument, which need not be the current one."""
+
+    @wraps(call)
+    def on_device(x: Tensor, *rest):
+        with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
+            return call(x, *rest)
+
+    return on_device
+
+
+@_where_the_tensors_are
 def forward(
     q: Tensor,
     k: Tensor,
@@ -50,6 +63,7 @@ def forward(
     return o, lse
 
 
+@_where_the_tensors_are
 def backward(
     grad_o: Tensor,
     grad_lse: Tensor,
