@@ -23,28 +23,60 @@ class Config:
 
 @dataclass(frozen=True)
 class Row:
-    """The configurations for a width. Biases with gains or an outer function are heavy: they take
-    registers that others leave to larger blocks."""
+    """The configurations for a width, and those of heavy biases where they differ."""
 
     forward: Config
     backward_queries: Config
     backward_keys: Config
     backward_table: Config
-    heavy_forward: Config | None = None
     heavy_backward_queries: Config | None = None
     heavy_backward_keys: Config | None = None
 
 
 # By the widest head they serve; no head is wider than 256.
 HALF = {
-    64: Row(Config(128, 64, 8, 2), Config(64, 64, 8), Config(32, 64, 8), Config(64, 64)),
-    128: Row(Config(128, 64, 8, 2), Config(64, 32, 8), Config(32, 32, 8), Config(64, 64)),
-    256: Row(Config(64, 32, 8), Config(32, 32, 8), Config(32, 32, 8), Config(16, 16)),
+    64: Row(
+        forward=Config(128, 128, 8, 2),
+        backward_queries=Config(128, 64, 8, 2),
+        backward_keys=Config(64, 128, 8, 2),
+        heavy_backward_keys=Config(32, 64, 4, 2),
+        backward_table=Config(64, 64, 4, 2),
+    ),
+    128: Row(
+        forward=Config(128, 64, 8, 2),
+        backward_queries=Config(128, 64, 8, 2),
+        heavy_backward_queries=Config(128, 32, 8, 2),
+        backward_keys=Config(32, 128, 8, 1),
+        heavy_backward_keys=Config(16, 128, 8, 1),
+        backward_table=Config(64, 64, 4, 1),
+    ),
+    256: Row(
+        forward=Config(64, 32, 8, 1),
+        backward_queries=Config(64, 16, 4, 1),
+        backward_keys=Config(32, 32, 8, 1),
+        backward_table=Config(16, 16, 4, 1),
+    ),
 }
 HALF_BEFORE_HOPPER = {
-    64: Row(Config(128, 64, 8, 2), Config(64, 32), Config(32, 64, 8), Config(64, 64, 8)),
-    128: Row(Config(64, 64, 8, 2), Config(64, 32, 8), Config(32, 64, 8), Config(32, 32)),
-    256: Row(Config(64, 32, 8), Config(32, 32, 8), Config(32, 32, 8), Config(16, 16)),
+    64: Row(
+        forward=Config(128, 64, 8, 2),
+        backward_queries=Config(128, 64, 8, 2),
+        backward_keys=Config(32, 128, 8, 1),
+        backward_table=Config(64, 64, 8, 2),
+    ),
+    128: Row(
+        forward=Config(64, 64, 4, 2),
+        backward_queries=Config(128, 32, 8, 1),
+        backward_keys=Config(32, 64, 8, 1),
+        heavy_backward_keys=Config(16, 64, 8, 1),
+        backward_table=Config(32, 32, 4, 1),
+    ),
+    256: Row(
+        forward=Config(64, 32, 8, 1),
+        backward_queries=Config(32, 32, 8, 1),
+        backward_keys=Config(32, 32, 8, 1),
+        backward_table=Config(16, 16, 4, 1),
+    ),
 }
 SINGLE = {
     64: Row(Config(32, 32), Config(32, 32), Config(32, 32), Config(32, 32)),
@@ -53,6 +85,13 @@ SINGLE = {
 }
 # Small, so that short sequences have many blocks.
 INTERPRETED = Row(Config(32, 16), Config(32, 16), Config(16, 32), Config(32, 32))
+
+
+def is_heavy(kernel: str, form: str, with_gain: bool) -> bool:
+    """Whether a bias takes registers in a kernel that others leave to larger blocks."""
+    if kernel == "backward_keys":
+        return form not in ("none", "linear")
+    return with_gain or form == "log1p_square"
 
 
 def choose(kernel: str, arch: int | str, dtype: torch.dtype, width: int, heavy: bool) -> Config:

@@ -224,7 +224,8 @@ def _per_head(x: Tensor | None) -> Rows | None:
 def _sizes(kernel: str, q: Tensor, v: Tensor, bias: Bias) -> tuple[Config, dict[str, int]]:
     """The configuration of a kernel, and what of it the kernel has to know."""
     block_d, block_dv = (max(16, triton.next_power_of_2(x.shape[3])) for x in (q, v))
-    heavy = bias.gain is not None or bias.squared.value
+    form = "log1p_square" if bias.squared.value else bias.form.value
+    heavy = configs.is_heavy(kernel, form, bias.gain is not None)
     config = configs.choose(kernel, _processor(), q.dtype, max(block_d, block_dv), heavy)
     return config, {
         "BLOCK_M": config.block_m,
