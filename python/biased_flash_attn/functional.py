@@ -15,6 +15,16 @@ from .validation import (
     check_tensors,
 )
 
+# Below what an output can show.
+DEFAULT_TOLERANCES = {
+    torch.float64: 2.0**-24,
+    torch.float32: 2.0**-24,
+    torch.bfloat16: 2.0**-12,
+    torch.float16: 2.0**-12,
+}
+# With fewer a plan takes longer than what it saves.
+FEWEST_KEYS = 1024
+
 
 def biased_flash_attn(
     q: Tensor,
@@ -78,6 +88,7 @@ def biased_flash_attn(
     else:
         if not torch.compiler.is_compiling():
             check_derivatives(q, k, v, form and form.terms, form and form.gain)
+        plan = _plan(q, k, v, form, geometry, scale, tolerance, backend)
         o, lse = ops.forward(
             q,
             k,
@@ -88,9 +99,22 @@ def biased_flash_attn(
             scale,
             causal,
             window,
+            plan,
             backend,
         )
     return (o, lse) if return_lse else o
+
+
+def _plan(q, k, v, form, geometry, scale, tolerance, backend) -> Tensor | None:
+    """Which keys may be left out, or None where that is not worth asking."""
+    if tolerance is None:
+        tolerance = DEFAULT_TOLERANCES[q.dtype]
+    # The Triton kernels take every visible tile.
+    if form is None or tolerance == 0 or backend != "cpu" or geometry.n_key < FEWEST_KEYS:
+        return None
+    tensors = (x if x is None else x.detach() for x in (q, k, v, form.terms, form.gain))
+    options = (form.name, scale, geometry.causal, geometry.window, tolerance, backend)
+    return ops.plan(*tensors, *options)
 
 
 def _reference(q, k, v, form, geometry, scale):
