@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from . import backends, skipping
+from .certificate import Bias
 from .forms import Geometry
 
 _LIBRARY = torch.library.Library("biased_flash_attn", "DEF")
@@ -22,7 +23,8 @@ _LIBRARY.define(
 _LIBRARY.define(
     "backward(Tensor grad_o, Tensor grad_lse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse,"
     " Tensor? terms, Tensor? gain, str form, float scale, bool causal, SymInt? window,"
-    " bool with_bias_gradient, Tensor? plan, str backend) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+    " bool with_bias_gradient, Tensor? plan, str backend)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 
 _LIBRARY.define(
@@ -55,8 +57,9 @@ def _given(plan):
 
 def _plan(q, k, v, terms, gain, form, scale, causal, window, tolerance, backend):
     geometry = Geometry(q.shape[2], k.shape[2], causal, window)
-    bias = skipping.Bias(terms, gain, form, scale, geometry)
-    return skipping.make(q, k, v, bias, tolerance, backend)
+    bias = Bias(terms, gain, form, scale, geometry)
+    with torch.autocast(q.device.type, enabled=False):
+        return skipping.make(q, k, v, bias, tolerance, backend)
 
 
 for _device in ("CPU", "CUDA"):

@@ -32,10 +32,15 @@ class Side:
     positions: Tensor
     n_key: int
     offset: int = 0
+    is_mirrored: bool = False
 
     @property
     def tiles(self) -> int:
         return -(-self.n_key // KEY_STEP)
+
+    def mirrored(self) -> Side:
+        offset = -self.n_key % KEY_STEP
+        return Side(self.n_key - 1 - self.positions, self.n_key, offset, True)
 
     def cut(self, tile: Tensor) -> Tensor:
         return (KEY_STEP * tile - self.offset).clamp(min=0)
@@ -54,9 +59,6 @@ class Side:
         """The largest of the keys before each cut, (..., tiles + 1); NaN counts as infinity."""
         largest = self.in_tiles(keys.nan_to_num(torch.inf, torch.inf, -torch.inf)).amax(-1)
         return torch.nn.functional.pad(largest.cummax(-1).values, (1, 0), value=-torch.inf)
-
-    def mirrored(self) -> Side:
-        return Side(self.n_key - 1 - self.positions, self.n_key, -self.n_key % KEY_STEP)
 
 
 class DistanceMass:
@@ -133,3 +135,6 @@ class LogSquareMass:
         gap = torch.maximum(at_query - highest, lowest - at_query).clamp(min=0)
         beta = self.gain[..., rows] * gap
         return torch.log(self.side.cut(tile)) - torch.log1p(beta.square())
+
+
+Mass = DistanceMass | CumulativeMass | LogSquareMass
