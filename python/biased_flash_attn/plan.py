@@ -92,15 +92,14 @@ def attention_plan(
     taken = _taken(plan, geometry)
     keys = Keys.of(k, q.shape[1])
     field = getattr(bias, "receptive_field", None)
-    reach = _reach(plan, geometry)
     return AttentionPlan(
         geometry,
         call.tolerance,
         *plan,
         fraction=taken.sum(-1) / seen.sum(-1).clamp(min=1),
-        window=reach,
+        window=_reach(plan, geometry),
         bound=_bound(call, plan),
-        content=abs(call.scale) * _longest(keys.seen_by(q)[0]) * _longest(keys.distance),
+        content=abs(call.scale) * _largest(keys.seen_by(q)[0]) * _largest(keys.distance),
         receptive_field=field(call.tolerance) if field and call.tolerance else None,
     )
 
@@ -131,7 +130,7 @@ def _reach(plan: Tensor, geometry: Geometry) -> Tensor:
     back = last + 1 - begin
     if geometry.window is not None:
         back = back.clamp(max=geometry.window)
-    return torch.maximum(back, end - first).amax(-1)
+    return _largest(torch.maximum(back, end - first))
 
 
 def _bound(call: Call, plan: Tensor) -> Tensor:
@@ -147,9 +146,9 @@ def _bound(call: Call, plan: Tensor) -> Tensor:
         cut = call.geometry.n_key - plan[1] if side.is_mirrored else plan[0]
         tile = ((cut + side.offset) // KEY_STEP).long()[..., row]
         total = total + torch.where(tile > 0, certificate.log_bound(tile).exp(), 0)
-    return total.amax(-1)
+    return _largest(total)
 
 
-def _longest(lengths: Tensor) -> Tensor:
-    """(B, H, n) to (B, H), 0 where there are none."""
-    return lengths.amax(-1) if lengths.shape[-1] else lengths.sum(-1)
+def _largest(x: Tensor) -> Tensor:
+    """(B, H, n) to (B, H), 0 where n is."""
+    return x.amax(-1) if x.shape[-1] else x.sum(-1)

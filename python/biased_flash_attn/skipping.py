@@ -41,6 +41,8 @@ def everything(q: Tensor, geometry: Geometry) -> Tensor:
 def make(q: Tensor, k: Tensor, v: Tensor, bias: Bias, tolerance: float, backend: str) -> Tensor:
     """A certified plan of the heads where it saves enough, and everything for the others."""
     plan = everything(q, bias.geometry)
+    if plan.numel() == 0:
+        return plan
     group = q.shape[1] // k.shape[1]
     worth = _promising(q, k, bias, tolerance).unflatten(0, (-1, group)).any(1)
     if not worth.any():
@@ -59,8 +61,6 @@ def certified(
 ) -> Tensor:
     """The plan that leaves out whatever is proved to be worth no more than tolerance."""
     plan = everything(q, bias.geometry)
-    if plan.numel() == 0 or bias.geometry.n_key == 0:
-        return plan
     certificates = Certificate.of(q, k, v, bias, backend)
     for certificate in certificates:
         side = certificate.mass.side
