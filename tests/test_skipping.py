@@ -244,6 +244,35 @@ def test_an_infinite_step_parts_documents():
     assert left_out(call, plan) <= math.log(1e-6)
 
 
+def test_roundings_are_paid_for():
+    """All keys are alike and far from 0: nothing but float32 is between the bound and the truth."""
+    for _ in range(30):
+        k = (2.0**17 * torch.randint(-3, 4, (DIM,))).expand(1, 1, 900, DIM)
+        form = Linear(torch.tensor([[0.1]]))
+        call = Call(torch.randn(1, 1, 1, DIM), k, k, form, Geometry(1, 900))
+        keep_nearest = torch.tensor([768, 900]).int().reshape(2, 1, 1, 1)
+        tolerance = math.exp(left_out(call, keep_nearest)) * (1 - 1e-3)
+        assert left_out(call, call.plan(tolerance)) <= math.log(tolerance)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_sums_that_come_back_bring_their_keys_back(sign):
+    call = drawn_call("log1p_square", heads=1, n=896, q=lambda q: q.mul_(0.1))
+    steps = sign * torch.ones(1, 1, 896).double()
+    steps[..., 448:] *= -1
+    steps[..., [0, -1]] = 0  # the last query is where the first key is
+    call.form = Cumulative(steps.cumsum(-1), torch.full((1, 1, 896), 1e4), "log1p_square")
+    s = call.logits()
+    assert s[0, 0, -1, 0] > s[0, 0, -1, 500]
+    assert (call.plan(1e-4)[0] == 0).all()
+    # without the way back
+    call.geometry = Geometry(448, 448)
+    call.q, call.k, call.v = (x[:, :, :448] for x in (call.q, call.k, call.v))
+    call.form = Cumulative(call.form.sums[..., :448], call.form.gain[..., :448], "log1p_square")
+    assert call.plan(1e-4)[0, 0, 0, -1] > 0
+    assert left_out(call, call.plan(1e-4)) <= math.log(1e-4)
+
+
 # The fractions of the table in DESIGN.md, at 2^-9 of the values' range, and a tenth more.
 FRACTIONS = {
     "alibi": (16, 8, biases.ALiBi),
@@ -319,10 +348,11 @@ def test_the_operators_are_given_the_plan_of_the_call():
 
 
 def test_autocast_does_not_coarsen_the_proof():
-    q, k, v = (torch.randn(1, 2, 1100, DIM).bfloat16() for _ in range(3))
-    k += 20
-    slopes, options = torch.tensor([[0.5, 0.1]]), ("linear", DIM**-0.5, True, None, 1e-4, "cpu")
+    q, k, v = (torch.randn(1, 2, 2000, DIM) for _ in range(3))
+    k += 3000
+    slopes, options = torch.tensor([[0.2, 0.1]]), ("linear", DIM**-0.5, True, None, 1e-2, "cpu")
     plan = ops.plan(q, k, v, slopes, None, *options)
+    assert (plan[0, ..., -1] > 0).all()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(ops.plan(q, k, v, slopes, None, *options), plan)
 

@@ -174,10 +174,10 @@ def _near_lse(q: Tensor, k: Tensor, bias: Bias, backend: str) -> Tensor:
 
 def _rounding(dim: int, logit: Tensor, near: Tensor, gain: Tensor | None) -> Tensor:
     """What float32 and fast exponentials may have changed the bound by."""
-    size = 1 + logit + near.abs()
+    roundings = (4 * dim + 256) * (1 + logit + near.abs())
     if gain is not None:
-        size = size + _LARGEST_SUM * gain.double().abs()
-    return 2**-10 + 2**-23 * (4 * dim + 256) * size
+        roundings = roundings + 16 * _LARGEST_SUM * gain.double().abs()
+    return 2**-10 + 2**-23 * roundings
 
 
 def _finite(v: Tensor, heads: int) -> Tensor:
