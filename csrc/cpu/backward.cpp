@@ -257,7 +257,8 @@ private:
         const Vector<Real> scale = broadcast(Real(p_.scale * kLog2e));
         const Vector<Real> lse = broadcast(lse_[query]), delta = broadcast(delta_[query]);
         const int64_t real_query = std::min(query, p_.n_query - 1);  // padded rows have P = 0
-        const Range visible = visible_.keys(real_query).shifted_into(keys.begin, kTile);
+        const Range visible =
+            kMasked ? visible_.keys(real_query).shifted_into(keys.begin, kTile) : keys;
         bias_.with_row(real_query, [&](auto bias) {
 #pragma GCC unroll 4
             for (int c = 0; c < width; c += kLane) {

@@ -180,7 +180,8 @@ private:
         Vector<Real> excess = broadcast(-kInfinity);
         for (int r = 0; r < rows; ++r) {
             const int64_t query = std::min(strip.begin + r, strip.end - 1);
-            const Range visible = visible_.keys(query).shifted_into(keys.begin, kTile);
+            const Range visible =
+                kMasked ? visible_.keys(query).shifted_into(keys.begin, kTile) : keys;
             Vector<Real> largest = broadcast(-kInfinity);
             bias_.with_row(query, [&](const auto& bias) {
 #pragma GCC unroll 4
