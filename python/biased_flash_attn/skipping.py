@@ -41,7 +41,7 @@ def everything(q: Tensor, geometry: Geometry) -> Tensor:
 def make(q: Tensor, k: Tensor, v: Tensor, bias: Bias, tolerance: float, backend: str) -> Tensor:
     """A certified plan of the heads where it saves enough, and everything for the others."""
     plan = everything(q, bias.geometry)
-    if plan.numel() == 0:
+    if plan.numel() == 0 or not _decays(bias, tolerance):
         return plan
     group = q.shape[1] // k.shape[1]
     worth = _promising(q, k, bias, tolerance).unflatten(0, (-1, group)).any(1)
@@ -73,6 +73,18 @@ def certified(
         else:
             plan[0] = cut.flip(-1).cummin(-1).values.flip(-1)
     return plan
+
+
+def _decays(bias: Bias, tolerance: float) -> bool:
+    """Whether some head of a table is worth less than tolerance at the farthest quarter of it.
+
+    Were all keys alike, no other could lose more than a sixteenth of its pairs.
+    """
+    if bias.form != "distance":
+        return True
+    past = bias.terms[..., -bias.geometry.first_distance :]
+    far = past[..., 3 * past.shape[-1] // 4 :].logsumexp(-1) - past.logsumexp(-1)
+    return bool((far < math.log(tolerance)).any())
 
 
 def _promising(q: Tensor, k: Tensor, bias: Bias, tolerance: float) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 KEY_STEP = 64
 # What may underflow in a sum of up to 2^40 exponentials, relative to the largest of them.
 _LOST = 1e-290
-_GAINS = 9  # for which sums are taken
+_GAINS, _SAMPLED_GAINS = 5, 512  # for which sums are taken, and among which these are chosen
 
 
 @dataclass(frozen=True)
@@ -92,10 +92,11 @@ class CumulativeMass:
             self.log_sums = self._prefixes(sums)[..., None, :]
             return
         self.gain = gain.double()
-        ordered = self.gain.sort(-1).values
         # The smallest gains decide what a tile of queries may leave out: most nodes are among them.
-        nodes = torch.linspace(0, 1, _GAINS, device=gain.device) ** 3 * (ordered.shape[-1] - 1)
-        grid = ordered[..., nodes.round().long()]
+        sample = self.gain[..., :: max(1, self.gain.shape[-1] // _SAMPLED_GAINS)].sort(-1).values
+        nodes = torch.linspace(0, 1, _GAINS, device=gain.device) ** 3 * (sample.shape[-1] - 1)
+        grid = sample[..., nodes.round().long()]
+        grid[..., 0], grid[..., -1] = self.gain.amin(-1), self.gain.amax(-1)
         self.left = (torch.searchsorted(grid, self.gain, right=True) - 1).clamp(0, _GAINS - 2)
         low, high = grid.gather(-1, self.left), grid.gather(-1, self.left + 1)
         self.share = torch.where(high > low, (self.gain - low) / (high - low), 0)
