@@ -10,6 +10,7 @@ is in DESIGN.md, "Certified skipping".
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +23,7 @@ from .tail_mass import KEY_STEP, CumulativeMass, DistanceMass, LogSquareMass, Ma
 # The past keys nearest to a query, which it always takes; their sum bounds its lse from below.
 NEAR = 128
 
-_CHUNK = 2**20  # numbers of q or k that are looked at together
+_CHUNK = 2**18  # numbers of q or k that are converted together, so that they stay in the cache
 _LARGEST_SUM = 64  # of a tile of keys, up to which the kernels hold it in one float
 
 
@@ -77,11 +78,10 @@ class Keys:
     @staticmethod
     def of(k: Tensor, heads: int) -> Keys:
         mean = k.mean(2, dtype=torch.promote_types(k.dtype, torch.float32))
-        distances = [
-            torch.linalg.vector_norm(x.to(mean.dtype) - mean[:, :, None], dim=-1)
-            for x in _chunks(k)
-        ]
-        of_heads = (mean, torch.cat(distances, 2).double())
+        # The other way of cdist is that by products, which cancel.
+        direct = {"compute_mode": "donot_use_mm_for_euclid_dist"}
+        distances = [torch.cdist(x, mean[:, :, None], **direct) for x in _chunks(k, mean.dtype)]
+        of_heads = (mean, torch.cat(distances, 2).squeeze(-1).double())
         return Keys(*(x.repeat_interleave(heads // k.shape[1], 1) for x in of_heads))
 
     @property
@@ -93,8 +93,7 @@ class Keys:
     def seen_by(self, q: Tensor) -> tuple[Tensor, Tensor]:
         """The length of each query and its product with the mean, (B, H, n_query) float64."""
         lengths, products = [], []
-        for chunk in _chunks(q):
-            x = chunk.to(self.mean.dtype)
+        for x in _chunks(q, self.mean.dtype):
             lengths.append(torch.linalg.vector_norm(x, dim=-1))
             products.append((x @ self.mean[..., None]).squeeze(-1))
         return torch.cat(lengths, 2).double(), torch.cat(products, 2).double()
@@ -151,7 +150,7 @@ class Certificate:
         high = last.clamp(0, side.tiles).expand(self.taken.shape)
         low = torch.zeros_like(high)
         for _ in range(side.tiles.bit_length()):
-            middle = (low + high + 1) // 2
+            middle = (low + high + 1) >> 1
             within = (self.log_bound(middle) <= log_tolerance) & (low < high)
             low = torch.where(within, middle, low)
             high = torch.where(within, high, torch.maximum(middle - 1, low))
@@ -186,6 +185,8 @@ def _finite(v: Tensor, heads: int) -> Tensor:
     return total.isfinite().repeat_interleave(heads // v.shape[1], 1)[..., None]
 
 
-def _chunks(x: Tensor) -> tuple[Tensor, ...]:
-    batch, heads, _, dim = x.shape
-    return x.split(max(KEY_STEP, _CHUNK // max(1, batch * heads * dim)), 2)
+def _chunks(x: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
+    """x in dtype, in pieces along the sequence where that needs a copy."""
+    batch, heads, length, dim = x.shape
+    fitting = max(KEY_STEP, _CHUNK // max(1, batch * heads * dim))
+    return (chunk.to(dtype) for chunk in x.split(length if x.dtype == dtype else fitting, 2))
