@@ -14,6 +14,7 @@ from layer import HEAD_DIM, Inputs, Training, draw
 from sides import make_bias, ours
 
 LENGTH = 330  # several tiles, the last one partial
+SKIPPING_LENGTH = 4000  # most of its tiles are left out
 
 
 @cache
@@ -35,6 +36,20 @@ def check_exact(inputs: Inputs, bias: str | None, backend: str) -> None:
     for name, error in errors(ours(inputs, bias, backend)(), exact).items():
         allowed = 2 * naive_errors[name] + rounding
         assert error <= allowed, f"{bias}, {dtype}: {name} errs by {error:.2g} > {allowed:.2g}"
+
+
+@cache
+def check_skipping(bias: str, dtype: torch.dtype) -> None:
+    """Fails when results at the default tolerance differ by more than a rounding from those at 0.
+
+    Gradients are as exact as the sums that they are made from are large.
+    """
+    inputs = draw(SKIPPING_LENGTH, dtype)
+    exact = ours(inputs, bias, tolerance=0.0)()
+    for name, result in ours(inputs, bias)().items():
+        allowed = 4 * torch.finfo(dtype).eps * exact[name].abs().max()
+        error = (result - exact[name]).abs().max()
+        assert error <= allowed, f"{bias}, {dtype}: {name} differs by {error:.2g} > {allowed:.2g}"
 
 
 def check_other(side, bias: str, dtype: torch.dtype) -> None:

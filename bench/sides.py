@@ -59,13 +59,16 @@ def make_bias(name: str | None, inputs: Inputs) -> nn.Module | None:
     return Fixed(bias, inputs.x) if variant == "fixed" else bias
 
 
-def ours(inputs: Inputs, bias: str | None, backend: str = "cpu") -> Training:
+def ours(
+    inputs: Inputs, bias: str | None, backend: str = "cpu", tolerance: float | None = None
+) -> Training:
     """What is computed from hidden states and parameters is computed, and differentiated, anew."""
     module = make_bias(bias, inputs)
     q, k, v = inputs.q, inputs.k, inputs.v
 
     def attend() -> Tensor:
-        return biased_flash_attn(q, k, v, module and module(inputs.x), backend=backend)
+        form = module and module(inputs.x)
+        return biased_flash_attn(q, k, v, form, tolerance=tolerance, backend=backend)
 
     return Training(inputs, attend, module)
 

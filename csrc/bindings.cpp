@@ -100,7 +100,8 @@ int worthwhile_threads(const Problem& problem, int threads) {
 void fill(Problem& problem, const std::string& dtype, const std::string& form, const Sizes& sizes,
           double scale, bool causal, int64_t window, int threads, const Tensor& q, const Tensor& k,
           const Tensor& v, const std::optional<Tensor>& terms, int64_t n_terms,
-          const std::optional<Tensor>& gain) {
+          const std::optional<Tensor>& gain, const std::optional<Tensor>& first_key,
+          const std::optional<Tensor>& end_key) {
     problem.element = element_of(dtype);
     problem.form = form_of(form);
     problem.batch = sizes[0], problem.heads = sizes[1], problem.kv_heads = sizes[2];
@@ -113,16 +114,19 @@ void fill(Problem& problem, const std::string& dtype, const std::string& form, c
     problem.q = view(q, bytes.element), problem.k = view(k, bytes.element),
     problem.v = view(v, bytes.element);
     problem.terms = view(terms, bytes.terms), problem.gain = view(gain, bytes.real);
+    problem.first_key = view(first_key, sizeof(int32_t));
+    problem.end_key = view(end_key, sizeof(int32_t));
     refuse_nan(problem, bytes);
 }
 
 void forward(const std::string& dtype, const std::string& form, const Sizes& sizes, double scale,
              bool causal, int64_t window, int threads, const Tensor& q, const Tensor& k,
              const Tensor& v, const std::optional<Tensor>& terms, int64_t n_terms,
-             const std::optional<Tensor>& gain, const Tensor& o, const Tensor& lse) {
+             const std::optional<Tensor>& gain, const std::optional<Tensor>& first_key,
+             const std::optional<Tensor>& end_key, const Tensor& o, const Tensor& lse) {
     Forward problem;
-    fill(problem, dtype, form, sizes, scale, causal, window, threads, q, k, v, terms, n_terms,
-         gain);
+    fill(problem, dtype, form, sizes, scale, causal, window, threads, q, k, v, terms, n_terms, gain,
+         first_key, end_key);
     const ItemBytes bytes(problem);
     problem.o = view(o, bytes.element), problem.lse = view(lse, bytes.real);
     py::gil_scoped_release release;
@@ -132,13 +136,14 @@ void forward(const std::string& dtype, const std::string& form, const Sizes& siz
 void backward(const std::string& dtype, const std::string& form, const Sizes& sizes, double scale,
               bool causal, int64_t window, int threads, const Tensor& q, const Tensor& k,
               const Tensor& v, const std::optional<Tensor>& terms, int64_t n_terms,
-              const std::optional<Tensor>& gain, const Tensor& o, const Tensor& lse,
+              const std::optional<Tensor>& gain, const std::optional<Tensor>& first_key,
+              const std::optional<Tensor>& end_key, const Tensor& o, const Tensor& lse,
               const Tensor& grad_o, const Tensor& grad_lse, const Tensor& grad_q,
               const Tensor& grad_k, const Tensor& grad_v, const std::optional<Tensor>& grad_terms,
               const std::optional<Tensor>& grad_gain) {
     Backward problem;
-    fill(problem, dtype, form, sizes, scale, causal, window, threads, q, k, v, terms, n_terms,
-         gain);
+    fill(problem, dtype, form, sizes, scale, causal, window, threads, q, k, v, terms, n_terms, gain,
+         first_key, end_key);
     const ItemBytes bytes(problem);
     problem.o = view(o, bytes.element), problem.lse = view(lse, bytes.real);
     problem.grad_o = view(grad_o, bytes.element), problem.grad_lse = view(grad_lse, bytes.real);

@@ -22,6 +22,9 @@ struct View {
     }
 };
 
+// Consecutive queries that a plan treats alike.
+constexpr int64_t kPlanQueries = 128;
+
 struct Problem {
     Element element;
     Form form;
@@ -35,6 +38,9 @@ struct Problem {
     View q, k, v;  // element type
     View terms;    // real (linear: slopes; distance: table) or float64 (cumulative: sums)
     View gain;     // real, one per query; data is null for none
+    // The plan, one int32 per kPlanQueries queries: of the keys they see, those from the first to
+    // before the end are taken. Neither decreases along the queries; data is null for all keys.
+    View first_key, end_key;
 
     // "real" is float64 for float64 inputs and float32 otherwise.
     int64_t position(int64_t query) const { return query + n_key - n_query; }

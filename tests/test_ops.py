@@ -34,7 +34,7 @@ def test_opcheck_of_forward(bias):
     _, tensors, of_bias, options = operands(case)
     leaves = tuple(None if x is None else x.detach().requires_grad_() for x in of_bias)
     operator = torch.ops.biased_flash_attn.forward.default
-    torch.library.opcheck(operator, (*tensors, *leaves, *options, "cpu"))
+    torch.library.opcheck(operator, (*tensors, *leaves, *options, None, "cpu"))
 
 
 @pytest.mark.parametrize("with_bias_gradient", [True, False])
@@ -43,12 +43,12 @@ def test_opcheck_of_backward(bias, with_bias_gradient):
     problem, tensors, of_bias, options = operands(Case(bias, lengths=(9, 21), heads=(4, 2)))
     tensors = [x.detach() for x in tensors]
     of_bias = [None if x is None else x.detach() for x in of_bias]
-    o, lse = torch.ops.biased_flash_attn.forward.default(*tensors, *of_bias, *options, "cpu")
+    o, lse = torch.ops.biased_flash_attn.forward.default(*tensors, *of_bias, *options, None, "cpu")
     torch.library.opcheck(
         torch.ops.biased_flash_attn.backward.default,
         (
             *(problem.grad_o, problem.grad_lse, *tensors, o, lse),
-            *(*of_bias, *options, with_bias_gradient, "cpu"),
+            *(*of_bias, *options, with_bias_gradient, None, "cpu"),
         ),
     )
 

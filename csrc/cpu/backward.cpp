@@ -4,15 +4,16 @@
 //   grad_k_j = scale sum_i dS_ij q_i,
 //   grad_q_i = scale sum_j dS_ij k_j.
 //
-// A task is one key/value head, or one of a few interleaved shares of its key tiles where heads are
-// fewer than threads. For each tile it walks the blocks of queries that see the tile. grad_k and
-// grad_v of the tile gather in place, grad_q of the whole head in a private buffer.
+// A task is one key/value head, or one of a few interleaved shares of its key tiles where whole
+// heads would leave threads idle. For each tile it walks the blocks of queries that see the tile.
+// grad_k and grad_v of the tile gather in place, grad_q of the whole head in a private buffer.
 #include <omp.h>
 
 #include <cmath>
 #include <limits>
 
 #include "gemm.h"
+#include "schedule.h"
 #include "select.h"
 #include "shared_sum.h"
 #include "subnormals.h"
@@ -25,20 +26,35 @@ constexpr int kBlockRows = 96;  // queries whose P and dS stay in the first two 
 
 int64_t tile_count(const Problem& problem) { return (problem.n_key + kTile - 1) / kTile; }
 
-// The smallest number of shares per key/value head that keeps 9 of 10 threads busy, or the best.
-int key_shares(const Problem& problem) {
-    const int64_t heads = problem.batch * problem.kv_heads;
-    int best = 1;
-    double best_use = 0;
-    for (int shares = 1; shares <= std::min<int64_t>(problem.threads, tile_count(problem));
-         ++shares) {
-        const int64_t rounds = (heads * shares + problem.threads - 1) / problem.threads;
-        const double use = double(heads * shares) / double(rounds * problem.threads);
-        if (use > best_use) best = shares, best_use = use;
-        if (use >= 0.9) break;
+// The key/value heads as tasks, and into how many shares of their key tiles each is cut.
+struct Schedule {
+    explicit Schedule(const Backward& problem)
+        : heads(problem.batch * problem.kv_heads), order(heads) {
+        const int64_t group = problem.heads / problem.kv_heads;
+        Visibility visible(problem);
+        for (int64_t head = 0; head < heads; ++head) {
+            double pairs = 0;
+            for (int64_t member = 0; member < group; ++member) {
+                visible.begin_head(head / problem.kv_heads,
+                                   head % problem.kv_heads * group + member);
+                pairs += visible.pairs({0, problem.n_query});
+            }
+            order.data()[head] = {pairs, head};
+        }
+        longest_first(order.data(), heads);
+        shares = fewest_parts(order.data(), heads,
+                              int(std::min<int64_t>(problem.threads, tile_count(problem))),
+                              problem.threads);
     }
-    return best;
-}
+
+    const int64_t heads;
+    const Buffer<Task> order;
+    int shares;
+};
+
+struct SharedBackward : Backward {
+    int shares;  // of each key/value head
+};
 
 template <class Arithmetic, class Bias>
 class BackwardHead {
@@ -49,10 +65,11 @@ class BackwardHead {
     static constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
 
 public:
-    BackwardHead(Arena& arena, const Backward& problem)
+    BackwardHead(Arena& arena, const SharedBackward& problem)
         : p_(problem),
+          visible_(problem),
           group_(problem.heads / problem.kv_heads),
-          shares_(key_shares(problem)),
+          shares_(problem.shares),
           padded_queries_(round_up(problem.n_query, kRegisterRows)),
           kept_tiles_(group_ == 1 ? 1 : (tile_count(problem) + shares_ - 1) / shares_),
           weights_(arena.take<Operand>(kBlockRows / kPair * kTile)),
@@ -113,6 +130,7 @@ private:
         for (int64_t i = p_.n_query; i < padded_queries_; ++i) lse_[i] = kInfinity, delta_[i] = 0;
         std::memset(grad_queries_, 0, grad_query_elements() * sizeof(Real));
         bias_.begin_head(b_, head);
+        visible_.begin_head(b_, head);
     }
 
     Real dot_rows(const char* a, const char* b) {
@@ -140,7 +158,7 @@ private:
             std::memset(tile_grad_values_.data, 0, kTile * values_.columns() * sizeof(Real));
         }
         bias_.begin_tile(keys);
-        const Range queries = visible_queries(p_, keys);
+        const Range queries = visible_.queries(keys);
         for (int64_t i = queries.begin / kRegisterRows * kRegisterRows; i < queries.end;
              i += kBlockRows)
             add_block({i, std::min(i + kBlockRows, queries.end)}, keys);
@@ -156,7 +174,7 @@ private:
         bool masked = false;
         for (int64_t i = queries.begin; i < queries.end; i += kStripRows) {
             const Range strip = {i, std::min(i + kStripRows, queries.end)};
-            const bool partial = coverage(p_, strip, keys) != Coverage::full;
+            const bool partial = coverage(visible_, strip, keys) != Coverage::full;
             masked |= partial;
             const bool with_bias_gradient = Bias::has_gradient && p_.grad_terms.data;
             if (partial) {
@@ -178,11 +196,11 @@ private:
         if (masked && !finite_) {
             const auto queries_of_key = [&](int key) {
                 const int64_t j = keys.begin + key;
-                return visible_queries(p_, {j, j + 1})
+                return visible_.queries({j, j + 1})
                     .shifted_into(queries.begin, queries.end - queries.begin);
             };
             const auto keys_of_query = [&](int row) {
-                return visible_keys(p_, queries.begin + row)
+                return visible_.keys(queries.begin + row)
                     .shifted_into(keys.begin, keys.end - keys.begin);
             };
             const int n_keys = int(keys.end - keys.begin),
@@ -239,7 +257,8 @@ private:
         const Vector<Real> scale = broadcast(Real(p_.scale * kLog2e));
         const Vector<Real> lse = broadcast(lse_[query]), delta = broadcast(delta_[query]);
         const int64_t real_query = std::min(query, p_.n_query - 1);  // padded rows have P = 0
-        const Range visible = visible_keys(p_, real_query).shifted_into(keys.begin, kTile);
+        const Range visible =
+            kMasked ? visible_.keys(real_query).shifted_into(keys.begin, kTile) : keys;
         bias_.with_row(real_query, [&](auto bias) {
 #pragma GCC unroll 4
             for (int c = 0; c < width; c += kLane) {
@@ -290,6 +309,7 @@ private:
     }
 
     const Backward& p_;
+    Visibility visible_;
     const int64_t group_;
     const int shares_;
     const int64_t padded_queries_, kept_tiles_;
@@ -314,10 +334,12 @@ template <class Arithmetic, class Bias>
 void run_backward(const Backward& problem) {
     using Head = BackwardHead<Arithmetic, Bias>;
     using Real = typename Arithmetic::Real;
-    const int shares = key_shares(problem);
-    const int64_t tasks = problem.batch * problem.kv_heads * shares;
+    const Schedule schedule(problem);
+    const int shares = schedule.shares;
+    const int64_t tasks = schedule.heads * shares;
     const int threads = int(std::min<int64_t>(problem.threads, tasks));
-    const ThreadWorkspaces<Head, Backward> workspaces(problem, threads);
+    const SharedBackward shared{problem, shares};
+    const ThreadWorkspaces<Head, SharedBackward> workspaces(shared, threads);
     SharedSum<Real> grad_query_sums(
         problem.batch * problem.heads,
         round_up(problem.n_query, kRegisterRows) * round_up(problem.head_dim, kLanes<Real>),
@@ -328,7 +350,7 @@ void run_backward(const Backward& problem) {
         Head head = workspaces.of_thread(omp_get_thread_num());
 #pragma omp for schedule(monotonic : dynamic, 1)
         for (int64_t task = 0; task < tasks; ++task) {
-            const int64_t kv_head = task / shares;
+            const int64_t kv_head = schedule.order.data()[task / shares].id;
             head.run(kv_head / problem.kv_heads, kv_head % problem.kv_heads, int(task % shares),
                      grad_query_sums);
         }

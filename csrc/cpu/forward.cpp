@@ -9,7 +9,9 @@
 #include <cmath>
 #include <limits>
 
+#include "buffer.h"
 #include "gemm.h"
+#include "schedule.h"
 #include "select.h"
 #include "subnormals.h"
 
@@ -48,6 +50,7 @@ class ForwardBlock {
 public:
     ForwardBlock(Arena& arena, const Forward& problem)
         : p_(problem),
+          visible_(problem),
           rows_(block_rows(problem)),
           depth_(round_up(problem.head_dim, Arithmetic::pair) / Arithmetic::pair),
           columns_(round_up(problem.value_dim, kLane)),
@@ -62,8 +65,7 @@ public:
 
     void run(int64_t b, int64_t h, Range queries) {
         begin(b, h, queries);
-        const Range keys = {visible_keys(p_, queries.begin).begin,
-                            visible_keys(p_, queries.end - 1).end};
+        const Range keys = {visible_.keys(queries.begin).begin, visible_.keys(queries.end - 1).end};
         if (!keys.empty()) {
             for (int64_t tile = (keys.end - 1) / kTile; tile >= keys.begin / kTile; --tile)
                 add_tile({tile * kTile, std::min((tile + 1) * kTile, p_.n_key)});
@@ -83,6 +85,7 @@ private:
         std::memset(sums_, 0, padded * kLane * sizeof(Real));
         std::fill(pivots_, pivots_ + padded, -kInfinity);
         bias_.begin_head(b, h);
+        visible_.begin_head(b, h);
     }
 
     void add_tile(Range keys) {
@@ -108,7 +111,7 @@ private:
             const int64_t query = block_.begin + row;
             const Range strip = {query, std::min(query + kStripRows, block_.end)};
             prefetch_next_tile(keys.begin, row / kStripRows);
-            switch (coverage(p_, strip, keys)) {
+            switch (coverage(visible_, strip, keys)) {
                 case Coverage::none: break;
                 case Coverage::partial: add_strip<true>(strip, keys); break;
                 case Coverage::full: add_strip<false>(strip, keys); break;
@@ -154,7 +157,7 @@ private:
             gemm_visible<Arithmetic>(
                 int(strip.end - strip.begin), columns_, left, {values_, columns_}, output,
                 [&](int r) {
-                    return visible_keys(p_, strip.begin + r).shifted_into(keys.begin, width);
+                    return visible_.keys(strip.begin + r).shifted_into(keys.begin, width);
                 });
         } else {
             gemm<Arithmetic, true>(rows, columns_, width / Arithmetic::pair, left,
@@ -164,7 +167,7 @@ private:
 
     // Columns up to the last key that the strip sees.
     int visible_width(Range strip, Range keys) const {
-        const int64_t end = visible_keys(p_, strip.end - 1).end - keys.begin;
+        const int64_t end = visible_.keys(strip.end - 1).end - keys.begin;
         return int(std::min<int64_t>(round_up(end, kLane * Arithmetic::pair), width_));
     }
 
@@ -177,7 +180,8 @@ private:
         Vector<Real> excess = broadcast(-kInfinity);
         for (int r = 0; r < rows; ++r) {
             const int64_t query = std::min(strip.begin + r, strip.end - 1);
-            const Range visible = visible_keys(p_, query).shifted_into(keys.begin, kTile);
+            const Range visible =
+                kMasked ? visible_.keys(query).shifted_into(keys.begin, kTile) : keys;
             Vector<Real> largest = broadcast(-kInfinity);
             bias_.with_row(query, [&](const auto& bias) {
 #pragma GCC unroll 4
@@ -253,6 +257,7 @@ private:
     }
 
     const Forward& p_;
+    Visibility visible_;
     const int64_t rows_, depth_, columns_;
     Bias bias_;
     Operand *queries_, *keys_, *keys_transposed_, *values_;
@@ -273,16 +278,26 @@ void run_forward(const Forward& problem) {
     const int64_t heads = problem.batch * problem.heads;
     const int threads = int(std::min<int64_t>(problem.threads, blocks * heads));
     const ThreadWorkspaces<Block, Forward> workspaces(problem, threads);
+    const auto head_of = [&](int64_t task) { return task % heads; };
+    const auto queries_of = [&](int64_t task) {
+        const int64_t begin = (blocks - 1 - task / heads) * rows;
+        return Range{begin, std::min(begin + rows, problem.n_query)};
+    };
+    const Buffer<Task> tasks(blocks * heads);
+    Visibility visible(problem);
+    for (int64_t task = 0; task < blocks * heads; ++task) {
+        visible.begin_head(head_of(task) / problem.heads, head_of(task) % problem.heads);
+        tasks.data()[task] = {visible.pairs(queries_of(task)), task};
+    }
+    longest_first(tasks.data(), blocks * heads);
 #pragma omp parallel num_threads(threads)
     {
         [[maybe_unused]] const FlushSubnormals flush_subnormals;
         Block block = workspaces.of_thread(omp_get_thread_num());
-        // the last queries see most keys: longest first
 #pragma omp for schedule(monotonic : dynamic, 1)
-        for (int64_t task = 0; task < blocks * heads; ++task) {
-            const int64_t begin = (blocks - 1 - task / heads) * rows, head = task % heads;
-            block.run(head / problem.heads, head % problem.heads,
-                      {begin, std::min(begin + rows, problem.n_query)});
+        for (int64_t place = 0; place < blocks * heads; ++place) {
+            const int64_t task = tasks.data()[place].id, head = head_of(task);
+            block.run(head / problem.heads, head % problem.heads, queries_of(task));
         }
     }
 }

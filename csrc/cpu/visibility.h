@@ -19,27 +19,74 @@ struct Range {
     }
 };
 
-// Both ends never decrease from one query to the next.
-inline Range visible_keys(const Problem& problem, int64_t query) {
-    const int64_t position = problem.position(query);
-    return {std::max<int64_t>(0, position - problem.window + 1),
-            problem.causal ? std::min(problem.n_key, position + 1) : problem.n_key};
-}
+// The keys that the queries of one head take: those they see and, with a plan, that it leaves them.
+class Visibility {
+public:
+    explicit Visibility(const Problem& problem) : p_(problem) {}
 
-// The queries that see at least one of the keys [keys.begin, keys.end).
-inline Range visible_queries(const Problem& problem, Range keys) {
-    const int64_t first_position = problem.position(0);
-    return {problem.causal ? std::max<int64_t>(0, keys.begin - first_position) : 0,
-            std::min(problem.n_query, keys.end - 1 + problem.window - first_position)};
-}
+    void begin_head(int64_t b, int64_t h) {
+        if (!p_.first_key.data) return;
+        first_ = p_.first_key.at<int32_t>(b, h), end_ = p_.end_key.at<int32_t>(b, h);
+    }
+
+    // Both ends never decrease from one query to the next.
+    Range keys(int64_t query) const {
+        const int64_t position = p_.position(query);
+        Range seen = {std::max<int64_t>(0, position - p_.window + 1),
+                      p_.causal ? std::min(p_.n_key, position + 1) : p_.n_key};
+        if (first_) {
+            seen.begin = std::max<int64_t>(seen.begin, first_[query / kPlanQueries]);
+            seen.end = std::min<int64_t>(seen.end, end_[query / kPlanQueries]);
+        }
+        return seen;
+    }
+
+    // The queries that take at least one of the keys [keys.begin, keys.end).
+    Range queries(Range keys) const {
+        const int64_t first_position = p_.position(0);
+        Range seen = {p_.causal ? std::max<int64_t>(0, keys.begin - first_position) : 0,
+                      std::min(p_.n_query, keys.end - 1 + p_.window - first_position)};
+        if (first_) {
+            seen.begin = std::max(seen.begin, queries_up_to(end_, keys.begin));
+            seen.end = std::min(seen.end, queries_up_to(first_, keys.end - 1));
+        }
+        return seen;
+    }
+
+    // How many keys the queries take together, nearly.
+    double pairs(Range queries) const {
+        double sum = 0;
+        for (int64_t i = queries.begin; i < queries.end; i += kPlanQueries) {
+            const int64_t last = std::min(i + kPlanQueries, queries.end) - 1;
+            const Range of_first = keys(i), of_last = keys(last);
+            sum += 0.5 * double(last + 1 - i) *
+                   double(std::max<int64_t>(of_first.end - of_first.begin, 0) +
+                          std::max<int64_t>(of_last.end - of_last.begin, 0));
+        }
+        return sum;
+    }
+
+private:
+    // The number of queries at the begin whose entry of the plan is at most `key`.
+    int64_t queries_up_to(const int32_t* plan, int64_t key) const {
+        int64_t low = 0, high = (p_.n_query + kPlanQueries - 1) / kPlanQueries;
+        while (low < high) {
+            const int64_t middle = (low + high) / 2;
+            plan[middle] <= key ? low = middle + 1 : high = middle;
+        }
+        return low * kPlanQueries;
+    }
+
+    const Problem& p_;
+    const int32_t *first_ = nullptr, *end_ = nullptr;
+};
 
 enum class Coverage { none, partial, full };
 
-// How much of the tile `keys` a strip of queries sees. Only a whole strip sees a whole tile in
+// How much of the tile `keys` a strip of queries takes. Only a whole strip takes a whole tile in
 // full, so that the loops of that case have constant lengths.
-inline Coverage coverage(const Problem& problem, Range queries, Range keys) {
-    const Range first = visible_keys(problem, queries.begin);
-    const Range last = visible_keys(problem, queries.end - 1);
+inline Coverage coverage(const Visibility& visible, Range queries, Range keys) {
+    const Range first = visible.keys(queries.begin), last = visible.keys(queries.end - 1);
     if (last.end <= keys.begin || first.begin >= keys.end) return Coverage::none;
     const bool full = queries.end - queries.begin == kStripRows &&
                       first.end >= keys.begin + kTile && last.begin <= keys.begin;

@@ -1,6 +1,7 @@
-"""Exact, fused attention with position biases. See `biased_flash_attn` and the module `biases`."""
+"""Fused attention with position biases. See `biased_flash_attn`, `attention_plan` and `biases`."""
 
 from . import biases
 from .functional import biased_flash_attn
+from .plan import AttentionPlan, attention_plan
 
-__all__ = ["biased_flash_attn", "biases"]
+__all__ = ["AttentionPlan", "attention_plan", "biased_flash_attn", "biases"]

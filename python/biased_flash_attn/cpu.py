@@ -25,13 +25,16 @@ def forward(
     scale: float,
     causal: bool,
     window: int | None,
+    plan: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Returns o (B, H, Nq, Dv) in q's dtype and lse (B, H, Nq), float32 or float64 for float64."""
     terms, gain = _per_head(terms, q), _per_head(gain, q)
     o = torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype)
     lse = torch.empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
     _C.forward(
-        *_problem(q, k, v, terms, gain, form, scale, causal, window), _address(o), _address(lse)
+        *_problem(q, k, v, terms, gain, form, scale, causal, window, plan),
+        _address(o),
+        _address(lse),
     )
     return o, lse
 
@@ -51,6 +54,7 @@ def backward(
     causal: bool,
     window: int | None,
     with_bias_gradient: bool,
+    plan: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Returns the gradients of q, k, v, terms and gain; the last two only where wanted."""
     # What autograd hands over may be expanded, as the gradient of a sum is; the kernel reads rows.
@@ -63,7 +67,7 @@ def backward(
         None if x is None else torch.zeros(x.shape, dtype=x.dtype) for x in wanted
     )
     _C.backward(
-        *_problem(q, k, v, full_terms, full_gain, form, scale, causal, window),
+        *_problem(q, k, v, full_terms, full_gain, form, scale, causal, window, plan),
         *map(_address, (o, lse, grad_o, grad_lse, grad_q, grad_k, grad_v, grad_terms, grad_gain)),
     )
     if grad_terms is not None:
@@ -73,10 +77,11 @@ def backward(
     return grad_q, grad_k, grad_v, grad_terms, grad_gain
 
 
-def _problem(q, k, v, terms, gain, form, scale, causal, window):
+def _problem(q, k, v, terms, gain, form, scale, causal, window, plan):
     """The arguments that both directions share. Addresses do not keep tensors alive: callers do."""
     batch, heads, n_query, head_dim = q.shape
     _, kv_heads, n_key, value_dim = v.shape
+    first_key, end_key = (None, None) if plan is None else plan
     return (
         _DTYPE_NAMES[q.dtype],
         form,
@@ -91,6 +96,8 @@ def _problem(q, k, v, terms, gain, form, scale, causal, window):
         _address(terms),
         1 if terms is None or terms.dim() == 2 else terms.shape[2],
         _address(gain),
+        _address(first_key),
+        _address(end_key),
     )
 
 

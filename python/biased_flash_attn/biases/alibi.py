@@ -61,6 +61,10 @@ class ALiBi(PositionBias):
             self._remembered((dtype, device), lambda: self._initial_slopes(device)[None].to(dtype))
         )
 
+    def _curve(self, d: Tensor) -> Tensor:
+        slopes = self._initial_slopes(d.device) if self.slopes is None else self.slopes.double()
+        return -slopes[:, None] * d
+
 
 def finite(name: str, value: float) -> float:
     """value, or an error that names the argument."""

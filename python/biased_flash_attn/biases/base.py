@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..forms import Distance, Geometry
+from .receptive_field import receptive_field
 
 
 class PositionBias(nn.Module):
@@ -38,9 +39,25 @@ class PositionBias(nn.Module):
             if not isinstance(length, int) or length < 0:
                 raise ValueError(f"{name} is {length!r}; it must be an int from 0 on")
         geometry = Geometry(n_query, n_key, causal=False)
-        device = next((parameter.device for parameter in self.parameters()), None)
-        bias = self.lower(geometry, torch.float64, device).dense(geometry)
+        bias = self.lower(geometry, torch.float64, self._device()).dense(geometry)
         return bias[0].expand(self.num_heads, -1, -1)
+
+    def receptive_field(self, eps: float) -> Tensor:
+        """The theoretical receptive field of each head, (num_heads,) float64 (Qin et al., 2023).
+
+        It is the smallest count of nearest past keys that hold all but a share eps, in (0, 1), of
+        the sum of exp(b(d)) over all d >= 0: how far attention looks where all products q.k are
+        alike. It is infinite where that sum is.
+        """
+        with torch.no_grad():
+            return receptive_field(self._curve, eps, self._device()).expand(self.num_heads)
+
+    def _curve(self, d: Tensor) -> Tensor:
+        """The bias at distances d (n,) in float64, (num_heads or 1, n) float64."""
+        raise NotImplementedError(f"{type(self).__name__} must define _curve(d)")
+
+    def _device(self) -> torch.device | None:
+        return next((parameter.device for parameter in self.parameters()), None)
 
     def __getstate__(self) -> dict:
         return {name: value for name, value in self.__dict__.items() if name != "_last"}
@@ -95,6 +112,9 @@ class DistanceBias(PositionBias):
         key = (geometry.first_distance, geometry.n_distances, dtype, device)
         table = self._remembered(key, lambda: self._logits(geometry.distances(device)).to(dtype))
         return Distance(table)
+
+    def _curve(self, d: Tensor) -> Tensor:
+        return self._logits(d)[0].double()
 
     def _logits(self, d: Tensor) -> Tensor:
         logits = self.formula(d)

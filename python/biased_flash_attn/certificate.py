@@ -1,0 +1,192 @@
+"""An upper bound of the softmax mass of the keys that lie far from a query.
+
+With c the mean of the keys, and r the largest |k_j - c| of some keys,
+
+    sum_j exp(scale q_i . k_j + b_ij) <= exp(scale q_i . c + |scale| |q_i| r) sum_j exp(b_ij),
+
+to which the sum over the keys nearest to the query, as a kernel computes it, is compared. The proof
+is in DESIGN.md, "Certified skipping".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import backends
+from .forms import Geometry
+from .tail_mass import KEY_STEP, CumulativeMass, DistanceMass, LogSquareMass, Mass, Side
+
+# The past keys nearest to a query, which it always takes; their sum bounds its lse from below.
+NEAR = 128
+
+_CHUNK = 2**18  # numbers of q or k that are converted together, so that they stay in the cache
+_LARGEST_SUM = 64  # of a tile of keys, up to which the kernels hold it in one float
+
+
+@dataclass(frozen=True)
+class Bias:
+    """What logits consist of besides q and k, as the operators are given it."""
+
+    terms: Tensor
+    gain: Tensor | None
+    form: str
+    scale: float
+    geometry: Geometry
+
+    def of_heads(self, heads: Tensor) -> Bias:
+        terms, gain = (
+            x if x is None or x.shape[1] == 1 else x[:, heads] for x in (self.terms, self.gain)
+        )
+        return Bias(terms, gain, self.form, self.scale, self.geometry)
+
+    def sides(self) -> list[Side]:
+        geometry = self.geometry
+        past = Side(geometry.positions(self.terms.device), geometry.n_key)
+        return [past] if geometry.causal else [past, past.mirrored()]
+
+    def mass(self, side: Side) -> Mass:
+        terms, geometry = self.terms.double(), self.geometry
+        if self.form in ("linear", "distance"):
+            first = geometry.first_distance
+            if self.form == "linear":
+                terms = -terms[..., None] * geometry.distances(terms.device).abs()
+            if side.is_mirrored:
+                terms, first = terms.flip(-1), 1 - first - terms.shape[-1]
+            return DistanceMass(side, terms, first)
+        if side.is_mirrored:
+            terms = -terms.flip(-1)
+        make = LogSquareMass if self.form == "log1p_square" else CumulativeMass
+        return make(side, terms, self.gain)
+
+    @property
+    def reach(self) -> int:
+        """How many of the past keys are always taken."""
+        return min(NEAR, self.geometry.window or NEAR, self.geometry.n_key)
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Where the keys of each query head lie about their mean."""
+
+    mean: Tensor  # (B, H, D)
+    distance: Tensor  # of each key from the mean, (B, H, n_key) float64
+
+    @staticmethod
+    def of(k: Tensor, heads: int) -> Keys:
+        mean = k.mean(2, dtype=torch.promote_types(k.dtype, torch.float32))
+        # The other way of cdist is that by products, which cancel.
+        direct = {"compute_mode": "donot_use_mm_for_euclid_dist"}
+        distances = [torch.cdist(x, mean[:, :, None], **direct) for x in _chunks(k, mean.dtype)]
+        of_heads = (mean, torch.cat(distances, 2).squeeze(-1).double())
+        return Keys(*(x.repeat_interleave(heads // k.shape[1], 1) for x in of_heads))
+
+    @property
+    def longest(self) -> Tensor:
+        """At least the length of any key, (B, H, 1)."""
+        from_mean = self.distance.amax(-1, keepdim=True)
+        return from_mean + self.mean.double().norm(dim=-1, keepdim=True)
+
+    def seen_by(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        """The length of each query and its product with the mean, (B, H, n_query) float64."""
+        lengths, products = [], []
+        for x in _chunks(q, self.mean.dtype):
+            lengths.append(torch.linalg.vector_norm(x, dim=-1))
+            products.append((x @ self.mean[..., None]).squeeze(-1))
+        return torch.cat(lengths, 2).double(), torch.cat(products, 2).double()
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The bound for one side, for the queries `rows` and each tile where the keys may be cut.
+
+    logit: |scale| |q_i|, and taken: at most log of what the query takes, less scale q_i . c, both
+    (B, H, rows) float64; radius: the largest |k_j - c| before a cut, (B, H, tiles + 1).
+    """
+
+    mass: Mass
+    rows: slice
+    logit: Tensor
+    taken: Tensor
+    radius: Tensor
+    reach: int  # keys nearer than this stay
+
+    @staticmethod
+    def of(q: Tensor, k: Tensor, v: Tensor, bias: Bias, backend: str) -> list[Certificate]:
+        """One for each side, for all queries."""
+        keys = Keys.of(k, q.shape[1])
+        length, product = keys.seen_by(q)
+        logit = abs(bias.scale) * length
+        near = _near_lse(q, k, bias, backend)
+        rounding = _rounding(q.shape[3], logit * keys.longest, near, bias.gain)
+        # Left out, an infinite or NaN value would be missed.
+        known = near.isfinite() & _finite(v, q.shape[1])
+        taken = torch.where(known, near - bias.scale * product - rounding, torch.nan)
+
+        def of_side(side: Side) -> Certificate:
+            distance = keys.distance.flip(-1) if side.is_mirrored else keys.distance
+            reach = 1 if side.is_mirrored else bias.reach
+            radius = side.prefix_max(distance)
+            return Certificate(bias.mass(side), slice(None), logit, taken, radius, reach)
+
+        return [of_side(side) for side in bias.sides()]
+
+    def log_bound(self, tile: Tensor) -> Tensor:
+        """Log of what is left out by cutting at `tile` (B, H, rows), relative to what is taken."""
+        content = self.logit * self.radius.gather(-1, tile)
+        return content + self.mass.log_mass(self.rows, tile) - self.taken
+
+    def last_cut(self, log_tolerance: float) -> Tensor:
+        """For each query the last tile where log_bound <= log_tolerance, (B, H, rows) int64.
+
+        A binary search, as the bound rises with the tile. NaN, where nothing is known, compares
+        false, and at tile 0 nothing is left out.
+        """
+        side = self.mass.side
+        last = (side.positions[self.rows] - self.reach + 1 + side.offset) // KEY_STEP
+        high = last.clamp(0, side.tiles).expand(self.taken.shape)
+        low = torch.zeros_like(high)
+        for _ in range(side.tiles.bit_length()):
+            middle = (low + high + 1) >> 1
+            within = (self.log_bound(middle) <= log_tolerance) & (low < high)
+            low = torch.where(within, middle, low)
+            high = torch.where(within, high, torch.maximum(middle - 1, low))
+        return low
+
+
+def _near_lse(q: Tensor, k: Tensor, bias: Bias, backend: str) -> Tensor:
+    """The lse of each query over its nearest past keys, (B, H, n_query) float64.
+
+    It is that of attention with a window to values that do not matter.
+    """
+    values = k.new_zeros(1).expand(*k.shape[:3], 1)
+    terms = bias.terms
+    if bias.form == "distance":
+        terms = terms[..., -bias.geometry.first_distance :][..., : bias.reach]
+    forward = backends.kernels(backend).forward
+    options = (bias.form, bias.scale, True, bias.reach)
+    return forward(q, k, values, terms, bias.gain, *options)[1].double()
+
+
+def _rounding(dim: int, logit: Tensor, near: Tensor, gain: Tensor | None) -> Tensor:
+    """What float32 and fast exponentials may have changed the bound by."""
+    roundings = (4 * dim + 256) * (1 + logit + near.abs())
+    if gain is not None:
+        roundings = roundings + 16 * _LARGEST_SUM * gain.double().abs()
+    return 2**-10 + 2**-23 * roundings
+
+
+def _finite(v: Tensor, heads: int) -> Tensor:
+    """Whether all values of each query head are finite, (B, H, 1)."""
+    total = v.sum((2, 3), dtype=torch.promote_types(v.dtype, torch.float32))
+    return total.isfinite().repeat_interleave(heads // v.shape[1], 1)[..., None]
+
+
+def _chunks(x: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
+    """x in dtype, in pieces along the sequence where that needs a copy."""
+    batch, heads, length, dim = x.shape
+    fitting = max(KEY_STEP, _CHUNK // max(1, batch * heads * dim))
+    return (chunk.to(dtype) for chunk in x.split(length if x.dtype == dtype else fitting, 2))

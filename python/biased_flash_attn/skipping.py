@@ -1,0 +1,115 @@
+"""Plans: which keys each query takes, where it is proved that those it leaves out are worth little.
+
+A plan is an int32 tensor (2, B, H, tiles of queries). The queries from QUERY_TILE t to before
+QUERY_TILE (t + 1) take, of the keys they see, plan[0, ..., t] to before plan[1, ..., t]. Neither
+decreases with t. The exponentials of a query's logits of keys left out sum to `tolerance` times the
+sum over those taken, or less.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .certificate import Bias, Certificate, Keys
+from .forms import Geometry
+from .tail_mass import KEY_STEP
+
+QUERY_TILE = 128
+
+_SAMPLED_QUERIES, _SAMPLED_KEYS = 64, 256
+# How many samples are taken for the queries of a tile, which the most demanding one decides.
+_SAMPLED_TILE = 15
+# The attention of a query to so many keys takes as long as its part of the plan.
+_COST_IN_KEYS = 256
+
+
+def query_tiles(n_query: int) -> int:
+    return (n_query + QUERY_TILE - 1) // QUERY_TILE
+
+
+def everything(q: Tensor, geometry: Geometry) -> Tensor:
+    """The plan that leaves out nothing."""
+    shape = (2, *q.shape[:2], query_tiles(geometry.n_query))
+    plan = torch.zeros(shape, dtype=torch.int32, device=q.device)
+    plan[1] = geometry.n_key
+    return plan
+
+
+def make(q: Tensor, k: Tensor, v: Tensor, bias: Bias, tolerance: float, backend: str) -> Tensor:
+    """A certified plan of the heads where it saves enough, and everything for the others."""
+    plan = everything(q, bias.geometry)
+    if plan.numel() == 0 or not _decays(bias, tolerance):
+        return plan
+    group = q.shape[1] // k.shape[1]
+    worth = _promising(q, k, bias, tolerance).unflatten(0, (-1, group)).any(1)
+    if not worth.any():
+        return plan
+    if worth.all():
+        return certified(q, k, v, bias, tolerance, backend)
+    kv_heads = worth.nonzero().squeeze(1)
+    heads = (kv_heads[:, None] * group + torch.arange(group, device=q.device)).flatten()
+    k, v = k[:, kv_heads], v[:, kv_heads]
+    plan[:, :, heads] = certified(q[:, heads], k, v, bias.of_heads(heads), tolerance, backend)
+    return plan
+
+
+def certified(
+    q: Tensor, k: Tensor, v: Tensor, bias: Bias, tolerance: float, backend: str
+) -> Tensor:
+    """The plan that leaves out whatever is proved to be worth no more than tolerance."""
+    plan = everything(q, bias.geometry)
+    certificates = Certificate.of(q, k, v, bias, backend)
+    for certificate in certificates:
+        side = certificate.mass.side
+        tile = certificate.last_cut(math.log(tolerance / len(certificates)))
+        missing = plan.shape[-1] * QUERY_TILE - tile.shape[-1]
+        tile = torch.nn.functional.pad(tile, (0, missing), value=side.tiles)
+        cut = side.cut(tile.unflatten(-1, (-1, QUERY_TILE)).amin(-1))
+        if side.is_mirrored:
+            plan[1] = (side.n_key - cut).cummax(-1).values
+        else:
+            plan[0] = cut.flip(-1).cummin(-1).values.flip(-1)
+    return plan
+
+
+def _decays(bias: Bias, tolerance: float) -> bool:
+    """Whether some head of a table is worth less than tolerance at the farthest quarter of it.
+
+    Were all keys alike, no other could lose more than a sixteenth of its pairs.
+    """
+    if bias.form != "distance":
+        return True
+    past = bias.terms[..., -bias.geometry.first_distance :]
+    far = past[..., 3 * past.shape[-1] // 4 :].logsumexp(-1) - past.logsumexp(-1)
+    return bool((far < math.log(tolerance)).any())
+
+
+def _promising(q: Tensor, k: Tensor, bias: Bias, tolerance: float) -> Tensor:
+    """Whether a head is expected to lose a worthwhile share of its keys, (H,) bool.
+
+    A guess, from some of the queries and keys and as if these were Gaussian. It costs little beside
+    the attention of a head that cannot lose any.
+    """
+    geometry = bias.geometry
+    rows = slice(0, None, max(1, geometry.n_query // _SAMPLED_QUERIES))
+    keys = Keys.of(k[:, :, :: max(1, geometry.n_key // _SAMPLED_KEYS)], q.shape[1])
+    logit = abs(bias.scale) * keys.seen_by(q[:, :, rows])[0]
+    variance = keys.distance.square().mean(-1, keepdim=True) / q.shape[3]
+    radius = keys.distance.amax(-1, keepdim=True)
+    kept = seen = 0
+    for side in bias.sides():
+        mass = bias.mass(side)
+        here = (side.positions[rows] + 1).clamp(0, side.n_key).expand(logit.shape)
+        log_tile = logit.new_tensor(math.log(KEY_STEP))
+        near = mass.log_mass(rows, here // KEY_STEP).logaddexp(log_tile)
+        taken = near + logit.square() * variance
+        radii = radius.expand(*logit.shape[:2], side.tiles + 1)
+        cuts = Certificate(mass, rows, logit, taken, radii, 1).last_cut(math.log(tolerance))
+        window = (here - side.cut(cuts)).double()
+        of_tile = torch.nn.functional.max_pool1d(window, _SAMPLED_TILE, 1, _SAMPLED_TILE // 2)
+        kept = kept + torch.minimum(of_tile, here).mean((0, 2))
+        seen = seen + here.double().mean((0, 2))
+    return seen - kept > _COST_IN_KEYS
