@@ -16,9 +16,9 @@ from .factors import (
     times_factors,
 )
 from .logits import key_side, pairs, query_side
-from .primitives import FACTORS, LOG2E, dot, load_tile, row_address, store_tile
+from .primitives import FACTORS, LOG2E, dot, group_and_block, load_tile, row_address, store_tile
 from .ranges import (
-    PARTS,
+    QUERY_PARTS,
     query_part_exists,
     query_part_is_factored,
     query_part_is_masked,
@@ -117,8 +117,8 @@ def attn_bwd_dkv_kernel(
     the key head; with BIAS_GRADIENT, for each of them, grad_sums_j = sum_i dS_ij dbeta_ij/dC[j].
     """
     kv_heads = problem.heads // problem.group
-    b, kv_head = tl.program_id(0) // kv_heads, tl.program_id(0) % kv_heads
-    first = tl.program_id(1) * BLOCK_N
+    group, block = group_and_block(problem, LAST_FIRST=False)
+    b, kv_head, first = group // kv_heads, group % kv_heads, block * BLOCK_N
     # [BLOCK_N, BLOCK_D], [BLOCK_N, BLOCK_DV]
     tile_k = load_tile(k, b, kv_head, first, problem.n_key, problem.head_dim, BLOCK_N, BLOCK_D)
     tile_v = load_tile(v, b, kv_head, first, problem.n_key, problem.value_dim, BLOCK_N, BLOCK_DV)
@@ -131,8 +131,10 @@ def attn_bwd_dkv_kernel(
         bounds = query_ranges(problem, bias, b, h, first, BLOCK_M, BLOCK_N)
         of_sums = tl.zeros([BLOCK_N], tl.float32)
         products = tl.zeros([BLOCK_N, FACTORS], tl.float32)
-        for PART in tl.static_range(PARTS):
-            if query_part_exists(PART, problem.causal, bias.form, bias.factored):
+        for PART in tl.static_range(QUERY_PARTS):
+            if query_part_exists(
+                *(PART, problem.causal, problem.plan is not None, bias.form, bias.factored)
+            ):
                 dk, dv, of_sums, products = gather_from_queries(
                     *(q, grad_o, lse_in_base_2, delta, bias, problem, b, h, tile_k, tile_v, gain),
                     *(keys, bounds[PART], bounds[PART + 1], dk, dv, of_sums, products),

@@ -16,9 +16,9 @@ from .factors import (
     times_factors,
 )
 from .logits import key_side, pairs, query_side
-from .primitives import FACTORS, LOG2E, dot, load_tile, row_address, store_tile
+from .primitives import FACTORS, LOG2E, dot, group_and_block, load_tile, row_address, store_tile
 from .ranges import (
-    PARTS,
+    KEY_PARTS,
     key_part_exists,
     key_part_is_factored,
     key_part_is_masked,
@@ -131,9 +131,8 @@ def attn_bwd_dq_kernel(
     grad_gain_i = sum_j dS_ij dbeta_ij/dg_i, and grad_sums_i = sum_j dS_ij dbeta_ij/dC[p_i], beta
     being what the bias is a function of. (B, H, Nq) each.
     """
-    b, h = tl.program_id(0) // problem.heads, tl.program_id(0) % problem.heads
-    # The last queries see most keys: longest first.
-    first = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_M
+    group, block = group_and_block(problem, LAST_FIRST=True)
+    b, h, first = group // problem.heads, group % problem.heads, block * BLOCK_M
     # [BLOCK_M, BLOCK_D], [BLOCK_M, BLOCK_DV]
     tile_q = load_tile(q, b, h, first, problem.n_query, problem.head_dim, BLOCK_M, BLOCK_D)
     tile_do = load_tile(grad_o, b, h, first, problem.n_query, problem.value_dim, BLOCK_M, BLOCK_DV)
@@ -145,8 +144,11 @@ def attn_bwd_dq_kernel(
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     of_gain = tl.zeros([BLOCK_M], tl.float32)
     of_sums = tl.zeros([BLOCK_M], tl.float32)
-    for PART in tl.static_range(PARTS):
-        if key_part_exists(PART, problem.causal, problem.windowed, bias.form, bias.factored):
+    for PART in tl.static_range(KEY_PARTS):
+        if key_part_exists(
+            *(PART, problem.causal, problem.windowed or problem.plan is not None),
+            *(bias.form, bias.factored),
+        ):
             dq, of_gain, of_sums = gather_from_keys(
                 *(k, v, bias, problem, b, h, first, tile_q, tile_do, statistics, queries),
                 *(bounds[PART], bounds[PART + 1], dq, of_gain, of_sums),

@@ -8,9 +8,18 @@ import triton.language as tl
 from .bias import shared_gain
 from .factors import key_origin, query_origin, tile_key_factors, tile_query_factors
 from .logits import key_side, query_side, tile_logits
-from .primitives import INFINITY, LN2, LOG2E, dot, load_tile, row_address, store_tile
+from .primitives import (
+    INFINITY,
+    LN2,
+    LOG2E,
+    dot,
+    group_and_block,
+    load_tile,
+    row_address,
+    store_tile,
+)
 from .ranges import (
-    PARTS,
+    KEY_PARTS,
     key_part_exists,
     key_part_is_factored,
     key_part_is_masked,
@@ -102,9 +111,8 @@ def attn_fwd_kernel(
     After each key tile, o_i is acc / l and lse_i is ln(2) (m + log2 l), of the keys so far. Rows
     that saw no key, or only logits of -inf, have m = -inf and l = 0.
     """
-    b, h = tl.program_id(0) // problem.heads, tl.program_id(0) % problem.heads
-    # The last queries see most keys: longest first.
-    first = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_M
+    group, block = group_and_block(problem, LAST_FIRST=True)
+    b, h, first = group // problem.heads, group % problem.heads, block * BLOCK_M
     tile_q = load_tile(q, b, h, first, problem.n_query, problem.head_dim, BLOCK_M, BLOCK_D)
     gain = shared_gain(bias, b, h, BLOCK_M)
     queries = query_side(bias, problem, b, h, first, gain, BLOCK_M)
@@ -113,8 +121,11 @@ def attn_fwd_kernel(
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     m = tl.full([BLOCK_M], -INFINITY, tl.float32)
     l = tl.zeros([BLOCK_M], tl.float32)
-    for PART in tl.static_range(PARTS):
-        if key_part_exists(PART, problem.causal, problem.windowed, bias.form, bias.factored):
+    for PART in tl.static_range(KEY_PARTS):
+        if key_part_exists(
+            *(PART, problem.causal, problem.windowed or problem.plan is not None),
+            *(bias.form, bias.factored),
+        ):
             acc, m, l = attend_keys(
                 *(k, v, bias, problem, b, h, first, tile_q, queries),
                 *(bounds[PART], bounds[PART + 1], acc, m, l),

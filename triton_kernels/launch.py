@@ -11,7 +11,7 @@ from torch import Tensor
 from triton.language import constexpr
 from triton.runtime import driver
 
-from . import configs
+from . import configs, plans
 from .backward import attn_bwd_delta_kernel
 from .backward_keys import attn_bwd_dkv_kernel
 from .backward_queries import attn_bwd_dq_kernel
@@ -49,12 +49,14 @@ def forward(
     scale: float,
     causal: bool,
     window: int | None,
+    plan: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Returns o (B, H, Nq, Dv) in q's dtype and lse (B, H, Nq) in float32."""
     o = q.new_empty((*q.shape[:3], v.shape[3]))
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     bias, problem = _operands(q, k, v, terms, gain, form, scale, causal, window)
     config, sizes = _sizes("forward", q, v, bias)
+    problem = problem._replace(plan=plans.of_queries(plan, problem, config.block_m))
     bias = _with_factors(bias, problem, config)
     tensors = map(rows, (q, k, v, o, lse))
     _launch(attn_fwd_kernel, q, q.shape[1], config.block_m, config)(
@@ -79,6 +81,7 @@ def backward(
     causal: bool,
     window: int | None,
     with_bias_gradient: bool,
+    plan: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Returns the gradients of q, k, v, terms and gain; the last two only where wanted."""
     # What autograd hands over may be expanded, as the gradient of a sum is; the kernels read rows.
@@ -95,6 +98,7 @@ def backward(
     has_sums = has_gain and form != "linear"
 
     config, sizes = _sizes("backward_queries", q, v, bias)
+    problem = problem._replace(plan=plans.of_queries(plan, problem, config.block_m))
     tensors = map(rows, (*given, grad_q, of_gain, of_queries))
     _launch(attn_bwd_dq_kernel, q, q.shape[1], config.block_m, config)(
         *tensors,
@@ -108,7 +112,7 @@ def backward(
     _launch(attn_bwd_dkv_kernel, k, k.shape[1], config.block_n, config)(
         *tensors,
         _with_factors(bias, problem, config, statistics[0]),
-        problem,
+        problem._replace(plan=plans.of_keys(plan, problem, config.block_n)),
         **sizes,
         BIAS_GRADIENT=has_sums,
     )

@@ -6,18 +6,20 @@ import triton
 import triton.language as tl
 
 from .bias import sums_from, tile_bias
-from .primitives import INFINITY, dot, row_address, visible
+from .primitives import INFINITY, dot, keys_taken, row_address, visible
 
 
 @triton.jit
 def query_side(bias, problem, b, h, first, gain, BLOCK_M: tl.constexpr, EDGE: tl.constexpr = True):
-    """Of BLOCK_M queries: the first one's position, gains, or the one they share, and C[p]."""
+    """Of BLOCK_M queries: the first one's position, gains, or the one they share, C[p], and the
+    first and end of the keys that a plan leaves to them."""
     p_first = first + problem.n_key - problem.n_query
     if bias.gain is not None:
         n = tl.arange(0, BLOCK_M)
         address = row_address(bias.gain, b, h, first) + n
         gain = tl.load(address, first + n < problem.n_query, 0.0) if EDGE else tl.load(address)
-    return p_first, gain, sums_from(bias, problem, b, h, p_first, BLOCK_M)
+    sums = sums_from(bias, problem, b, h, p_first, BLOCK_M)
+    return p_first, gain, sums, *keys_taken(problem, b, h, first)
 
 
 @triton.jit
@@ -33,7 +35,7 @@ def pairs(bias, queries, keys, KEYS_FIRST: tl.constexpr):
 
     Sums are the sum of two float32 numbers, so that large steps do not swallow small ones.
     """
-    p_first, gain, query_sums = queries
+    p_first, gain, query_sums, _, _ = queries
     j_first, key_sums = keys
     p = p_first + tl.arange(0, query_sums.shape[0])
     j = j_first + tl.arange(0, key_sums.shape[0])
@@ -80,7 +82,7 @@ def tile_logits(
     elif MASKED or bias.form != "none" or not problem.positive_scale:
         p, j, gain, difference = pairs(bias, queries, keys, KEYS_FIRST)
         if MASKED:
-            sees = visible(problem, p, j)
+            sees = visible(problem, p, j, queries[3], queries[4])
         x = x * multiplier + tile_bias(bias, problem, b, h, p, j, gain, difference, sees)
         if MASKED:
             x = tl.where(sees, x, -INFINITY)

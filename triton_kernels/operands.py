@@ -30,6 +30,24 @@ class Factors(NamedTuple):
     side: int = 0
 
 
+class Plan(NamedTuple):
+    """Which keys queries take: those of tile t, of PLAN_TILE queries, from first_key to before
+    end_key, neither of which decreases with t. (B, H, tiles) int32
+
+    order (programs,): the programs of a pass, those with most to do first. Of a tile of keys, in
+    the pass that has one a program, some queries take keys from some_begin to before some_end, and
+    all from all_begin to before all_end. (B, H, tiles of keys) int32
+    """
+
+    first_key: Rows
+    end_key: Rows
+    order: Tensor
+    some_begin: Rows | None = None
+    some_end: Rows | None = None
+    all_begin: Rows | None = None
+    all_end: Rows | None = None
+
+
 class Problem(NamedTuple):
     """Sizes and mask; query i stands at position i + n_key - n_query and sees keys of forms.py."""
 
@@ -45,6 +63,7 @@ class Problem(NamedTuple):
     causal: tl.constexpr
     windowed: tl.constexpr
     positive_scale: tl.constexpr
+    plan: Plan | None = None
 
 
 class Bias(NamedTuple):

@@ -12,6 +12,8 @@ LN2 = tl.constexpr(math.log(2))
 INFINITY = tl.constexpr(math.inf)
 # Columns of one extra step of a matrix product.
 FACTORS = tl.constexpr(16)
+# Queries of a tile of a plan; blocks of queries are at most as large.
+PLAN_TILE = tl.constexpr(128)
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
@@ -23,6 +25,19 @@ def dot(a, b, acc=None):
         a = a.to(tl.float32)
         b = b.to(tl.float32)
     return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@triton.jit
+def group_and_block(problem, LAST_FIRST: tl.constexpr):
+    """The heads and the block of this program. Programs with most to do start first: the last
+    queries, which see most keys; the first keys; or those that a plan puts first."""
+    group, block = tl.program_id(0), tl.program_id(1)
+    if problem.plan is not None:
+        number = tl.load(problem.plan.order + block * tl.num_programs(0) + group)
+        group, block = number // tl.num_programs(1), number % tl.num_programs(1)
+    elif LAST_FIRST:
+        block = tl.num_programs(1) - 1 - block
+    return group, block
 
 
 @triton.jit
@@ -78,9 +93,22 @@ def store_tile(x, b, h, first, n_rows, tile, DIM: tl.constexpr):
 
 
 @triton.jit
-def visible(problem, p, j):
-    """Whether a query at position p sees key j; both may lie beyond the last key."""
-    sees = (j < problem.n_key) & (p < problem.n_key)
+def keys_taken(problem, b, h, first):
+    """The first key that the plan leaves to the tile of queries from `first` on, and the end."""
+    begin, end = 0, problem.n_key
+    if problem.plan is not None:
+        tile = first // PLAN_TILE
+        begin = tl.load(row_address(problem.plan.first_key, b, h, tile))
+        end = tl.load(row_address(problem.plan.end_key, b, h, tile))
+    return begin, end
+
+
+@triton.jit
+def visible(problem, p, j, begin, end):
+    """Whether a query at position p, which may lie beyond the last key, sees and takes key j."""
+    sees = (j < end) & (p < problem.n_key)
+    if problem.plan is not None:
+        sees &= j >= begin
     if problem.causal:
         sees &= j <= p
     if problem.windowed:

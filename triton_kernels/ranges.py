@@ -14,9 +14,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .primitives import round_down, round_up, row_address
+from .primitives import keys_taken, round_down, round_up, row_address
 
-PARTS = tl.constexpr(5)
+KEY_PARTS = tl.constexpr(5)
+QUERY_PARTS = tl.constexpr(6)
 
 
 @triton.jit
@@ -34,16 +35,17 @@ def far_distances(bias, b, h, ROWS: tl.constexpr):
 def key_ranges(problem, bias, b, h, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Where the parts of the keys of queries first, first + 1, ... begin, and the last one ends.
 
-    They are tiles that a window hides in part, factored ones before the queries, those among and
-    near the queries, factored ones after them, and what is left.
+    They are tiles that a window or plan hides in part, factored ones before the queries, those
+    among and near the queries, factored ones after them, and what is left.
     """
     p_first = first + problem.n_key - problem.n_query
     p_last = tl.minimum(first + BLOCK_M, problem.n_query) - 1 + problem.n_key - problem.n_query
-    begin, whole = 0, 0
-    end, whole_end = problem.n_key, round_down(problem.n_key, BLOCK_N)
+    taken, end = keys_taken(problem, b, h, first)
+    begin, whole = round_down(taken, BLOCK_N), round_up(taken, BLOCK_N)
+    whole_end = round_down(end, BLOCK_N)
     if problem.windowed:
-        begin = round_down(p_first - problem.window + 1, BLOCK_N)
-        whole = round_up(p_last - problem.window + 1, BLOCK_N)
+        begin = tl.maximum(begin, round_down(p_first - problem.window + 1, BLOCK_N))
+        whole = tl.maximum(whole, round_up(p_last - problem.window + 1, BLOCK_N))
     if problem.causal:
         end = tl.minimum(end, p_last + 1)
         whole_end = tl.minimum(whole_end, round_down(p_first + 1, BLOCK_N))
@@ -64,9 +66,10 @@ def key_ranges(problem, bias, b, h, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.co
 
 
 @triton.constexpr_function
-def key_part_exists(part, causal, windowed, form, factored):
+def key_part_exists(part, causal, hidden, form, factored):
+    """hidden: a window or plan hides keys before those that a query sees or takes."""
     near = not factored or form == "distance" or not causal
-    return (windowed, factored, near, factored and not causal, True)[part]
+    return (hidden, factored, near, factored and not causal, True)[part]
 
 
 @triton.constexpr_function
@@ -88,8 +91,8 @@ def key_part_side(part):
 def query_ranges(problem, bias, b, h, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Where the parts of the queries of keys first, first + 1, ... begin, and the last one ends.
 
-    They are factored tiles before the keys, masked ones among the keys, those near the keys,
-    factored ones after them, and what is left.
+    They are tiles before the keys that a plan hides in part, factored ones before the keys, masked
+    ones among the keys, those near the keys, factored ones after them, and what is left.
     """
     shift = problem.n_key - problem.n_query
     last = tl.minimum(first + BLOCK_N, problem.n_key) - 1
@@ -103,7 +106,14 @@ def query_ranges(problem, bias, b, h, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.
         whole_end = tl.minimum(whole_end, round_down(first + problem.window - shift, BLOCK_M))
     # Keys beyond the last one have no bias: their tile is masked for all queries.
     whole_end = tl.where(first + BLOCK_N <= problem.n_key, whole_end, 0)
-    future_end, past = begin, whole_end
+    start = begin
+    if problem.plan is not None:
+        plan, tile = problem.plan, first // BLOCK_N
+        begin = tl.maximum(begin, tl.load(row_address(plan.some_begin, b, h, tile)))
+        start = tl.maximum(begin, tl.load(row_address(plan.all_begin, b, h, tile)))
+        end = tl.minimum(end, tl.load(row_address(plan.some_end, b, h, tile)))
+        whole_end = tl.minimum(whole_end, tl.load(row_address(plan.all_end, b, h, tile)))
+    future_end, past = start, whole_end
     if bias.factored:
         behind, ahead = far_distances(bias, b, h, BLOCK_M)
         past = round_up(last - shift + behind, BLOCK_M)
@@ -111,27 +121,29 @@ def query_ranges(problem, bias, b, h, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.
             future_end = tl.minimum(whole_end, round_down(first - shift + ahead + BLOCK_M, BLOCK_M))
         if bias.form != "distance":
             near = past
+    future_end = tl.maximum(future_end, start)
     near = tl.maximum(tl.minimum(near, end), future_end)
     past = tl.maximum(tl.minimum(past, whole_end), near)
-    return begin, future_end, near, past, tl.maximum(whole_end, past), end
+    return begin, start, future_end, near, past, tl.maximum(whole_end, past), end
 
 
 @triton.constexpr_function
-def query_part_exists(part, causal, form, factored):
+def query_part_exists(part, causal, planned, form, factored):
     near = not factored or form == "distance"
-    return (factored and not causal, causal or not near, near, factored, True)[part]
+    two_sided = factored and not causal
+    return (planned and not causal, two_sided, causal or not near, near, factored, True)[part]
 
 
 @triton.constexpr_function
 def query_part_is_masked(part):
-    return part in (1, 4)
+    return part in (0, 2, 5)
 
 
 @triton.constexpr_function
 def query_part_is_factored(part):
-    return part in (0, 3)
+    return part in (1, 4)
 
 
 @triton.constexpr_function
 def query_part_side(part):
-    return -1 if part == 0 else 1
+    return -1 if part == 1 else 1

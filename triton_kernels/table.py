@@ -7,7 +7,43 @@ import triton.language as tl
 
 from .backward import query_statistics
 from .bias import first_distance
-from .primitives import INFINITY, dot, load_tile, row_address
+from .primitives import INFINITY, dot, keys_taken, load_tile, row_address
+
+
+@triton.jit
+def tile_gradient(
+    q,
+    k,
+    v,
+    grad_o,
+    lse_in_base_2,
+    delta,
+    problem,
+    b,
+    h,
+    i,
+    j,
+    tile_bias,
+    first_key,
+    end_key,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+):
+    """dS of the tile of queries from i and keys from j on, 0 where a query does not take a key."""
+    BLOCK: tl.constexpr = tile_bias.shape[0]
+    kv_head = h // problem.group
+    # [BLOCK, BLOCK_D], [BLOCK, BLOCK_DV]
+    tile_q = load_tile(q, b, h, i, problem.n_query, problem.head_dim, BLOCK, BLOCK_D)
+    tile_do = load_tile(grad_o, b, h, i, problem.n_query, problem.value_dim, BLOCK, BLOCK_DV)
+    tile_k = load_tile(k, b, kv_head, j, problem.n_key, problem.head_dim, BLOCK, BLOCK_D)
+    tile_v = load_tile(v, b, kv_head, j, problem.n_key, problem.value_dim, BLOCK, BLOCK_DV)
+    lse, d = query_statistics(lse_in_base_2, delta, problem, b, h, i, BLOCK)
+    x = dot(tile_q, tl.trans(tile_k)) * problem.scale_in_base_2 + tile_bias
+    grad_s = tl.exp2(x - lse[:, None]) * (dot(tile_do, tl.trans(tile_v)) - d[:, None])
+    if problem.plan is not None or not problem.causal:
+        key = (j + tl.arange(0, BLOCK))[None, :]
+        grad_s = tl.where((first_key <= key) & (key < end_key), grad_s, 0.0)
+    return grad_s
 
 
 @triton.jit
@@ -35,7 +71,6 @@ def attn_bwd_table_kernel(
     r - c = x + 1 - BLOCK and at [1, x] that of r - c = x + 1. length is that of the table.
     """
     b, h = tl.program_id(0) // problem.heads, tl.program_id(0) % problem.heads
-    kv_head = h // problem.group
     diagonal = first_diagonal + tl.program_id(1)
     begin = tl.maximum(diagonal, 0)
     end = tl.minimum(tl.cdiv(problem.n_query, BLOCK), tl.cdiv(problem.n_key, BLOCK) + diagonal)
@@ -47,17 +82,18 @@ def attn_bwd_table_kernel(
     acc = tl.zeros([BLOCK, BLOCK], tl.float32)
     for tile in range(begin, end):
         i, j = tile * BLOCK, (tile - diagonal) * BLOCK
-        # [BLOCK, BLOCK_D], [BLOCK, BLOCK_DV]
-        tile_q = load_tile(q, b, h, i, problem.n_query, problem.head_dim, BLOCK, BLOCK_D)
-        tile_do = load_tile(grad_o, b, h, i, problem.n_query, problem.value_dim, BLOCK, BLOCK_DV)
-        tile_k = load_tile(k, b, kv_head, j, problem.n_key, problem.head_dim, BLOCK, BLOCK_D)
-        tile_v = load_tile(v, b, kv_head, j, problem.n_key, problem.value_dim, BLOCK, BLOCK_DV)
-        lse, d = query_statistics(lse_in_base_2, delta, problem, b, h, i, BLOCK)
-        x = dot(tile_q, tl.trans(tile_k)) * problem.scale_in_base_2 + tile_bias
-        grad_s = tl.exp2(x - lse[:, None]) * (dot(tile_do, tl.trans(tile_v)) - d[:, None])
-        if not problem.causal:
-            grad_s = tl.where(j + c < problem.n_key, grad_s, 0.0)
-        acc += grad_s
+        if problem.plan is None:
+            acc += tile_gradient(
+                *(q, k, v, grad_o, lse_in_base_2, delta, problem, b, h, i, j, tile_bias),
+                *(0, problem.n_key, BLOCK_D, BLOCK_DV),
+            )
+        else:
+            first_key, end_key = keys_taken(problem, b, h, i)
+            if (first_key < j + BLOCK) & (j < end_key):
+                acc += tile_gradient(
+                    *(q, k, v, grad_o, lse_in_base_2, delta, problem, b, h, i, j, tile_bias),
+                    *(first_key, end_key, BLOCK_D, BLOCK_DV),
+                )
 
     # Row r turned right by r + 1 has the difference r - c, modulo BLOCK, in column c.
     turned = tl.gather(acc, (r - c - 1) & (BLOCK - 1), 1)

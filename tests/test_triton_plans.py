@@ -1,0 +1,117 @@
+"""Plans on the Triton kernels: what is computed, and in which order programs start."""
+
+from __future__ import annotations
+
+import heapq
+
+import pytest
+import torch
+from torch import Tensor
+
+from biased_flash_attn.forms import Geometry
+from cases import Case, drawn
+from test_triton import INTERPRETED, KERNELS, device, pytestmark, quick_interpreter  # noqa: F401
+
+TILE = 128
+
+
+def random_plan(case: Case, heads: int) -> Tensor:
+    """Where tiles of queries begin and end to take keys: neither decreases with the tile."""
+    n_key, tiles = case.lengths[1], (case.lengths[0] + TILE - 1) // TILE
+    first, end = torch.randint(0, n_key + 1, (2, case.batch, heads, tiles))
+    first, end = (n_key - first) // 2, n_key - end // 2
+    plan = torch.stack([first.sort(-1).values, end.sort(-1).values])
+    if case.causal:
+        plan[1] = n_key
+    return plan.int()
+
+
+def taken(plan: Tensor, geometry: Geometry) -> Tensor:
+    first, end = plan[..., torch.arange(geometry.n_query) // TILE, None]
+    j = torch.arange(geometry.n_key)
+    return (first <= j) & (j < end)
+
+
+def exact(problem, plan: Tensor) -> dict[str, Tensor]:
+    """o, lse and the gradients in float64, of the keys that are taken."""
+    problem = problem.double()
+    case = problem.case
+    shown = case.geometry.visible() & taken(plan, case.geometry)
+    group = case.heads[0] // case.heads[1]
+    k, v = (x.repeat_interleave(group, 1) for x in (problem.k, problem.v))
+    dense = problem.dense()
+    s = problem.scale * problem.q @ k.mT + (0 if dense is None else dense)
+    s = s.masked_fill(~shown, -torch.inf)
+    empty = ~shown.any(-1, keepdim=True)
+    p = s.masked_fill(empty, 0).softmax(-1).masked_fill(empty, 0)
+    o = p @ v
+    leaves = problem.leaves()
+    grads = torch.autograd.grad(o, leaves.values(), problem.grad_o, allow_unused=True)
+    return {"o": o, **{f"gradient of {name}": x for name, x in zip(leaves, grads, strict=True)}}
+
+
+def ours(problem, plan: Tensor) -> dict[str, Tensor]:
+    case, bias = problem.case, problem.called_bias()
+    real = torch.promote_types(case.dtype, torch.float32)
+    form = None if bias is None else bias.lower(case.geometry, real, problem.q.device)
+    terms, gain, name = (None, None, "none") if form is None else (form.terms, form.gain, form.name)
+    detached = [None if x is None else x.detach() for x in (terms, gain)]
+    qkv = [x.detach() for x in (problem.q, problem.k, problem.v)]
+    rest = (*detached, name, problem.scale, case.causal, case.window)
+    o, lse = KERNELS.forward(*qkv, *rest, plan)
+    zero = torch.zeros_like(lse)
+    *grads, grad_terms, grad_gain = KERNELS.backward(
+        problem.grad_o, zero, *qkv, o, lse, *rest, True, plan
+    )
+    found = {"o": o, **{f"gradient of {n}": x for n, x in zip("qkv", grads, strict=True)}}
+    own = {n: x for n, x in problem.leaves().items() if n not in "qkv"}
+    if own:
+        outputs = [(x, g) for x, g in ((terms, grad_terms), (gain, grad_gain)) if x is not None]
+        x, g = zip(*outputs, strict=True)
+        of_own = torch.autograd.grad(x, list(own.values()), g)
+        found |= {f"gradient of {n}": x for n, x in zip(own, of_own, strict=True)}
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
+@pytest.mark.parametrize(
+    "bias", ["none", "linear", "kerple_log", "distance", "cumulative-gain", "log1p_square"]
+)
+def test_what_a_plan_leaves_out_has_no_part_in_the_result(bias, causal, dtype):
+    window = 150 if bias == "linear" else None
+    case = Case(bias, dtype, (290, 330), heads=(2, 1), batch=1, causal=causal, window=window)
+    problem = drawn(case)
+    plan = random_plan(case, 2)
+    truth, found = exact(problem, plan), ours(problem, plan)
+    assert found.keys() == truth.keys()
+    for name, x in found.items():
+        # What a bias holds gets sums over many queries, in which much cancels.
+        allowed = 20 if name not in ("o", *map("gradient of {}".format, "qkv")) else 2
+        error = (x.double() - truth[name]).norm() / truth[name].norm()
+        assert error <= allowed * (1e-6 if dtype == torch.float32 else 1e-3), (name, error)
+
+
+def makespan(work: list[int], processors: int) -> int:
+    """When the last program ends, each starting where a processor is free first."""
+    busy = [0] * processors
+    for cost in work:
+        heapq.heappush(busy, heapq.heappop(busy) + cost)
+    return max(busy)
+
+
+@pytest.mark.parametrize("heads", [8, 16])
+def test_programs_of_unequal_heads_leave_no_processor_idle(heads):
+    """ALiBi's heads: from all keys to a few. The bound is what no order can do better than."""
+    n, block = 8192, 128
+    window = torch.tensor([min(n, 40 * 2 ** (1 + 8 * h // heads)) for h in range(heads)])
+    first = torch.arange(n // TILE) * TILE - window[:, None]
+    plan = torch.stack([first.clamp(min=0) // 64 * 64, torch.full_like(first, n)])[:, None].int()
+    q = torch.zeros(1, heads, n, 16, dtype=torch.float16)
+    problem = KERNELS._operands(q, q, q, None, None, "none", 1.0, True, None)[1]
+    made = KERNELS.plans.of_queries(plan, problem, block)
+    tile = torch.arange(n // block) * block
+    work = (tile + block - plan[0, 0]).flatten()
+    assert sorted(made.order.tolist()) == list(range(len(work)))
+    lower_bound = max(work.sum().item() / 132, work.max().item())
+    assert makespan(work[made.order.long()].tolist(), 132) <= 1.05 * lower_bound

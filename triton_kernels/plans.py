@@ -1,0 +1,53 @@
+"""Plans as the kernels take them: what each program has to do, and in which order they start."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .operands import Plan, Problem, rows
+from .primitives import PLAN_TILE
+
+
+def of_queries(plan: Tensor | None, problem: Problem, block: int) -> Plan | None:
+    """For a pass with a program for each block of queries; plan (2, B, H, tiles) or None."""
+    if plan is None:
+        return None
+    start = torch.arange(0, problem.n_query, block, device=plan.device)
+    shift = problem.n_key - problem.n_query
+    first, end = plan[..., start // PLAN_TILE.value]
+    if problem.windowed.value:
+        first = torch.maximum(first, start + shift - problem.window + 1)
+    if problem.causal.value:
+        end = torch.minimum(end, (start + block).clamp(max=problem.n_query) + shift)
+    return Plan(*map(rows, plan), _longest_first((end - first).clamp(min=0).flatten(0, 1)))
+
+
+def of_keys(plan: Tensor | None, problem: Problem, block: int) -> Plan | None:
+    """For a pass with a program for each block of keys of the heads that share them."""
+    if plan is None:
+        return None
+    first_key, end_key = plan
+    begin = torch.arange(0, problem.n_key, block, device=plan.device, dtype=torch.int32)
+    end = (begin + block).clamp(max=problem.n_key)
+    begin, end = (x.expand(*plan.shape[1:3], -1).contiguous() for x in (begin, end))
+    # Tiles before the first one whose end key is beyond a key do not take it; and so on.
+    some_begin = torch.searchsorted(end_key, begin, right=True)
+    some_end = torch.searchsorted(first_key, end)
+    all_begin = torch.searchsorted(end_key, end)
+    all_end = torch.searchsorted(first_key, begin, right=True)
+    reach = (some_begin, some_end, all_begin, all_end)
+    reach = [(x * PLAN_TILE.value).clamp(max=problem.n_query).int() for x in reach]
+    seen_from = begin - (problem.n_key - problem.n_query) if problem.causal.value else 0 * begin
+    queries = (reach[1] - torch.maximum(reach[0], seen_from)).clamp(min=0)
+    if problem.windowed.value:
+        queries = queries.clamp(max=problem.window + block)
+    of_programs = queries.unflatten(1, (-1, problem.group)).sum(2).flatten(0, 1)
+    order = _longest_first(of_programs)
+    some_begin, some_end, all_begin, all_end = map(rows, reach)
+    return Plan(*map(rows, plan), order, some_begin, some_end, all_begin, all_end)
+
+
+def _longest_first(work: Tensor) -> Tensor:
+    """The numbers of programs (groups, blocks), those with most work first. int32"""
+    return work.flatten().argsort(descending=True, stable=True).int()
