@@ -26,7 +26,10 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-FORMS = ("none", "linear", "distance", "cumulative", "cumulative-gain", "log1p_square-gain")
+FORMS = (
+    *("none", "linear", "distance", "cumulative", "cumulative-gain", "log1p_square-gain"),
+    *("linear-plan", "distance-plan"),
+)
 WIDTHS = (64, 128, 256)
 DTYPES = (torch.bfloat16, torch.float32)
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -97,7 +100,10 @@ def compiled(
 def attend(form: str, dtype: torch.dtype, head_dim: int, bias_gradient: bool) -> None:
     batch, heads, n = 1, 16, 4096
     q, k, v, grad_o = (torch.empty(batch, heads, n, head_dim, dtype=dtype) for _ in range(4))
-    terms, gain = None, None
+    terms, gain, plan = None, None, None
+    if form.endswith("-plan"):
+        plan = torch.empty(2, batch, heads, n // 128, dtype=torch.int32)
+    form = form.removesuffix("-plan")
     form, with_gain, _ = form.partition("-gain")
     if form == "linear":
         terms = torch.empty(1, heads)
@@ -107,8 +113,8 @@ def attend(form: str, dtype: torch.dtype, head_dim: int, bias_gradient: bool) ->
         terms = torch.empty(batch, heads, n).double()
         gain = torch.empty(batch, heads, n) if with_gain else None
     problem = terms, gain, form, head_dim**-0.5, True, None
-    o, lse = launch.forward(q, k, v, *problem)
-    launch.backward(grad_o, lse, q, k, v, o, lse, *problem, bias_gradient)
+    o, lse = launch.forward(q, k, v, *problem, plan)
+    launch.backward(grad_o, lse, q, k, v, o, lse, *problem, bias_gradient, plan)
 
 
 def facts(binary) -> dict:
@@ -159,6 +165,8 @@ def main(arch: str, *head_dims: str) -> None:
     driver.set_active(Processor(int(arch)))
     widths = map(int, head_dims) if head_dims else WIDTHS
     for width, dtype, form in itertools.product(widths, DTYPES, FORMS):
+        if form.endswith("-plan") and dtype == torch.float32:
+            continue  # masks alone, which cost least there
         for one in compiled(form, dtype, width):
             print(json.dumps(asdict(one)), flush=True)
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from biased_flash_attn import attention_plan
 from biased_flash_attn.forms import Geometry
-from cases import Case, drawn
-from test_triton import INTERPRETED, KERNELS, device, pytestmark, quick_interpreter  # noqa: F401
+from cases import Case, drawn, naive
+from test_triton import KERNELS, attend, device, pytestmark, quick_interpreter  # noqa: F401
 
 TILE = 128
 
@@ -90,6 +91,16 @@ def test_what_a_plan_leaves_out_has_no_part_in_the_result(bias, causal, dtype):
         allowed = 20 if name not in ("o", *map("gradient of {}".format, "qkv")) else 2
         error = (x.double() - truth[name]).norm() / truth[name].norm()
         assert error <= allowed * (1e-6 if dtype == torch.float32 else 1e-3), (name, error)
+
+
+def test_a_call_leaves_out_what_is_proved_to_be_worth_nothing():
+    case = Case("type2", torch.float16, (1100, 1100), heads=(1, 1), batch=1)
+    problem = drawn(case)
+    plan = attention_plan(problem.q, problem.k, problem.bias, backend="triton")
+    assert plan.fraction < 0.7
+    o, _ = attend(problem)
+    error = (o.double() - naive(problem.double())[0]).abs().max()
+    assert error <= 2**-11 * problem.v.abs().max()
 
 
 def makespan(work: list[int], processors: int) -> int:

@@ -31,6 +31,7 @@ class Row:
     backward_table: Config
     heavy_backward_queries: Config | None = None
     heavy_backward_keys: Config | None = None
+    heavy_backward_table: Config | None = None
 
 
 # By the widest head they serve; no head is wider than 256.
@@ -46,14 +47,16 @@ HALF = {
         forward=Config(128, 64, 8, 2),
         backward_queries=Config(128, 64, 8, 2),
         heavy_backward_queries=Config(128, 32, 8, 2),
-        backward_keys=Config(32, 128, 8, 1),
+        backward_keys=Config(32, 128, 8, 2),
         heavy_backward_keys=Config(16, 128, 8, 1),
         backward_table=Config(64, 64, 4, 1),
+        heavy_backward_table=Config(64, 64, 8, 1),
     ),
     256: Row(
         forward=Config(64, 32, 8, 1),
-        backward_queries=Config(64, 16, 4, 1),
+        backward_queries=Config(32, 32, 8, 1),
         backward_keys=Config(32, 32, 8, 1),
+        heavy_backward_keys=Config(16, 32, 8, 1),
         backward_table=Config(16, 16, 4, 1),
     ),
 }
@@ -63,6 +66,7 @@ HALF_BEFORE_HOPPER = {
         backward_queries=Config(128, 64, 8, 2),
         backward_keys=Config(32, 128, 8, 1),
         backward_table=Config(64, 64, 8, 2),
+        heavy_backward_table=Config(32, 32, 4, 1),
     ),
     128: Row(
         forward=Config(64, 64, 4, 2),
@@ -80,18 +84,18 @@ HALF_BEFORE_HOPPER = {
 }
 SINGLE = {
     64: Row(Config(32, 32), Config(32, 32), Config(32, 32), Config(32, 32)),
-    128: Row(Config(16, 32, 8), Config(16, 32, 8), Config(16, 32, 8), Config(32, 32)),
+    128: Row(Config(16, 32, 8), Config(16, 32, 8), Config(16, 32, 8), Config(32, 32, 8)),
     256: Row(Config(16, 32, 8), Config(16, 16, 8), Config(16, 16, 8), Config(16, 16)),
 }
 # Small, so that short sequences have many blocks.
 INTERPRETED = Row(Config(32, 16), Config(32, 16), Config(16, 32), Config(32, 32))
 
 
-def is_heavy(kernel: str, form: str, with_gain: bool) -> bool:
-    """Whether a bias takes registers in a kernel that others leave to larger blocks."""
+def is_heavy(kernel: str, form: str, with_gain: bool, planned: bool) -> bool:
+    """Whether a problem takes registers in a kernel that others leave to larger blocks."""
     if kernel == "backward_keys":
-        return form not in ("none", "linear")
-    return with_gain or form == "log1p_square"
+        return planned or form not in ("none", "linear")
+    return planned or with_gain or form == "log1p_square"
 
 
 def choose(kernel: str, arch: int | str, dtype: torch.dtype, width: int, heavy: bool) -> Config:

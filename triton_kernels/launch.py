@@ -55,7 +55,7 @@ def forward(
     o = q.new_empty((*q.shape[:3], v.shape[3]))
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     bias, problem = _operands(q, k, v, terms, gain, form, scale, causal, window)
-    config, sizes = _sizes("forward", q, v, bias)
+    config, sizes = _sizes("forward", q, v, bias, plan is not None)
     problem = problem._replace(plan=plans.of_queries(plan, problem, config.block_m))
     bias = _with_factors(bias, problem, config)
     tensors = map(rows, (q, k, v, o, lse))
@@ -97,7 +97,7 @@ def backward(
     has_gain = with_bias_gradient and form not in ("none", "distance")
     has_sums = has_gain and form != "linear"
 
-    config, sizes = _sizes("backward_queries", q, v, bias)
+    config, sizes = _sizes("backward_queries", q, v, bias, plan is not None)
     problem = problem._replace(plan=plans.of_queries(plan, problem, config.block_m))
     tensors = map(rows, (*given, grad_q, of_gain, of_queries))
     _launch(attn_bwd_dq_kernel, q, q.shape[1], config.block_m, config)(
@@ -107,7 +107,7 @@ def backward(
         **sizes,
         BIAS_GRADIENT=has_gain,
     )
-    config, sizes = _sizes("backward_keys", q, v, bias)
+    config, sizes = _sizes("backward_keys", q, v, bias, plan is not None)
     tensors = map(rows, (*given, grad_k, grad_v, of_keys))
     _launch(attn_bwd_dkv_kernel, k, k.shape[1], config.block_n, config)(
         *tensors,
@@ -144,8 +144,9 @@ def _operands(q, k, v, terms, gain, form, scale, causal, window) -> tuple[Bias, 
     )
     squared = form == "log1p_square"
     # float32 has no matrix units that are exact: a column there costs as much as the bias itself.
+    # Wider heads leave no registers for the sums of dS times factors.
     factored = form in ("linear", "distance", "cumulative") and q.dtype != torch.float32
-    factored = factored and scale > 0 and n_key > 0
+    factored = factored and max(q.shape[3], v.shape[3]) <= 128 and scale > 0 and n_key > 0
     if form == "distance":
         terms = terms * LOG2E.value
     flags = map(constexpr, ("cumulative" if squared else form, squared, factored))
@@ -225,11 +226,13 @@ def _per_head(x: Tensor | None) -> Rows | None:
     return Rows(x, batch, head, x.stride(2) if x.dim() > 2 else 1)
 
 
-def _sizes(kernel: str, q: Tensor, v: Tensor, bias: Bias) -> tuple[Config, dict[str, int]]:
+def _sizes(
+    kernel: str, q: Tensor, v: Tensor, bias: Bias, planned: bool
+) -> tuple[Config, dict[str, int]]:
     """The configuration of a kernel, and what of it the kernel has to know."""
     block_d, block_dv = (max(16, triton.next_power_of_2(x.shape[3])) for x in (q, v))
     form = "log1p_square" if bias.squared.value else bias.form.value
-    heavy = configs.is_heavy(kernel, form, bias.gain is not None)
+    heavy = configs.is_heavy(kernel, form, bias.gain is not None, planned)
     config = configs.choose(kernel, _processor(), q.dtype, max(block_d, block_dv), heavy)
     return config, {
         "BLOCK_M": config.block_m,
@@ -263,7 +266,7 @@ def _delta(problem: Problem, o: Tensor, *tensors: Tensor) -> None:
 def _table_gradient(given, bias: Bias, problem: Problem, causal: bool, length: int) -> Tensor:
     """(B, H, length), from sums over the diagonals of tiles: see attn_bwd_table_kernel."""
     q, _, v, *_ = given
-    config, sizes = _sizes("backward_table", q, v, bias)
+    config, sizes = _sizes("backward_table", q, v, bias, problem.plan is not None)
     block, shift = config.block_m, problem.n_key - problem.n_query
     begin = (0 if causal else 1 - problem.n_query) - shift - 1
     first, last = begin // block, (begin + length - 1) // block

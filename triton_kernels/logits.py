@@ -19,7 +19,8 @@ def query_side(bias, problem, b, h, first, gain, BLOCK_M: tl.constexpr, EDGE: tl
         address = row_address(bias.gain, b, h, first) + n
         gain = tl.load(address, first + n < problem.n_query, 0.0) if EDGE else tl.load(address)
     sums = sums_from(bias, problem, b, h, p_first, BLOCK_M)
-    return p_first, gain, sums, *keys_taken(problem, b, h, first)
+    first_key, end_key = keys_taken(problem, b, h, first)
+    return p_first, gain, sums, first_key, end_key
 
 
 @triton.jit
