@@ -2,9 +2,9 @@
 
     python bench/configurations.py 90 [64 128 256]
 
-Prints, for each width of a head, kernel and kind of bias, the configurations that no form of the
-kind spills registers with, best first. They are compiled, not run: what is compared is an estimate
-of cycles a pair of query and key takes on a multiprocessor, from the instructions of the loop over
+Prints, for each width of a head, kernel and kind of problem, the best configuration with which no
+form of the kind spills registers. They are compiled, not run: what is compared is an estimate of
+cycles a pair of query and key takes on a multiprocessor, from the instructions of the loop over
 whole tiles, its products, exponentials and loads, and how well latency is hidden.
 """
 
@@ -33,8 +33,6 @@ KERNELS = {
 }
 # Matrix products of a kernel, each of as many multiplications a pair as a head is wide.
 PRODUCTS = {"forward": 2, "backward_queries": 3, "backward_keys": 4, "backward_table": 2}
-# Those of a kind that need most registers.
-FORMS = {False: ("distance", "cumulative"), True: ("log1p_square-gain", "cumulative-gain")}
 REGISTERS, THREADS, ISSUES, EXPONENTIALS = 65536, 2048, 4, 16  # of a multiprocessor, or a cycle
 LOAD_CYCLES, STEP_CYCLES = 800, 300  # a load from memory that nothing hides; dependent steps
 
@@ -89,6 +87,15 @@ def cycles(arch: int, kernel: str, width: int, config: Config, one: compiled.Com
     return max(issue, products, loads, tile / EXPONENTIALS, unhidden / blocks) / tile
 
 
+def most_demanding(kernel: str, heavy: bool) -> tuple[str, ...]:
+    """The forms of a kind, as configs.is_heavy tells them, that need most registers."""
+    if kernel == "backward_table":
+        return ("distance-plan",) if heavy else ("distance",)
+    if heavy:
+        return "log1p_square-gain", "cumulative-gain", "distance-plan"
+    return ("linear",) if kernel == "backward_keys" else ("distance", "cumulative")
+
+
 def search(arch: int, kernel: str, width: int, forms: tuple[str, ...]) -> tuple[float, Config]:
     """The configuration whose worst form takes the fewest cycles.
 
@@ -101,7 +108,8 @@ def search(arch: int, kernel: str, width: int, forms: tuple[str, ...]) -> tuple[
         for stages in (1, 2):
             config = Config(*tile, stages)
             found = worst_form(arch, kernel, width, config, forms, best[0])
-            if found < best[0]:
+            # An estimate is not worth smaller tiles for less than a tenth.
+            if found < (best[0] if best[1] is None else 0.9 * best[0]):
                 best, no_better = (found, config), 0
             if found == math.inf:
                 break
@@ -137,14 +145,10 @@ def measured(arch: int, kernel: str, width: int, config: Config, form: str) -> f
 
 def main(arch: str, *widths: str) -> None:
     driver.set_active(compiled.Processor(int(arch)))
-    for width, kernel, heavy in itertools.product(map(int, widths), KERNELS, FORMS):
-        forms = FORMS[heavy]
-        if kernel == "backward_table":
-            forms = ("distance",)
-        if not (heavy and kernel == "backward_table"):
-            found, config = search(int(arch), kernel, width, forms)
-            kind = "heavy" if heavy else "light"
-            print(f"{width} {kernel} {kind} {found:.3f} {config}", flush=True)
+    for width, kernel, heavy in itertools.product(map(int, widths), KERNELS, (False, True)):
+        found, config = search(int(arch), kernel, width, most_demanding(kernel, heavy))
+        kind = "heavy" if heavy else "light"
+        print(f"{width} {kernel} {kind} {found:.3f} {config}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Sizes of blocks, by processor, head width, direction and bias. Nothing is tuned at call time.
 
-bench/configurations.py found those of half precision. It compiles and estimates; none has been
-timed. Those of float32, which has no matrix units, are the largest tried that spill no registers.
+Those of half precision for heads up to 128 come from bench/configurations.py, which compiles and
+estimates, and from trials beside it; the others are the largest tried that spill no registers. None
+was timed.
 """
 
 from __future__ import annotations

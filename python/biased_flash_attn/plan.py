@@ -80,8 +80,8 @@ def attention_plan(
     """What `biased_flash_attn` computes of these arguments, and why it computes no less.
 
     The arguments mean what they mean there, and wrong ones raise the same errors. Keys are left out
-    by backend "cpu" alone, where there are at least 1024 of them, and in heads where that is
-    expected to take less time than to find out which.
+    by kernels, where there are at least 1024 of them, and in heads where that is expected to take
+    less time than to find out which.
     """
     call = prepared(q, k, k, bias, causal, window, scale, tolerance, backend)
     q, k, geometry = call.q, call.k, call.geometry
