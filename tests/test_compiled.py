@@ -68,8 +68,11 @@ def test_no_loop_spills_registers(variant):
 
 
 def test_half_precision_runs_on_matrix_units(variant):
+    """On Hopper those of warp groups, but for backward passes of the widest heads, whose tiles have
+    fewer rows than a warp group."""
     arch, kernels = variant
-    unit = "warpgroup" if arch == 90 else "matrix"
     half = [one for one in kernels if one["dtype"] == "bfloat16" and one["kernel"] in ATTENTION]
     assert half
-    assert [one for one in half if not one[unit]] == []
+    for one in half:
+        small = one["head_dim"] == 256 and one["kernel"] != "attn_fwd_kernel"
+        assert one["warpgroup" if arch == 90 and not small else "matrix"], one

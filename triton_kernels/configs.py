@@ -24,21 +24,48 @@ class Config:
 
 @dataclass(frozen=True)
 class Row:
-    """The configurations for a width, and those of heavy biases where they differ."""
+    """The configurations for a width, and those of heavy problems where they differ."""
 
     forward: Config
     backward_queries: Config
     backward_keys: Config
     backward_table: Config
+    heavy_forward: Config | None = None
     heavy_backward_queries: Config | None = None
     heavy_backward_keys: Config | None = None
     heavy_backward_table: Config | None = None
 
 
+_WIDEST = Row(
+    forward=Config(64, 32, 8, 1),
+    backward_queries=Config(32, 32, 8, 1),
+    backward_keys=Config(32, 32, 8, 1),
+    heavy_backward_keys=Config(16, 32, 8, 1),
+    backward_table=Config(16, 16, 4, 1),
+)
 # By the widest head they serve; no head is wider than 256.
-HALF = {
+AMPERE = {
+    64: Row(
+        forward=Config(128, 64, 8, 2),
+        backward_queries=Config(128, 64, 8, 2),
+        backward_keys=Config(32, 128, 8, 1),
+        backward_table=Config(64, 64, 8, 2),
+        heavy_backward_table=Config(32, 32, 4, 1),
+    ),
+    128: Row(
+        forward=Config(64, 64, 4, 2),
+        backward_queries=Config(128, 32, 8, 1),
+        heavy_backward_queries=Config(128, 16, 8, 1),
+        backward_keys=Config(32, 64, 8, 1),
+        heavy_backward_keys=Config(16, 64, 8, 1),
+        backward_table=Config(32, 32, 4, 1),
+    ),
+    256: _WIDEST,
+}
+HOPPER = {
     64: Row(
         forward=Config(128, 128, 8, 2),
+        heavy_forward=Config(128, 64, 8, 2),
         backward_queries=Config(128, 64, 8, 2),
         backward_keys=Config(64, 128, 8, 2),
         heavy_backward_keys=Config(32, 64, 4, 2),
@@ -53,35 +80,27 @@ HALF = {
         backward_table=Config(64, 64, 4, 1),
         heavy_backward_table=Config(64, 64, 8, 1),
     ),
-    256: Row(
-        forward=Config(64, 32, 8, 1),
-        backward_queries=Config(32, 32, 8, 1),
-        backward_keys=Config(32, 32, 8, 1),
-        heavy_backward_keys=Config(16, 32, 8, 1),
-        backward_table=Config(16, 16, 4, 1),
-    ),
+    256: _WIDEST,
 }
-HALF_BEFORE_HOPPER = {
+BLACKWELL = {
     64: Row(
         forward=Config(128, 64, 8, 2),
-        backward_queries=Config(128, 64, 8, 2),
+        heavy_forward=Config(128, 64, 8, 1),
+        backward_queries=Config(128, 32, 8, 2),
+        heavy_backward_queries=Config(64, 64, 8, 1),
         backward_keys=Config(32, 128, 8, 1),
-        backward_table=Config(64, 64, 8, 2),
-        heavy_backward_table=Config(32, 32, 4, 1),
+        backward_table=Config(64, 64, 4, 2),
     ),
     128: Row(
-        forward=Config(64, 64, 4, 2),
-        backward_queries=Config(128, 32, 8, 1),
-        backward_keys=Config(32, 64, 8, 1),
-        heavy_backward_keys=Config(16, 64, 8, 1),
-        backward_table=Config(32, 32, 4, 1),
+        forward=Config(128, 64, 8, 2),
+        heavy_forward=Config(128, 32, 8, 2),
+        backward_queries=Config(128, 64, 8, 2),
+        heavy_backward_queries=Config(128, 32, 8, 2),
+        backward_keys=Config(16, 64, 4, 1),
+        backward_table=Config(64, 64, 4, 1),
+        heavy_backward_table=Config(64, 64, 8, 1),
     ),
-    256: Row(
-        forward=Config(64, 32, 8, 1),
-        backward_queries=Config(32, 32, 8, 1),
-        backward_keys=Config(32, 32, 8, 1),
-        backward_table=Config(16, 16, 4, 1),
-    ),
+    256: _WIDEST,
 }
 SINGLE = {
     64: Row(Config(32, 32), Config(32, 32), Config(32, 32), Config(32, 32)),
@@ -94,6 +113,8 @@ INTERPRETED = Row(Config(32, 16), Config(32, 16), Config(16, 32), Config(32, 32)
 
 def is_heavy(kernel: str, form: str, with_gain: bool, planned: bool) -> bool:
     """Whether a problem takes registers in a kernel that others leave to larger blocks."""
+    if kernel == "forward":
+        return planned and form == "distance"
     if kernel == "backward_keys":
         return planned or form not in ("none", "linear")
     return planned or with_gain or form == "log1p_square"
@@ -103,8 +124,13 @@ def choose(kernel: str, arch: int | str, dtype: torch.dtype, width: int, heavy: 
     """For the field `kernel` of a row, width being the larger of q's and v's padded head_dim."""
     row = INTERPRETED
     if arch != "interpreter":
-        hopper_or_later = not isinstance(arch, int) or arch >= 90
-        half = HALF if hopper_or_later else HALF_BEFORE_HOPPER
-        table = SINGLE if dtype == torch.float32 else half
+        table = SINGLE if dtype == torch.float32 else _of_processor(arch)
         row = table[min(widest for widest in table if width <= widest)]
     return (heavy and getattr(row, f"heavy_{kernel}", None)) or getattr(row, kernel)
+
+
+def _of_processor(arch: int | str) -> dict[int, Row]:
+    """Those of half precision. Processors with names are AMD's, for which nothing was searched."""
+    if not isinstance(arch, int) or arch < 90:
+        return AMPERE
+    return HOPPER if arch < 100 else BLACKWELL
