@@ -152,9 +152,13 @@ def test_factors_of_a_table_hold_where_they_are_said_to(causal, draw):
 def test_a_rough_table_has_no_factors():
     _, (past, _) = table_factors(torch.randn(400), True, 400, 32)
     assert past > 400 - 32
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 1.0])
+def test_no_factors_of_a_table_hold_where_one_distance_differs(value):
     table = torch.zeros(400)
-    table[-1] = torch.nan
-    assert table_factors(table, True, 400, 32)[1][0] == 400 - 32 + 1
+    table[250] = value
+    assert table_factors(table, True, 400, 128)[1][0] == 251
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)

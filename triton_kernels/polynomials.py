@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from .factors import parts
-from .primitives import FACTORS, dot, row_address, tile_addresses
+from .primitives import FACTORS, INFINITY, dot, row_address, tile_addresses
 
 DEGREES = tl.constexpr(5)
 # Of a logit in base 2: an eighth of the rounding of a float16, and of the logit itself, which
@@ -110,9 +110,10 @@ def table_factors_kernel(
 
     found = dot(keys, tl.trans(rows)) * problem.scale_in_base_2
     expected = tl.load(table + x[:, None] + tl.arange(0, ROWS)[None, :], exists[:, None])
-    # NaN is an error too.
-    allowed = TABLE_ERROR + RELATIVE_ERROR * tl.abs(expected)
-    good = tl.sum((tl.abs(found - expected) <= allowed).to(tl.int32), 1) == ROWS
+    # NaN and infinity are errors too.
+    error = tl.abs(found - expected)
+    right = (error <= TABLE_ERROR + RELATIVE_ERROR * tl.abs(expected)) & (error < INFINITY)
+    good = tl.sum(right.to(tl.int32), 1) == ROWS
     is_rough = exists & (good == 0)
     block = row_address(rough, b, h, tl.program_id(2))
     tl.store(block, tl.min(tl.where(is_rough, x, length), 0))
