@@ -81,3 +81,37 @@ def poisoned(make):
         return tensor
 
     return make_poisoned
+
+
+@pytest.fixture
+def on_the_device_of_triton():
+    """Everything is made where the Triton kernels run."""
+    from triton_backend import INTERPRETED
+
+    with torch.device("cpu" if INTERPRETED else "cuda"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def quick_interpreter():
+    """The language is prepared where a kernel is launched, and once for a module of Triton's, not
+    for every function that is called: that takes most of the interpreter's time."""
+    from triton_backend import INTERPRETED, KERNELS
+
+    if not INTERPRETED or KERNELS is None:
+        yield
+        return
+    from triton.runtime.interpreter import InterpretedFunction
+
+    prepare_and_call, prepared = InterpretedFunction.__call__, set()
+
+    def call(self, *args, **kwargs):
+        module = self.fn.__module__
+        if module in prepared or module.startswith(KERNELS.__package__):
+            return self.rewrite()(*args, **kwargs)
+        prepared.add(module)
+        return prepare_and_call(self, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InterpretedFunction, "__call__", call)
+        yield

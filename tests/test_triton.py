@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import mmap
 
@@ -20,50 +19,12 @@ from cases import (
     check_problem,
     drawn,
     evaluate,
-    fused,
     pairwise,
 )
+from triton_backend import INTERPRETED, KERNELS, MARKS, attend
 
-KERNELS = backends.kernels("triton")
-INTERPRETED = KERNELS is None or KERNELS.INTERPRETED
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-pytestmark = [
-    pytest.mark.skipif(KERNELS is None, reason="needs Triton"),
-    # The interpreter computes with NumPy, which speaks of infinities that are meant.
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
-]
-
-attend = functools.partial(fused, backend="triton")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_interpreter():
-    """The language is prepared where a kernel is launched, and once for a module of Triton's, not
-    for every function that is called: that takes most of the interpreter's time."""
-    if not INTERPRETED or KERNELS is None:
-        yield
-        return
-    from triton.runtime.interpreter import InterpretedFunction
-
-    prepare_and_call, prepared = InterpretedFunction.__call__, set()
-
-    def call(self, *args, **kwargs):
-        module = self.fn.__module__
-        if module in prepared or module.startswith(KERNELS.__package__):
-            return self.rewrite()(*args, **kwargs)
-        prepared.add(module)
-        return prepare_and_call(self, *args, **kwargs)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(InterpretedFunction, "__call__", call)
-        yield
-
-
-@pytest.fixture(autouse=True)
-def device():
-    """Everything is made where the kernels run."""
-    with torch.device("cpu" if INTERPRETED else "cuda"):
-        yield
+pytestmark = MARKS
 
 
 # The interpreter's tiles have 16 or 32 rows.
@@ -124,9 +85,9 @@ def table_factors(table: torch.Tensor, causal: bool, n_query: int, block: int):
         q, k, k, table[None, None], None, "distance", 0.25, causal, None
     )
     made = KERNELS._with_table_factors(bias, problem, block)
-    far = made.far.start[0, 0] - (0 if causal else 1 - n_query)
     of_rows, of_keys = made.query_factors.start[0, 0], made.key_factors.start[0, 0]
-    return (of_keys.double() @ of_rows.double().T) * problem.scale_in_base_2, far.tolist()
+    found = of_keys.double() @ of_rows.double().T * problem.scale_in_base_2
+    return found, made.far.start[0, 0].tolist()
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])

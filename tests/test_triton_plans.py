@@ -11,8 +11,9 @@ from torch import Tensor
 from biased_flash_attn import attention_plan
 from biased_flash_attn.forms import Geometry
 from cases import Case, drawn, naive
-from test_triton import KERNELS, attend, device, pytestmark, quick_interpreter  # noqa: F401
+from triton_backend import KERNELS, MARKS, attend
 
+pytestmark = MARKS
 TILE = 128
 
 

@@ -204,8 +204,7 @@ def _with_table_factors(bias: Bias, problem: Problem, block_m: int) -> Bias:
         *(block_m, TABLE_ROWS, nodes, weights),
         **_OPTIONS,
     )
-    first_distance = 0 if problem.causal.value else 1 - problem.n_query
-    far = torch.stack([rough[..., 1].amax(2) + 1, rough[..., 0].amin(2) - 1], 2) + first_distance
+    far = torch.stack([rough[..., 1].amax(2) + 1, rough[..., 0].amin(2) - 1], 2)
     return bias._replace(
         query_factors=Factors(*_per_head(of_rows)),
         key_factors=Factors(*_per_head(of_keys)),

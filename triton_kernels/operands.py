@@ -71,7 +71,7 @@ class Bias(NamedTuple):
 
     terms: slopes, the table in base 2, or float64 sums. squared: the bias is -log(1 + beta^2).
     factored: whole tiles take it from query_factors and key_factors, as factors.py says; of a
-    table, those that are at least as far as far (B or 1, H or 1, 2) says: polynomials.py.
+    table, those from far (B or 1, H or 1, 2) on, whose numbers are places in it: polynomials.py.
     """
 
     form: tl.constexpr

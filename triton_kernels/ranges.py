@@ -14,6 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .bias import first_distance
 from .primitives import keys_taken, round_down, round_up, row_address
 
 KEY_PARTS = tl.constexpr(5)
@@ -21,13 +22,14 @@ QUERY_PARTS = tl.constexpr(6)
 
 
 @triton.jit
-def far_distances(bias, b, h, ROWS: tl.constexpr):
+def far_distances(bias, problem, b, h, ROWS: tl.constexpr):
     """Tiles of ROWS queries have factors where all distances to the first query are at least the
     first of these numbers, or at most the second."""
     past, future = 0, -ROWS
     if bias.far is not None:
         address = row_address(bias.far, b, h, 0)
-        past, future = tl.load(address), tl.load(address + 1)
+        past = tl.load(address) + first_distance(problem)
+        future = tl.load(address + 1) + first_distance(problem)
     return past, future
 
 
@@ -51,7 +53,7 @@ def key_ranges(problem, bias, b, h, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.co
         whole_end = tl.minimum(whole_end, round_down(p_first + 1, BLOCK_N))
     past_end, future = whole, whole_end
     if bias.factored:
-        past, ahead = far_distances(bias, b, h, BLOCK_M)
+        past, ahead = far_distances(bias, problem, b, h, BLOCK_M)
         past_end = tl.minimum(whole_end, round_down(p_first - past + 1, BLOCK_N))
         if not problem.causal:
             future = tl.minimum(whole_end, round_up(p_first - ahead, BLOCK_N))
@@ -115,7 +117,7 @@ def query_ranges(problem, bias, b, h, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.
         whole_end = tl.minimum(whole_end, tl.load(row_address(plan.all_end, b, h, tile)))
     future_end, past = start, whole_end
     if bias.factored:
-        behind, ahead = far_distances(bias, b, h, BLOCK_M)
+        behind, ahead = far_distances(bias, problem, b, h, BLOCK_M)
         past = round_up(last - shift + behind, BLOCK_M)
         if not problem.causal:
             future_end = tl.minimum(whole_end, round_down(first - shift + ahead + BLOCK_M, BLOCK_M))
