@@ -155,6 +155,21 @@ void backward(const std::string& dtype, const std::string& form, const Sizes& si
     active_instruction_set().backward(problem);
 }
 
+void trim(const std::string& dtype, const std::string& form, const Sizes& sizes, double scale,
+          bool causal, int64_t window, int threads, const Tensor& q, const Tensor& k,
+          const Tensor& v, const std::optional<Tensor>& terms, int64_t n_terms,
+          const std::optional<Tensor>& gain, const std::optional<Tensor>& first_key,
+          const std::optional<Tensor>& end_key, const Tensor& near, const Tensor& cut, double share,
+          int64_t reach, bool from_end) {
+    Trim problem;
+    fill(problem, dtype, form, sizes, scale, causal, window, threads, q, k, v, terms, n_terms, gain,
+         first_key, end_key);
+    problem.near = view(near, ItemBytes(problem).real), problem.cut = view(cut, sizeof(int32_t));
+    problem.share = share, problem.reach = reach, problem.from_end = from_end;
+    py::gil_scoped_release release;
+    active_instruction_set().trim(problem);
+}
+
 std::vector<std::string> supported_instruction_sets() {
     std::vector<std::string> names;
     for (const auto& set : instruction_sets())
@@ -169,6 +184,7 @@ PYBIND11_MODULE(_C, m) {
     m.doc() = "Attention kernels for CPUs; called through biased_flash_attn.cpu";
     m.def("forward", &bfa::forward);
     m.def("backward", &bfa::backward);
+    m.def("trim", &bfa::trim);
     m.def("instruction_sets", &bfa::supported_instruction_sets,
           "Built and supported here, slowest first");
     m.def(

@@ -51,6 +51,15 @@ struct Forward : Problem {
     View lse;  // real, natural logarithm
 };
 
+// What shortens a plan's ranges; v is not read.
+struct Trim : Problem {
+    View near;      // real, at most the lse of each query over the keys it always takes
+    View cut;       // int32 like first_key, or like end_key where from_end; a copy of it on entry
+    double share;   // of exp(near), which the keys that go may sum to
+    int64_t reach;  // the nearest past keys, which are always taken
+    bool from_end;  // keys go from the end of the ranges, else from their begin
+};
+
 struct Backward : Problem {
     View o, lse;            // what forward returned
     View grad_o, grad_lse;  // element type, real

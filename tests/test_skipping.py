@@ -213,12 +213,14 @@ def test_nothing_goes_where_far_keys_weigh_most():
     assert share(call.plan(1e-2), call.geometry) == 1
 
 
-def test_a_huge_key_is_taken_by_all_that_may_see_it():
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_huge_key_is_taken_only_by_those_it_attracts(sign):
     call = drawn_call("linear")
     call.form = Linear(torch.full((1, 2), 0.5))
-    call.k[:, :, 200] *= 1000
+    call.q[..., 0] = 1
+    call.k[:, :, 200, 0] = sign * 10**5
     first, _ = call.plan(1e-6)
-    assert (first <= 192).all()
+    assert (first <= 192).all() if sign == 1 else (first[..., -1] >= 768).all()
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])

@@ -8,6 +8,7 @@ namespace bfa {
     namespace isa {                 \
     void forward(const Forward&);   \
     void backward(const Backward&); \
+    void trim(const Trim&);         \
     }
 
 BFA_DECLARE(portable)
@@ -38,16 +39,16 @@ static bool has_avx512() {
 
 const std::vector<InstructionSet>& instruction_sets() {
     static const std::vector<InstructionSet> sets = {
-        {"portable", true, portable::forward, portable::backward},
+        {"portable", true, portable::forward, portable::backward, portable::trim},
 #ifdef BFA_HAVE_AVX2
-        {"avx2", has_avx2(), avx2::forward, avx2::backward},
+        {"avx2", has_avx2(), avx2::forward, avx2::backward, avx2::trim},
 #endif
 #ifdef BFA_HAVE_AVX512
-        {"avx512", has_avx512(), avx512::forward, avx512::backward},
+        {"avx512", has_avx512(), avx512::forward, avx512::backward, avx512::trim},
 #endif
 #ifdef BFA_HAVE_AVX512_BF16
         {"avx512_bf16", has_avx512() && __builtin_cpu_supports("avx512bf16"), avx512_bf16::forward,
-         avx512_bf16::backward},
+         avx512_bf16::backward, avx512_bf16::trim},
 #endif
     };
     return sets;

@@ -13,6 +13,7 @@ struct InstructionSet {
     bool supported;  // by this processor
     void (*forward)(const Forward&);
     void (*backward)(const Backward&);
+    void (*trim)(const Trim&);
 };
 
 // Everything this build contains, slowest first.

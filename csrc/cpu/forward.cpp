@@ -7,10 +7,9 @@
 #include <omp.h>
 
 #include <cmath>
-#include <limits>
 
 #include "buffer.h"
-#include "gemm.h"
+#include "logit_block.h"
 #include "schedule.h"
 #include "select.h"
 #include "subnormals.h"
@@ -40,61 +39,40 @@ int64_t block_rows(const Problem& problem) {
 }
 
 template <class Arithmetic, class Bias>
-class ForwardBlock {
-    using Real = typename Arithmetic::Real;
-    using Operand = typename Arithmetic::Operand;
-    static constexpr int kLane = kLanes<Real>;
-    static_assert(kStripRows % kRegisterRows == 0 && kStripRows % kLane == 0);
-    static constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
+class ForwardBlock : LogitBlock<Arithmetic, Bias> {
+    using Logits = LogitBlock<Arithmetic, Bias>;
+    using Logits::b_, Logits::block_, Logits::h_, Logits::kInfinity, Logits::kLane,
+        Logits::kv_head_, Logits::visible_, Logits::width_;
+    using typename Logits::Operand;
+    using typename Logits::Real;
 
 public:
     ForwardBlock(Arena& arena, const Forward& problem)
-        : p_(problem),
-          visible_(problem),
-          rows_(block_rows(problem)),
-          depth_(round_up(problem.head_dim, Arithmetic::pair) / Arithmetic::pair),
+        : Logits(arena, problem, block_rows(problem)),
+          p_(problem),
           columns_(round_up(problem.value_dim, kLane)),
-          bias_(arena, problem, false),
-          queries_(arena.take<Operand>(rows_ * depth_)),
-          keys_(arena.take<Operand>(kTile * depth_)),
-          keys_transposed_(arena.take<Operand>(depth_ * kTile)),
           values_(arena.take<Operand>(kTile / Arithmetic::pair * columns_)),
-          output_(arena.take<Real>(rows_ * columns_)),
-          pivots_(arena.take<Real>(rows_)),
-          sums_(arena.take<Real>(rows_ * kLane)) {}
+          output_(arena.take<Real>(block_rows(problem) * columns_)),
+          pivots_(arena.take<Real>(block_rows(problem))),
+          sums_(arena.take<Real>(block_rows(problem) * kLane)) {}
 
     void run(int64_t b, int64_t h, Range queries) {
-        begin(b, h, queries);
+        const int64_t rows = Logits::begin_block(b, h, queries);
+        std::memset(output_, 0, rows * columns_ * sizeof(Real));
+        std::memset(sums_, 0, rows * kLane * sizeof(Real));
+        std::fill(pivots_, pivots_ + rows, -kInfinity);
         const Range keys = {visible_.keys(queries.begin).begin, visible_.keys(queries.end - 1).end};
         if (!keys.empty()) {
             for (int64_t tile = (keys.end - 1) / kTile; tile >= keys.begin / kTile; --tile)
-                add_tile({tile * kTile, std::min((tile + 1) * kTile, p_.n_key)});
+                add_tile(Logits::tile(tile));
         }
         finish();
     }
 
 private:
-    void begin(int64_t b, int64_t h, Range queries) {
-        b_ = b, h_ = h, kv_head_ = h / (p_.heads / p_.kv_heads), block_ = queries;
-        const int64_t count = queries.end - queries.begin;
-        const int64_t padded = round_up(count, kRegisterRows);
-        Arithmetic::pack_rows(p_.element, p_.q.at(b, h, queries.begin), p_.q.row, count,
-                              p_.head_dim, queries_, depth_);
-        std::memset(queries_ + count * depth_, 0, (padded - count) * depth_ * sizeof(Operand));
-        std::memset(output_, 0, padded * columns_ * sizeof(Real));
-        std::memset(sums_, 0, padded * kLane * sizeof(Real));
-        std::fill(pivots_, pivots_ + padded, -kInfinity);
-        bias_.begin_head(b, h);
-        visible_.begin_head(b, h);
-    }
-
     void add_tile(Range keys) {
+        Logits::begin_tile(keys);
         const int n = int(keys.end - keys.begin);
-        width_ = int(round_up(n, kLane * Arithmetic::pair));
-        Arithmetic::pack_rows(p_.element, p_.k.at(b_, kv_head_, keys.begin), p_.k.row, n,
-                              p_.head_dim, keys_, depth_);
-        std::memset(keys_ + n * depth_, 0, (width_ - n) * depth_ * sizeof(Operand));
-        transpose(keys_, width_, depth_, depth_, keys_transposed_);
         const char* values = p_.v.at(b_, kv_head_, keys.begin);
         Arithmetic::pack_row_pairs(p_.element, values, p_.v.row, n, p_.value_dim, values_,
                                    columns_);
@@ -106,10 +84,8 @@ private:
         values_finite_ = std::isfinite(largest);
         slack_ = largest < kLargestWithSlack ? kSlack : 0;
 
-        bias_.begin_tile(keys);
         for (int64_t row = 0; row < block_.end - block_.begin; row += kStripRows) {
-            const int64_t query = block_.begin + row;
-            const Range strip = {query, std::min(query + kStripRows, block_.end)};
+            const Range strip = Logits::strip(row);
             prefetch_next_tile(keys.begin, row / kStripRows);
             switch (coverage(visible_, strip, keys)) {
                 case Coverage::none: break;
@@ -137,14 +113,15 @@ private:
     template <bool kMasked>
     void add_strip(Range strip, Range keys) {
         const int64_t row = strip.begin - block_.begin;
-        const int rows =
-            kMasked ? int(round_up(strip.end - strip.begin, kRegisterRows)) : kStripRows;
-        const int width = kMasked ? visible_width(strip, keys) : kTile;
+        const int rows = Logits::template rows<kMasked>(strip);
+        const int width = Logits::template width<kMasked>(strip, keys);
         alignas(64) Real logits[kStripRows * kTile];
-        gemm<Arithmetic, false>(rows, width, depth_, {queries_ + row * depth_, depth_, 1},
-                                {keys_transposed_, kTile}, {logits, kTile});
-        if (finish_logits<kMasked>(strip, keys, rows, width, logits))
-            raise_pivots(row, rows, width, logits);
+        Vector<Real> excess = broadcast(-kInfinity);
+        const Real* pivots = pivots_ + row;
+        Logits::template compute<kMasked>(strip, keys, logits, [&](int r, Vector<Real> largest) {
+            excess = max<Real>(largest - (pivots[r] + slack_), excess);
+        });
+        if (reduce_max<Real>(excess) > 0) raise_pivots(row, rows, width, logits);
         // each row's weights replace its logits
         Operand* weights = reinterpret_cast<Operand*>(logits);
         for (int r = 0; r < rows; ++r)
@@ -163,38 +140,6 @@ private:
             gemm<Arithmetic, true>(rows, columns_, width / Arithmetic::pair, left,
                                    {values_, columns_}, output);
         }
-    }
-
-    // Columns up to the last key that the strip sees.
-    int visible_width(Range strip, Range keys) const {
-        const int64_t end = visible_.keys(strip.end - 1).end - keys.begin;
-        return int(std::min<int64_t>(round_up(end, kLane * Arithmetic::pair), width_));
-    }
-
-    // logits = scale * product + bias in base 2, -inf where masked. Whether some are too large for
-    // their row's pivot.
-    template <bool kMasked>
-    BFA_INLINE bool finish_logits(Range strip, Range keys, int rows, int width, Real* logits) {
-        const Vector<Real> scale = broadcast(Real(p_.scale * kLog2e));
-        const Real* pivots = pivots_ + (strip.begin - block_.begin);
-        Vector<Real> excess = broadcast(-kInfinity);
-        for (int r = 0; r < rows; ++r) {
-            const int64_t query = std::min(strip.begin + r, strip.end - 1);
-            const Range visible =
-                kMasked ? visible_.keys(query).shifted_into(keys.begin, kTile) : keys;
-            Vector<Real> largest = broadcast(-kInfinity);
-            bias_.with_row(query, [&](const auto& bias) {
-#pragma GCC unroll 4
-                for (int c = 0; c < width; c += kLane) {
-                    Vector<Real> s = bias.added_to(load(logits + r * kTile + c) * scale, c);
-                    if (kMasked) s = where_visible<Real>(visible, c, s, broadcast(-kInfinity));
-                    store(logits + r * kTile + c, s);
-                    largest = max<Real>(s, largest);
-                }
-            });
-            excess = max<Real>(largest - (pivots[r] + slack_), excess);
-        }
-        return reduce_max<Real>(excess) > 0;
     }
 
     // m = max_j s_j in the rows where m + slack is less; their o and l shrink by
@@ -257,15 +202,10 @@ private:
     }
 
     const Forward& p_;
-    Visibility visible_;
-    const int64_t rows_, depth_, columns_;
-    Bias bias_;
-    Operand *queries_, *keys_, *keys_transposed_, *values_;
+    const int64_t columns_;
+    Operand* values_;
     Real *output_, *pivots_, *sums_;
 
-    int64_t b_, h_, kv_head_;
-    Range block_;
-    int width_;
     bool values_finite_;
     Real slack_;
 };

@@ -115,16 +115,22 @@ class Certificate:
     reach: int  # keys nearer than this stay
 
     @staticmethod
-    def of(q: Tensor, k: Tensor, v: Tensor, bias: Bias, backend: str) -> list[Certificate]:
-        """One for each side, for all queries."""
+    def of(
+        q: Tensor, k: Tensor, v: Tensor, bias: Bias, backend: str
+    ) -> tuple[list[Certificate], Tensor]:
+        """One for each side, for all queries, and `near` (B, H, n_query) float64.
+
+        near is at most the lse of what a query always takes, and NaN where nothing may go.
+        """
         keys = Keys.of(k, q.shape[1])
         length, product = keys.seen_by(q)
         logit = abs(bias.scale) * length
         near = _near_lse(q, k, bias, backend)
-        rounding = _rounding(q.shape[3], logit * keys.longest, near, bias.gain)
         # Left out, an infinite or NaN value would be missed.
         known = near.isfinite() & _finite(v, q.shape[1])
-        taken = torch.where(known, near - bias.scale * product - rounding, torch.nan)
+        rounding = _rounding(q.shape[3], logit * keys.longest, near, bias.gain)
+        near = torch.where(known, near - rounding, torch.nan)
+        taken = near - bias.scale * product
 
         def of_side(side: Side) -> Certificate:
             distance = keys.distance.flip(-1) if side.is_mirrored else keys.distance
@@ -132,7 +138,7 @@ class Certificate:
             radius = side.prefix_max(distance)
             return Certificate(bias.mass(side), slice(None), logit, taken, radius, reach)
 
-        return [of_side(side) for side in bias.sides()]
+        return [of_side(side) for side in bias.sides()], near
 
     def log_bound(self, tile: Tensor) -> Tensor:
         """Log of what is left out by cutting at `tile` (B, H, rows), relative to what is taken."""

@@ -77,6 +77,35 @@ def backward(
     return grad_q, grad_k, grad_v, grad_terms, grad_gain
 
 
+def trim(
+    q: Tensor,
+    k: Tensor,
+    terms: Tensor | None,
+    gain: Tensor | None,
+    form: str,
+    scale: float,
+    causal: bool,
+    window: int | None,
+    plan: Tensor,
+    near: Tensor,
+    share: float,
+    reach: int,
+    from_end: bool,
+) -> Tensor:
+    """plan[1] if from_end, else plan[0], with more left out: (B, H, tiles of queries) int32.
+
+    For each query the exponentials of the logits of what goes sum to share * exp(near) at most, and
+    its `reach` nearest past keys stay. Nothing goes where near, (B, H, Nq) like lse, is NaN.
+    """
+    terms, gain = _per_head(terms, q), _per_head(gain, q)
+    near, cut = near.contiguous(), plan[int(from_end)].clone()
+    _C.trim(
+        *_problem(q, k, k, terms, gain, form, scale, causal, window, plan),
+        *(_address(near), _address(cut), share, reach, from_end),
+    )
+    return cut
+
+
 def _problem(q, k, v, terms, gain, form, scale, causal, window, plan):
     """The arguments that both directions share. Addresses do not keep tensors alive: callers do."""
     batch, heads, n_query, head_dim = q.shape

@@ -139,13 +139,19 @@ def _bound(call: Call, plan: Tensor) -> Tensor:
     if not ((plan[0] > 0) | (plan[1] < call.geometry.n_key)).any():
         return bound
     bias = Bias(call.form.terms, call.form.gain, *call.options()[:2], call.geometry)
+    certificates, _ = Certificate.of(call.q, call.k, call.v, bias, call.backend)
+    share = skipping.share_of(call.tolerance, certificates)
+    unseen = skipping.bounded(certificates, share, skipping.everything(call.q, call.geometry))
     row = torch.arange(call.geometry.n_query, device=plan.device) // QUERY_TILE
     total = 0
-    for certificate in Certificate.of(call.q, call.k, call.v, bias, call.backend):
+    for certificate in certificates:
         side = certificate.mass.side
-        cut = call.geometry.n_key - plan[1] if side.is_mirrored else plan[0]
-        tile = ((cut + side.offset) // KEY_STEP).long()[..., row]
+        cut, cut_unseen = (
+            call.geometry.n_key - x[1] if side.is_mirrored else x[0] for x in (plan, unseen)
+        )
+        tile = ((torch.minimum(cut, cut_unseen) + side.offset) // KEY_STEP).long()[..., row]
         total = total + torch.where(tile > 0, certificate.log_bound(tile).exp(), 0)
+        total = total + share * (cut > cut_unseen)[..., row]
     return _largest(total)
 
 

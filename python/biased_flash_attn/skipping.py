@@ -13,6 +13,7 @@ import math
 import torch
 from torch import Tensor
 
+from . import backends
 from .certificate import Bias, Certificate, Keys
 from .forms import Geometry
 from .tail_mass import KEY_STEP
@@ -24,6 +25,8 @@ _SAMPLED_QUERIES, _SAMPLED_KEYS = 64, 256
 _SAMPLED_TILE = 15
 # The attention of a query to so many keys takes as long as its part of the plan.
 _COST_IN_KEYS = 256
+# The kernels' exponentials that are too small to be added to this may underflow.
+_LEAST_SUM = 2.0**-100
 
 
 def query_tiles(n_query: int) -> int:
@@ -59,20 +62,48 @@ def make(q: Tensor, k: Tensor, v: Tensor, bias: Bias, tolerance: float, backend:
 def certified(
     q: Tensor, k: Tensor, v: Tensor, bias: Bias, tolerance: float, backend: str
 ) -> Tensor:
-    """The plan that leaves out whatever is proved to be worth no more than tolerance."""
-    plan = everything(q, bias.geometry)
-    certificates = Certificate.of(q, k, v, bias, backend)
+    """The plan that leaves out whatever is proved to be worth no more than tolerance.
+
+    Half of that is spent on what a bound says of keys that are not looked at, half on keys that
+    turn out to be worth little.
+    """
+    certificates, near = Certificate.of(q, k, v, bias, backend)
+    share = share_of(tolerance, certificates)
+    plan = bounded(certificates, share, everything(q, bias.geometry))
+    if share < _LEAST_SUM:
+        return plan
+    trim = backends.kernels(backend).trim
+    near = near.to(torch.promote_types(q.dtype, torch.float32))
+    options = (bias.terms, bias.gain, bias.form, bias.scale, bias.geometry.causal)
+    for certificate in certificates:
+        from_end = certificate.mass.side.is_mirrored
+        call = (q, k, *options, bias.geometry.window, plan, near, share, bias.reach, from_end)
+        plan[int(from_end)] = _in_order(trim(*call), from_end)
+    return plan
+
+
+def share_of(tolerance: float, certificates: list[Certificate]) -> float:
+    """What one certificate, or trimming its side, may leave out."""
+    return tolerance / (2 * len(certificates))
+
+
+def bounded(certificates: list[Certificate], share: float, plan: Tensor) -> Tensor:
+    """The plan without what each certificate bounds by share."""
+    plan = plan.clone()
     for certificate in certificates:
         side = certificate.mass.side
-        tile = certificate.last_cut(math.log(tolerance / len(certificates)))
+        tile = certificate.last_cut(math.log(share))
         missing = plan.shape[-1] * QUERY_TILE - tile.shape[-1]
         tile = torch.nn.functional.pad(tile, (0, missing), value=side.tiles)
         cut = side.cut(tile.unflatten(-1, (-1, QUERY_TILE)).amin(-1))
-        if side.is_mirrored:
-            plan[1] = (side.n_key - cut).cummax(-1).values
-        else:
-            plan[0] = cut.flip(-1).cummin(-1).values.flip(-1)
+        from_end = side.is_mirrored
+        plan[int(from_end)] = _in_order(side.n_key - cut if from_end else cut, from_end)
     return plan
+
+
+def _in_order(cut: Tensor, from_end: bool) -> Tensor:
+    """Cuts that leave out no more than these, and never move back from one tile to the next."""
+    return cut.cummax(-1).values if from_end else cut.flip(-1).cummin(-1).values.flip(-1)
 
 
 def _decays(bias: Bias, tolerance: float) -> bool:
@@ -98,16 +129,16 @@ def _promising(q: Tensor, k: Tensor, bias: Bias, tolerance: float) -> Tensor:
     keys = Keys.of(k[:, :, :: max(1, geometry.n_key // _SAMPLED_KEYS)], q.shape[1])
     logit = abs(bias.scale) * keys.seen_by(q[:, :, rows])[0]
     variance = keys.distance.square().mean(-1, keepdim=True) / q.shape[3]
-    radius = keys.distance.amax(-1, keepdim=True)
+    lift = logit.square() * variance  # twice what content adds to the log of a sum
     kept = seen = 0
     for side in bias.sides():
         mass = bias.mass(side)
         here = (side.positions[rows] + 1).clamp(0, side.n_key).expand(logit.shape)
         log_tile = logit.new_tensor(math.log(KEY_STEP))
         near = mass.log_mass(rows, here // KEY_STEP).logaddexp(log_tile)
-        taken = near + logit.square() * variance
-        radii = radius.expand(*logit.shape[:2], side.tiles + 1)
-        cuts = Certificate(mass, rows, logit, taken, radii, 1).last_cut(math.log(tolerance))
+        certain = lift.new_ones(*lift.shape[:2], side.tiles + 1)
+        guess = Certificate(mass, rows, lift / 2, near + lift, certain, 1)
+        cuts = guess.last_cut(math.log(tolerance / 2))
         window = (here - side.cut(cuts)).double()
         of_tile = torch.nn.functional.max_pool1d(window, _SAMPLED_TILE, 1, _SAMPLED_TILE // 2)
         kept = kept + torch.minimum(of_tile, here).mean((0, 2))

@@ -1,0 +1,151 @@
+// Ranges of keys are shortened by what turns out to be worth little: from the far end of a range,
+// tile after tile goes while the rows of exp(s_ij - near_i) over all that went sum to `share` at
+// most.
+//
+// A task is one block of queries of one head. Invariant per query: sum = sum of exp(s_ij - near_i)
+// over the keys of its range beside the cut of its plan tile, which is final once a query of the
+// tile would exceed the share.
+#include <omp.h>
+
+#include <cmath>
+
+#include "logit_block.h"
+#include "select.h"
+#include "subnormals.h"
+
+namespace bfa::BFA_ISA {
+namespace {
+
+constexpr int64_t kPlanTiles = 3;  // of a block
+constexpr int64_t kBlockRows = kPlanTiles * kPlanQueries;
+static_assert(kBlockRows % kStripRows == 0);
+
+template <class Arithmetic, class Bias>
+class TrimBlock : LogitBlock<Arithmetic, Bias> {
+    using Logits = LogitBlock<Arithmetic, Bias>;
+    using Logits::block_, Logits::kLane, Logits::visible_;
+    using typename Logits::Real;
+
+public:
+    TrimBlock(Arena& arena, const Trim& problem)
+        : Logits(arena, problem, kBlockRows),
+          p_(problem),
+          pivots_(arena.take<Real>(kBlockRows)),
+          sums_(arena.take<Real>(kBlockRows * kLane)) {}
+
+    void run(int64_t b, int64_t h, Range queries) {
+        const int64_t rows = Logits::begin_block(b, h, queries);
+        const Real* near = p_.near.template at<Real>(b, h, queries.begin);
+        for (int64_t r = 0; r < rows; ++r)
+            pivots_[r] = Real(kLog2e) * near[std::min(r, queries.end - queries.begin - 1)];
+        std::memset(sums_, 0, rows * kLane * sizeof(Real));
+        int32_t* cuts = p_.cut.template at<int32_t>(b, h, queries.begin / kPlanQueries);
+        bool going[kPlanTiles] = {};
+        std::fill(going, going + (queries.end - queries.begin + kPlanQueries - 1) / kPlanQueries,
+                  true);
+
+        const Range first = visible_.keys(queries.begin), last = visible_.keys(queries.end - 1);
+        int64_t tile = p_.from_end ? (last.end - 1) / kTile : first.begin / kTile;
+        while (any(going) && tile * kTile >= first.begin / kTile * kTile &&
+               tile * kTile < last.end) {
+            const Range keys = Logits::tile(tile);
+            for (int64_t t = 0; t < kPlanTiles; ++t) going[t] &= may_lose(plan_tile(t), keys);
+            if (!any(going)) break;
+            add_tile(keys, going);
+            for (int64_t t = 0; t < kPlanTiles; ++t)
+                if (going[t] &= within_share(plan_tile(t))) move(cuts[t], keys);
+            tile += p_.from_end ? -1 : 1;
+        }
+    }
+
+private:
+    static bool any(const bool (&going)[kPlanTiles]) {
+        return std::find(going, going + kPlanTiles, true) != going + kPlanTiles;
+    }
+
+    // Of the block, as rows.
+    Range plan_tile(int64_t t) const {
+        return {t * kPlanQueries, std::min((t + 1) * kPlanQueries, block_.end - block_.begin)};
+    }
+
+    // Whether none of the keys is among those that the queries always take.
+    bool may_lose(Range rows, Range keys) const {
+        if (p_.from_end) return keys.begin > p_.position(block_.begin + rows.end - 1);
+        return keys.end <= p_.position(block_.begin + rows.begin) - p_.reach + 1;
+    }
+
+    void move(int32_t& cut, Range keys) const {
+        cut = p_.from_end ? std::min(cut, int32_t(keys.begin)) : std::max(cut, int32_t(keys.end));
+    }
+
+    void add_tile(Range keys, const bool (&going)[kPlanTiles]) {
+        Logits::begin_tile(keys);
+        for (int64_t row = 0; row < block_.end - block_.begin; row += kStripRows) {
+            const Range strip = Logits::strip(row);
+            const int64_t last = strip.end - 1 - block_.begin;
+            if (!going[row / kPlanQueries] && !going[last / kPlanQueries]) continue;
+            switch (coverage(visible_, strip, keys)) {
+                case Coverage::none: break;
+                case Coverage::partial: add_strip<true>(strip, keys); break;
+                case Coverage::full: add_strip<false>(strip, keys); break;
+            }
+        }
+    }
+
+    template <bool kMasked>
+    void add_strip(Range strip, Range keys) {
+        const int64_t row = strip.begin - block_.begin;
+        const int width = Logits::template width<kMasked>(strip, keys);
+        alignas(64) Real logits[kStripRows * kTile];
+        Logits::template compute<kMasked>(strip, keys, logits, [&](int r, const auto&) {
+            const Vector<Real> pivot = broadcast(pivots_[row + r]);
+            Vector<Real> sum = load(sums_ + (row + r) * kLane);
+            for (int c = 0; c < width; c += kLane)
+                sum += exp2<Arithmetic::coarse_exp2>(load(logits + r * kTile + c) - pivot);
+            store(sums_ + (row + r) * kLane, sum);
+        });
+    }
+
+    // NaN, where a logit or `near` is, is not.
+    bool within_share(Range rows) const {
+        for (int64_t r = rows.begin; r < rows.end; ++r)
+            if (!(reduce_sum<Real>(load(sums_ + r * kLane)) <= Real(p_.share))) return false;
+        return true;
+    }
+
+    const Trim& p_;
+    Real *pivots_, *sums_;
+};
+
+template <class Arithmetic, class Bias>
+void run_trim(const Trim& problem) {
+    using Block = TrimBlock<Arithmetic, Bias>;
+    const int64_t blocks = (problem.n_query + kBlockRows - 1) / kBlockRows;
+    const int64_t tasks = problem.batch * problem.heads * blocks;
+    const int threads = int(std::min<int64_t>(problem.threads, tasks));
+    const ThreadWorkspaces<Block, Trim> workspaces(problem, threads);
+#pragma omp parallel num_threads(threads)
+    {
+        [[maybe_unused]] const FlushSubnormals flush_subnormals;
+        Block block = workspaces.of_thread(omp_get_thread_num());
+        // The last queries of a head have the most keys.
+#pragma omp for schedule(monotonic : dynamic, 1)
+        for (int64_t task = tasks - 1; task >= 0; --task) {
+            const int64_t head = task % (problem.batch * problem.heads);
+            const int64_t begin = task / (problem.batch * problem.heads) * kBlockRows;
+            block.run(head / problem.heads, head % problem.heads,
+                      {begin, std::min(begin + kBlockRows, problem.n_query)});
+        }
+    }
+}
+
+}  // namespace
+
+void trim(const Trim& problem) {
+    if (problem.batch == 0 || problem.n_query == 0 || problem.n_key == 0) return;
+    select_kernel(problem, [&](auto arithmetic, auto bias) {
+        run_trim<typename decltype(arithmetic)::type, typename decltype(bias)::type>(problem);
+    });
+}
+
+}  // namespace bfa::BFA_ISA
