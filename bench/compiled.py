@@ -115,6 +115,9 @@ def attend(form: str, dtype: torch.dtype, head_dim: int, bias_gradient: bool) ->
     problem = terms, gain, form, head_dim**-0.5, True, None
     o, lse = launch.forward(q, k, v, *problem, plan)
     launch.backward(grad_o, lse, q, k, v, o, lse, *problem, bias_gradient, plan)
+    if form != "none":
+        everything = torch.empty(2, batch, heads, n // 128, dtype=torch.int32)
+        launch.trim(q, k, *problem, everything, lse, 1e-6, 128, False)
 
 
 def facts(binary) -> dict:

@@ -17,12 +17,16 @@ pytest.importorskip("triton", reason="needs Triton")
 BENCH = Path(__file__).parents[1] / "bench"
 SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 VARIANTS = list(itertools.product(SHARED_MEMORY, (64, 128, 256)))
+FORMS = ("none", "linear", "distance", "cumulative", "cumulative-gain", "log1p_square-gain")
 ATTENTION = (
     "attn_fwd_kernel",
     "attn_bwd_dq_kernel",
     "attn_bwd_dkv_kernel",
     "attn_bwd_table_kernel",
+    "attn_trim_kernel",
 )
+# Kernels that are not started without a bias, or for other forms.
+OF_BIASES = {"attn_bwd_table_kernel": ["distance"], "attn_trim_kernel": FORMS[1:]}
 
 
 def compiled(arch: int, head_dim: int) -> list[dict]:
@@ -52,9 +56,9 @@ def variant(request, reports):
 def test_every_kernel_of_every_form_compiles(variant):
     _, kernels = variant
     made = {(one["kernel"], one["form"], one["dtype"]) for one in kernels}
-    forms = ("none", "linear", "distance", "cumulative", "cumulative-gain", "log1p_square-gain")
-    for kernel, form, dtype in itertools.product(ATTENTION, forms, ("bfloat16", "float32")):
-        assert (kernel, form, dtype) in made or (kernel == ATTENTION[3] and form != "distance")
+    for kernel, dtype in itertools.product(ATTENTION, ("bfloat16", "float32")):
+        for form in OF_BIASES.get(kernel, FORMS):
+            assert (kernel, form, dtype) in made
 
 
 def test_every_kernel_fits_shared_memory(variant):
@@ -74,5 +78,5 @@ def test_half_precision_runs_on_matrix_units(variant):
     half = [one for one in kernels if one["dtype"] == "bfloat16" and one["kernel"] in ATTENTION]
     assert half
     for one in half:
-        small = one["head_dim"] == 256 and one["kernel"] != "attn_fwd_kernel"
+        small = one["head_dim"] == 256 and "_bwd_" in one["kernel"]
         assert one["warpgroup" if arch == 90 and not small else "matrix"], one

@@ -11,6 +11,7 @@ from torch import Tensor
 from biased_flash_attn import attention_plan
 from biased_flash_attn.forms import Geometry
 from cases import Case, drawn, naive
+from test_trim import check_that_nothing_goes_where_nothing_is_known, trimmed
 from triton_backend import KERNELS, MARKS, attend
 
 pytestmark = MARKS
@@ -102,6 +103,24 @@ def test_a_call_leaves_out_what_is_proved_to_be_worth_nothing():
     o, _ = attend(problem)
     error = (o.double() - naive(problem.double())[0]).abs().max()
     assert error <= 2**-11 * problem.v.abs().max()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
+@pytest.mark.parametrize(
+    "bias", ["linear", "kerple_log", "distance", "cumulative-gain", "log1p_square"]
+)
+def test_as_much_is_trimmed_as_the_share_allows(bias, causal, dtype):
+    window = 150 if bias == "linear" else None
+    for lengths, share in (((290, 330), 1e-1), ((130, 260), 1e-3)):
+        case = Case(bias, dtype, lengths, heads=(2, 1), batch=1, causal=causal, window=window)
+        for from_end in (False,) if causal else (False, True):
+            trimmed(case, "triton", share, from_end).check()
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_nothing_is_trimmed_where_nothing_is_known(value):
+    check_that_nothing_goes_where_nothing_is_known("triton", value)
 
 
 def makespan(work: list[int], processors: int) -> int:

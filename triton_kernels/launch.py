@@ -22,6 +22,7 @@ from .operands import Bias, Factors, Problem, Rows, rows
 from .polynomials import TABLE_ROWS, interpolation, table_factors_kernel
 from .primitives import FACTORS, INTERPRETED, LOG2E
 from .table import attn_bwd_table_kernel
+from .trim import attn_trim_kernel
 
 # The interpreter takes no options of the compiler.
 _OPTIONS = {} if INTERPRETED else {"enable_fp_fusion": True}
@@ -128,6 +129,43 @@ def backward(
         grad_terms = grad_terms.sum_to_size(terms.shape).to(terms.dtype)
         grad_gain = None if gain is None else of_gain.sum_to_size(gain.shape)
     return grad_q, grad_k, grad_v, grad_terms, grad_gain
+
+
+@_where_the_tensors_are
+def trim(
+    q: Tensor,
+    k: Tensor,
+    terms: Tensor | None,
+    gain: Tensor | None,
+    form: str,
+    scale: float,
+    causal: bool,
+    window: int | None,
+    plan: Tensor,
+    near: Tensor,
+    share: float,
+    reach: int,
+    from_end: bool,
+) -> Tensor:
+    """Where plan's ranges end if from_end, else begin, with more left out: (B, H, tiles) int32.
+
+    For each query the exponentials of the logits of what goes sum to share * exp(near) at most, and
+    its `reach` nearest past keys stay. Nothing goes where near, (B, H, Nq) float32, is NaN.
+    """
+    bias, problem = _operands(q, k, k, terms, gain, form, scale, causal, window)
+    config, sizes = _sizes("forward", q, k, bias, planned=True)
+    blocks = triton.cdiv(problem.n_query, config.block_m)
+    cut = plan.new_empty((*q.shape[:2], blocks))
+    _launch(attn_trim_kernel, q, q.shape[1], config.block_m, config)(
+        *map(rows, (q, k, near.contiguous(), cut)),
+        bias,
+        problem._replace(plan=plans.of_queries(plan, problem, config.block_m)),
+        share,
+        reach,
+        from_end,
+        **sizes,
+    )
+    return plans.cut_of_tiles(cut, config.block_m, from_end)
 
 
 def _operands(q, k, v, terms, gain, form, scale, causal, window) -> tuple[Bias, Problem]:

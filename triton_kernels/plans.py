@@ -23,6 +23,15 @@ def of_queries(plan: Tensor | None, problem: Problem, block: int) -> Plan | None
     return Plan(*map(rows, plan), _longest_first((end - first).clamp(min=0).flatten(0, 1)))
 
 
+def cut_of_tiles(cut: Tensor, block: int, from_end: bool) -> Tensor:
+    """What all blocks of a tile of queries can do without: (B, H, blocks) to (B, H, tiles)."""
+    per_tile = PLAN_TILE.value // block
+    far = torch.iinfo(cut.dtype).min if from_end else torch.iinfo(cut.dtype).max
+    padded = torch.nn.functional.pad(cut, (0, -cut.shape[2] % per_tile), value=far)
+    of_blocks = padded.unflatten(2, (-1, per_tile))
+    return of_blocks.amax(-1) if from_end else of_blocks.amin(-1)
+
+
 def of_keys(plan: Tensor | None, problem: Problem, block: int) -> Plan | None:
     """For a pass with a program for each block of keys of the heads that share them."""
     if plan is None:

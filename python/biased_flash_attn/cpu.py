@@ -92,7 +92,7 @@ def trim(
     reach: int,
     from_end: bool,
 ) -> Tensor:
-    """plan[1] if from_end, else plan[0], with more left out: (B, H, tiles of queries) int32.
+    """Where plan's ranges end if from_end, else begin, with more left out: (B, H, tiles) int32.
 
     For each query the exponentials of the logits of what goes sum to share * exp(near) at most, and
     its `reach` nearest past keys stay. Nothing goes where near, (B, H, Nq) like lse, is NaN.

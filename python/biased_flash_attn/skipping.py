@@ -78,7 +78,9 @@ def certified(
     for certificate in certificates:
         from_end = certificate.mass.side.is_mirrored
         call = (q, k, *options, bias.geometry.window, plan, near, share, bias.reach, from_end)
-        plan[int(from_end)] = _in_order(trim(*call), from_end)
+        tile = (trim(*call) + from_end * (KEY_STEP - 1)) // KEY_STEP
+        cut = (tile * KEY_STEP).clamp(max=bias.geometry.n_key)
+        plan[int(from_end)] = _in_order(cut, from_end)
     return plan
 
 
