@@ -31,11 +31,13 @@ TRAINED = {
 }
 SHIPPED_FIXED = ("alibi", "sandwich")
 NONE = "none"
+# ALiBi with keys left out, as by default; elsewhere everything is computed.
+SKIPPING = "alibi, skipping"
 
 
 @dataclass(frozen=True)
 class Case:
-    """A bias, or NONE, at one size. All causal and in bfloat16."""
+    """A bias, NONE or SKIPPING, at one size. All causal and in bfloat16."""
 
     bias: str
     head_dim: int
@@ -65,15 +67,20 @@ class Comparison:
     aim: Aim | None = None
     same: bool = True  # whether the other computes the same
     matrices: bool = False  # whether it needs memory for N x N numbers
+    tolerance: float | None = 0.0  # of our call
 
     def work(self, case: Case) -> str:
         bias = self.bias or "no bias"
+        if self.tolerance is None:
+            bias += ", keys left out,"
         return f"D = {case.head_dim}, N = {case.length}, {self.mode}: {bias} against {self.other}"
 
 
 def comparisons(case: Case, compiled: Callable) -> list[Comparison]:
     if case.bias == NONE:
         return without_bias(case, compiled)
+    if case.bias == SKIPPING:
+        return with_keys_left_out(compiled)
     fixed, trained = f"{case.bias}, fixed", TRAINED[case.bias]
     as_shipped = fixed if case.bias in SHIPPED_FIXED else trained
     no_bias = partial(ours, bias=None, backend="triton")
@@ -107,6 +114,16 @@ def without_bias(case: Case, compiled: Callable) -> list[Comparison]:
     for mode in (FORWARD, BOTH):
         found.append(Comparison(mode, None, "FlexAttention", flex_none))
     return found
+
+
+def with_keys_left_out(compiled: Callable) -> list[Comparison]:
+    bias, aim = "alibi, fixed", Aim(f"keys left out, {BOTH}", ">=", 6)
+    everything = partial(ours, bias=bias, backend="triton", tolerance=0.0)
+    sides = [
+        ("itself at tolerance 0", everything),
+        ("FlexAttention", partial(flex, bias=bias, compiled=compiled)),
+    ]
+    return [Comparison(BOTH, bias, *side, aim, tolerance=None) for side in sides]
 
 
 def against_matrices(bias: str) -> list[Comparison]:

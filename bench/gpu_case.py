@@ -16,11 +16,11 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from functools import cache
+from functools import cache, partial
 
 import torch
 
-from comparisons import BACKWARD, FORWARD, MEMORY, NONE, TRAINED, Case, Comparison, comparisons
+from comparisons import BACKWARD, FORWARD, MEMORY, TRAINED, Case, Comparison, comparisons
 from device import Gpu, Rehearsal
 from gate import check_exact, check_same
 from layer import Inputs, Training, draw
@@ -40,7 +40,7 @@ class Measurement:
         self.comparisons = comparisons(case, device.compiled)
         self.failures: dict[Comparison, str] = {}
         # Built once, as what is compiled for them is.
-        self.ours = cache(lambda bias: ours(self.inputs, bias, "triton", tolerance=0.0))
+        self.ours = cache(partial(ours, self.inputs, backend="triton"))
         self.others = cache(lambda make: make(self.inputs))
 
     def drawn(self, length: int, batch: int) -> Inputs:
@@ -72,7 +72,8 @@ class Measurement:
     def sides(self, comparison: Comparison) -> tuple[Training, Training]:
         # Matrices are not kept: the next comparison needs the memory.
         made = comparison.make_other(self.inputs) if comparison.matrices else None
-        return self.ours(comparison.bias), made or self.others(comparison.make_other)
+        mine = self.ours(comparison.bias, tolerance=comparison.tolerance)
+        return mine, made or self.others(comparison.make_other)
 
     def check(self, comparison: Comparison) -> None:
         """Runs, and so compiles, both sides, and compares what they give."""
@@ -85,7 +86,7 @@ class Measurement:
             check_same(other, {name: mine[name] for name in mine if name in other})
 
     def rows(self) -> Iterator[Row]:
-        if self.case.bias != NONE:
+        if self.case.bias in TRAINED:
             yield self.memory()
         for comparison in self.comparisons:
             if comparison.matrices:
@@ -120,7 +121,7 @@ class Measurement:
     def memory(self) -> Row:
         """Of the largest call: forward and backward, with every parameter trained."""
         bias = TRAINED[self.case.bias] or f"{self.case.bias}, fixed"
-        peaks = [self.device.peak_bytes(self.ours(name)) for name in (bias, None)]
+        peaks = [self.device.peak_bytes(self.ours(name, tolerance=0.0)) for name in (bias, None)]
         work = f"D = {self.case.head_dim}, N = {self.case.length}, peak memory: {bias}"
         return Row(
             f"{work} against no bias",
