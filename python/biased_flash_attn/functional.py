@@ -59,7 +59,7 @@ def biased_flash_attn(
         tolerance: the share of each query's softmax mass, in [0, 1), that may be left out where
             it is proved to be that small: o is off by at most tolerance (max v - min v) in each
             channel, lse by tolerance. None means 2^-24, or 2^-12 for bfloat16 and float16; 0
-            computes everything, as "triton" and "reference" always do.
+            computes everything, as "reference" always does.
         return_lse: also return log sum_j exp(scale q k^T + bias), natural logarithm.
         backend: "triton" (GPUs), "cpu" or "reference", which runs or raises; None chooses.
 

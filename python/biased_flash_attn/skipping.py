@@ -25,8 +25,9 @@ _SAMPLED_QUERIES, _SAMPLED_KEYS = 64, 256
 _SAMPLED_TILE = 15
 # The attention of a query to so many keys takes as long as its part of the plan.
 _COST_IN_KEYS = 256
-# The kernels' exponentials that are too small to be added to this may underflow.
-_LEAST_SUM = 2.0**-100
+# Exponentials that matter to a sum of this size do not underflow.
+_LEAST_SUM = 2.0**-80
+_ROUNDING = 2.0**-24  # of each addition
 
 
 def query_tiles(n_query: int) -> int:
@@ -73,6 +74,7 @@ def certified(
     if share < _LEAST_SUM:
         return plan
     trim = backends.kernels(backend).trim
+    share /= 1 + _ROUNDING * bias.geometry.n_key
     near = near.to(torch.promote_types(q.dtype, torch.float32))
     options = (bias.terms, bias.gain, bias.form, bias.scale, bias.geometry.causal)
     for certificate in certificates:
