@@ -44,11 +44,10 @@ class Compiled:
     dtype: str
     head_dim: int
     bias_gradient: bool
-    pairs: int  # of query and key that a thread has in a tile
     registers: int
     stack: int
     shared: int
-    instructions: int  # of the shortest loop over tiles: whole ones, of tables far ones
+    instructions: float  # for a pair of query and key, in the loop that has fewest
     spills: int  # instructions of all loops that move registers to memory or back
     matrix: int  # instructions of matrix units in all loops
     warpgroup: int  # of them, those of Hopper's warp groups
@@ -82,9 +81,7 @@ def compiled(
 
     def compile_only(kernel, *args, warmup, **kwargs):
         if kernels is None or kernel.__name__ in kernels:
-            pairs = kwargs.get("BLOCK_M", 0) * kwargs.get("BLOCK_N", 0)
-            pairs //= 32 * kwargs.get("num_warps", 4)
-            made.append((kernel.__name__, pairs, run(kernel, *args, warmup=True, **kwargs)))
+            made.append((kernel.__name__, run(kernel, *args, warmup=True, **kwargs)))
 
     run = JITFunction.run
     JITFunction.run = compile_only
@@ -93,8 +90,8 @@ def compiled(
     finally:
         JITFunction.run = run
     name = str(dtype).removeprefix("torch.")
-    for kernel, pairs, binary in made:
-        yield Compiled(kernel, form, name, head_dim, bias_gradient, pairs, **facts(binary))
+    for kernel, binary in made:
+        yield Compiled(kernel, form, name, head_dim, bias_gradient, **facts(binary))
 
 
 def attend(form: str, dtype: torch.dtype, head_dim: int, bias_gradient: bool) -> None:
@@ -127,14 +124,14 @@ def facts(binary) -> dict:
         usage = tool("cuobjdump", "-res-usage", file.name)
         loops = loops_of(tool("nvdisasm", "-c", file.name))
     registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
-    multiply = [loop for loop in loops if count(loop, r"\w*MMA")] or [
-        loop for loop in loops if count(loop, "FFMA") > 100
-    ]
+    # Each pair has one exponential.
+    over_pairs = [loop for loop in loops if count(loop, r"MUFU\.EX2")]
+    a_pair = (len(loop) / count(loop, r"MUFU\.EX2") for loop in over_pairs)
     return {
         "registers": registers,
         "stack": stack,
         "shared": binary.metadata.shared,
-        "instructions": min(map(len, multiply), default=0),
+        "instructions": min(a_pair, default=0.0),
         "spills": sum(count(loop, "LDL|STL") for loop in loops),
         "matrix": sum(count(loop, r"\w*MMA") for loop in loops),
         "warpgroup": sum(count(loop, "HGMMA") for loop in loops),

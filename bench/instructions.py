@@ -32,7 +32,7 @@ FORWARD, *BACKWARD = "attn_fwd_kernel", "attn_bwd_dq_kernel", "attn_bwd_dkv_kern
 def a_pair(form: str, width: int, bias_gradient: bool) -> dict[str, float]:
     """Instructions of each kernel for a pair."""
     kernels = compiled.compiled(form, torch.bfloat16, width, bias_gradient, (FORWARD, *BACKWARD))
-    return {one.kernel: one.instructions / one.pairs for one in kernels}
+    return {one.kernel: one.instructions for one in kernels}
 
 
 def table() -> list[str]:

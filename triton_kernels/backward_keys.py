@@ -19,6 +19,7 @@ from .logits import key_side, pairs, query_side
 from .primitives import FACTORS, LOG2E, dot, group_and_block, load_tile, row_address, store_tile
 from .ranges import (
     QUERY_PARTS,
+    part_block,
     query_part_exists,
     query_part_is_factored,
     query_part_is_masked,
@@ -39,7 +40,6 @@ def gather_from_queries(
     h,
     tile_k,
     tile_v,
-    gain,
     keys,
     begin,
     end,
@@ -58,6 +58,7 @@ def gather_from_queries(
     BLOCK_N: tl.constexpr = tile_k.shape[0]
     BLOCK_D: tl.constexpr = tile_k.shape[1]
     BLOCK_DV: tl.constexpr = tile_v.shape[1]
+    gain = shared_gain(bias, b, h, BLOCK_M)
     if FACTORED:
         from_keys = key_origin(bias, problem, b, h, keys[0], BLOCK_N, SIDE)
     for i in range(begin, end, BLOCK_M):
@@ -127,7 +128,6 @@ def attn_bwd_dkv_kernel(
     dv = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
     for h in range(kv_head * problem.group, (kv_head + 1) * problem.group):
         keys = key_side(bias, problem, b, h, first, BLOCK_N)
-        gain = shared_gain(bias, b, h, BLOCK_M)
         bounds = query_ranges(problem, bias, b, h, first, BLOCK_M, BLOCK_N)
         of_sums = tl.zeros([BLOCK_N], tl.float32)
         products = tl.zeros([BLOCK_N, FACTORS], tl.float32)
@@ -136,9 +136,9 @@ def attn_bwd_dkv_kernel(
                 *(PART, problem.causal, problem.plan is not None, bias.form, bias.factored)
             ):
                 dk, dv, of_sums, products = gather_from_queries(
-                    *(q, grad_o, lse_in_base_2, delta, bias, problem, b, h, tile_k, tile_v, gain),
+                    *(q, grad_o, lse_in_base_2, delta, bias, problem, b, h, tile_k, tile_v),
                     *(keys, bounds[PART], bounds[PART + 1], dk, dv, of_sums, products),
-                    BLOCK_M=BLOCK_M,
+                    BLOCK_M=part_block(BLOCK_M, query_part_is_factored(PART), bias.factored),
                     MASKED=query_part_is_masked(PART),
                     FACTORED=query_part_is_factored(PART),
                     SIDE=query_part_side(PART),

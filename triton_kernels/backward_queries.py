@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from .backward import query_statistics, weights_and_gradients
-from .bias import shared_gain, tile_gradients
+from .bias import shared_gain, tile_gradients, way_from
 from .factors import (
     key_origin,
     query_gradient_sums,
@@ -24,6 +24,7 @@ from .ranges import (
     key_part_is_masked,
     key_part_side,
     key_ranges,
+    part_block,
 )
 
 
@@ -61,7 +62,7 @@ def gather_from_keys(
     if FACTORED:
         q_factors = tile_query_factors(bias, b, h, first, BLOCK_M, SIDE)
         from_queries = query_origin(bias, problem, b, h, queries[0], BLOCK_M, SIDE)
-        way_of_query = (queries[2] - from_queries).to(tl.float32)
+        way_of_query = way_from(from_queries, queries[2])
         slope = (SIDE * LOG2E) * queries[1]
         intercept = slope * way_of_query - lse
         from_keys = key_origin(bias, problem, b, h, begin, BLOCK_N, SIDE)
@@ -152,7 +153,7 @@ def attn_bwd_dq_kernel(
             dq, of_gain, of_sums = gather_from_keys(
                 *(k, v, bias, problem, b, h, first, tile_q, tile_do, statistics, queries),
                 *(bounds[PART], bounds[PART + 1], dq, of_gain, of_sums),
-                BLOCK_N=BLOCK_N,
+                BLOCK_N=part_block(BLOCK_N, key_part_is_factored(PART), bias.factored),
                 MASKED=key_part_is_masked(PART, bias.form, bias.factored),
                 FACTORED=key_part_is_factored(PART),
                 SIDE=key_part_side(PART),

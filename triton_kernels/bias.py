@@ -37,13 +37,25 @@ def sum_at(bias, b, h, position, exists=None):
 
 @triton.jit
 def sums_from(bias, problem, b, h, first, COUNT: tl.constexpr):
-    """C of positions first, first + 1, ...; 0 where there is no key."""
+    """C of positions first, first + 1, ..., each as two float32 numbers whose sum it is but for
+    2^-48 of it; 0 where there is no key. Without sums, the positions, and 0."""
     n = tl.arange(0, COUNT)
-    values = first + n
+    high, low = first + n, 0
     if bias.form == "cumulative":
         exists = (first + n >= 0) & (first + n < problem.n_key)
-        values = tl.load(row_address(bias.terms, b, h, first) + n, exists, other=0.0)
-    return values
+        high = tl.load(row_address(bias.high, b, h, first) + n, exists, other=0.0)
+        low = tl.load(row_address(bias.low, b, h, first) + n, exists, other=0.0)
+    return high, low
+
+
+@triton.jit
+def way_from(origin, sums):
+    """C less that of an origin, one number of sum_at, in float32."""
+    high, low = sums
+    if origin.dtype == tl.float64:
+        origin_high = origin.to(tl.float32)
+        return (high - origin_high) + (low - (origin - origin_high.to(tl.float64)).to(tl.float32))
+    return (high - origin).to(tl.float32)
 
 
 @triton.jit

@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .bias import first_distance, shared_gain, sum_at, sums_from
+from .bias import first_distance, shared_gain, sum_at, sums_from, way_from
 from .primitives import FACTORS, LOG2E, dot, row_address, tile_addresses
 
 # Finite, so that its parts are: a logit of a query without weights.
@@ -113,7 +113,7 @@ def query_factors_kernel(
     if lse_in_base_2 is not None:
         lse = tl.load(row_address(lse_in_base_2, b, h, 0) + i, i < problem.n_query, other=0.0)
         sums = sums_from(bias, problem, b, h, p_first, BLOCK_M)
-        way = (sums - query_origin(bias, problem, b, h, p_first, BLOCK_M, SIDE)).to(tl.float32)
+        way = way_from(query_origin(bias, problem, b, h, p_first, BLOCK_M, SIDE), sums)
         rest = ((SIDE * LOG2E) * gain * way - lse) / problem.scale_in_base_2
         rest = tl.maximum(rest, LEAST)
     values = query_factors((gain * (-SIDE / problem.scale))[:, None], rest[:, None])
@@ -126,7 +126,7 @@ def key_factors_kernel(factors, bias, problem, BLOCK_N: tl.constexpr, SIDE: tl.c
     b, h = tl.program_id(0), tl.program_id(1)
     first = tl.program_id(2) * BLOCK_N
     origin = key_origin(bias, problem, b, h, first, BLOCK_N, SIDE)
-    way = (sums_from(bias, problem, b, h, first, BLOCK_N) - origin).to(tl.float32)
+    way = way_from(origin, sums_from(bias, problem, b, h, first, BLOCK_N))
     tl.store(tile_addresses(factors, b, h, first, BLOCK_N, FACTORS), key_factors(way[:, None]))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .bias import shared_gain
+from .bias import shared_gain, way_from
 from .factors import key_origin, query_origin, tile_key_factors, tile_query_factors
 from .logits import key_side, query_side, tile_logits
 from .primitives import (
@@ -58,7 +58,7 @@ def attend_keys(
         q_factors = tile_query_factors(bias, b, h, first, BLOCK_M, SIDE)
         from_queries = query_origin(bias, problem, b, h, queries[0], BLOCK_M, SIDE)
         slope = (SIDE * LOG2E) * queries[1]
-        intercept = slope * (queries[2] - from_queries).to(tl.float32)
+        intercept = slope * way_from(from_queries, queries[2])
         from_keys = key_origin(bias, problem, b, h, begin, BLOCK_N, SIDE)
     for j in range(begin, end, BLOCK_N):
         # [BLOCK_N, BLOCK_D], [BLOCK_N, BLOCK_DV]

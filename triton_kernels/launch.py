@@ -188,7 +188,11 @@ def _operands(q, k, v, terms, gain, form, scale, causal, window) -> tuple[Bias, 
     if form == "distance":
         terms = terms * LOG2E.value
     flags = map(constexpr, ("cumulative" if squared else form, squared, factored))
-    return Bias(*flags, _per_head(terms), _per_head(gain)), problem
+    high, low = None, None
+    if form in ("cumulative", "log1p_square"):
+        high = terms.float()
+        low = torch.where(high.isfinite(), terms - high, 0).float()
+    return Bias(*flags, *map(_per_head, (terms, gain, high, low))), problem
 
 
 def _with_factors(

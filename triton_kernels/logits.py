@@ -38,21 +38,14 @@ def pairs(bias, queries, keys, KEYS_FIRST: tl.constexpr):
     """
     p_first, gain, query_sums, _, _ = queries
     j_first, key_sums = keys
-    p = p_first + tl.arange(0, query_sums.shape[0])
-    j = j_first + tl.arange(0, key_sums.shape[0])
-    high_q, low_q = in_two(query_sums)
-    high_k, low_k = in_two(key_sums)
-    difference = along(high_q, KEYS_FIRST) - along(high_k, not KEYS_FIRST)
+    p = p_first + tl.arange(0, query_sums[0].shape[0])
+    j = j_first + tl.arange(0, key_sums[0].shape[0])
+    difference = along(query_sums[0], KEYS_FIRST) - along(key_sums[0], not KEYS_FIRST)
     if bias.form == "cumulative":
-        difference += along(low_q, KEYS_FIRST) - along(low_k, not KEYS_FIRST)
+        difference += along(query_sums[1], KEYS_FIRST) - along(key_sums[1], not KEYS_FIRST)
+    else:
+        difference = difference.to(tl.float32)
     return along(p, KEYS_FIRST), along(j, not KEYS_FIRST), along(gain, KEYS_FIRST), difference
-
-
-@triton.jit
-def in_two(x):
-    """Two float32 numbers that add up to x, a float64 or integer number, but for 2^-48 of it."""
-    high = x.to(tl.float32)
-    return high, (x - high.to(x.dtype)).to(tl.float32)
 
 
 @triton.jit

@@ -21,6 +21,13 @@ KEY_PARTS = tl.constexpr(5)
 QUERY_PARTS = tl.constexpr(6)
 
 
+@triton.constexpr_function
+def part_block(block, part_is_factored, factored):
+    """Pairs that are computed one by one take more registers: where most are not, half the block
+    at a time."""
+    return block if part_is_factored or not factored else max(block // 2, 16)
+
+
 @triton.jit
 def far_distances(bias, problem, b, h, ROWS: tl.constexpr):
     """Tiles of ROWS queries have factors where all distances to the first query are at least the
