@@ -79,7 +79,7 @@ def cycles(arch: int, kernel: str, width: int, config: Config, one: compiled.Com
     # Rows of half precision that are loaded for a tile.
     rows = {"backward_keys": 2 * config.block_m, "backward_table": 4 * config.block_m}
     loads = rows.get(kernel, 2 * config.block_n) * 2 * width / processor.bytes
-    issue = one.instructions * config.num_warps / ISSUES
+    issue = one.instructions * tile / 32 / ISSUES
     products = PRODUCTS[kernel] * tile * width / processor.multiplications
     # Groups of four warps work beside each other, but for loads they wait for together.
     work = (issue + products) / (config.num_warps / 4)
@@ -88,12 +88,14 @@ def cycles(arch: int, kernel: str, width: int, config: Config, one: compiled.Com
 
 
 def most_demanding(kernel: str, heavy: bool) -> tuple[str, ...]:
-    """The forms of a kind, as configs.is_heavy tells them, that need most registers."""
-    if kernel == "backward_table":
-        return ("distance-plan",) if heavy else ("distance",)
-    if heavy:
-        return "log1p_square-gain", "cumulative-gain", "distance-plan"
-    return ("linear",) if kernel == "backward_keys" else ("distance", "cumulative")
+    """The forms of a kind, as configs.choose tells them, that need most registers."""
+    light, demanding = {
+        "forward": ("distance cumulative", "log1p_square-gain cumulative-gain distance-plan"),
+        "backward_queries": ("distance-plan cumulative-gain", "log1p_square-gain"),
+        "backward_keys": ("distance-plan cumulative", "log1p_square-gain cumulative-gain"),
+        "backward_table": ("distance", "distance-plan"),
+    }[kernel]
+    return tuple((demanding if heavy else light).split())
 
 
 def search(arch: int, kernel: str, width: int, forms: tuple[str, ...]) -> tuple[float, Config]:

@@ -79,7 +79,8 @@ def gather_from_queries(
             )
             if bias.form != "distance":
                 from_queries = query_origin(bias, problem, b, h, queries[0], BLOCK_M, SIDE)
-                offset = (SIDE * LOG2E) * queries[1] * (from_queries - from_keys).to(tl.float32)
+                way = (from_queries - from_keys).to(tl.float32)
+                offset = queries[1] * ((SIDE * LOG2E) * way)
         p, grad_s = weights_and_gradients(
             *(bias, problem, b, h, tile_q, tile_k, tile_v, tile_do, offset, d),
             *(queries, keys, factors, MASKED, FACTORED),

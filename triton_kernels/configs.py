@@ -34,6 +34,9 @@ class Row:
     heavy_backward_queries: Config | None = None
     heavy_backward_keys: Config | None = None
     heavy_backward_table: Config | None = None
+    # Whether plans make backward passes heavy, and gradients of sums that of keys. With gains these
+    # always do for heads wider than 64.
+    tight: bool = False
 
 
 _WIDEST = Row(
@@ -42,37 +45,40 @@ _WIDEST = Row(
     backward_keys=Config(32, 32, 8, 1),
     heavy_backward_keys=Config(16, 32, 8, 1),
     backward_table=Config(16, 16, 4, 1),
+    tight=True,
 )
 # By the widest head they serve; no head is wider than 256.
 AMPERE = {
     64: Row(
-        forward=Config(128, 64, 8, 2),
+        forward=Config(128, 128, 8, 2),
         backward_queries=Config(128, 64, 8, 2),
-        backward_keys=Config(32, 128, 8, 1),
+        backward_keys=Config(64, 64, 8, 2),
+        heavy_backward_keys=Config(32, 128, 8, 2),
         backward_table=Config(64, 64, 8, 2),
         heavy_backward_table=Config(32, 32, 4, 1),
     ),
     128: Row(
         forward=Config(64, 64, 4, 2),
-        backward_queries=Config(128, 32, 8, 1),
-        heavy_backward_queries=Config(128, 16, 8, 1),
-        backward_keys=Config(32, 64, 8, 1),
+        backward_queries=Config(128, 32, 8, 2),
+        backward_keys=Config(32, 64, 8, 2),
         heavy_backward_keys=Config(16, 64, 8, 1),
         backward_table=Config(32, 32, 4, 1),
+        tight=True,
     ),
     256: _WIDEST,
 }
 HOPPER = {
     64: Row(
         forward=Config(128, 128, 8, 2),
-        heavy_forward=Config(128, 64, 8, 2),
-        backward_queries=Config(128, 64, 8, 2),
+        backward_queries=Config(128, 128, 8, 2),
+        heavy_backward_queries=Config(128, 64, 8, 2),
         backward_keys=Config(64, 128, 8, 2),
         heavy_backward_keys=Config(32, 64, 4, 2),
         backward_table=Config(64, 64, 4, 2),
     ),
     128: Row(
-        forward=Config(128, 64, 8, 2),
+        forward=Config(128, 128, 8, 2),
+        heavy_forward=Config(128, 64, 8, 2),
         backward_queries=Config(128, 64, 8, 2),
         heavy_backward_queries=Config(128, 32, 8, 2),
         backward_keys=Config(32, 128, 8, 2),
@@ -84,16 +90,16 @@ HOPPER = {
 }
 BLACKWELL = {
     64: Row(
-        forward=Config(128, 64, 8, 2),
+        forward=Config(128, 128, 8, 2),
         heavy_forward=Config(128, 64, 8, 1),
         backward_queries=Config(128, 32, 8, 2),
         heavy_backward_queries=Config(64, 64, 8, 1),
-        backward_keys=Config(32, 128, 8, 1),
+        backward_keys=Config(32, 128, 8, 2),
         backward_table=Config(64, 64, 4, 2),
+        tight=True,
     ),
     128: Row(
         forward=Config(128, 64, 8, 2),
-        heavy_forward=Config(128, 32, 8, 2),
         backward_queries=Config(128, 64, 8, 2),
         heavy_backward_queries=Config(128, 32, 8, 2),
         backward_keys=Config(16, 64, 4, 1),
@@ -105,28 +111,50 @@ BLACKWELL = {
 SINGLE = {
     64: Row(Config(32, 32), Config(32, 32), Config(32, 32), Config(32, 32)),
     128: Row(Config(16, 32, 8), Config(16, 32, 8), Config(16, 32, 8), Config(32, 32, 8)),
-    256: Row(Config(16, 32, 8), Config(16, 16, 8), Config(16, 16, 8), Config(16, 16)),
+    256: Row(
+        forward=Config(16, 32, 8),
+        heavy_forward=Config(16, 16, 8),
+        backward_queries=Config(16, 16, 8),
+        backward_keys=Config(16, 16, 8),
+        backward_table=Config(16, 16),
+    ),
 }
 # Small, so that short sequences have many blocks.
 INTERPRETED = Row(Config(32, 16), Config(32, 16), Config(16, 32), Config(32, 32))
 
 
-def is_heavy(kernel: str, form: str, with_gain: bool, planned: bool) -> bool:
-    """Whether a problem takes registers in a kernel that others leave to larger blocks."""
-    if kernel == "forward":
-        return planned and form == "distance"
-    if kernel == "backward_keys":
-        return planned or form not in ("none", "linear")
-    return planned or with_gain or form == "log1p_square"
+@dataclass(frozen=True)
+class Kind:
+    """What of a problem decides how many registers it takes."""
+
+    form: str
+    with_gain: bool = False
+    planned: bool = False
+    trained: bool = False  # whether gradients of sums are computed
 
 
-def choose(kernel: str, arch: int | str, dtype: torch.dtype, width: int, heavy: bool) -> Config:
+def choose(kernel: str, arch: int | str, dtype: torch.dtype, width: int, kind: Kind) -> Config:
     """For the field `kernel` of a row, width being the larger of q's and v's padded head_dim."""
     row = INTERPRETED
     if arch != "interpreter":
         table = SINGLE if dtype == torch.float32 else _of_processor(arch)
         row = table[min(widest for widest in table if width <= widest)]
-    return (heavy and getattr(row, f"heavy_{kernel}", None)) or getattr(row, kernel)
+    heavy = _is_heavy(kernel, row, width > 64, kind) and getattr(row, f"heavy_{kernel}", None)
+    return heavy or getattr(row, kernel)
+
+
+def _is_heavy(kernel: str, row: Row, wide: bool, kind: Kind) -> bool:
+    """Whether registers are taken that most problems leave to larger blocks."""
+    if kernel == "backward_table":
+        return kind.planned
+    heavy = kind.form == "log1p_square"
+    if kernel == "forward":
+        heavy |= wide and (kind.with_gain or (kind.planned and kind.form == "distance"))
+    else:
+        heavy |= row.tight and kind.planned
+    if kernel == "backward_keys":
+        heavy |= wide and kind.trained and (kind.with_gain or row.tight)
+    return heavy
 
 
 def _of_processor(arch: int | str) -> dict[int, Row]:

@@ -25,6 +25,7 @@ from .ranges import (
     key_part_is_masked,
     key_part_side,
     key_ranges,
+    part_block,
 )
 
 
@@ -129,7 +130,7 @@ def attn_fwd_kernel(
             acc, m, l = attend_keys(
                 *(k, v, bias, problem, b, h, first, tile_q, queries),
                 *(bounds[PART], bounds[PART + 1], acc, m, l),
-                BLOCK_N=BLOCK_N,
+                BLOCK_N=part_block(BLOCK_N, key_part_is_factored(PART), bias.factored),
                 MASKED=key_part_is_masked(PART, bias.form, bias.factored),
                 FACTORED=key_part_is_factored(PART),
                 SIDE=key_part_side(PART),

@@ -108,7 +108,7 @@ def backward(
         **sizes,
         BIAS_GRADIENT=has_gain,
     )
-    config, sizes = _sizes("backward_keys", q, v, bias, plan is not None)
+    config, sizes = _sizes("backward_keys", q, v, bias, plan is not None, has_sums)
     tensors = map(rows, (*given, grad_k, grad_v, of_keys))
     _launch(attn_bwd_dkv_kernel, k, k.shape[1], config.block_n, config)(
         *tensors,
@@ -153,7 +153,9 @@ def trim(
     its `reach` nearest past keys stay. Nothing goes where near, (B, H, Nq) float32, is NaN.
     """
     bias, problem = _operands(q, k, k, terms, gain, form, scale, causal, window)
-    config, sizes = _sizes("forward", q, k, bias, planned=True)
+    # All its pairs are computed one by one.
+    config, sizes = _sizes("forward", q, k, bias._replace(squared=constexpr(True)), planned=True)
+    sizes["BLOCK_N"] = max(16, config.block_n // 2)
     blocks = triton.cdiv(problem.n_query, config.block_m)
     cut = plan.new_empty((*q.shape[:2], blocks))
     _launch(attn_trim_kernel, q, q.shape[1], config.block_m, config)(
@@ -268,13 +270,13 @@ def _per_head(x: Tensor | None) -> Rows | None:
 
 
 def _sizes(
-    kernel: str, q: Tensor, v: Tensor, bias: Bias, planned: bool
+    kernel: str, q: Tensor, v: Tensor, bias: Bias, planned: bool, trained: bool = False
 ) -> tuple[Config, dict[str, int]]:
     """The configuration of a kernel, and what of it the kernel has to know."""
     block_d, block_dv = (max(16, triton.next_power_of_2(x.shape[3])) for x in (q, v))
     form = "log1p_square" if bias.squared.value else bias.form.value
-    heavy = configs.is_heavy(kernel, form, bias.gain is not None, planned)
-    config = configs.choose(kernel, _processor(), q.dtype, max(block_d, block_dv), heavy)
+    kind = configs.Kind(form, bias.gain is not None, planned, trained)
+    config = configs.choose(kernel, _processor(), q.dtype, max(block_d, block_dv), kind)
     return config, {
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
