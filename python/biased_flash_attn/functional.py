@@ -118,8 +118,7 @@ class Call:
 
 def prepared(q, k, v, bias, causal, window, scale, tolerance, backend) -> Call:
     """Refuses what is wrong with the arguments of `biased_flash_attn`."""
-    if torch.is_tensor(q) and _autocasts(q.device.type):
-        q, k, v = (_autocast(x) for x in (q, k, v))
+    q, k, v = under_autocast(q, k, v)
     check_tensors(q, k, v)
     check_options(causal, window, scale, tolerance, backend)
     backend = backends.choose(q, backend)
@@ -145,6 +144,13 @@ def _reference(call: Call) -> tuple[Tensor, Tensor]:
         q, k, v = (x.to(real) for x in (q, call.k, call.v))
         o, lse = reference.attention(q, k, v, dense, geometry, call.scale)
     return o.to(call.q.dtype), lse
+
+
+def under_autocast(q, k, v):
+    """q, k and v, cast where autocast is on for q's device."""
+    if torch.is_tensor(q) and _autocasts(q.device.type):
+        return tuple(_autocast(x) for x in (q, k, v))
+    return q, k, v
 
 
 def _autocasts(device_type):
