@@ -136,7 +136,9 @@ public:
             const int32_t* list = tiles.data() + lists_.data()[part.block];
             block.begin(rows);
             far[n].clear(rows.rows);
-            for (int64_t x = part.begin; x < part.end; ++x) block.add_tile(far[n], list[x]);
+            for (int64_t x = part.begin; x < part.end; ++x)
+                block.add_tile(far[n], list[x],
+                               x + 1 < part.end ? block.ahead(list[x + 1]) : Ahead());
         });
 
         for_each(blocks_.count(), [&](Block&, int64_t n) {

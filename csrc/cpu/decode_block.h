@@ -16,6 +16,25 @@ inline int64_t block_queries(const Decode& p) {
 }
 inline int64_t block_rows(const Decode& p) { return block_queries(p) * p.group(); }
 
+// The rows of a tile that is added next, asked for while another is computed.
+struct Ahead {
+    const char *keys = nullptr, *values = nullptr;
+    int64_t key_row = 0, value_row = 0, key_bytes = 0, value_bytes = 0;
+
+    BFA_INLINE void ask_for_keys(int64_t begin, int64_t end) const {
+        if (keys) ask_for(keys + begin * key_row, (end - begin) * key_row - key_row + key_bytes);
+    }
+    BFA_INLINE void ask_for_values(int64_t begin, int64_t end) const {
+        if (values)
+            ask_for(values + begin * value_row, (end - begin) * value_row - value_row + value_bytes);
+    }
+
+private:
+    static BFA_INLINE void ask_for(const char* begin, int64_t bytes) {
+        for (int64_t x = 0; x < bytes; x += 64) __builtin_prefetch(begin + x, 0, 2);
+    }
+};
+
 template <class Arithmetic, Form kForm>
 class DecodeBlock {
     using Real = typename Arithmetic::Real;
@@ -74,12 +93,12 @@ public:
         return choice_.choose(bias_, far, taken);
     }
 
-    void add_tile(const State& state, int64_t tile) {
+    // Meanwhile `next` arrives.
+    void add_tile(const State& state, int64_t tile, const Ahead& next = {}) {
         const Range keys = keys_of(tile);
         const int n = int(keys.end - keys.begin), width = int(round_up(n, kLane * kPair));
         const Place place = place_of(p_, block_->b, keys.begin);
         const bool masked = n < width || !block_->all_visible(p_, keys);
-        const auto values = values_of(place, n, width, masked);
         const bool few = block_->rows <= kFewRows;
         const Operand* rows[kTile];
         if (few) {
@@ -87,12 +106,14 @@ public:
         } else {
             pack_keys(place, n, width);
         }
+        const auto values = values_of(place, n, width, masked, next);
         for (int row = 0; row < block_->rows; row += kStripRows) {
             const int count = std::min(kStripRows, block_->rows - row);
             const int padded = int(round_up(count, kRegisterRows));
             alignas(64) Real logits[kStripRows * kTile];
             if (few) {
-                Dots<Arithmetic>::all(count, n, depth_, queries_, rows, logits);
+                Dots<Arithmetic>::all(count, n, depth_, queries_, rows, logits,
+                                      [&](int j, int end) { next.ask_for_keys(j, end); });
             } else {
                 gemm<Arithmetic, false>(padded, width, depth_,
                                         {queries_ + row * depth_, depth_, 1},
@@ -113,6 +134,13 @@ public:
                 gemm<Arithmetic, true>(count, columns_, width / kPair, weights, values, outputs);
             }
         }
+    }
+
+    Ahead ahead(int64_t tile) const {
+        const Place place = place_of(p_, block_->b, tile * p_.tile_keys());
+        const int64_t bytes = element_bytes(p_.element);
+        return {row_at(p_.k, place, block_->kv_head), row_at(p_.v, place, block_->kv_head),
+                p_.k.row, p_.v.row, p_.head_dim * bytes, p_.value_dim * bytes};
     }
 
 private:
@@ -144,12 +172,18 @@ private:
     }
 
     // Values of a masked tile are packed, so that there is nothing behind the last one.
-    RightMatrix<Operand> values_of(const Place& place, int n, int width, bool masked) {
+    RightMatrix<Operand> values_of(const Place& place, int n, int width, bool masked,
+                                   const Ahead& next) {
         const char* source = row_at(p_.v, place, block_->kv_head);
         if (!masked && kPair == 1 && is_operand(p_.value_dim))
             return {reinterpret_cast<const Operand*>(source), p_.v.row / int64_t(sizeof(Operand))};
-        Arithmetic::pack_row_pairs(p_.element, source, p_.v.row, n, p_.value_dim, values_,
-                                   columns_);
+        constexpr int kAtOnce = 4;
+        for (int j = 0; j < n; j += kAtOnce) {
+            const int count = std::min(kAtOnce, n - j);
+            next.ask_for_values(j, j + count);
+            Arithmetic::pack_row_pairs(p_.element, source + j * p_.v.row, p_.v.row, count,
+                                       p_.value_dim, values_ + j / kPair * columns_, columns_);
+        }
         const int packed = int(round_up(n, kPair) / kPair);
         std::memset(values_ + packed * columns_, 0,
                     (width / kPair - packed) * columns_ * sizeof(Operand));

@@ -18,9 +18,12 @@ class Dots {
     static_assert(kLane <= kRows * kKeys);
 
 public:
+    // begin_keys(j, end) is called before the products of the keys from j to before end.
+    template <class Function>
     static void all(int rows, int n_keys, int64_t depth, const Operand* a,
-                    const Operand* const* keys, Real* products) {
+                    const Operand* const* keys, Real* products, Function begin_keys) {
         for (int j = 0; j < n_keys; j += kKeys) {
+            begin_keys(j, std::min(j + kKeys, n_keys));
             const int count = std::min(kKeys, n_keys - j);
             const Operand* block[kKeys];  // the last key stands in for those beyond it
             for (int x = 0; x < kKeys; ++x) block[x] = keys[j + std::min(x, count - 1)];

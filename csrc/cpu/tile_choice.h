@@ -75,7 +75,8 @@ private:
             Arithmetic::pack_rows(p_.element, tile_at<char>(p_.centres, place, block_->kv_head), 0,
                                   1, p_.head_dim, centres_ + x * depth_, depth_);
         }
-        Dots<Arithmetic>::all(block_->rows, n, depth_, queries_, rows, products_);
+        Dots<Arithmetic>::all(block_->rows, n, depth_, queries_, rows, products_,
+                              [](int, int) {});
     }
 
     // The products of a row with the centres become shares of what may be left out.
