@@ -1,7 +1,7 @@
 """Which page of a pool holds which keys of a sequence.
 
-Key j of sequence b stands in row j % page_size of page table[b, (j // page_size) % columns]: a table
-as long as its sequences is paged storage, a shorter one a ring that keeps the last keys.
+Key j of sequence b stands in row j % page_size of page table[b, j // page_size % columns]: a table as
+long as its sequences is paged storage, a shorter one a ring that keeps the last keys.
 """
 
 from __future__ import annotations
@@ -63,9 +63,7 @@ class BlockTable:
         if self.is_given:
             self._check_given(blocks, lengths)
             return [0] * len(blocks)
-        missing = [
-            max(0, count - own) for count, own in zip(blocks, self._assigned, strict=True)
-        ]
+        missing = [max(0, count - own) for count, own in zip(blocks, self._assigned, strict=True)]
         if not self.can_grow and sum(missing) > len(self._free):
             raise ValueError(
                 f"cache is full: {sum(missing)} more pages of {self.page_size} keys are needed, and"
@@ -77,7 +75,9 @@ class BlockTable:
         """Gives sequences the pages they lack; the pool has grown to `pages` of them."""
         self._free = list(range(self.pages, pages))[::-1] + self._free
         self.pages = pages
-        most = max((own + more for own, more in zip(self._assigned, missing, strict=True)), default=0)
+        most = max(
+            (own + more for own, more in zip(self._assigned, missing, strict=True)), default=0
+        )
         if most > self.columns:
             wider = max(most, 2 * self.columns) - self.columns
             self.entries = torch.nn.functional.pad(self.entries, (0, wider), value=UNASSIGNED)

@@ -127,10 +127,12 @@ def decode(
     _, kv_heads, page_size, value_dim = v.shape
     o = torch.empty((*q.shape[:3], value_dim), dtype=q.dtype)
     lse = torch.empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
+    if form in ("linear", "distance"):  # tables are long: of these nothing is copied
+        terms, peaks = (
+            None if x is None else x.expand(*q.shape[:2], *x.shape[2:]) for x in (terms, bounds[3])
+        )
+        bounds = [*bounds[:3], peaks]
     gain = _per_head(gain, q)
-    if form in ("linear", "distance"):
-        terms = _per_head(terms, q)
-        bounds = [*bounds[:3], _per_head(bounds[3], q)]
     _C.decode(
         _DTYPE_NAMES[q.dtype],
         form,

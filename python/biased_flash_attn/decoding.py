@@ -8,15 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from . import backends, decode_ops, reference
-from .biases import CumulativeBias
+from .biases import CumulativeBias, DistanceBias
+from .distance_table import DistanceTable
 from .forms import Cumulative, Distance, Geometry, Linear
 from .functional import DEFAULT_TOLERANCES, FEWEST_KEYS, under_autocast
 from .kv_cache import KVCache
 from .validation import check_bias, check_form, check_options, check_tensors
-
-# Distances of a table: as many as there are keys, rounded up to a power of two from here on.
-LEAST_TABLE = 256
-_TABLE_TILE = 64  # of which the CPU kernel is given the largest entry
 
 
 def biased_flash_attn_with_kvcache(
@@ -76,7 +73,7 @@ class Step:
     """A call whose arguments have been checked and completed.
 
     form: running sums are those of the new tokens, (B, H, N), from the first token of a sequence
-    on. peaks: the largest entries of each _TABLE_TILE of a table, else None.
+    on. peaks: the largest entries of a table: see DistanceTable.
     """
 
     q: Tensor
@@ -158,7 +155,9 @@ def _check_cache(q: Tensor, cache: KVCache, k: Tensor, v: Tensor) -> None:
         if x.shape[3] != dim:
             raise ValueError(f"{name} has head_dim {x.shape[3]}; the cache has {dim}")
     if q.shape[1] % kv_heads:
-        raise ValueError(f"q has {q.shape[1]} heads; the cache has {kv_heads}, which must divide it")
+        raise ValueError(
+            f"q has {q.shape[1]} heads; the cache has {kv_heads}, which must divide it"
+        )
     most, n_query, tokens = cache.most_tokens, q.shape[2], k.shape[2]
     if most is not None and n_query > max(tokens, most):
         raise ValueError(
@@ -199,7 +198,7 @@ def _check_sums(form, q: Tensor, cache: KVCache, k: Tensor) -> None:
 
 
 def _lowered(bias, q: Tensor, cache: KVCache, tokens: int):
-    """The form of a bias, and the peaks of its table if it has one."""
+    """The form of a bias over the keys there will be, and the peaks of its table if it has one."""
     real = torch.promote_types(q.dtype, torch.float32)
     if isinstance(bias, CumulativeBias):
         geometry = Geometry(q.shape[2], tokens)
@@ -207,28 +206,21 @@ def _lowered(bias, q: Tensor, cache: KVCache, tokens: int):
         check_form(form, q, geometry)
         _refuse_nan(form, "steps")
         return form, None
-    keys = max(LEAST_TABLE, 1 << (max(cache.lengths) + tokens - 1).bit_length())
+    keys = max(1, max(cache.lengths) + tokens)
     geometry = Geometry(1, keys, True, cache.window)
-    key = (bias, _versions(bias), geometry, real)
-    if cache.lowered is not None and cache.lowered[0] == key:
-        return cache.lowered[1]
+    if isinstance(bias, DistanceBias):
+        if cache.distance_table is None or not cache.distance_table.is_of(bias):
+            cache.distance_table = DistanceTable(bias, real, q.device)
+        return cache.distance_table.upto(geometry.n_distances)
     form = bias.lower(geometry, real, q.device)
     check_form(form, q, geometry)
-    if isinstance(form, Cumulative):
-        raise TypeError(f"bias is a {type(bias).__name__}; in decoding only a CumulativeBias sums")
-    _refuse_nan(form, "slopes" if isinstance(form, Linear) else "table values")
-    if isinstance(form, Linear):
-        return form, None
-    table = form.table
-    padded = torch.nn.functional.pad(table, (0, -table.shape[2] % _TABLE_TILE), value=-torch.inf)
-    cache.lowered = key, (form, padded.unflatten(2, (-1, _TABLE_TILE)).amax(-1))
-    return cache.lowered[1]
-
-
-def _versions(bias) -> tuple:
-    """What changes when a parameter is written to, but for tensors of inference mode."""
-    tensors = bias.parameters() if isinstance(bias, nn.Module) else ()
-    return tuple((x.data_ptr(), None if x.is_inference() else x._version) for x in tensors)
+    if not isinstance(form, Linear):
+        raise TypeError(
+            f"bias is a {type(bias).__name__}; in decoding it may be a DistanceBias, a"
+            " CumulativeBias, or one that is lowered to slopes"
+        )
+    _refuse_nan(form, "slopes")
+    return form, None
 
 
 def _refuse_nan(form, what: str) -> None:

@@ -1,4 +1,4 @@
-"""What is known of the keys of each tile of a cache, so that tiles can be left out: see DESIGN.md."""
+"""What is known of the keys of a cache, tile by tile, so that tiles can be left out: DESIGN.md."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class KVCache:
             self.bounds = KeyBounds(self.table.pages, self.k, None)
         self.sums: Tensor | None = None  # (pages, H, page_size) float64
         self.last_sums: Tensor | None = None  # of each sequence's last key, (batch, H)
-        self.lowered = None  # a function of the distance and its table: see decoding.py
+        self.distance_table = None  # of the bias, if it is a function of the distance
 
     def __repr__(self) -> str:
         pages, kv_heads, page_size, head_dim = self.k.shape
@@ -117,7 +117,7 @@ class KVCache:
         if not any(lengths):
             self._written = [0] * self.batch
             self.sums = self.last_sums = None
-            self.lowered = None
+            self.distance_table = None
         if self.sums is not None:
             self.last_sums = self._sums_at([length - 1 for length in lengths])
 
