@@ -27,7 +27,7 @@ def make_cache(problem: Problem, storage: str, page_size: int = 16) -> KVCache:
         return KVCache(*sizes, **kwargs)
     columns = -(-case.lengths[1] // page_size)
     if case.window is not None:
-        columns = min(columns + 2, -(-case.window // page_size) + 2)
+        columns = -(-case.window // page_size) + 2
     pages = case.batch * columns
     if storage == "shuffled":
         kwargs["block_table"] = torch.randperm(pages).view(case.batch, columns).int()
@@ -106,7 +106,6 @@ def decoded(
     return tuple(torch.cat(parts, 2) for parts in zip(*steps, strict=True))
 
 
-@torch.no_grad()
 def check_decoding(problem: Problem, o: Tensor, lse: Tensor) -> None:
     """They are as close to float64 attention over the whole sequence as naive attention is."""
     double = problem.double()

@@ -1,7 +1,7 @@
 """Which page of a pool holds which keys of a sequence.
 
-Key j of sequence b stands in row j % page_size of page table[b, j // page_size % columns]: a table as
-long as its sequences is paged storage, a shorter one a ring that keeps the last keys.
+Key j of sequence b stands in row j % page_size of page table[b, j // page_size % columns]. A table
+as long as its sequences is paged storage, a shorter one a ring that keeps the last keys.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 UNASSIGNED = -1
+# Pages of a ring beyond its window, for new tokens and for those that may be taken back.
+_SPARE = 2
 
 
 class BlockTable:
@@ -34,12 +36,13 @@ class BlockTable:
         self.can_grow = pages is None
         self.is_given = given is not None
         self.pages = pages or 0
-        # A page is overwritten when no key of it is in a window any more.
-        least = -(-window // page_size) + 2 if self.is_ring else 1
+        least = -(-window // page_size) if self.is_ring else 1
         if self.is_given:
             self.entries = _checked(given, batch, self.pages, least).to(device, torch.int32)
         else:
-            self.entries = torch.full((batch, least), UNASSIGNED, dtype=torch.int32, device=device)
+            columns = least + _SPARE * self.is_ring
+            shape = (batch, columns)
+            self.entries = torch.full(shape, UNASSIGNED, dtype=torch.int32, device=device)
         self._assigned = [0] * batch  # columns of each sequence that have a page
         self._free = list(range(self.pages))[::-1]
 

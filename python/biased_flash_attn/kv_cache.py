@@ -83,7 +83,7 @@ class KVCache:
             self.v = self.k.new_empty((*self.k.shape[:3], value_dim))
             self.bounds = KeyBounds(self.table.pages, self.k, None)
         self.sums: Tensor | None = None  # (pages, H, page_size) float64
-        self.last_sums: Tensor | None = None  # of each sequence's last key, (batch, H)
+        self.last_sums: Tensor | None = None  # of each sequence's last key, (batch, H), where any
         self.distance_table = None  # of the bias, if it is a function of the distance
 
     def __repr__(self) -> str:
@@ -116,7 +116,6 @@ class KVCache:
         self.lengths = lengths
         if not any(lengths):
             self._written = [0] * self.batch
-            self.sums = self.last_sums = None
             self.distance_table = None
         if self.sums is not None:
             self.last_sums = self._sums_at([length - 1 for length in lengths])
@@ -187,14 +186,16 @@ class KVCache:
         return tuple(None if x is None else x[page, :, row].transpose(0, 1)[None] for x in stored)
 
     def _begin_sums(self, heads: int | None) -> None:
-        """An empty cache holds sums of so many heads, or none."""
-        self.sums = self.last_sums = None
+        """An empty cache holds sums of so many heads from now on, or none."""
+        if heads == (None if self.sums is None else self.sums.shape[1]):
+            return
         pages, _, page_size, _ = self.k.shape
+        sums = None
         with torch.inference_mode(False):
             if heads is not None:
-                self.sums = self.k.new_empty((pages, heads, page_size), dtype=torch.float64)
-                self.last_sums = self.sums.new_zeros((self.batch, heads))
-            self.bounds = KeyBounds(pages, self.k, heads)
+                sums = self.k.new_empty((pages, heads, page_size), dtype=torch.float64)
+            bounds = KeyBounds(pages, self.k, heads)
+        self.sums, self.bounds = sums, bounds
 
     def _write_bounds(self, tokens: int) -> None:
         """Of the tiles that so many tokens complete."""
