@@ -193,8 +193,8 @@ void decode(const std::string& dtype, const std::string& form, const std::array<
             const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& terms,
             const std::optional<Tensor>& gain, const std::array<std::optional<Tensor>, 4>& bounds,
             const Tensor& o, const Tensor& lse) {
-    Decode problem = decode_problem(dtype, form, sizes, scale, window, threads, pages, lengths,
-                                    block_table);
+    Decode problem =
+        decode_problem(dtype, form, sizes, scale, window, threads, pages, lengths, block_table);
     problem.tolerance = tolerance;
     const int64_t element = element_bytes(problem.element);
     const int64_t real = std::max<int64_t>(element, sizeof(float));

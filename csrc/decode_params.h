@@ -21,12 +21,12 @@ struct Decode {
     const int64_t* lengths;      // keys of each sequence, (batch,)
     const int32_t* block_table;  // (batch, columns)
 
-    View q;         // element type
-    View k, v;      // element type, (pages, kv_heads, page_size, channels)
-    View terms;     // real (linear: slopes; distance: table) or float64 (sums: pages, as k without
-                    // channels, of all query heads)
-    View gain;      // real, one per query; data is null for none
-    View o, lse;    // element type; real, natural logarithm
+    View q;       // element type
+    View k, v;    // element type, (pages, kv_heads, page_size, channels)
+    View terms;   // real (linear: slopes; distance: table) or float64 (sums: pages, as k without
+                  // channels, of all query heads)
+    View gain;    // real, one per query; data is null for none
+    View o, lse;  // element type; real, natural logarithm
 
     // What may be left out: tiles that hold at most `tolerance` of each query's softmax mass. 0
     // computes every visible tile, and needs none of these.

@@ -118,7 +118,9 @@ public:
         int64_t total = 0;
         for (int64_t n = 0; n < blocks_.count(); ++n) total += counts_.data()[n];
         const int64_t of_part = std::max(kLeastTiles, total / (threads_ * kPartsPerThread) + 1);
-        const auto parts_of = [&](int64_t n) { return (counts_.data()[n] + of_part - 1) / of_part; };
+        const auto parts_of = [&](int64_t n) {
+            return (counts_.data()[n] + of_part - 1) / of_part;
+        };
         int64_t count = 0;
         const Buffer<int64_t> firsts(blocks_.count());  // of each block's parts
         for (int64_t n = 0; n < blocks_.count(); ++n)

@@ -9,7 +9,7 @@ namespace bfa::BFA_ISA {
 // With more rows it is worth transposing a tile for a product of matrices.
 constexpr int kFewRows = 16;
 // The more rows, the less the packing of a tile weighs.
-constexpr int64_t kMostRows = 192;
+constexpr int64_t kMostRows = 512;
 
 inline int64_t block_queries(const Decode& p) {
     return std::clamp<int64_t>(kMostRows / p.group(), 1, std::max<int64_t>(p.n_query, 1));
@@ -26,7 +26,8 @@ struct Ahead {
     }
     BFA_INLINE void ask_for_values(int64_t begin, int64_t end) const {
         if (values)
-            ask_for(values + begin * value_row, (end - begin) * value_row - value_row + value_bytes);
+            ask_for(values + begin * value_row,
+                    (end - begin) * value_row - value_row + value_bytes);
     }
 
 private:
@@ -115,21 +116,20 @@ public:
                 Dots<Arithmetic>::all(count, n, depth_, queries_, rows, logits,
                                       [&](int j, int end) { next.ask_for_keys(j, end); });
             } else {
-                gemm<Arithmetic, false>(padded, width, depth_,
-                                        {queries_ + row * depth_, depth_, 1},
+                gemm<Arithmetic, false>(padded, width, depth_, {queries_ + row * depth_, depth_, 1},
                                         {keys_transposed_, kTile}, {logits, kTile});
             }
-            masked ? finish_logits<true>(row, count, keys, place, width, logits)
-                   : finish_logits<false>(row, count, keys, place, width, logits);
             const State of_strip = state.from(row);
-            of_strip.raise_pivots(count, width, logits, 0);
+            const bool raises =
+                masked ? finish_logits<true>(of_strip, row, count, keys, place, width, logits)
+                       : finish_logits<false>(of_strip, row, count, keys, place, width, logits);
+            if (raises) of_strip.raise_pivots(count, width, logits, slack_);
             of_strip.exponentiate(count, width, logits);
             const LeftMatrix<Operand> weights = {reinterpret_cast<Operand*>(logits), kTile, 1};
             const Result<Real> outputs = {of_strip.outputs, columns_};
             if (masked && !values_finite_) {
-                gemm_visible<Arithmetic>(count, columns_, weights, values, outputs, [&](int r) {
-                    return block_->visible(p_, row + r, keys);
-                });
+                gemm_visible<Arithmetic>(count, columns_, weights, values, outputs,
+                                         [&](int r) { return block_->visible(p_, row + r, keys); });
             } else {
                 gemm<Arithmetic, true>(count, columns_, width / kPair, weights, values, outputs);
             }
@@ -139,8 +139,12 @@ public:
     Ahead ahead(int64_t tile) const {
         const Place place = place_of(p_, block_->b, tile * p_.tile_keys());
         const int64_t bytes = element_bytes(p_.element);
-        return {row_at(p_.k, place, block_->kv_head), row_at(p_.v, place, block_->kv_head),
-                p_.k.row, p_.v.row, p_.head_dim * bytes, p_.value_dim * bytes};
+        return {row_at(p_.k, place, block_->kv_head),
+                row_at(p_.v, place, block_->kv_head),
+                p_.k.row,
+                p_.v.row,
+                p_.head_dim * bytes,
+                p_.value_dim * bytes};
     }
 
 private:
@@ -175,6 +179,7 @@ private:
     RightMatrix<Operand> values_of(const Place& place, int n, int width, bool masked,
                                    const Ahead& next) {
         const char* source = row_at(p_.v, place, block_->kv_head);
+        slack_ = 0;
         if (!masked && kPair == 1 && is_operand(p_.value_dim))
             return {reinterpret_cast<const Operand*>(source), p_.v.row / int64_t(sizeof(Operand))};
         constexpr int kAtOnce = 4;
@@ -187,18 +192,22 @@ private:
         const int packed = int(round_up(n, kPair) / kPair);
         std::memset(values_ + packed * columns_, 0,
                     (width / kPair - packed) * columns_ * sizeof(Operand));
-        values_finite_ = !masked || std::isfinite(Arithmetic::largest_magnitude(
-                                        values_, width / kPair * columns_));
+        const Real largest = Arithmetic::largest_magnitude(values_, width / kPair * columns_);
+        values_finite_ = std::isfinite(largest);
+        slack_ = State::slack(largest);
         return {values_, columns_};
     }
 
-    // logits = scale * product + bias in base 2, -inf where masked.
+    // logits = scale * product + bias in base 2, -inf where masked. Whether some are too large for
+    // their row's pivot.
     template <bool kMasked>
-    void finish_logits(int first_row, int count, Range keys, const Place& place, int width,
-                       Real* logits) const {
+    bool finish_logits(const State& state, int first_row, int count, Range keys, const Place& place,
+                       int width, Real* logits) const {
         const Vector<Real> scale = broadcast(Real(p_.scale * kLog2e));
+        Vector<Real> excess = broadcast(-kInfinity);
         alignas(64) Real bias[kTile] = {};
         for (int r = 0; r < count; ++r) {
+            Vector<Real> largest = broadcast(-kInfinity);
             const Range visible =
                 kMasked ? block_->visible(p_, first_row + r, keys) : Range{0, width};
             if (bias_.exists) bias_.fill(first_row + r, keys, place, visible, bias);
@@ -207,8 +216,11 @@ private:
                 Vector<Real> s = load(logit) * scale + load(bias + c);
                 if (kMasked) s = where_visible<Real>(visible, c, s, broadcast(-kInfinity));
                 store(logit, s);
+                largest = max<Real>(s, largest);
             }
+            excess = max<Real>(largest - (state.pivots[r] + slack_), excess);
         }
+        return reduce_max<Real>(excess) > 0;
     }
 
     double longest_key(int64_t tile) {
@@ -232,6 +244,7 @@ private:
 
     const RowBlock* block_ = nullptr;
     bool values_finite_ = true;
+    Real slack_ = 0;
 };
 
 }  // namespace bfa::BFA_ISA

@@ -40,8 +40,7 @@ static bool has_avx512() {
 
 const std::vector<InstructionSet>& instruction_sets() {
     static const std::vector<InstructionSet> sets = {
-        {"portable", true, portable::forward, portable::backward, portable::trim,
-         portable::decode},
+        {"portable", true, portable::forward, portable::backward, portable::trim, portable::decode},
 #ifdef BFA_HAVE_AVX2
         {"avx2", has_avx2(), avx2::forward, avx2::backward, avx2::trim, avx2::decode},
 #endif

@@ -21,6 +21,10 @@ struct SoftmaxRows {
     Real *outputs, *pivots, *sums;  // o; m; l, a vector for each row
     int64_t columns;                // of an output, a multiple of the vector length
 
+    // Weights up to 2^8 instead of 1 do no harm, unless values are so large that their weighted
+    // sums might overflow.
+    static Real slack(Real largest_value) { return largest_value < Real(0x1p64) ? 8 : 0; }
+
     static SoftmaxRows take(Arena& arena, int64_t rows, int64_t columns) {
         return {arena.take<Real>(rows * columns), arena.take<Real>(rows),
                 arena.take<Real>(rows * kLane), columns};

@@ -33,7 +33,8 @@ public:
         for (int r = 0; kCumulative && r < block.rows; ++r) {
             const int64_t h = block.head(r), position = block.position(r);
             const double* gains = p_.gain.data ? nullptr : &kOne;
-            queries_[r].gain = gains ? *gains : double(p_.gain.at<Real>(block.b, h)[block.query(r)]);
+            queries_[r].gain =
+                gains ? *gains : double(p_.gain.at<Real>(block.b, h)[block.query(r)]);
             queries_[r].sum =
                 position < 0 ? 0 : *row_at<double>(p_.terms, place_of(p_, block.b, position), h);
         }

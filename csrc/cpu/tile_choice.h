@@ -40,8 +40,8 @@ public:
         block_ = &block, queries_ = queries;
         for (int r = 0; r < block.rows; ++r) {
             const double lse = near_lse(r);
-            lengths_[r] = std::abs(p_.scale) * std::sqrt(length_squared<Arithmetic>(
-                                                   queries + r * depth_, depth_));
+            lengths_[r] = std::abs(p_.scale) *
+                          std::sqrt(length_squared<Arithmetic>(queries + r * depth_, depth_));
             const double uncertain =
                 0x1p-10 + rounding_ * (1 + lengths_[r] * longest + std::abs(lse));
             budgets_[r] = std::log(p_.tolerance) + lse - uncertain;
@@ -75,8 +75,7 @@ private:
             Arithmetic::pack_rows(p_.element, tile_at<char>(p_.centres, place, block_->kv_head), 0,
                                   1, p_.head_dim, centres_ + x * depth_, depth_);
         }
-        Dots<Arithmetic>::all(block_->rows, n, depth_, queries_, rows, products_,
-                              [](int, int) {});
+        Dots<Arithmetic>::all(block_->rows, n, depth_, queries_, rows, products_, [](int, int) {});
     }
 
     // The products of a row with the centres become shares of what may be left out.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 TILE_KEYS = 64
-_TILES_AT_ONCE = 64  # that are converted together, so that they stay in the cache
+_NUMBERS_AT_ONCE = 2**18  # that are converted together, so that they stay in the cache
 
 
 class KeyBounds:
@@ -32,16 +32,16 @@ class KeyBounds:
 
     def write(self, page: Tensor, tile: Tensor, k: Tensor, v: Tensor, sums: Tensor | None) -> None:
         """Of tiles (n,) of pages (n,) that have become complete."""
-        for some_pages, some_tiles in zip(
-            page.split(_TILES_AT_ONCE), tile.split(_TILES_AT_ONCE), strict=True
-        ):
+        fitting = max(1, _NUMBERS_AT_ONCE // (k.shape[1] * self.tile_keys * k.shape[3]))
+        for some_pages, some_tiles in zip(page.split(fitting), tile.split(fitting), strict=True):
             at = some_pages, slice(None), some_tiles
             keys, values = (self._tiles(x)[at] for x in (k, v))  # (n, Hkv, keys, D or Dv)
             real = keys.to(self.extents.dtype)
             centres = real.mean(2).to(k.dtype)
             distance = (real - centres[:, :, None].to(real.dtype)).norm(dim=-1)
             extent = torch.stack([distance.amax(-1), real.norm(dim=-1).amax(-1)], -1)
-            finite = values.isfinite().all(-1).all(-1) & extent.isfinite().all(-1)
+            total = values.sum((2, 3), dtype=real.dtype)  # which infinities and NaN spoil
+            finite = total.isfinite() & extent.isfinite().all(-1)
             self.centres[at] = centres
             self.extents[at] = torch.where(finite[..., None], extent, torch.inf)
             if sums is not None:
