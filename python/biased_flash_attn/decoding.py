@@ -11,7 +11,7 @@ from . import backends, decode_ops, reference
 from .biases import CumulativeBias, DistanceBias
 from .distance_table import DistanceTable
 from .forms import Cumulative, Distance, Geometry, Linear
-from .functional import DEFAULT_TOLERANCES, FEWEST_KEYS, under_autocast
+from .functional import DEFAULT_TOLERANCES, FEWEST_KEYS, Call, attend, under_autocast
 from .kv_cache import KVCache
 from .validation import check_bias, check_form, check_options, check_tensors
 
@@ -63,9 +63,8 @@ def biased_flash_attn_with_kvcache(
     """
     step = _prepared(q, cache, k, v, bias, scale, tolerance, backend)
     cache.reserve(step.k.shape[2])
-    results = [_appended(piece) for piece in _pieces(step)]
-    o, lse = (torch.cat(parts, 2) for parts in zip(*results, strict=True))
-    return (o, lse) if return_lse else o
+    results = _first_call(step) if step.is_first else _later_call(step)
+    return results if return_lse else results[0]
 
 
 @dataclass(frozen=True)
@@ -85,6 +84,16 @@ class Step:
     scale: float
     tolerance: float
     backend: str
+
+    @property
+    def sums(self) -> Tensor | None:
+        return self.form.sums if isinstance(self.form, Cumulative) else None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is an ordinary call: all keys are new, and each has its query."""
+        tokens = self.k.shape[2]
+        return not any(self.cache.lengths) and 0 < tokens == self.q.shape[2]
 
     def of(self, tokens: slice, queries: slice) -> Step:
         """The same for some of the new tokens and of the queries."""
@@ -249,10 +258,28 @@ def _pieces(step: Step) -> list[Step]:
     ]
 
 
+def _first_call(step: Step) -> tuple[Tensor, Tensor]:
+    """Prompts go where long sequences are fastest: to the kernels that know nothing of pages."""
+    geometry = Geometry(step.q.shape[2], step.k.shape[2], True, step.cache.window)
+    call = Call(
+        step.q, step.k, step.v, step.form, geometry, step.scale, step.tolerance, step.backend
+    )
+    results = attend(call)
+    for piece in _pieces(step):
+        cache, tokens = step.cache, piece.k.shape[2]
+        cache.advance(tokens, cache.write(piece.k, piece.v, piece.sums))
+    return results
+
+
+def _later_call(step: Step) -> tuple[Tensor, Tensor]:
+    results = [_appended(piece) for piece in _pieces(step)]
+    return tuple(torch.cat(parts, 2) for parts in zip(*results, strict=True))
+
+
 def _appended(step: Step) -> tuple[Tensor, Tensor]:
     """Appends tokens for which there is room, and attends to them."""
-    cache, form, tokens = step.cache, step.form, step.k.shape[2]
-    last_sums = cache.write(step.k, step.v, form.sums if isinstance(form, Cumulative) else None)
+    cache, tokens = step.cache, step.k.shape[2]
+    last_sums = cache.write(step.k, step.v, step.sums)
     lengths = [length + tokens for length in cache.lengths]
     o, lse = _reference(step, lengths) if step.backend == "reference" else _kernel(step, lengths)
     cache.advance(tokens, last_sums)
