@@ -17,15 +17,19 @@ namespace {
 // A part has at least as many tiles, so that merging it weighs little, and there are enough parts
 // that the last ones do not leave a thread waiting.
 constexpr int64_t kLeastTiles = 8, kPartsPerThread = 16;
-// Waking a thread costs as much as reading so many keys and values.
-constexpr int64_t kBytesPerThread = 128 << 10;
+// Waking a thread, and waiting for it, costs as much as reading so many bytes.
+constexpr int64_t kBytesPerThread = 256 << 10;
+
+int worthwhile_threads(int64_t bytes, int threads) {
+    return int(std::clamp<int64_t>(bytes / kBytesPerThread, 1, threads));
+}
 
 int worthwhile_threads(const Decode& p) {
     int64_t pairs = 0;
     for (int64_t b = 0; b < p.batch; ++b) pairs += std::min(p.lengths[b], p.window) * p.n_query;
     const int64_t bytes =
         pairs * p.kv_heads * (p.head_dim + p.value_dim) * element_bytes(p.element);
-    return int(std::clamp<int64_t>(bytes / kBytesPerThread, 1, p.threads));
+    return worthwhile_threads(bytes, p.threads);
 }
 
 // Blocks of queries, the same number for each key head of each sequence.
@@ -72,6 +76,8 @@ public:
         return State::take(arena, rows_, columns_);
     }
 
+    int64_t bytes() const { return bytes_; }  // of one
+
 private:
     static constexpr int64_t kAlignment = 64;
 
@@ -108,7 +114,7 @@ public:
             lists_.data()[n + 1] = lists_.data()[n] + tiles.end - tiles.begin;
         }
         const Buffer<int32_t> tiles(lists_.data()[blocks_.count()]);
-        for_each(blocks_.count(), [&](Block& block, int64_t n) {
+        for_each(blocks_.count(), threads_, [&](Block& block, int64_t n) {
             const RowBlock rows = blocks_[n];
             block.begin(rows);
             near_[n].clear(rows.rows);
@@ -132,7 +138,7 @@ public:
             for (int64_t x = 0; x < parts_of(n); ++x, ++next)
                 *next = {n, counts_.data()[n] * x / parts_of(n),
                          counts_.data()[n] * (x + 1) / parts_of(n)};
-        for_each(count, [&](Block& block, int64_t n) {
+        for_each(count, threads_, [&](Block& block, int64_t n) {
             const Part part = parts.data()[n];
             const RowBlock rows = blocks_[part.block];
             const int32_t* list = tiles.data() + lists_.data()[part.block];
@@ -143,7 +149,8 @@ public:
                                x + 1 < part.end ? block.ahead(list[x + 1]) : Ahead());
         });
 
-        for_each(blocks_.count(), [&](Block&, int64_t n) {
+        const int threads = worthwhile_threads((count + blocks_.count()) * near_.bytes(), threads_);
+        for_each(blocks_.count(), threads, [&](Block&, int64_t n) {
             const RowBlock rows = blocks_[n];
             const int64_t first = firsts.data()[n];
             for (int r = 0; r < rows.rows; ++r) {
@@ -157,8 +164,8 @@ public:
 
 private:
     template <class Function>
-    void for_each(int64_t count, Function function) {
-#pragma omp parallel num_threads(threads_)
+    void for_each(int64_t count, int threads, Function function) {
+#pragma omp parallel num_threads(threads)
         {
             [[maybe_unused]] const FlushSubnormals flush_subnormals;
             Block block = workspaces_.of_thread(omp_get_thread_num());

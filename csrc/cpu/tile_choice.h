@@ -44,7 +44,7 @@ public:
                           std::sqrt(length_squared<Arithmetic>(queries + r * depth_, depth_));
             const double uncertain =
                 0x1p-10 + rounding_ * (1 + lengths_[r] * longest + std::abs(lse));
-            budgets_[r] = std::log(p_.tolerance) + lse - uncertain;
+            budgets_[r] = std::log(p_.tolerance / double(p_.tile_keys())) + lse - uncertain;
             spent_[r] = 0;
         }
     }
@@ -70,10 +70,13 @@ private:
     void multiply_centres(int64_t tile, int n) {
         const Operand* rows[kTile];
         for (int x = 0; x < n; ++x) {
-            const Place place = place_of(p_, block_->b, keys_of(tile + x).begin);
+            places_[x] = place_of(p_, block_->b, keys_of(tile + x).begin);
             rows[x] = centres_ + x * depth_;
-            Arithmetic::pack_rows(p_.element, tile_at<char>(p_.centres, place, block_->kv_head), 0,
-                                  1, p_.head_dim, centres_ + x * depth_, depth_);
+            Arithmetic::pack_rows(p_.element,
+                                  tile_at<char>(p_.centres, places_[x], block_->kv_head), 0, 1,
+                                  p_.head_dim, centres_ + x * depth_, depth_);
+            const Real* extent = tile_at<Real>(p_.extents, places_[x], block_->kv_head);
+            extents_[x] = double(extent[0]) + rounding_ * double(extent[1]);
         }
         Dots<Arithmetic>::all(block_->rows, n, depth_, queries_, rows, products_, [](int, int) {});
     }
@@ -82,14 +85,9 @@ private:
     void bound(const Bias& bias, int r, int64_t tile, int n) {
         Real* row = products_ + r * kTile;
         for (int x = 0; x < n; ++x) {
-            const Range keys = keys_of(tile + x);
-            const Place place = place_of(p_, block_->b, keys.begin);
-            const Real* extent = tile_at<Real>(p_.extents, place, block_->kv_head);
-            const double content =
-                lengths_[r] * (double(extent[0]) + rounding_ * double(extent[1]));
-            const double mass = std::log(double(p_.tile_keys())) + p_.scale * double(row[x]) +
-                                content + bias.highest(r, keys, place);
-            row[x] = Real((mass - budgets_[r]) * kLog2e);
+            const double logit = p_.scale * double(row[x]) + lengths_[r] * extents_[x] +
+                                 bias.highest(r, keys_of(tile + x), places_[x]);
+            row[x] = Real((logit - budgets_[r]) * kLog2e);
         }
         for (int x = 0; x < n; x += kLanes<Real>) store(row + x, exp2(load(row + x)));
     }
@@ -107,8 +105,10 @@ private:
     const double rounding_;  // of a logit, relative to its size
     Operand* centres_;
     Real* products_;
-    double *lengths_, *budgets_;
-    Real* spent_;
+    double *lengths_, *budgets_;  // |scale q|, and the log of what a tile's largest term may be
+    Real* spent_;                 // of the tolerance, as a share
+    Place places_[kTile];
+    double extents_[kTile];
     const RowBlock* block_ = nullptr;
     const Operand* queries_ = nullptr;
 };
