@@ -98,6 +98,7 @@ def decoded(bias, q, k, tolerance: float, page_size: int, window: int | None, sp
     return o, lse, cache
 
 
+@pytest.mark.sanitize
 @given(
     name=st.sampled_from([*BIASES]),
     content=st.sampled_from(CONTENTS),

@@ -66,6 +66,7 @@ def test_every_dtype_and_instruction_set(isa, dtype):
             check_decoding(problem, *decoded(problem, cache, sizes))
 
 
+@pytest.mark.sanitize
 @given(
     bias=st.sampled_from([*FORMS]),
     dtype=st.sampled_from(DTYPES),

@@ -30,7 +30,7 @@ public:
           products_(arena.take<Real>(problem.tolerance > 0 ? rows * kTile : 0)),
           lengths_(arena.take<double>(rows)),
           budgets_(arena.take<double>(rows)),
-          spent_(arena.take<Real>(rows)) {}
+          spent_(arena.take<double>(rows)) {}
 
     // `queries` are the block's rows as operands, `longest` the length of the longest near key, and
     // near_lse(row) what the near keys' logits add up to.
@@ -95,8 +95,8 @@ private:
     // Whether all rows can still afford it; comparisons with NaN are false.
     bool left_out(int x) {
         for (int r = 0; r < block_->rows; ++r)
-            if (!(spent_[r] + products_[r * kTile + x] <= 1)) return false;
-        for (int r = 0; r < block_->rows; ++r) spent_[r] += products_[r * kTile + x];
+            if (!(spent_[r] + double(products_[r * kTile + x]) <= 1)) return false;
+        for (int r = 0; r < block_->rows; ++r) spent_[r] += double(products_[r * kTile + x]);
         return true;
     }
 
@@ -106,7 +106,7 @@ private:
     Operand* centres_;
     Real* products_;
     double *lengths_, *budgets_;  // |scale q|, and the log of what a tile's largest term may be
-    Real* spent_;                 // of the tolerance, as a share
+    double* spent_;               // of the tolerance, as a share
     Place places_[kTile];
     double extents_[kTile];
     const RowBlock* block_ = nullptr;
