@@ -30,7 +30,7 @@ def make_cache(problem: Problem, storage: str, page_size: int = 16) -> KVCache:
         columns = -(-case.window // page_size) + 2
     pages = case.batch * columns
     if storage == "shuffled":
-        kwargs["block_table"] = torch.randperm(pages).view(case.batch, columns).int()
+        kwargs["block_table"] = torch.randperm(pages).view(columns, case.batch).T
     if storage != "paged":
         kwargs["pages"] = pages
     return KVCache(*sizes, **kwargs, page_size=page_size)

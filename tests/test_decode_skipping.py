@@ -77,23 +77,31 @@ CONTENTS = ("normal", "a common part", "clusters", "a needle", "rising with dist
 
 
 def decoded(bias, q, k, tolerance: float, page_size: int, window: int | None, split: int):
-    """The last queries over a cache that was filled in two calls: o, lse, and the cache."""
+    """The last queries over a cache that was filled in some calls: o, lse, and the cache.
+
+    Without a window, other keys stood at first where most of these stand.
+    """
     cache = KVCache(2, KV_HEADS, DIM, dtype=q.dtype, page_size=page_size, window=window)
     n, n_query = k.shape[2], q.shape[2]
-    parts = slice(0, split), slice(split, n)
+    kept = 0 if window else split // 3
+    parts = [slice(0, split), slice(kept, split), slice(split, n)]
+    others = torch.cat([k[:, :, :kept], 0.01 * k[:, :, kept:]], 2)
     with torch.no_grad():
-        for part in parts:
+        for number, part in enumerate(parts):
             given = bias
             if isinstance(bias, biases.CumulativeBias):
                 gain = None if bias.gain is None else bias.gain[..., part]
                 given = replace(bias, steps=bias.steps[..., part], gain=gain)
             last = q if part.stop == n else q[:, :, :0]
+            new = (others if number == 0 else k)[:, :, part]
             o, lse = biased_flash_attn_with_kvcache(
-                *(last, cache, k[:, :, part], k[:, :, part], given),
+                *(last, cache, new, new, given),
                 tolerance=tolerance,
                 return_lse=True,
                 backend="cpu",
             )
+            if number == 0:
+                cache.truncate(kept)
     assert o.shape[2] == n_query
     return o, lse, cache
 

@@ -161,6 +161,9 @@ def test_sliding_cache_takes_rejection_while_it_holds_the_window():
         cache.truncate(46)
     assert cache.lengths == [200, 200]
     cache.truncate([least, 0])
+    append(problem, cache, slice(0, 30))
+    cache.truncate([least, 20])
+    assert cache.lengths == [least, 20]
 
 
 @pytest.mark.parametrize("bias", FORMS)

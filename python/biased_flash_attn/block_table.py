@@ -38,7 +38,8 @@ class BlockTable:
         self.pages = pages or 0
         least = -(-window // page_size) if self.is_ring else 1
         if self.is_given:
-            self.entries = _checked(given, batch, self.pages, least).to(device, torch.int32)
+            _check(given, batch, self.pages, least)
+            self.entries = given.to(device, torch.int32, copy=True).contiguous()
         else:
             columns = least + _SPARE * self.is_ring
             shape = (batch, columns)
@@ -128,8 +129,8 @@ class BlockTable:
             )
 
 
-def _checked(table: Tensor, batch: int, pages: int, least: int) -> Tensor:
-    """A copy of a table from outside, or an error that names what is wrong with it."""
+def _check(table: Tensor, batch: int, pages: int, least: int) -> None:
+    """Raises an error that names what is wrong with a table from outside."""
     if not isinstance(table, Tensor) or table.dtype not in (torch.int32, torch.int64):
         what = table.dtype if isinstance(table, Tensor) else type(table).__name__
         raise TypeError(f"block_table is {what}; it must be an int32 tensor (batch, columns)")
@@ -150,4 +151,3 @@ def _checked(table: Tensor, batch: int, pages: int, least: int) -> Tensor:
     if (counts > 1).any():
         page = used[counts > 1][0]
         raise ValueError(f"block_table has page {page} more than once; each may stand there once")
-    return table.clone()

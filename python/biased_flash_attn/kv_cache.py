@@ -114,8 +114,10 @@ class KVCache:
         lengths = self._checked_lengths(lengths)
         self.table.release(lengths)
         self.lengths = lengths
+        self._written = [
+            most if length else 0 for most, length in zip(self._written, lengths, strict=True)
+        ]
         if not any(lengths):
-            self._written = [0] * self.batch
             self.distance_table = None
         if self.sums is not None:
             self.last_sums = self._sums_at([length - 1 for length in lengths])
