@@ -115,6 +115,20 @@ def attend(form: str, dtype: torch.dtype, head_dim: int, bias_gradient: bool) ->
     if form != "none":
         everything = torch.empty(2, batch, heads, n // 128, dtype=torch.int32)
         launch.trim(q, k, *problem, everything, lse, 1e-6, 128, False)
+    if plan is None:
+        decode(q[:, :, :1], k, v, terms, gain, form)
+
+
+def decode(q: torch.Tensor, k, v, terms, gain, form: str) -> None:
+    """One query against keys in pages of 64, with a fourth as many heads."""
+    heads, n = k.shape[1:3]
+    k, v = (x.view(n // 64, heads, 64, -1)[:, ::4] for x in (k, v))
+    if terms is not None and terms.dtype == torch.float64:
+        terms = terms.view(n // 64, heads, 64)
+    block_table, lengths = torch.empty(1, n // 64).int(), torch.empty(1).long()
+    gain = None if gain is None else gain[..., :1]
+    options = [], form, q.shape[3] ** -0.5, None, 0.0
+    launch.decode(q, k, v, block_table, lengths, terms, gain, *options)
 
 
 def facts(binary) -> dict:

@@ -170,6 +170,45 @@ void trim(const std::string& dtype, const std::string& form, const Sizes& sizes,
     active_instruction_set().trim(problem);
 }
 
+Decode decode_problem(const std::string& dtype, const std::string& form,
+                      const std::array<int64_t, 7>& sizes, double scale, int64_t window,
+                      int threads, const std::array<int64_t, 2>& pages, int64_t lengths,
+                      int64_t block_table) {
+    Decode problem{};
+    problem.element = element_of(dtype), problem.form = form_of(form);
+    problem.batch = sizes[0], problem.heads = sizes[1], problem.kv_heads = sizes[2];
+    problem.n_query = sizes[3], problem.n_terms = sizes[4];
+    problem.head_dim = sizes[5], problem.value_dim = sizes[6];
+    problem.scale = scale, problem.window = window, problem.threads = threads;
+    problem.page_size = pages[0], problem.columns = pages[1];
+    problem.lengths = reinterpret_cast<const int64_t*>(lengths);
+    problem.block_table = reinterpret_cast<const int32_t*>(block_table);
+    return problem;
+}
+
+// lengths and block_table are addresses; bounds are centres, extents, lowest and highest.
+void decode(const std::string& dtype, const std::string& form, const std::array<int64_t, 7>& sizes,
+            double scale, int64_t window, double tolerance, int threads,
+            const std::array<int64_t, 2>& pages, int64_t lengths, int64_t block_table,
+            const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& terms,
+            const std::optional<Tensor>& gain, const std::array<std::optional<Tensor>, 4>& bounds,
+            const Tensor& o, const Tensor& lse) {
+    Decode problem =
+        decode_problem(dtype, form, sizes, scale, window, threads, pages, lengths, block_table);
+    problem.tolerance = tolerance;
+    const int64_t element = element_bytes(problem.element);
+    const int64_t real = std::max<int64_t>(element, sizeof(float));
+    const bool sums = problem.form == Form::cumulative || problem.form == Form::log1p_square;
+    problem.q = view(q, element), problem.k = view(k, element), problem.v = view(v, element);
+    problem.terms = view(terms, sums ? sizeof(double) : real), problem.gain = view(gain, real);
+    problem.centres = view(bounds[0], element), problem.extents = view(bounds[1], real);
+    problem.lowest = view(bounds[2], sums ? sizeof(double) : real);
+    problem.highest = view(bounds[3], sums ? sizeof(double) : real);
+    problem.o = view(o, element), problem.lse = view(lse, real);
+    py::gil_scoped_release release;
+    active_instruction_set().decode(problem);
+}
+
 std::vector<std::string> supported_instruction_sets() {
     std::vector<std::string> names;
     for (const auto& set : instruction_sets())
@@ -185,6 +224,7 @@ PYBIND11_MODULE(_C, m) {
     m.def("forward", &bfa::forward);
     m.def("backward", &bfa::backward);
     m.def("trim", &bfa::trim);
+    m.def("decode", &bfa::decode);
     m.def("instruction_sets", &bfa::supported_instruction_sets,
           "Built and supported here, slowest first");
     m.def(

@@ -7,6 +7,10 @@ namespace bfa {
 
 enum class Element { float64, float32, bfloat16, float16 };
 
+constexpr int64_t element_bytes(Element element) {
+    return element == Element::float64 ? 8 : element == Element::float32 ? 4 : 2;
+}
+
 // What the bias of query i and key j depends on; see DESIGN.md, "Forms".
 enum class Form { none, linear, distance, cumulative, log1p_square };
 

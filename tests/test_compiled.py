@@ -24,6 +24,7 @@ ATTENTION = (
     "attn_bwd_dkv_kernel",
     "attn_bwd_table_kernel",
     "attn_trim_kernel",
+    "attn_decode_kernel",
 )
 # Kernels that are not started without a bias, or for other forms.
 OF_BIASES = {"attn_bwd_table_kernel": ["distance"], "attn_trim_kernel": FORMS[1:]}
@@ -72,11 +73,12 @@ def test_no_loop_spills_registers(variant):
 
 
 def test_half_precision_runs_on_matrix_units(variant):
-    """On Hopper those of warp groups, but for backward passes of the widest heads, whose tiles have
-    fewer rows than a warp group."""
+    """On Hopper those of warp groups, but for backward passes of the widest heads and for decoding,
+    whose tiles have fewer rows than a warp group."""
     arch, kernels = variant
     half = [one for one in kernels if one["dtype"] == "bfloat16" and one["kernel"] in ATTENTION]
     assert half
     for one in half:
         small = one["head_dim"] == 256 and "_bwd_" in one["kernel"]
+        small |= one["kernel"] == "attn_decode_kernel"
         assert one["warpgroup" if arch == 90 and not small else "matrix"], one

@@ -2,44 +2,31 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from functools import partial, wraps
+from functools import partial
 
 import torch
 import triton
 from torch import Tensor
 from triton.language import constexpr
-from triton.runtime import driver
 
 from . import configs, plans
 from .backward import attn_bwd_delta_kernel
 from .backward_keys import attn_bwd_dkv_kernel
 from .backward_queries import attn_bwd_dq_kernel
 from .configs import Config
+from .decode_launch import decode as decode
 from .factors import key_factors_kernel, query_factors_kernel
 from .forward import attn_fwd_kernel
-from .operands import Bias, Factors, Problem, Rows, rows
+from .launching import OPTIONS, processor, where_the_tensors_are
+from .operands import Bias, Factors, Problem, per_head, rows
 from .polynomials import TABLE_ROWS, interpolation, table_factors_kernel
-from .primitives import FACTORS, INTERPRETED, LOG2E
+from .primitives import FACTORS, LOG2E
+from .primitives import INTERPRETED as INTERPRETED
 from .table import attn_bwd_table_kernel
 from .trim import attn_trim_kernel
 
-# The interpreter takes no options of the compiler.
-_OPTIONS = {} if INTERPRETED else {"enable_fp_fusion": True}
 
-
-def _where_the_tensors_are(call):
-    """Launches on the GPU of the first argument, which need not be the current one."""
-
-    @wraps(call)
-    def on_device(x: Tensor, *rest):
-        with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
-            return call(x, *rest)
-
-    return on_device
-
-
-@_where_the_tensors_are
+@where_the_tensors_are
 def forward(
     q: Tensor,
     k: Tensor,
@@ -66,7 +53,7 @@ def forward(
     return o, lse
 
 
-@_where_the_tensors_are
+@where_the_tensors_are
 def backward(
     grad_o: Tensor,
     grad_lse: Tensor,
@@ -131,7 +118,7 @@ def backward(
     return grad_q, grad_k, grad_v, grad_terms, grad_gain
 
 
-@_where_the_tensors_are
+@where_the_tensors_are
 def trim(
     q: Tensor,
     k: Tensor,
@@ -194,7 +181,7 @@ def _operands(q, k, v, terms, gain, form, scale, causal, window) -> tuple[Bias, 
     if form in ("cumulative", "log1p_square"):
         high = terms.float()
         low = torch.where(high.isfinite(), terms - high, 0).float()
-    return Bias(*flags, *map(_per_head, (terms, gain, high, low))), problem
+    return Bias(*flags, *map(per_head, (terms, gain, high, low))), problem
 
 
 def _with_factors(
@@ -230,8 +217,8 @@ def _factors(kernel, shape, block: int, bias: Bias, problem: Problem, *more) -> 
     blocks = triton.cdiv(shape[2], block)
     factors = _empty_factors(bias, len(sides), *shape[:2], blocks * block)
     for part, side in zip(factors, sides, strict=True):
-        kernel[(*shape[:2], blocks)](rows(part), bias, problem, *more, block, side, **_OPTIONS)
-    return Factors(*_per_head(factors[0]), factors.stride(0))
+        kernel[(*shape[:2], blocks)](rows(part), bias, problem, *more, block, side, **OPTIONS)
+    return Factors(*per_head(factors[0]), factors.stride(0))
 
 
 def _with_table_factors(bias: Bias, problem: Problem, block_m: int) -> Bias:
@@ -246,27 +233,18 @@ def _with_table_factors(bias: Bias, problem: Problem, block_m: int) -> Bias:
     table_factors_kernel[batch, heads, blocks](
         *(rows(of_rows), rows(of_keys), rows(rough), bias, problem, length),
         *(block_m, TABLE_ROWS, nodes, weights),
-        **_OPTIONS,
+        **OPTIONS,
     )
     far = torch.stack([rough[..., 1].amax(2) + 1, rough[..., 0].amin(2) - 1], 2)
     return bias._replace(
-        query_factors=Factors(*_per_head(of_rows)),
-        key_factors=Factors(*_per_head(of_keys)),
-        far=_per_head(far),
+        query_factors=Factors(*per_head(of_rows)),
+        key_factors=Factors(*per_head(of_keys)),
+        far=per_head(far),
     )
 
 
 def _empty_factors(bias: Bias, *shape: int) -> Tensor:
     return bias.terms.start.new_empty((*shape, FACTORS.value), dtype=torch.bfloat16)
-
-
-def _per_head(x: Tensor | None) -> Rows | None:
-    """(B or 1, H or 1, ...) seen as if it had every batch entry and head."""
-    if x is None:
-        return None
-    x = x.contiguous()
-    batch, head = (0 if x.shape[n] == 1 else x.stride(n) for n in (0, 1))
-    return Rows(x, batch, head, x.stride(2) if x.dim() > 2 else 1)
 
 
 def _sizes(
@@ -276,7 +254,7 @@ def _sizes(
     block_d, block_dv = (max(16, triton.next_power_of_2(x.shape[3])) for x in (q, v))
     form = "log1p_square" if bias.squared.value else bias.form.value
     kind = configs.Kind(form, bias.gain is not None, planned, trained)
-    config = configs.choose(kernel, _processor(), q.dtype, max(block_d, block_dv), kind)
+    config = configs.choose(kernel, processor(), q.dtype, max(block_d, block_dv), kind)
     return config, {
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
@@ -285,16 +263,11 @@ def _sizes(
     }
 
 
-def _processor() -> int | str:
-    """The architecture, as Triton names it: 90 for Hopper."""
-    return "interpreter" if INTERPRETED else driver.active.get_current_target().arch
-
-
 def _launch(kernel, x: Tensor, heads: int, block: int, config: Config):
     """The kernel over blocks of the rows of x, for every head: a call of its arguments."""
     grid = (x.shape[0] * heads, triton.cdiv(x.shape[2], block))
     return partial(
-        kernel[grid], num_warps=config.num_warps, num_stages=config.num_stages, **_OPTIONS
+        kernel[grid], num_warps=config.num_warps, num_stages=config.num_stages, **OPTIONS
     )
 
 

@@ -50,8 +50,16 @@ struct Plain {
     static BFA_INLINE Vector<Real> dot(Operand a, Vector<Operand> b, Vector<Real> sum) {
         return broadcast(a) * b + sum;
     }
+    static BFA_INLINE Vector<Real> dot(Vector<Operand> a, Vector<Operand> b, Vector<Real> sum) {
+        return a * b + sum;
+    }
 
     static Real number(Operand x, int) { return x; }
+
+    // Whether rows of elements are rows of operands.
+    static bool reads_in_place(Element element) {
+        return element_bytes(element) == int64_t(sizeof(Operand));
+    }
 
     // The largest absolute value, or NaN if there is one; `count` is a multiple of the vector
     // length.
@@ -84,9 +92,13 @@ struct Paired {
     static constexpr bool coarse_exp2 = true;
 
     static BFA_INLINE Vector<float> dot(Operand a, Vector<Operand> b, Vector<float> sum) {
-        return (Vector<float>)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(a),
-                                               (__m512bh)b);
+        return dot((Vector<Operand>)_mm512_set1_epi32(a), b, sum);
     }
+    static BFA_INLINE Vector<float> dot(Vector<Operand> a, Vector<Operand> b, Vector<float> sum) {
+        return (Vector<float>)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+    }
+
+    static bool reads_in_place(Element) { return true; }
 
     static float number(Operand x, int half) {
         return bits_to_float(half ? x & 0xffff0000 : x << 16);

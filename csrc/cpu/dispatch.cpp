@@ -9,6 +9,7 @@ namespace bfa {
     void forward(const Forward&);   \
     void backward(const Backward&); \
     void trim(const Trim&);         \
+    void decode(const Decode&);     \
     }
 
 BFA_DECLARE(portable)
@@ -39,16 +40,16 @@ static bool has_avx512() {
 
 const std::vector<InstructionSet>& instruction_sets() {
     static const std::vector<InstructionSet> sets = {
-        {"portable", true, portable::forward, portable::backward, portable::trim},
+        {"portable", true, portable::forward, portable::backward, portable::trim, portable::decode},
 #ifdef BFA_HAVE_AVX2
-        {"avx2", has_avx2(), avx2::forward, avx2::backward, avx2::trim},
+        {"avx2", has_avx2(), avx2::forward, avx2::backward, avx2::trim, avx2::decode},
 #endif
 #ifdef BFA_HAVE_AVX512
-        {"avx512", has_avx512(), avx512::forward, avx512::backward, avx512::trim},
+        {"avx512", has_avx512(), avx512::forward, avx512::backward, avx512::trim, avx512::decode},
 #endif
 #ifdef BFA_HAVE_AVX512_BF16
         {"avx512_bf16", has_avx512() && __builtin_cpu_supports("avx512bf16"), avx512_bf16::forward,
-         avx512_bf16::backward, avx512_bf16::trim},
+         avx512_bf16::backward, avx512_bf16::trim, avx512_bf16::decode},
 #endif
     };
     return sets;

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "../params.h"
+#include "../decode_params.h"
 
 namespace bfa {
 
@@ -14,6 +14,7 @@ struct InstructionSet {
     void (*forward)(const Forward&);
     void (*backward)(const Backward&);
     void (*trim)(const Trim&);
+    void (*decode)(const Decode&);
 };
 
 // Everything this build contains, slowest first.

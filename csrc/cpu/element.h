@@ -85,10 +85,6 @@ BFA_INLINE void with_element(Element element, Function function) {
     }
 }
 
-constexpr int64_t element_bytes(Element element) {
-    return element == Element::float64 ? 8 : element == Element::float32 ? 4 : 2;
-}
-
 template <class Real>
 void read_row(Element element, const char* source, int64_t n, Real* target) {
     with_element<Real>(element, [&](auto type) {

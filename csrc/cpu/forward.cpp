@@ -1,15 +1,14 @@
 // o_i = sum_j softmax_j(scale q_i.k_j + b_ij) v_j and lse_i = log sum_j exp(scale q_i.k_j + b_ij).
 //
 // A task is one block of queries of one head. It walks the key tiles from the diagonal to the past;
-// each tile is packed once and used by every strip of queries. Invariant after each tile, per
-// query: o = sum_j 2^(s_j - m) v_j, l = sum_j 2^(s_j - m), logits s in base 2. Of m only
-// max_j s_j <= m + slack is asked, so that the tiles after the first seldom have to raise it.
+// each tile is packed once and used by every strip of queries.
 #include <omp.h>
 
 #include <cmath>
 
 #include "buffer.h"
 #include "logit_block.h"
+#include "online_softmax.h"
 #include "schedule.h"
 #include "select.h"
 #include "subnormals.h"
@@ -21,11 +20,6 @@ namespace {
 // less the packing of a tile weighs.
 constexpr int64_t kBlockBytes = 512 << 10;
 constexpr int64_t kCacheLine = 64;
-
-// Weights up to 2^kSlack instead of 1 do no harm, unless values are so large that their weighted
-// sums might overflow.
-constexpr int kSlack = 8;
-constexpr float kLargestWithSlack = 0x1p64f;
 
 // As many as fit, but enough blocks that the last ones do not leave a thread waiting.
 int64_t block_rows(const Problem& problem) {
@@ -52,15 +46,10 @@ public:
           p_(problem),
           columns_(round_up(problem.value_dim, kLane)),
           values_(arena.take<Operand>(kTile / Arithmetic::pair * columns_)),
-          output_(arena.take<Real>(block_rows(problem) * columns_)),
-          pivots_(arena.take<Real>(block_rows(problem))),
-          sums_(arena.take<Real>(block_rows(problem) * kLane)) {}
+          softmax_(SoftmaxRows<Arithmetic>::take(arena, block_rows(problem), columns_)) {}
 
     void run(int64_t b, int64_t h, Range queries) {
-        const int64_t rows = Logits::begin_block(b, h, queries);
-        std::memset(output_, 0, rows * columns_ * sizeof(Real));
-        std::memset(sums_, 0, rows * kLane * sizeof(Real));
-        std::fill(pivots_, pivots_ + rows, -kInfinity);
+        softmax_.clear(Logits::begin_block(b, h, queries));
         const Range keys = {visible_.keys(queries.begin).begin, visible_.keys(queries.end - 1).end};
         if (!keys.empty()) {
             for (int64_t tile = (keys.end - 1) / kTile; tile >= keys.begin / kTile; --tile)
@@ -82,7 +71,7 @@ private:
         const Real largest =
             Arithmetic::largest_magnitude(values_, width_ / Arithmetic::pair * columns_);
         values_finite_ = std::isfinite(largest);
-        slack_ = largest < kLargestWithSlack ? kSlack : 0;
+        slack_ = SoftmaxRows<Arithmetic>::slack(largest);
 
         for (int64_t row = 0; row < block_.end - block_.begin; row += kStripRows) {
             const Range strip = Logits::strip(row);
@@ -117,19 +106,15 @@ private:
         const int width = Logits::template width<kMasked>(strip, keys);
         alignas(64) Real logits[kStripRows * kTile];
         Vector<Real> excess = broadcast(-kInfinity);
-        const Real* pivots = pivots_ + row;
+        const SoftmaxRows<Arithmetic> softmax = softmax_.from(row);
         Logits::template compute<kMasked>(strip, keys, logits, [&](int r, Vector<Real> largest) {
-            excess = max<Real>(largest - (pivots[r] + slack_), excess);
+            excess = max<Real>(largest - (softmax.pivots[r] + slack_), excess);
         });
-        if (reduce_max<Real>(excess) > 0) raise_pivots(row, rows, width, logits);
-        // each row's weights replace its logits
-        Operand* weights = reinterpret_cast<Operand*>(logits);
-        for (int r = 0; r < rows; ++r)
-            exponentials(width, logits + r * kTile, pivots_[row + r], weights + r * kTile,
-                         sums_ + (row + r) * kLane);
+        if (reduce_max<Real>(excess) > 0) softmax.raise_pivots(rows, width, logits, slack_);
+        softmax.exponentiate(rows, width, logits);
 
-        const LeftMatrix<Operand> left = {weights, kTile, 1};
-        const Result<Real> output = {output_ + row * columns_, columns_};
+        const LeftMatrix<Operand> left = {reinterpret_cast<Operand*>(logits), kTile, 1};
+        const Result<Real> output = {softmax.outputs, columns_};
         if (kMasked && !values_finite_) {
             gemm_visible<Arithmetic>(
                 int(strip.end - strip.begin), columns_, left, {values_, columns_}, output,
@@ -142,69 +127,18 @@ private:
         }
     }
 
-    // m = max_j s_j in the rows where m + slack is less; their o and l shrink by
-    // 2^(old m - new m).
-    __attribute__((noinline)) void raise_pivots(int64_t row, int rows, int width,
-                                                const Real* logits) {
-        for (int r = 0; r < rows; ++r) {
-            Vector<Real> largest_of_lane = broadcast(-kInfinity);
-            for (int c = 0; c < width; c += kLane)
-                largest_of_lane = max<Real>(load(logits + r * kTile + c), largest_of_lane);
-            const Real largest = reduce_max<Real>(largest_of_lane);
-            Real& pivot = pivots_[row + r];
-            if (!(largest > pivot + slack_)) continue;
-            const Real shrink = exp2(broadcast(pivot - largest))[0];
-            pivot = largest;
-            Real* output = output_ + (row + r) * columns_;
-            for (int64_t c = 0; c < columns_; c += kLane)
-                store(output + c, load(output + c) * shrink);
-            Real* sum = sums_ + (row + r) * kLane;
-            store(sum, load(sum) * shrink);
-        }
-    }
-
-    // weights = 2^(logits - pivot), added up in `sum`; the two may share memory. While there is no
-    // pivot all logits are -inf, and all weights 0.
-    static BFA_INLINE void exponentials(int width, const Real* logits, Real pivot, Operand* weights,
-                                        Real* sum) {
-        if (pivot == -kInfinity) pivot = 0;
-        Vector<Real> total{};
-        if constexpr (Arithmetic::pair == 1) {
-#pragma GCC unroll 4
-            for (int c = 0; c < width; c += kLane) {
-                const Vector<Real> weight = exp2(load(logits + c) - pivot);
-                total += weight;
-                store(weights + c, weight);
-            }
-        } else {
-#pragma GCC unroll 2
-            for (int c = 0; c < width; c += 2 * kLane) {
-                const Vector<Real> first = exp2<true>(load(logits + c) - pivot);
-                const Vector<Real> second = exp2<true>(load(logits + c + kLane) - pivot);
-                total += first + second;
-                store(weights + c / 2, Arithmetic::pairs_along_row(first, second));
-            }
-        }
-        store(sum, load(sum) + total);
-    }
-
     void finish() {
         for (int64_t query = block_.begin; query < block_.end; ++query) {
             const int64_t row = query - block_.begin;
-            Real* output = output_ + row * columns_;
-            const Real sum = reduce_sum<Real>(load(sums_ + row * kLane));
-            if (sum == 0) std::memset(output, 0, p_.value_dim * sizeof(Real));
-            write_row(p_.element, output, sum == 0 ? Real(0) : 1 / sum, p_.value_dim,
-                      p_.o.at(b_, h_, query));
-            const double lse = (double(pivots_[row]) + std::log2(double(sum))) * kLn2;
-            p_.lse.at<Real>(b_, h_)[query] = sum == 0 ? -kInfinity : Real(lse);
+            softmax_.write_output(row, p_.element, p_.value_dim, p_.o.at(b_, h_, query));
+            p_.lse.at<Real>(b_, h_)[query] = Real(softmax_.lse(row));
         }
     }
 
     const Forward& p_;
     const int64_t columns_;
     Operand* values_;
-    Real *output_, *pivots_, *sums_;
+    SoftmaxRows<Arithmetic> softmax_;
 
     bool values_finite_;
     Real slack_;

@@ -24,15 +24,22 @@ void select_bias(Form form, Function function) {
     }
 }
 
+// Calls function(Type<Arithmetic>).
+template <class Function>
+void select_arithmetic(Element element, Function function) {
+    if (element == Element::float64) return function(Type<Plain<double>>());
+#if defined(__AVX512BF16__)
+    if (element == Element::bfloat16) return function(Type<Paired>());
+#endif
+    return function(Type<Plain<float>>());
+}
+
 // Calls function(Type<Arithmetic>, Type<Bias>).
 template <class Function>
 void select_kernel(const Problem& problem, Function function) {
-    if (problem.element == Element::float64)
-        return select_bias<Plain<double>>(problem.form, function);
-#if defined(__AVX512BF16__)
-    if (problem.element == Element::bfloat16) return select_bias<Paired>(problem.form, function);
-#endif
-    return select_bias<Plain<float>>(problem.form, function);
+    select_arithmetic(problem.element, [&](auto arithmetic) {
+        select_bias<typename decltype(arithmetic)::type>(problem.form, function);
+    });
 }
 
 }  // namespace bfa::BFA_ISA

@@ -1,7 +1,16 @@
 """Fused attention with position biases. See `biased_flash_attn`, `attention_plan` and `biases`."""
 
 from . import biases
+from .decoding import biased_flash_attn_with_kvcache
 from .functional import biased_flash_attn
+from .kv_cache import KVCache
 from .plan import AttentionPlan, attention_plan
 
-__all__ = ["AttentionPlan", "attention_plan", "biased_flash_attn", "biases"]
+__all__ = [
+    "AttentionPlan",
+    "KVCache",
+    "attention_plan",
+    "biased_flash_attn",
+    "biased_flash_attn_with_kvcache",
+    "biases",
+]

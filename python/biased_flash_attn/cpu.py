@@ -14,6 +14,8 @@ _DTYPE_NAMES = {
     torch.float16: "float16",
 }
 
+_ENDLESS = 2**40  # a window longer than any sequence
+
 
 def forward(
     q: Tensor,
@@ -104,6 +106,50 @@ def trim(
         *(_address(near), _address(cut), share, reach, from_end),
     )
     return cut
+
+
+def decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block_table: Tensor,
+    lengths: Tensor,
+    terms: Tensor | None,
+    gain: Tensor | None,
+    bounds: list[Tensor | None],
+    form: str,
+    scale: float,
+    window: int | None,
+    tolerance: float,
+) -> tuple[Tensor, Tensor]:
+    """Returns o and lse as `forward` does; k, v, running sums and bounds are pages of a cache."""
+    batch, heads, n_query, head_dim = q.shape
+    _, kv_heads, page_size, value_dim = v.shape
+    o = torch.empty((*q.shape[:3], value_dim), dtype=q.dtype)
+    lse = torch.empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
+    if form in ("linear", "distance"):  # tables are long: of these nothing is copied
+        terms, peaks = (
+            None if x is None else x.expand(*q.shape[:2], *x.shape[2:]) for x in (terms, bounds[3])
+        )
+        bounds = [*bounds[:3], peaks]
+    gain = _per_head(gain, q)
+    _C.decode(
+        _DTYPE_NAMES[q.dtype],
+        form,
+        (batch, heads, kv_heads, n_query, 0, head_dim, value_dim),
+        scale,
+        _ENDLESS if window is None else window,
+        tolerance,
+        torch.get_num_threads(),
+        (page_size, block_table.shape[1]),
+        lengths.data_ptr(),
+        block_table.data_ptr(),
+        *map(_address, (q, k, v, terms, gain)),
+        [_address(x) for x in bounds],
+        _address(o),
+        _address(lse),
+    )
+    return o, lse
 
 
 def _problem(q, k, v, terms, gain, form, scale, causal, window, plan):

@@ -75,12 +75,7 @@ def biased_flash_attn(
     The tiling is that of Dao, "FlashAttention-2", 2023; each bias names its paper.
     """
     call = prepared(q, k, v, bias, causal, window, scale, tolerance, backend)
-    if call.backend == "reference":
-        o, lse = _reference(call)
-    else:
-        if not torch.compiler.is_compiling():
-            check_derivatives(*call.tensors())
-        o, lse = ops.forward(*call.tensors(), *call.options(), call.plan(), call.backend)
+    o, lse = attend(call)
     return (o, lse) if return_lse else o
 
 
@@ -118,8 +113,7 @@ class Call:
 
 def prepared(q, k, v, bias, causal, window, scale, tolerance, backend) -> Call:
     """Refuses what is wrong with the arguments of `biased_flash_attn`."""
-    if torch.is_tensor(q) and _autocasts(q.device.type):
-        q, k, v = (_autocast(x) for x in (q, k, v))
+    q, k, v = under_autocast(q, k, v)
     check_tensors(q, k, v)
     check_options(causal, window, scale, tolerance, backend)
     backend = backends.choose(q, backend)
@@ -145,6 +139,22 @@ def _reference(call: Call) -> tuple[Tensor, Tensor]:
         q, k, v = (x.to(real) for x in (q, call.k, call.v))
         o, lse = reference.attention(q, k, v, dense, geometry, call.scale)
     return o.to(call.q.dtype), lse
+
+
+def attend(call: Call) -> tuple[Tensor, Tensor]:
+    """o and lse."""
+    if call.backend == "reference":
+        return _reference(call)
+    if not torch.compiler.is_compiling():
+        check_derivatives(*call.tensors())
+    return ops.forward(*call.tensors(), *call.options(), call.plan(), call.backend)
+
+
+def under_autocast(q, k, v):
+    """q, k and v, cast where autocast is on for q's device."""
+    if torch.is_tensor(q) and _autocasts(q.device.type):
+        return tuple(_autocast(x) for x in (q, k, v))
+    return q, k, v
 
 
 def _autocasts(device_type):

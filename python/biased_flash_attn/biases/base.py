@@ -110,13 +110,14 @@ class DistanceBias(PositionBias):
     ) -> Distance:
         """The table of the formula over the geometry's distances, (1, num_heads or 1, n)."""
         key = (geometry.first_distance, geometry.n_distances, dtype, device)
-        table = self._remembered(key, lambda: self._logits(geometry.distances(device)).to(dtype))
+        table = self._remembered(key, lambda: self.logits(geometry.distances(device)).to(dtype))
         return Distance(table)
 
     def _curve(self, d: Tensor) -> Tensor:
-        return self._logits(d)[0].double()
+        return self.logits(d)[0].double()
 
-    def _logits(self, d: Tensor) -> Tensor:
+    def logits(self, d: Tensor) -> Tensor:
+        """What the formula gives for distances (n,) in float64, (1, num_heads or 1, n), checked."""
         logits = self.formula(d)
         shapes = (d.shape, (self.num_heads, *d.shape))
         real = isinstance(logits, Tensor) and not logits.is_complex()

@@ -1,0 +1,111 @@
+// The forms a bias is lowered to, for a row of queries and a tile of a page, and how large they can
+// be there.
+#pragma once
+
+#include <cmath>
+
+#include "math.h"
+#include "pages.h"
+#include "workspace.h"
+
+namespace bfa::BFA_ISA {
+
+template <class Real, Form kForm>
+class PageBias {
+    static constexpr bool kCumulative = kForm == Form::cumulative || kForm == Form::log1p_square;
+    static constexpr int64_t kTableTile = 64;  // distances of which one `highest` is given
+
+public:
+    static constexpr bool exists = kForm != Form::none;
+
+    PageBias(Arena& arena, const Decode& problem, int rows)
+        : p_(problem),
+          heads_(arena.take<Head>(problem.group())),
+          queries_(arena.take<Query>(kCumulative ? rows : 0)) {}
+
+    void begin_block(const RowBlock& block) {
+        block_ = &block;
+        for (int64_t g = 0; exists && !kCumulative && g < p_.group(); ++g) {
+            const int64_t h = block.first_head + g;
+            heads_[g].terms = p_.terms.at<Real>(block.b, h);
+            heads_[g].peaks = p_.highest.at<Real>(block.b, h);
+        }
+        for (int r = 0; kCumulative && r < block.rows; ++r) {
+            const int64_t h = block.head(r), position = block.position(r);
+            const double* gains = p_.gain.data ? nullptr : &kOne;
+            queries_[r].gain =
+                gains ? *gains : double(p_.gain.at<Real>(block.b, h)[block.query(r)]);
+            queries_[r].sum =
+                position < 0 ? 0 : *row_at<double>(p_.terms, place_of(p_, block.b, position), h);
+        }
+    }
+
+    // out[c] = the bias in base 2 of the visible columns c of the tile `keys`.
+    BFA_INLINE void fill(int row, Range keys, const Place& place, Range visible, Real* out) const {
+        const int begin = int(visible.begin), end = int(visible.end);
+        const Real distance = Real(block_->position(row) - keys.begin);
+        if constexpr (kForm == Form::linear) {
+            const Real slope = -*head(row).terms * Real(kLog2e);
+            for (int c = begin; c < end; ++c) out[c] = slope * (distance - Real(c));
+        } else if constexpr (kForm == Form::distance) {
+            const Real* table = head(row).terms + (block_->position(row) - keys.begin);
+            for (int c = begin; c < end; ++c) out[c] = table[-c] * Real(kLog2e);
+        } else if constexpr (kCumulative) {
+            // Differences are taken in float64: near pairs are as exact at position one million.
+            const double *sums = row_at<double>(p_.terms, place, block_->head(row)),
+                         sum = queries_[row].sum, gain = queries_[row].gain;
+            for (int c = begin; c < end; ++c) out[c] = Real(gain * (sum - sums[c]));
+            for (int c = begin / kLane * kLane; c < end; c += kLane) {
+                const Vector<Real> beta = load(out + c);
+                store(out + c,
+                      kForm == Form::cumulative ? beta * Real(kLog2e) : -log2_1p(beta * beta));
+            }
+        }
+    }
+
+    // No bias of a key of the tile is larger, in natural logarithms.
+    double highest(int row, Range keys, const Place& place) const {
+        const int64_t position = block_->position(row), near = position - keys.end + 1,
+                      far = std::min(position - keys.begin, p_.window - 1);
+        if constexpr (kForm == Form::linear) {
+            const double slope = -double(*head(row).terms);
+            return slope * double(slope < 0 ? near : far);
+        } else if constexpr (kForm == Form::distance) {
+            const Real* peaks = head(row).peaks;
+            Real largest = peaks[near / kTableTile];
+            for (int64_t x = near / kTableTile + 1; x <= far / kTableTile; ++x)
+                largest = std::max(largest, peaks[x]);
+            return double(largest);
+        } else if constexpr (kCumulative) {
+            const int64_t h = block_->head(row);
+            const double low = *tile_at<double>(p_.lowest, place, h),
+                         high = *tile_at<double>(p_.highest, place, h);
+            const double from_low = queries_[row].gain * (queries_[row].sum - low),
+                         from_high = queries_[row].gain * (queries_[row].sum - high);
+            if (kForm == Form::cumulative) return std::max(from_low, from_high);
+            if ((from_low < 0) != (from_high < 0)) return 0;
+            const double least = std::min(std::abs(from_low), std::abs(from_high));
+            return -std::log1p(least * least);
+        }
+        return 0;
+    }
+
+private:
+    static constexpr int kLane = kLanes<Real>;
+    static constexpr double kOne = 1;
+    struct Head {
+        const Real *terms, *peaks;
+    };
+    struct Query {
+        double sum, gain;
+    };
+
+    const Head& head(int row) const { return heads_[block_->head(row) - block_->first_head]; }
+
+    const Decode& p_;
+    Head* heads_;
+    Query* queries_;
+    const RowBlock* block_ = nullptr;
+};
+
+}  // namespace bfa::BFA_ISA

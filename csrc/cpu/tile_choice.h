@@ -1,0 +1,116 @@
+// Which tiles of a cache may be left out, as they are proved to hold little of a softmax.
+//
+// With c the centre of a tile's keys, r the largest |k_j - c| and n their number,
+//
+//     sum_j exp(scale q_i . k_j + b_ij) <= n exp(scale q_i . c + |scale| |q_i| r + max_j b_ij),
+//
+// to which the sum over the keys nearest to the queries is compared. See DESIGN.md, "Certified
+// skipping" and "Decoding".
+#pragma once
+
+#include "dots.h"
+#include "page_bias.h"
+
+namespace bfa::BFA_ISA {
+
+// The keys nearest to a query, which it always takes; their sum bounds its lse from below.
+constexpr int64_t kNearKeys = 128;
+
+template <class Arithmetic, class Bias>
+class TileChoice {
+    using Real = typename Arithmetic::Real;
+    using Operand = typename Arithmetic::Operand;
+
+public:
+    TileChoice(Arena& arena, const Decode& problem, int rows, int64_t depth)
+        : p_(problem),
+          depth_(depth),
+          rounding_(0x1p-23 * (4.0 * double(problem.head_dim) + 256)),
+          centres_(arena.take<Operand>(problem.tolerance > 0 ? kTile * depth : 0)),
+          products_(arena.take<Real>(problem.tolerance > 0 ? rows * kTile : 0)),
+          lengths_(arena.take<double>(rows)),
+          budgets_(arena.take<double>(rows)),
+          spent_(arena.take<double>(rows)) {}
+
+    // `queries` are the block's rows as operands, `longest` the length of the longest near key, and
+    // near_lse(row) what the near keys' logits add up to.
+    template <class NearLse>
+    void begin_block(const RowBlock& block, const Operand* queries, double longest,
+                     NearLse near_lse) {
+        block_ = &block, queries_ = queries;
+        for (int r = 0; r < block.rows; ++r) {
+            const double lse = near_lse(r);
+            lengths_[r] = std::abs(p_.scale) *
+                          std::sqrt(length_squared<Arithmetic>(queries + r * depth_, depth_));
+            const double uncertain =
+                0x1p-10 + rounding_ * (1 + lengths_[r] * longest + std::abs(lse));
+            budgets_[r] = std::log(p_.tolerance / double(p_.tile_keys())) + lse - uncertain;
+            spent_[r] = 0;
+        }
+    }
+
+    // Appends to `taken` those of the tiles that may matter; returns how many.
+    int64_t choose(const Bias& bias, Range tiles, int32_t* taken) {
+        int64_t count = 0;
+        for (int64_t tile = tiles.begin; tile < tiles.end; tile += kTile) {
+            const int n = int(std::min<int64_t>(kTile, tiles.end - tile));
+            multiply_centres(tile, n);
+            for (int r = 0; r < block_->rows; ++r) bound(bias, r, tile, n);
+            for (int x = 0; x < n; ++x)
+                if (!left_out(x)) taken[count++] = int32_t(tile + x);
+        }
+        return count;
+    }
+
+private:
+    Range keys_of(int64_t tile) const {
+        return {tile * p_.tile_keys(), (tile + 1) * p_.tile_keys()};
+    }
+
+    void multiply_centres(int64_t tile, int n) {
+        const Operand* rows[kTile];
+        for (int x = 0; x < n; ++x) {
+            places_[x] = place_of(p_, block_->b, keys_of(tile + x).begin);
+            rows[x] = centres_ + x * depth_;
+            Arithmetic::pack_rows(p_.element,
+                                  tile_at<char>(p_.centres, places_[x], block_->kv_head), 0, 1,
+                                  p_.head_dim, centres_ + x * depth_, depth_);
+            const Real* extent = tile_at<Real>(p_.extents, places_[x], block_->kv_head);
+            extents_[x] = double(extent[0]) + rounding_ * double(extent[1]);
+        }
+        Dots<Arithmetic>::all(block_->rows, n, depth_, queries_, rows, products_, [](int, int) {});
+    }
+
+    // The products of a row with the centres become shares of what may be left out.
+    void bound(const Bias& bias, int r, int64_t tile, int n) {
+        Real* row = products_ + r * kTile;
+        for (int x = 0; x < n; ++x) {
+            const double logit = p_.scale * double(row[x]) + lengths_[r] * extents_[x] +
+                                 bias.highest(r, keys_of(tile + x), places_[x]);
+            row[x] = Real((logit - budgets_[r]) * kLog2e);
+        }
+        for (int x = 0; x < n; x += kLanes<Real>) store(row + x, exp2(load(row + x)));
+    }
+
+    // Whether all rows can still afford it; comparisons with NaN are false.
+    bool left_out(int x) {
+        for (int r = 0; r < block_->rows; ++r)
+            if (!(spent_[r] + double(products_[r * kTile + x]) <= 1)) return false;
+        for (int r = 0; r < block_->rows; ++r) spent_[r] += double(products_[r * kTile + x]);
+        return true;
+    }
+
+    const Decode& p_;
+    const int64_t depth_;
+    const double rounding_;  // of a logit, relative to its size
+    Operand* centres_;
+    Real* products_;
+    double *lengths_, *budgets_;  // |scale q|, and the log of what a tile's largest term may be
+    double* spent_;               // of the tolerance, as a share
+    Place places_[kTile];
+    double extents_[kTile];
+    const RowBlock* block_ = nullptr;
+    const Operand* queries_ = nullptr;
+};
+
+}  // namespace bfa::BFA_ISA

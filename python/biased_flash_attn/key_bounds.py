@@ -1,0 +1,61 @@
+"""What is known of the keys of a cache, tile by tile, so that tiles can be left out: DESIGN.md."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+TILE_KEYS = 64
+_NUMBERS_AT_ONCE = 2**18  # that are converted together, so that they stay in the cache
+
+
+class KeyBounds:
+    """Of complete tiles of pages, T in each; what stands for other tiles is undefined.
+
+    centres: near the mean of a tile's keys, in their dtype, (pages, Hkv, T, D)
+    extents: the largest distance of a key from it, and the largest length of a key, both infinite
+        where a key or value is not finite, (pages, Hkv, T, 2) float32, or float64 for float64
+    lowest, highest: of running sums, (pages, H, T) float64, or None
+    """
+
+    def __init__(self, pages: int, like: Tensor, sum_heads: int | None):
+        _, kv_heads, page_size, head_dim = like.shape
+        self.tile_keys = min(TILE_KEYS, page_size)
+        tiles = page_size // self.tile_keys
+        real = torch.promote_types(like.dtype, torch.float32)
+        self.centres = like.new_empty((pages, kv_heads, tiles, head_dim))
+        self.extents = like.new_empty((pages, kv_heads, tiles, 2), dtype=real)
+        self.lowest = self.highest = None
+        if sum_heads is not None:
+            shape = (2, pages, sum_heads, tiles)
+            self.lowest, self.highest = like.new_empty(shape, dtype=torch.float64)
+
+    def write(self, page: Tensor, tile: Tensor, k: Tensor, v: Tensor, sums: Tensor | None) -> None:
+        """Of tiles (n,) of pages (n,) that have become complete."""
+        fitting = max(1, _NUMBERS_AT_ONCE // (k.shape[1] * self.tile_keys * k.shape[3]))
+        for some_pages, some_tiles in zip(page.split(fitting), tile.split(fitting), strict=True):
+            at = some_pages, slice(None), some_tiles
+            keys, values = (self._tiles(x)[at] for x in (k, v))  # (n, Hkv, keys, D or Dv)
+            real = keys.to(self.extents.dtype)
+            centres = real.mean(2).to(k.dtype)
+            distance = (real - centres[:, :, None].to(real.dtype)).norm(dim=-1)
+            extent = torch.stack([distance.amax(-1), real.norm(dim=-1).amax(-1)], -1)
+            total = values.sum((2, 3), dtype=real.dtype)  # which infinities and NaN spoil
+            finite = total.isfinite() & extent.isfinite().all(-1)
+            self.centres[at] = centres
+            self.extents[at] = torch.where(finite[..., None], extent, torch.inf)
+            if sums is not None:
+                of_tiles = self._tiles(sums)[at]  # (n, H, keys)
+                self.lowest[at], self.highest[at] = of_tiles.amin(-1), of_tiles.amax(-1)
+
+    def copy_from(self, other: KeyBounds) -> None:
+        """The pages of a smaller pool."""
+        for own, its in zip(self.tensors(), other.tensors(), strict=True):
+            if its is not None:
+                own[: its.shape[0]] = its
+
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return self.centres, self.extents, self.lowest, self.highest
+
+    def _tiles(self, pages: Tensor) -> Tensor:
+        return pages.unflatten(2, (-1, self.tile_keys))

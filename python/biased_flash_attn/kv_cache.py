@@ -1,0 +1,256 @@
+"""Keys and values of the tokens so far, and what else decoding does not compute again."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .block_table import BlockTable
+from .key_bounds import KeyBounds
+from .validation import DTYPES, MAX_HEAD_DIM
+
+LEAST_PAGE_SIZE = 16
+
+
+class KVCache:
+    """The keys and values of a batch of sequences, to which tokens are appended.
+
+    Sequences may differ in length. They are stored in pages of `page_size` keys, which a block
+    table assigns to sequences as these grow; the pool of pages doubles when it is used up. With
+    `pages` it is fixed, and with `block_table` too the caller says which page is where. Of biases
+    that sum steps, the cache keeps the sums, in float64: nothing is computed again for old tokens.
+
+    Args:
+        batch: the number of sequences.
+        kv_heads: Hkv, the heads of k and v.
+        head_dim: D, the channels of a key.
+        value_dim: Dv, the channels of a value; D by default.
+        dtype: of q, k and v; float64, float32, bfloat16 or float16.
+        device: where they are.
+        window: if given, tokens see the last `window` keys, their own included, and the cache
+            keeps no others: a sequence of any length takes constant memory (the sliding cache of
+            Chi et al., "Dissecting Transformer Length Extrapolation", 2023, appendix B).
+        page_size: keys of a page, a power of two from 16 on.
+        pages: the number of pages, if it is fixed.
+        block_table: (batch, columns) int32, which of the `pages` hold the keys of each sequence,
+            -1 for none: key j is row j % page_size of page block_table[b, j // page_size], or with
+            a window of page block_table[b, j // page_size % columns]. It is copied.
+
+    Raises:
+        TypeError, ValueError: naming the argument, what it was and what it may be.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        kv_heads: int,
+        head_dim: int,
+        value_dim: int | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+        window: int | None = None,
+        page_size: int = 64,
+        pages: int | None = None,
+        block_table: Tensor | None = None,
+    ):
+        value_dim = head_dim if value_dim is None else value_dim
+        for name, value in (("batch", batch), ("kv_heads", kv_heads), ("page_size", page_size)):
+            _check_int(name, value, 1)
+        for name, value in (("head_dim", head_dim), ("value_dim", value_dim)):
+            _check_int(name, value, 1, MAX_HEAD_DIM)
+        for name, value in (("window", window), ("pages", pages)):
+            if value is not None:
+                _check_int(name, value, 1)
+        if page_size < LEAST_PAGE_SIZE or page_size & (page_size - 1):
+            raise ValueError(
+                f"page_size is {page_size}; it may be a power of two from {LEAST_PAGE_SIZE} on"
+            )
+        if dtype not in DTYPES:
+            raise TypeError(f"dtype is {dtype}; it may be float64, float32, bfloat16 or float16")
+        if block_table is not None and pages is None:
+            raise ValueError("block_table is given and pages is None; it must be their number")
+        self.window = window
+        self.lengths = [0] * batch
+        self._written = [0] * batch  # keys up to these may have overwritten older ones
+        device = torch.empty(0, device=device).device
+        self.table = BlockTable(batch, page_size, device, window, pages, block_table)
+        # What is made in inference mode could not be written to outside of it.
+        with torch.inference_mode(False):
+            self.k = torch.empty(
+                (self.table.pages, kv_heads, page_size, head_dim), dtype=dtype, device=device
+            )
+            self.v = self.k.new_empty((*self.k.shape[:3], value_dim))
+            self.bounds = KeyBounds(self.table.pages, self.k, None)
+        self.sums: Tensor | None = None  # (pages, H, page_size) float64
+        self.last_sums: Tensor | None = None  # of each sequence's last key, (batch, H), where any
+        self.distance_table = None  # of the bias, if it is a function of the distance
+
+    def __repr__(self) -> str:
+        pages, kv_heads, page_size, head_dim = self.k.shape
+        return (
+            f"KVCache(lengths={self.lengths}, kv_heads={kv_heads}, head_dim={head_dim},"
+            f" dtype={self.k.dtype}, window={self.window}, pages={pages} of {page_size})"
+        )
+
+    @property
+    def batch(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def most_tokens(self) -> int | None:
+        """How many can be appended at once without losing a key that the first of them sees."""
+        return None if self.window is None else self.table.keys - self.window + 1
+
+    def truncate(self, lengths: int | list[int] | Tensor) -> None:
+        """Drops the keys from `lengths` on, one for each sequence or one for all.
+
+        So rejected tokens of speculation go, the padding of prompts of different lengths, or, with
+        0, whole sequences, whose pages are then free.
+
+        Raises TypeError or ValueError, and drops nothing, where a sequence has fewer keys, or no
+        longer has those that its window would show.
+        """
+        lengths = self._checked_lengths(lengths)
+        self.table.release(lengths)
+        self.lengths = lengths
+        self._written = [
+            most if length else 0 for most, length in zip(self._written, lengths, strict=True)
+        ]
+        if not any(lengths):
+            self.distance_table = None
+        if self.sums is not None:
+            self.last_sums = self._sums_at([length - 1 for length in lengths])
+
+    def reserve(self, tokens: int) -> None:
+        """Makes room for so many more tokens of each sequence.
+
+        Raises ValueError, or an error of PyTorch for want of memory, and changes nothing.
+        """
+        missing = self.table.missing([length + tokens for length in self.lengths])
+        pages = self.table.pages
+        if sum(missing) > self.table.free:
+            pages = max(2 * pages, pages + sum(missing) - self.table.free)
+            self._grow(pages)
+        self.table.assign(missing, pages)
+
+    @torch.no_grad()
+    def write(self, k: Tensor, v: Tensor, sums: Tensor | None) -> Tensor | None:
+        """Writes tokens (B, Hkv, n, D or Dv) behind those of each sequence, where they are not seen
+        before `advance`.
+
+        sums (B, H, n) float64 are running sums from the first token of a sequence on; those of the
+        last tokens are returned, (B, H).
+        """
+        tokens = k.shape[2]
+        if tokens == 0:
+            return self.last_sums
+        if not any(self.lengths):
+            self._begin_sums(None if sums is None else sums.shape[1])
+        device = k.device
+        b = torch.arange(self.batch, device=device)[:, None]
+        keys = torch.tensor(self.lengths, device=device)[:, None] + torch.arange(
+            tokens, device=device
+        )
+        page, row = self.table.find(b, keys)
+        self._written = [
+            max(most, length + tokens)
+            for most, length in zip(self._written, self.lengths, strict=True)
+        ]
+        self.k[page, :, row] = k.transpose(1, 2)
+        self.v[page, :, row] = v.transpose(1, 2)
+        last = None
+        if sums is not None:
+            self.sums[page, :, row] = sums.transpose(1, 2)
+            last = sums[..., -1]
+        self._write_bounds(tokens)
+        return last
+
+    def advance(self, tokens: int, last_sums: Tensor | None) -> None:
+        """The tokens that were written are part of the sequences."""
+        self.lengths = [length + tokens for length in self.lengths]
+        self.last_sums = last_sums
+
+    def _grow(self, pages: int) -> None:
+        with torch.inference_mode(False):
+            k, v = _longer(self.k, pages), _longer(self.v, pages)
+            sums = None if self.sums is None else _longer(self.sums, pages)
+            bounds = KeyBounds(pages, k, None if sums is None else sums.shape[1])
+            bounds.copy_from(self.bounds)
+        self.k, self.v, self.sums, self.bounds = k, v, sums, bounds
+
+    def contents(self, b: int, first: int, end: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Keys and values (1, Hkv, n, D or Dv), and sums (1, H, n), of tokens of a sequence."""
+        page, row = self.table.find(
+            torch.tensor(b, device=self.k.device), torch.arange(first, end, device=self.k.device)
+        )
+        stored = (self.k, self.v, self.sums)
+        return tuple(None if x is None else x[page, :, row].transpose(0, 1)[None] for x in stored)
+
+    def _begin_sums(self, heads: int | None) -> None:
+        """An empty cache holds sums of so many heads from now on, or none."""
+        if heads == (None if self.sums is None else self.sums.shape[1]):
+            return
+        pages, _, page_size, _ = self.k.shape
+        sums = None
+        with torch.inference_mode(False):
+            if heads is not None:
+                sums = self.k.new_empty((pages, heads, page_size), dtype=torch.float64)
+            bounds = KeyBounds(pages, self.k, heads)
+        self.sums, self.bounds = sums, bounds
+
+    def _write_bounds(self, tokens: int) -> None:
+        """Of the tiles that so many tokens complete."""
+        size = self.bounds.tile_keys
+        tiles = [
+            (b, tile * size)
+            for b, length in enumerate(self.lengths)
+            for tile in range(length // size, (length + tokens) // size)
+        ]
+        if tiles:
+            sequences, keys = torch.tensor(tiles, device=self.k.device).T
+            page, row = self.table.find(sequences, keys)
+            self.bounds.write(page, row // size, self.k, self.v, self.sums)
+
+    def _sums_at(self, keys: list[int]) -> Tensor:
+        """Of one key of each sequence, 0 before the first; (batch, H)."""
+        keys = torch.tensor(keys, device=self.sums.device)
+        b = torch.arange(self.batch, device=keys.device)
+        page, row = self.table.find(b, keys.clamp(min=0))
+        return torch.where(keys[:, None] < 0, 0, self.sums[page, :, row])
+
+    def _checked_lengths(self, lengths) -> list[int]:
+        if isinstance(lengths, Tensor) and not lengths.is_floating_point():
+            lengths = lengths.tolist()
+        if isinstance(lengths, int) and not isinstance(lengths, bool):
+            lengths = [lengths] * self.batch
+        if not isinstance(lengths, list) or not all(isinstance(x, int) for x in lengths):
+            raise TypeError(f"lengths is {lengths!r}; it must be an int, or one for each sequence")
+        if len(lengths) != self.batch:
+            raise ValueError(f"lengths has {len(lengths)} entries; it must have {self.batch}")
+        for b, (length, now) in enumerate(zip(lengths, self.lengths, strict=True)):
+            if not 0 <= length <= now:
+                raise ValueError(f"lengths[{b}] is {length}; it may be 0 to {now}")
+            if self.window is None or length == 0:
+                continue
+            first_kept = self._written[b] - self.table.keys
+            if length - self.window + 1 < first_kept:
+                raise ValueError(
+                    f"lengths[{b}] is {length}; it may be 0, or"
+                    f" {first_kept + self.window - 1} to {now}: older keys are overwritten"
+                )
+        return lengths
+
+
+def _longer(x: Tensor, pages: int) -> Tensor:
+    longer = x.new_empty((pages, *x.shape[1:]))
+    longer[: x.shape[0]] = x
+    return longer
+
+
+def _check_int(name: str, value, least: int, most: int | None = None) -> None:
+    allowed = f"{least} or more" if most is None else f"{least} to {most}"
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} is {value!r}; it must be an int, {allowed}")
+    if value < least or (most is not None and value > most):
+        raise ValueError(f"{name} is {value}; it may be {allowed}")

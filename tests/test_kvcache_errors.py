@@ -1,0 +1,311 @@
+"""What decoding refuses: one error, which names the argument, and a cache that is as it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from biased_flash_attn import KVCache, biased_flash_attn_with_kvcache, biases, decode_ops
+
+B, H, HKV, D, DV = 2, 4, 2, 8, 5
+HELD = 20  # tokens in the cache before
+Q, K, V = torch.randn(B, H, 3, D), torch.randn(B, HKV, 3, D), torch.randn(B, HKV, 3, DV)
+NEEDS_GRADIENT = Q.clone().requires_grad_()
+
+
+def sums(n: int, heads: int = H, batch: int = B) -> biases.CumulativeBias:
+    return biases.CumulativeBias(-torch.rand(batch, heads, n))
+
+
+def with_nan(n: int) -> biases.CumulativeBias:
+    steps = torch.zeros(B, H, n)
+    steps[1, 2, 1] = torch.nan
+    return biases.CumulativeBias(steps)
+
+
+class LoweredToSums:
+    def lower(self, geometry, dtype, device):
+        return sums(geometry.n_key).lower(geometry, dtype, device)
+
+
+WRONG = {
+    "no cache": (TypeError, "cache is a Tensor; it must be a KVCache", {"cache": K}),
+    "k without v": (ValueError, "k is given and v is None; tokens have both", {"v": None}),
+    "v without k": (ValueError, "v is given and k is None; tokens have both", {"k": None}),
+    "q of another dtype": (
+        TypeError,
+        "q is torch.float64; the cache holds torch.float32",
+        {"q": Q.double(), "k": K.double(), "v": V.double()},
+    ),
+    "q alone of another dtype": (
+        TypeError,
+        "q is torch.bfloat16; the cache holds torch.float32",
+        {"q": Q.bfloat16(), "k": None, "v": None},
+    ),
+    "k of another dtype": (TypeError, "k is torch.float16 and q is", {"k": K.half()}),
+    "q on another device": (
+        ValueError,
+        "q is on meta; the cache is on cpu",
+        {"q": Q.to("meta"), "k": K.to("meta"), "v": V.to("meta")},
+    ),
+    "another batch": (
+        ValueError,
+        "q has batch 1; that of the cache is 2",
+        {"q": Q[:1], "k": K[:1], "v": V[:1]},
+    ),
+    "k of other heads": (
+        ValueError,
+        "k has 1 heads; the cache has 2",
+        {"k": K[:, :1], "v": V[:, :1]},
+    ),
+    "heads do not divide": (
+        ValueError,
+        "k has 2 heads; their number must divide that of q, 3",
+        {"q": Q[:, :3]},
+    ),
+    "heads of q alone do not divide": (
+        ValueError,
+        "q has 3 heads; the cache has 2, which must divide it",
+        {"q": Q[:, :3], "k": None, "v": None},
+    ),
+    "another head_dim": (
+        ValueError,
+        "q has head_dim 7; the cache has 8",
+        {"q": Q[..., :7], "k": K[..., :7]},
+    ),
+    "another value_dim": (ValueError, "v has head_dim 4; the cache has 5", {"v": V[..., :4]}),
+    "another length of v": (ValueError, "v has shape", {"v": V[:, :, :2]}),
+    "k with three dimensions": (ValueError, "k has shape", {"k": K[0]}),
+    "scale": (ValueError, "scale is inf", {"scale": float("inf")}),
+    "tolerance": (ValueError, "tolerance is 1", {"tolerance": 1}),
+    "backend": (ValueError, "backend is 'gpu'", {"backend": "gpu"}),
+    "bias is a tensor": (TypeError, "bias is a Tensor", {"bias": torch.zeros(3, 20)}),
+    "bias is for other heads": (ValueError, "bias is for 8 heads", {"bias": biases.Type1(8)}),
+    "bias has NaN": (
+        ValueError,
+        "bias: its table values contain NaN",
+        {"bias": biases.DistanceBias.from_function(lambda d: torch.sqrt(-d) - d.log(), H)},
+    ),
+    "bias is lowered to sums": (
+        TypeError,
+        "bias is a LoweredToSums; in decoding it may be a DistanceBias, a CumulativeBias, or",
+        {"bias": LoweredToSums()},
+    ),
+    "steps where there were none": (
+        ValueError,
+        "bias sums steps, and the cache holds tokens that were appended without them",
+        {"bias": sums(3)},
+    ),
+    "q needs gradients": (
+        ValueError,
+        r"q requires gradients, which decoding has not; call it under torch.no_grad\(\)",
+        {"q": NEEDS_GRADIENT},
+    ),
+    "bias needs gradients": (
+        ValueError,
+        "bias requires gradients",
+        {"bias": biases.KerpleLog(H)},
+    ),
+}
+
+WRONG_WITH_SUMS = {
+    "no steps": (ValueError, "bias sums no steps, and the cache holds tokens with sums", {}),
+    "too many steps": (
+        ValueError,
+        "steps has length 4; it must be the number of keys, 3",
+        {"bias": sums(4)},
+    ),
+    "steps of other heads": (ValueError, "bias is for 2 heads", {"bias": sums(3, heads=2)}),
+    "sums of other heads": (
+        ValueError,
+        "q has 2 heads; the cache holds sums of 4",
+        {"q": Q[:, :2], "bias": sums(3, heads=2)},
+    ),
+    "steps of another batch": (ValueError, "bias has batch 3", {"bias": sums(3, batch=3)}),
+    "steps are NaN": (ValueError, "bias: its steps contain NaN", {"bias": with_nan(3)}),
+    "steps need gradients": (
+        ValueError,
+        "bias requires gradients",
+        {"bias": biases.CumulativeBias(torch.zeros(B, H, 3, requires_grad=True))},
+    ),
+}
+
+
+def filled(with_sums: bool = False, **options) -> KVCache:
+    cache = KVCache(B, HKV, D, DV, **options)
+    k, v = torch.randn(B, HKV, HELD, D), torch.randn(B, HKV, HELD, DV)
+    q = torch.randn(B, H, 0, D)
+    biased_flash_attn_with_kvcache(q, cache, k, v, sums(HELD) if with_sums else None)
+    return cache
+
+
+def state(cache: KVCache) -> list:
+    """All that a cache holds, and what the next step is to give."""
+    parts = [list(cache.lengths)]
+    for b, length in enumerate(cache.lengths):
+        parts += [x for x in cache.contents(b, 0, length) if x is not None]
+    parts.append(None if cache.last_sums is None else cache.last_sums.clone())
+    return parts
+
+
+def assert_as_before(cache: KVCache, before: list) -> None:
+    for now, then in zip(state(cache), before, strict=True):
+        same = torch.equal(now, then) if isinstance(now, torch.Tensor) else now == then
+        assert same
+
+
+@pytest.mark.parametrize("backend", [None, "reference"])
+@pytest.mark.parametrize(
+    ("with_sums", "error", "message", "arguments"),
+    [
+        *((False, *case) for case in WRONG.values()),
+        *((True, *case) for case in WRONG_WITH_SUMS.values()),
+    ],
+    ids=[*WRONG, *WRONG_WITH_SUMS],
+)
+def test_wrong_arguments(with_sums, error, message, arguments, backend):
+    cache = filled(with_sums)
+    before = state(cache)
+    call = {"q": Q, "cache": cache, "k": K, "v": V, "backend": backend} | arguments
+    with pytest.raises(error, match=message):
+        biased_flash_attn_with_kvcache(**call)
+    assert_as_before(cache, before)
+
+
+FULL = {
+    "its own pages": {"page_size": 16, "pages": 4},
+    "a table's columns": {
+        "page_size": 16,
+        "pages": 4,
+        "block_table": torch.tensor([[3, 0], [1, 2]]),
+    },
+    "a table's pages": {
+        "page_size": 16,
+        "pages": 9,
+        "block_table": torch.tensor([[3, 0, 7], [1, 2, -1]]),
+    },
+}
+MESSAGES = {
+    "its own pages": "2 more pages of 16 keys are needed, and of its 4 pages 0 are free",
+    "a table's columns": "sequence 0 would have 33 keys, and block_table has 2 columns of 16",
+    "a table's pages": r"block_table\[1, 2\] is -1, where sequence 1 needs a page",
+}
+
+
+@pytest.mark.parametrize("how", FULL)
+def test_a_full_cache(how):
+    cache = filled(**FULL[how])
+    room = 2 * 16 - HELD
+    k, v = torch.randn(B, HKV, room + 1, D), torch.randn(B, HKV, room + 1, DV)
+    before = state(cache)
+    with pytest.raises(ValueError, match=f"cache is full: .*{MESSAGES[how]}"):
+        biased_flash_attn_with_kvcache(Q, cache, k, v)
+    assert_as_before(cache, before)
+    biased_flash_attn_with_kvcache(Q, cache, k[:, :, 1:], v[:, :, 1:])
+    assert cache.lengths == [32, 32]
+
+
+@pytest.mark.parametrize("window", [None, 17])
+def test_a_failure_in_the_middle(monkeypatch, window):
+    """After tokens were written and before they are part of the sequences."""
+    cache = filled(with_sums=True, window=window, page_size=16)
+    before = state(cache) if window is None else list(cache.lengths)
+    twin = filled(with_sums=True, window=window, page_size=16)
+    for name in ("k", "v", "sums", "last_sums"):
+        getattr(twin, name).copy_(getattr(cache, name))
+    twin.bounds, twin.table.entries = cache.bounds, cache.table.entries.clone()
+
+    def fail(*arguments):
+        raise MemoryError
+
+    step = (Q, cache, K, V, sums(3))
+    with monkeypatch.context() as patch:
+        patch.setattr(decode_ops, "decode", fail)
+        with pytest.raises(MemoryError):
+            biased_flash_attn_with_kvcache(*step, backend="cpu")
+    if window is None:
+        assert_as_before(cache, before)
+    assert cache.lengths == [HELD, HELD]
+    after = biased_flash_attn_with_kvcache(*step)
+    assert torch.equal(after, biased_flash_attn_with_kvcache(Q, twin, *step[2:]))
+
+
+CACHES = {
+    "batch": (ValueError, "batch is 0; it may be 1 or more", {"batch": 0}),
+    "kv_heads": (TypeError, "kv_heads is 2.0; it must be an int", {"kv_heads": 2.0}),
+    "head_dim": (ValueError, "head_dim is 257; it may be 1 to 256", {"head_dim": 257}),
+    "value_dim": (ValueError, "value_dim is 0; it may be 1 to 256", {"value_dim": 0}),
+    "window": (ValueError, "window is 0; it may be 1 or more", {"window": 0}),
+    "pages": (ValueError, "pages is -1; it may be 1 or more", {"pages": -1}),
+    "small pages": (ValueError, "page_size is 8; it may be a power of two", {"page_size": 8}),
+    "odd pages": (ValueError, "page_size is 48; it may be a power of two", {"page_size": 48}),
+    "dtype": (TypeError, "dtype is torch.int8", {"dtype": torch.int8}),
+    "table without pages": (
+        ValueError,
+        "block_table is given and pages is None",
+        {"block_table": torch.zeros(2, 1).int()},
+    ),
+    "table of floats": (
+        TypeError,
+        "block_table is torch.float32; it must be an int32 tensor",
+        {"block_table": torch.zeros(2, 1), "pages": 4},
+    ),
+    "table of another batch": (
+        ValueError,
+        r"block_table has shape \(1, 2\); it must be \(2, columns\)",
+        {"block_table": torch.tensor([[0, 1]]), "pages": 4},
+    ),
+    "table points outside": (
+        ValueError,
+        r"block_table\[1, 0\] is 4; it may be a page, 0 to 3, or -1 for none",
+        {"block_table": torch.tensor([[0, 1], [4, 2]]), "pages": 4},
+    ),
+    "table points below": (
+        ValueError,
+        r"block_table\[0, 1\] is -2",
+        {"block_table": torch.tensor([[0, -2], [3, 2]]), "pages": 4},
+    ),
+    "table has a page twice": (
+        ValueError,
+        "block_table has page 2 more than once",
+        {"block_table": torch.tensor([[0, 2], [3, 2]]), "pages": 4},
+    ),
+    "table too short for the window": (
+        ValueError,
+        r"block_table has shape \(2, 1\); it must be \(2, columns\), with 2 columns or more",
+        {"block_table": torch.tensor([[0], [1]]), "pages": 4, "window": 65},
+    ),
+}
+
+
+@pytest.mark.parametrize(("error", "message", "arguments"), CACHES.values(), ids=CACHES)
+def test_wrong_caches(error, message, arguments):
+    with pytest.raises(error, match=message):
+        KVCache(**{"batch": B, "kv_heads": HKV, "head_dim": D} | arguments)
+
+
+LENGTHS = {
+    "a float": (TypeError, "lengths is 3.0; it must be an int", 3.0),
+    "too few": (ValueError, r"lengths has 1 entries; it must have 2", [3]),
+    "too long": (ValueError, r"lengths\[1\] is 21; it may be 0 to 20", [20, 21]),
+    "negative": (ValueError, r"lengths\[0\] is -1; it may be 0 to 20", -1),
+}
+
+
+@pytest.mark.parametrize(("error", "message", "lengths"), LENGTHS.values(), ids=LENGTHS)
+def test_wrong_lengths(error, message, lengths):
+    cache = filled()
+    before = state(cache)
+    with pytest.raises(error, match=message):
+        cache.truncate(lengths)
+    assert_as_before(cache, before)
+
+
+def test_too_many_old_queries_of_a_sliding_cache():
+    cache = filled(window=30, page_size=16)
+    q = torch.randn(B, H, 60, D)
+    with pytest.raises(
+        ValueError, match="q has 60 queries; with 3 new tokens and window 30 it may"
+    ):
+        biased_flash_attn_with_kvcache(q, cache, K, V)
+    assert cache.lengths == [HELD, HELD]

@@ -1,0 +1,59 @@
+"""Decoding by the Triton kernels: on a GPU or, where there is none, interpreted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from biased_flash_attn import biased_flash_attn_with_kvcache
+from cases import FORMS, Case, drawn, pairwise
+from decoding_cases import STORAGES, check_decoding, decoded, make_cache
+from triton_backend import MARKS
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+pytestmark = MARKS
+
+COMBINATIONS = pairwise(
+    bias=list(FORMS),
+    dtype=DTYPES,
+    tokens=[1, 17, 63, 130],
+    sizes=[(17, 1), (63, 3), (130,)],
+    dims=[(1, 1), (16, 16), (19, 40)],
+    heads=[(1, 1), (4, 2), (3, 1)],
+    window=[None, 1, 20],
+    storage=list(STORAGES),
+)
+
+
+@pytest.mark.parametrize("row", COMBINATIONS, ids=lambda row: "-".join(map(str, row.values())))
+def test_steps_give_what_one_call_gives(row):
+    tokens, sizes, storage = (row[name] for name in ("tokens", "sizes", "storage"))
+    settings = {name: row[name] for name in ("bias", "dtype", "dims", "heads", "window")}
+    problem = drawn(Case(lengths=(tokens, tokens), **settings))
+    # A few long steps: the interpreter is slow.
+    first = max(0, tokens - 25)
+    steps = (first, *sizes) if first else sizes
+    cache = make_cache(problem, storage)
+    check_decoding(problem, *decoded(problem, cache, steps, "triton"))
+
+
+def test_queries_before_the_first_key_are_empty():
+    problem = drawn(Case("cumulative-gain", lengths=(9, 9)))
+    cache = make_cache(problem, "contiguous")
+    with torch.no_grad():
+        o, lse = biased_flash_attn_with_kvcache(
+            problem.q, cache, problem.k, problem.v, return_lse=True, backend="triton"
+        )
+        cache.truncate(4)
+        o, lse = biased_flash_attn_with_kvcache(problem.q, cache, return_lse=True, backend="triton")
+    assert (o[:, :, :5] == 0).all()
+    assert (lse[:, :, :5] == -torch.inf).all()
+    assert lse[:, :, 5:].isfinite().all()
+
+
+def test_float64_is_refused():
+    problem = drawn(Case(dtype=torch.float64, lengths=(3, 3)))
+    cache = make_cache(problem, "contiguous")
+    with pytest.raises(ValueError, match="backend='triton'"):
+        decoded(problem, cache, (3,), "triton")
+    assert cache.lengths == [0, 0]

@@ -1,0 +1,31 @@
+"""How kernels are launched: with which options, and on which GPU."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import wraps
+
+import torch
+from torch import Tensor
+from triton.runtime import driver
+
+from .primitives import INTERPRETED
+
+# The interpreter takes no options of the compiler.
+OPTIONS = {} if INTERPRETED else {"enable_fp_fusion": True}
+
+
+def where_the_tensors_are(call):
+    """Launches on the GPU of the first argument, which need not be the current one."""
+
+    @wraps(call)
+    def on_device(x: Tensor, *rest):
+        with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
+            return call(x, *rest)
+
+    return on_device
+
+
+def processor() -> int | str:
+    """The architecture, as Triton names it: 90 for Hopper."""
+    return "interpreter" if INTERPRETED else driver.active.get_current_target().arch
