@@ -180,14 +180,15 @@ def prepared(
 
 def _reference(call: Call) -> tuple[Tensor, Tensor]:
     """Computes half precision in float32, as the kernels do."""
-    if call.geometry.sequences is None:
-        o, lse = _attend(call, call.geometry, *call.tensors())
-        return o.to(call.q.dtype), lse
-    results = [
-        _attend(call, part.geometry, part.q, part.k, part.v, part.terms, part.gain)
-        for part in parts(call.geometry, *call.tensors(), call.options()[0])
-    ]
-    o, lse = _joined(results, call)
+    sequences, geometry = call.geometry.sequences, call.geometry
+    if sequences is None or len(sequences.rows) == 0:
+        geometry = Geometry(call.q.shape[2], call.k.shape[2], geometry.causal, geometry.window)
+        o, lse = _attend(call, geometry, *call.tensors())
+    else:
+        each = parts(geometry, *call.tensors(), call.options()[0])
+        o, lse = _joined(
+            [_attend(call, x.geometry, x.q, x.k, x.v, x.terms, x.gain) for x in each], sequences
+        )
     return o.to(call.q.dtype), lse
 
 
@@ -199,18 +200,14 @@ def _attend(call: Call, geometry: Geometry, q, k, v, terms, gain) -> tuple[Tenso
         return reference.attention(q.to(real), k.to(real), v.to(real), dense, geometry, call.scale)
 
 
-def _joined(results: list[tuple[Tensor, Tensor]], call: Call) -> tuple[Tensor, Tensor]:
+def _joined(results: list[tuple[Tensor, Tensor]], sequences: Sequences) -> tuple[Tensor, Tensor]:
     """One after the other, or each in its batch entry, where nothing belongs to padding."""
-    sequences, q = call.geometry.sequences, call.q
-    if not results:
-        real = torch.promote_types(q.dtype, torch.float32)
-        return q.new_zeros((*q.shape[:3], call.v.shape[3])), q.new_zeros(q.shape[:3], dtype=real)
     if sequences.is_packed:
         o, lse = (torch.cat(x, 2) for x in zip(*results, strict=True))
         return o, lse
     padded = []
     for (o, lse), (first, count, _, _) in zip(results, sequences.rows.tolist(), strict=True):
-        around = (first, q.shape[2] - first - count)
+        around = (first, sequences.query_rows - first - count)
         padded.append((pad(o, (0, 0, *around)), pad(lse, around, value=-torch.inf)))
     o, lse = (torch.cat(x) for x in zip(*padded, strict=True))
     return o, lse
