@@ -15,6 +15,8 @@ FACTORS = tl.constexpr(16)
 # Queries of a tile of a plan; blocks of queries are at most as large.
 PLAN_TILE = tl.constexpr(128)
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+# Of the compiler, of which the interpreter takes none.
+OPTIONS = {} if INTERPRETED else {"enable_fp_fusion": True}
 
 
 @triton.jit

@@ -80,9 +80,16 @@ class Sequences:
                 "gain has one number a key and a sequence has more queries than keys;"
                 f" it must have one a query, {self.query_rows}"
             )
-        moved = self.rows[:, 2] + self.rows[:, 3] - self.rows[:, 0] - self.rows[:, 1]
-        moved = moved.repeat_interleave(self.rows[:, 1], output_size=self.query_rows)
-        return keys[..., torch.arange(self.query_rows, device=keys.device) + moved]
+        return keys[..., self.keys_of_queries()]
+
+    def keys_of_queries(self) -> Tensor:
+        """The key on which each packed query stands, or key_rows where it stands before the first
+        of its sequence. (query_rows,) int64"""
+        first_query, n_query, first_key, n_key = self.rows.unbind(1)
+        moved = torch.stack([first_key + n_key - first_query - n_query, first_key], 1)
+        moved, first = moved.repeat_interleave(n_query, 0, output_size=self.query_rows).unbind(1)
+        key = torch.arange(self.query_rows, device=self.rows.device) + moved
+        return torch.where(key >= first, key, self.key_rows)
 
 
 def empty_rows(like: Tensor, channels: int, sequences: object | None) -> Tensor:

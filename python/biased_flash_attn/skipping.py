@@ -48,11 +48,14 @@ def everything(q: Tensor, geometry: Geometry) -> Tensor:
 def make_of_sequences(
     q: Tensor, k: Tensor, v: Tensor, bias: Bias, tolerance: float, backend: str
 ) -> Tensor:
-    """A plan of each of the geometry's sequences, which says nothing of the others."""
+    """A plan of each of the geometry's sequences. Tiles beyond its queries take no key."""
     rows = bias.geometry.sequences.rows
     shape = (2, len(rows), q.shape[1], query_tiles(bias.geometry.n_query))
-    plan = torch.zeros(shape, dtype=torch.int32, device=q.device)
+    plan = torch.empty(shape, dtype=torch.int32, device=q.device)
+    tile = torch.arange(shape[3], device=q.device)
+    exists = tile < query_tiles(rows[:, 1, None, None])
     plan[1] = rows[:, 3, None, None]
+    plan[0] = torch.where(exists, 0, plan[1])
     each = parts(bias.geometry, q, k, v, bias.terms, bias.gain, bias.form)
     for b, part in enumerate(each):
         if part.geometry.n_key < FEWEST_KEYS or part.geometry.n_query == 0:
