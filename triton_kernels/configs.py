@@ -120,11 +120,23 @@ def is_heavy(kernel: str, form: str, with_gain: bool, planned: bool) -> bool:
     return planned or with_gain or form == "log1p_square"
 
 
-def choose(kernel: str, arch: int | str, dtype: torch.dtype, width: int, heavy: bool) -> Config:
-    """For the field `kernel` of a row, width being the larger of q's and v's padded head_dim."""
-    row = INTERPRETED
+def choose(
+    kernel: str,
+    arch: int | str,
+    dtype: torch.dtype,
+    width: int,
+    heavy: bool,
+    with_sequences: bool = False,
+) -> Config:
+    """For the field `kernel` of a row, width being the larger of q's and v's padded head_dim.
+
+    Sequences have lengths and addresses of their own, which take registers: their blocks are the
+    small ones of heavy problems on Ampere.
+    """
+    row, heavy = INTERPRETED, heavy or with_sequences
     if arch != "interpreter":
-        table = SINGLE if dtype == torch.float32 else _of_processor(arch)
+        table = AMPERE if with_sequences else _of_processor(arch)
+        table = SINGLE if dtype == torch.float32 else table
         row = table[min(widest for widest in table if width <= widest)]
     return (heavy and getattr(row, f"heavy_{kernel}", None)) or getattr(row, kernel)
 

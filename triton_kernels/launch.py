@@ -59,7 +59,7 @@ def forward(
     if sequences is not None:  # padding stays as it is
         o.zero_(), lse.fill_(-torch.inf)
     bias, problem = _operands(q, k, v, terms, gain, form, scale, causal, window, sequences)
-    config, sizes = _sizes("forward", q, v, bias, plan is not None)
+    config, sizes = _sizes("forward", q, v, bias, plan is not None, sequences is not None)
     problem = problem._replace(plan=plans.of_queries(plan, problem, config.block_m))
     bias = with_factors(bias, problem, config, sequences)
     tensors = map(rows, (q, k, v, o, lse))
@@ -105,7 +105,8 @@ def backward(
     has_gain = with_bias_gradient and form not in ("none", "distance")
     has_sums = has_gain and form != "linear"
 
-    config, sizes = _sizes("backward_queries", q, v, bias, plan is not None)
+    kind = plan is not None, sequences is not None
+    config, sizes = _sizes("backward_queries", q, v, bias, *kind)
     problem = problem._replace(plan=plans.of_queries(plan, problem, config.block_m))
     tensors = map(rows, (*given, grad_q, of_gain, of_queries))
     grid = batch * q.shape[1], triton.cdiv(problem.n_query, config.block_m)
@@ -116,7 +117,7 @@ def backward(
         **sizes,
         BIAS_GRADIENT=has_gain,
     )
-    config, sizes = _sizes("backward_keys", q, v, bias, plan is not None)
+    config, sizes = _sizes("backward_keys", q, v, bias, *kind)
     tensors = map(rows, (*given, grad_k, grad_v, of_keys))
     grid = batch * k.shape[1], triton.cdiv(problem.n_key, config.block_n)
     _launch(attn_bwd_dkv_kernel, grid, config)(
@@ -215,13 +216,14 @@ def _batch(q: Tensor, sequences: Sequences | None) -> int:
 
 
 def _sizes(
-    kernel: str, q: Tensor, v: Tensor, bias: Bias, planned: bool
+    kernel: str, q: Tensor, v: Tensor, bias: Bias, planned: bool, with_sequences: bool = False
 ) -> tuple[Config, dict[str, int]]:
     """The configuration of a kernel, and what of it the kernel has to know."""
     block_d, block_dv = (max(16, triton.next_power_of_2(x.shape[3])) for x in (q, v))
     form = "log1p_square" if bias.squared.value else bias.form.value
     heavy = configs.is_heavy(kernel, form, bias.gain is not None, planned)
-    config = configs.choose(kernel, _processor(), q.dtype, max(block_d, block_dv), heavy)
+    width = max(block_d, block_dv)
+    config = configs.choose(kernel, _processor(), q.dtype, width, heavy, with_sequences)
     return config, {
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
@@ -257,7 +259,8 @@ def _table_gradient(
 ) -> Tensor:
     """(B or 1, H, length), from sums over the diagonals of tiles: see attn_bwd_table_kernel."""
     q, _, v, *_ = given
-    config, sizes = _sizes("backward_table", q, v, bias, problem.plan is not None)
+    kind = problem.plan is not None, sequences is not None
+    config, sizes = _sizes("backward_table", q, v, bias, *kind)
     block, length = config.block_m, terms.shape[2]
     # The difference of row and column at the table's begin, in a tile on the diagonal 0.
     begin = (0 if causal else 1 - problem.n_query) - 1

@@ -76,8 +76,8 @@ class Problem(NamedTuple):
 class Bias(NamedTuple):
     """A form of forms.py: "none", "linear", "distance" or "cumulative".
 
-    terms: slopes, the table in base 2, or float64 sums, of which high and low are the float32 number
-    next to each and what it is off by. squared: the bias is -log(1 + beta^2).
+    terms: slopes, the table in base 2, or float64 sums, of which high and low are the float32
+    number next to each and what it is off by. squared: the bias is -log(1 + beta^2).
     factored: whole tiles take it from query_factors and key_factors, as factors.py says; of a
     table, those from far (B or 1, H or 1, 2) on, whose numbers are places in it: polynomials.py.
     """

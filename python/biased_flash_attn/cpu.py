@@ -141,7 +141,9 @@ def _problem(q, k, v, terms, gain, form, scale, causal, window, plan, sequences=
     )
 
 
-def _per_head(x: Tensor | None, q: Tensor, form: str, sequences: Sequences | None) -> Tensor | None:
+def _per_head(
+    x: Tensor | None, q: Tensor, form: str, sequences: Sequences | None = None
+) -> Tensor | None:
     """(B or 1, H or 1, n or nothing) with every head, contiguous along n.
 
     Slopes, and what rows have of their own, get every batch entry too; tables are shared.
