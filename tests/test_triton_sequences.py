@@ -100,12 +100,11 @@ def test_sums_over_diagonals_are_taken_a_few_sequences_at_a_time(monkeypatch, ca
     check_problem(problem, attend_packed)
 
 
-@pytest.mark.parametrize("bias", ["type2", "linear", "cumulative"])
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
+@pytest.mark.parametrize(("bias", "causal"), [("type2", True), ("cumulative", False)])
 def test_plans_of_sequences_leave_out_what_they_say(bias, causal):
     """Gradients too; sequences shorter than a plan is made for have one that takes everything."""
     case = PackedCase.of(
-        ((90, 90), (1030, 1030), (0, 0), (200, 1030)),
+        ((40, 40), (1030, 1030), (0, 0)),
         bias=bias,
         dtype=torch.float16,
         heads=(1, 1),
@@ -113,8 +112,6 @@ def test_plans_of_sequences_leave_out_what_they_say(bias, causal):
     )
     problem = drawn_packed(case)
     with torch.no_grad():
-        if bias == "linear":
-            problem.bias.slopes.fill_(0.3)
         if bias == "cumulative":
             problem.bias.steps.fill_(-0.3)
     sequences = Sequences.of_offsets(*case.offsets(), case.lengths, (None, None))
