@@ -102,6 +102,18 @@ BLACKWELL = {
     ),
     256: _WIDEST,
 }
+# Sequences that are ranges of rows have lengths and addresses of their own, which take registers.
+OF_SEQUENCES = {
+    64: AMPERE[64],
+    128: Row(
+        forward=Config(64, 64, 4, 2),
+        backward_queries=Config(128, 32, 8, 1),
+        heavy_backward_queries=Config(128, 16, 8, 1),
+        backward_keys=Config(16, 64, 8, 1),
+        backward_table=Config(64, 64, 8, 1),
+    ),
+    256: _WIDEST,
+}
 SINGLE = {
     64: Row(Config(32, 32), Config(32, 32), Config(32, 32), Config(32, 32)),
     128: Row(Config(16, 32, 8), Config(16, 32, 8), Config(16, 32, 8), Config(32, 32, 8)),
@@ -128,14 +140,10 @@ def choose(
     heavy: bool,
     with_sequences: bool = False,
 ) -> Config:
-    """For the field `kernel` of a row, width being the larger of q's and v's padded head_dim.
-
-    Sequences have lengths and addresses of their own, which take registers: their blocks are the
-    small ones of heavy problems on Ampere.
-    """
-    row, heavy = INTERPRETED, heavy or with_sequences
+    """For the field `kernel` of a row, width being the larger of q's and v's padded head_dim."""
+    row = INTERPRETED
     if arch != "interpreter":
-        table = AMPERE if with_sequences else _of_processor(arch)
+        table = OF_SEQUENCES if with_sequences else _of_processor(arch)
         table = SINGLE if dtype == torch.float32 else table
         row = table[min(widest for widest in table if width <= widest)]
     return (heavy and getattr(row, f"heavy_{kernel}", None)) or getattr(row, kernel)

@@ -147,11 +147,10 @@ def _rows_of_mask(mask, n_query):
             f"key_padding_mask has padding between the tokens of batch entry {b};"
             " the tokens of a sequence must lie side by side"
         )
-    # A query on padding is padding.
+    # A query on padding, or before the first slot, is padding.
     shift = n_key - n_query
     first_query = (first - shift).clamp(0, n_query)
     end_query = torch.where(count > 0, (end - shift).clamp(0, n_query), first_query)
-    # Those before the first key see none, unless keys after them are seen.
     return torch.stack([first_query, end_query - first_query, first, count], 1)
 
 
