@@ -62,6 +62,7 @@ def test_any_padding_is_exact(length, data, bias, causal, backend, seed):
     check_problem(drawn_padded(case), lambda problem: padded(problem, backend))
 
 
+@pytest.mark.sanitize
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
 @pytest.mark.parametrize("bias", FORMS)
 @pytest.mark.parametrize("backend", ["cpu", "reference"])

@@ -72,6 +72,7 @@ def test_any_lengths_are_exact(sequences, bias, heads, causal, window, backend, 
     check_problem(drawn_packed(case), lambda problem: packed(problem, backend))
 
 
+@pytest.mark.sanitize
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
 @pytest.mark.parametrize("bias", FORMS)
 def test_each_sequence_has_to_the_bit_what_it_has_alone(bias, causal):
