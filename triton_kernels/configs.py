@@ -7,7 +7,7 @@ was timed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -112,7 +112,7 @@ OF_SEQUENCES = {
         backward_keys=Config(16, 64, 8, 1),
         backward_table=Config(64, 64, 8, 1),
     ),
-    256: _WIDEST,
+    256: replace(_WIDEST, forward=Config(64, 16, 8, 1)),
 }
 SINGLE = {
     64: Row(Config(32, 32), Config(32, 32), Config(32, 32), Config(32, 32)),
