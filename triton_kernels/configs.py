@@ -114,6 +114,9 @@ OF_SEQUENCES = {
     ),
     256: replace(_WIDEST, forward=Config(64, 16, 8, 1)),
 }
+OF_SEQUENCES_ON_BLACKWELL = OF_SEQUENCES | {
+    128: replace(OF_SEQUENCES[128], backward_keys=Config(16, 64, 4, 1))
+}
 SINGLE = {
     64: Row(Config(32, 32), Config(32, 32), Config(32, 32), Config(32, 32)),
     128: Row(Config(16, 32, 8), Config(16, 32, 8), Config(16, 32, 8), Config(32, 32, 8)),
@@ -143,14 +146,16 @@ def choose(
     """For the field `kernel` of a row, width being the larger of q's and v's padded head_dim."""
     row = INTERPRETED
     if arch != "interpreter":
-        table = OF_SEQUENCES if with_sequences else _of_processor(arch)
-        table = SINGLE if dtype == torch.float32 else table
+        table = SINGLE if dtype == torch.float32 else _of_processor(arch, with_sequences)
         row = table[min(widest for widest in table if width <= widest)]
     return (heavy and getattr(row, f"heavy_{kernel}", None)) or getattr(row, kernel)
 
 
-def _of_processor(arch: int | str) -> dict[int, Row]:
+def _of_processor(arch: int | str, with_sequences: bool) -> dict[int, Row]:
     """Those of half precision. Processors with names are AMD's, for which nothing was searched."""
+    if with_sequences:
+        is_blackwell = isinstance(arch, int) and arch >= 100
+        return OF_SEQUENCES_ON_BLACKWELL if is_blackwell else OF_SEQUENCES
     if not isinstance(arch, int) or arch < 90:
         return AMPERE
     return HOPPER if arch < 100 else BLACKWELL
