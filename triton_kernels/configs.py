@@ -115,7 +115,11 @@ OF_SEQUENCES = {
     256: replace(_WIDEST, forward=Config(64, 16, 8, 1)),
 }
 OF_SEQUENCES_ON_BLACKWELL = OF_SEQUENCES | {
-    128: replace(OF_SEQUENCES[128], backward_keys=Config(16, 64, 4, 1))
+    128: replace(
+        OF_SEQUENCES[128],
+        forward=Config(128, 32, 8, 2),
+        backward_keys=Config(16, 64, 4, 1),
+    )
 }
 SINGLE = {
     64: Row(Config(32, 32), Config(32, 32), Config(32, 32), Config(32, 32)),
