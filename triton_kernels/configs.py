@@ -114,6 +114,9 @@ OF_SEQUENCES = {
     ),
     256: replace(_WIDEST, forward=Config(64, 16, 8, 1)),
 }
+OF_SEQUENCES_ON_AMPERE = OF_SEQUENCES | {
+    128: replace(OF_SEQUENCES[128], backward_table=Config(32, 32, 4, 1))
+}
 OF_SEQUENCES_ON_BLACKWELL = OF_SEQUENCES | {
     128: replace(
         OF_SEQUENCES[128],
@@ -157,9 +160,9 @@ def choose(
 
 def _of_processor(arch: int | str, with_sequences: bool) -> dict[int, Row]:
     """Those of half precision. Processors with names are AMD's, for which nothing was searched."""
+    tables = AMPERE, HOPPER, BLACKWELL
     if with_sequences:
-        is_blackwell = isinstance(arch, int) and arch >= 100
-        return OF_SEQUENCES_ON_BLACKWELL if is_blackwell else OF_SEQUENCES
+        tables = OF_SEQUENCES_ON_AMPERE, OF_SEQUENCES, OF_SEQUENCES_ON_BLACKWELL
     if not isinstance(arch, int) or arch < 90:
-        return AMPERE
-    return HOPPER if arch < 100 else BLACKWELL
+        return tables[0]
+    return tables[1] if arch < 100 else tables[2]
