@@ -52,7 +52,7 @@ gpu-build:  ## build in place
 # Most of the time goes to compiling. With pytest-xdist there it is done side by side, by as many
 # as have room: each takes up to 5 GiB of the GPU's memory.
 gpu-test:  ## tests of the Triton kernels
-	$(PYTHON) -m pytest tests/test_triton.py tests/test_triton_plans.py \
+	$(PYTHON) -m pytest tests/test_triton.py tests/test_triton_plans.py tests/test_triton_sequences.py \
 		$$($(PYTHON) -c "import xdist" 2>/dev/null && echo --numprocesses 10)
 
 # PyTorch's cache of memory would hide what is read or written beyond a tensor.

@@ -26,10 +26,15 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from biased_flash_attn.sequences import Sequences
+
 FORMS = (
     *("none", "linear", "distance", "cumulative", "cumulative-gain", "log1p_square-gain"),
     *("linear-plan", "distance-plan"),
+    *("none-packed", "linear-packed", "distance-packed", "cumulative-gain-packed"),
 )
+VARIANTS = ("-plan", "-packed")  # which leave what counts in float32 as it is
+
 WIDTHS = (64, 128, 256)
 DTYPES = (torch.bfloat16, torch.float32)
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -97,22 +102,26 @@ def compiled(
 def attend(form: str, dtype: torch.dtype, head_dim: int, bias_gradient: bool) -> None:
     batch, heads, n = 1, 16, 4096
     q, k, v, grad_o = (torch.empty(batch, heads, n, head_dim, dtype=dtype) for _ in range(4))
-    terms, gain, plan = None, None, None
+    terms, gain, plan, sequences = None, None, None, None
     if form.endswith("-plan"):
         plan = torch.empty(2, batch, heads, n // 128, dtype=torch.int32)
-    form = form.removesuffix("-plan")
+    if form.endswith("-packed"):
+        rows = torch.tensor([[0, n // 2, 0, n // 2], [n // 2, n // 2, n // 2, n // 2]])
+        sequences = Sequences(rows, n // 2, n // 2, n, n, is_packed=True)
+    for variant in VARIANTS:
+        form = form.removesuffix(variant)
     form, with_gain, _ = form.partition("-gain")
     if form == "linear":
         terms = torch.empty(1, heads)
     elif form == "distance":
-        terms = torch.empty(1, heads, n)
+        terms = torch.empty(1, heads, n if sequences is None else n // 2)
     elif form != "none":
         terms = torch.empty(batch, heads, n).double()
         gain = torch.empty(batch, heads, n) if with_gain else None
     problem = terms, gain, form, head_dim**-0.5, True, None
-    o, lse = launch.forward(q, k, v, *problem, plan)
-    launch.backward(grad_o, lse, q, k, v, o, lse, *problem, bias_gradient, plan)
-    if form != "none":
+    o, lse = launch.forward(q, k, v, *problem, plan, sequences)
+    launch.backward(grad_o, lse, q, k, v, o, lse, *problem, bias_gradient, plan, sequences)
+    if form != "none" and sequences is None:
         everything = torch.empty(2, batch, heads, n // 128, dtype=torch.int32)
         launch.trim(q, k, *problem, everything, lse, 1e-6, 128, False)
     if plan is None:
@@ -179,8 +188,8 @@ def main(arch: str, *head_dims: str) -> None:
     driver.set_active(Processor(int(arch)))
     widths = map(int, head_dims) if head_dims else WIDTHS
     for width, dtype, form in itertools.product(widths, DTYPES, FORMS):
-        if form.endswith("-plan") and dtype == torch.float32:
-            continue  # masks alone, which cost least there
+        if form.endswith(VARIANTS) and dtype == torch.float32:
+            continue
         for one in compiled(form, dtype, width):
             print(json.dumps(asdict(one)), flush=True)
 

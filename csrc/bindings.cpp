@@ -12,6 +12,7 @@
 
 #include "cpu/dispatch.h"
 #include "cpu/scratch.h"
+#include "sequences.h"
 
 namespace py = pybind11;
 
@@ -63,50 +64,60 @@ struct ItemBytes {
 };
 
 template <class Real>
-void refuse_nan(const Problem& problem, const View& values, int64_t length, const char* what) {
-    for (int64_t b = 0; b < (values.batch ? problem.batch : 1); ++b)
-        for (int64_t h = 0; h < (values.head ? problem.heads : 1); ++h) {
-            const Real* x = values.at<Real>(b, h);
-            bool nan = false;
-            for (int64_t n = 0; n < length; ++n) nan |= std::isnan(x[n]);
-            if (nan) throw std::invalid_argument(std::string("bias: its ") + what + " contain NaN");
-        }
+void refuse_nan(const Problem& problem, const View& values, int64_t b, int64_t length,
+                const char* what) {
+    for (int64_t h = 0; h < (values.head ? problem.heads : 1); ++h) {
+        const Real* x = values.at<Real>(b, h);
+        bool nan = false;
+        for (int64_t n = 0; n < length; ++n) nan |= std::isnan(x[n]);
+        if (nan) throw std::invalid_argument(std::string("bias: its ") + what + " contain NaN");
+    }
 }
 
 void refuse_nan(const Problem& problem, const ItemBytes& bytes) {
-    if (problem.batch == 0 || problem.heads == 0) return;
+    if (problem.heads == 0) return;
     const char* what = problem.form == Form::linear     ? "slopes"
                        : problem.form == Form::distance ? "table values"
                                                         : "steps";
-    if (problem.terms.data) {
-        if (bytes.terms == 8) refuse_nan<double>(problem, problem.terms, problem.n_terms, what);
-        if (bytes.terms == 4) refuse_nan<float>(problem, problem.terms, problem.n_terms, what);
-    }
-    if (problem.gain.data) {
-        if (bytes.real == 8) refuse_nan<double>(problem, problem.gain, problem.n_query, "gains");
-        if (bytes.real == 4) refuse_nan<float>(problem, problem.gain, problem.n_query, "gains");
+    for (int64_t b = 0; b < problem.batch; ++b) {
+        const Problem one = of_sequence(problem, b);
+        const auto is_new = [&](const View& values) {
+            return values.data && (b == 0 || values.batch != 0 || problem.sequences);
+        };
+        if (is_new(one.terms)) {
+            if (bytes.terms == 8) refuse_nan<double>(one, one.terms, b, one.n_terms, what);
+            if (bytes.terms == 4) refuse_nan<float>(one, one.terms, b, one.n_terms, what);
+        }
+        if (is_new(one.gain)) {
+            if (bytes.real == 8) refuse_nan<double>(one, one.gain, b, one.n_query, "gains");
+            if (bytes.real == 4) refuse_nan<float>(one, one.gain, b, one.n_query, "gains");
+        }
     }
 }
 
 // At most `threads`, but none for less work than waking it costs, some 10 microseconds.
 int worthwhile_threads(const Problem& problem, int threads) {
     constexpr double kMultiplicationsPerThread = 1 << 20;
-    const double pairs = double(problem.batch) * problem.heads * problem.n_query *
-                         std::min(problem.n_key, problem.window);
-    const double work = pairs * (problem.head_dim + problem.value_dim);
+    double pairs = 0;
+    for (int64_t b = 0; b < problem.batch; ++b) {
+        const Sequence rows = rows_of(problem, b);
+        pairs += double(rows.n_query) * double(std::min(rows.n_key, problem.window));
+    }
+    const double work = pairs * problem.heads * (problem.head_dim + problem.value_dim);
     return int(std::clamp<double>(work / kMultiplicationsPerThread, 1, threads));
 }
 
 void fill(Problem& problem, const std::string& dtype, const std::string& form, const Sizes& sizes,
-          double scale, bool causal, int64_t window, int threads, const Tensor& q, const Tensor& k,
-          const Tensor& v, const std::optional<Tensor>& terms, int64_t n_terms,
-          const std::optional<Tensor>& gain, const std::optional<Tensor>& first_key,
-          const std::optional<Tensor>& end_key) {
+          int64_t sequences, double scale, bool causal, int64_t window, int threads,
+          const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& terms,
+          int64_t n_terms, const std::optional<Tensor>& gain,
+          const std::optional<Tensor>& first_key, const std::optional<Tensor>& end_key) {
     problem.element = element_of(dtype);
     problem.form = form_of(form);
     problem.batch = sizes[0], problem.heads = sizes[1], problem.kv_heads = sizes[2];
     problem.n_query = sizes[3], problem.n_key = sizes[4];
     problem.head_dim = sizes[5], problem.value_dim = sizes[6];
+    problem.sequences = reinterpret_cast<const Sequence*>(sequences);
     problem.scale = scale, problem.causal = causal, problem.window = window;
     problem.n_terms = n_terms;
     problem.threads = worthwhile_threads(problem, threads);
@@ -119,31 +130,32 @@ void fill(Problem& problem, const std::string& dtype, const std::string& form, c
     refuse_nan(problem, bytes);
 }
 
-void forward(const std::string& dtype, const std::string& form, const Sizes& sizes, double scale,
-             bool causal, int64_t window, int threads, const Tensor& q, const Tensor& k,
-             const Tensor& v, const std::optional<Tensor>& terms, int64_t n_terms,
-             const std::optional<Tensor>& gain, const std::optional<Tensor>& first_key,
-             const std::optional<Tensor>& end_key, const Tensor& o, const Tensor& lse) {
+void forward(const std::string& dtype, const std::string& form, const Sizes& sizes,
+             int64_t sequences, double scale, bool causal, int64_t window, int threads,
+             const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& terms,
+             int64_t n_terms, const std::optional<Tensor>& gain,
+             const std::optional<Tensor>& first_key, const std::optional<Tensor>& end_key,
+             const Tensor& o, const Tensor& lse) {
     Forward problem;
-    fill(problem, dtype, form, sizes, scale, causal, window, threads, q, k, v, terms, n_terms, gain,
-         first_key, end_key);
+    fill(problem, dtype, form, sizes, sequences, scale, causal, window, threads, q, k, v, terms,
+         n_terms, gain, first_key, end_key);
     const ItemBytes bytes(problem);
     problem.o = view(o, bytes.element), problem.lse = view(lse, bytes.real);
     py::gil_scoped_release release;
     active_instruction_set().forward(problem);
 }
 
-void backward(const std::string& dtype, const std::string& form, const Sizes& sizes, double scale,
-              bool causal, int64_t window, int threads, const Tensor& q, const Tensor& k,
-              const Tensor& v, const std::optional<Tensor>& terms, int64_t n_terms,
-              const std::optional<Tensor>& gain, const std::optional<Tensor>& first_key,
-              const std::optional<Tensor>& end_key, const Tensor& o, const Tensor& lse,
-              const Tensor& grad_o, const Tensor& grad_lse, const Tensor& grad_q,
-              const Tensor& grad_k, const Tensor& grad_v, const std::optional<Tensor>& grad_terms,
-              const std::optional<Tensor>& grad_gain) {
+void backward(const std::string& dtype, const std::string& form, const Sizes& sizes,
+              int64_t sequences, double scale, bool causal, int64_t window, int threads,
+              const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& terms,
+              int64_t n_terms, const std::optional<Tensor>& gain,
+              const std::optional<Tensor>& first_key, const std::optional<Tensor>& end_key,
+              const Tensor& o, const Tensor& lse, const Tensor& grad_o, const Tensor& grad_lse,
+              const Tensor& grad_q, const Tensor& grad_k, const Tensor& grad_v,
+              const std::optional<Tensor>& grad_terms, const std::optional<Tensor>& grad_gain) {
     Backward problem;
-    fill(problem, dtype, form, sizes, scale, causal, window, threads, q, k, v, terms, n_terms, gain,
-         first_key, end_key);
+    fill(problem, dtype, form, sizes, sequences, scale, causal, window, threads, q, k, v, terms,
+         n_terms, gain, first_key, end_key);
     const ItemBytes bytes(problem);
     problem.o = view(o, bytes.element), problem.lse = view(lse, bytes.real);
     problem.grad_o = view(grad_o, bytes.element), problem.grad_lse = view(grad_lse, bytes.real);
@@ -155,15 +167,15 @@ void backward(const std::string& dtype, const std::string& form, const Sizes& si
     active_instruction_set().backward(problem);
 }
 
-void trim(const std::string& dtype, const std::string& form, const Sizes& sizes, double scale,
-          bool causal, int64_t window, int threads, const Tensor& q, const Tensor& k,
+void trim(const std::string& dtype, const std::string& form, const Sizes& sizes, int64_t sequences,
+          double scale, bool causal, int64_t window, int threads, const Tensor& q, const Tensor& k,
           const Tensor& v, const std::optional<Tensor>& terms, int64_t n_terms,
           const std::optional<Tensor>& gain, const std::optional<Tensor>& first_key,
           const std::optional<Tensor>& end_key, const Tensor& near, const Tensor& cut, double share,
           int64_t reach, bool from_end) {
     Trim problem;
-    fill(problem, dtype, form, sizes, scale, causal, window, threads, q, k, v, terms, n_terms, gain,
-         first_key, end_key);
+    fill(problem, dtype, form, sizes, sequences, scale, causal, window, threads, q, k, v, terms,
+         n_terms, gain, first_key, end_key);
     problem.near = view(near, ItemBytes(problem).real), problem.cut = view(cut, sizeof(int32_t));
     problem.share = share, problem.reach = reach, problem.from_end = from_end;
     py::gil_scoped_release release;

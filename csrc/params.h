@@ -26,6 +26,12 @@ struct View {
     }
 };
 
+// Where the tokens of a sequence lie among the rows of its batch entry. A query at row i, counted
+// from the first one, stands at position i + n_key - n_query, counted from the first key.
+struct Sequence {
+    int64_t first_query, n_query, first_key, n_key;
+};
+
 // Consecutive queries that a plan treats alike.
 constexpr int64_t kPlanQueries = 128;
 
@@ -38,6 +44,9 @@ struct Problem {
     int64_t window;   // visible past keys per query, its own included; n_key for all
     int64_t n_terms;  // length of the last dimension of `terms`
     int threads;
+    // One per batch entry, where its rows are not all of its sequence. All lie in one entry whose
+    // strides are 0, or each in its own; n_query and n_key are then those of the longest.
+    const Sequence* sequences;
 
     View q, k, v;  // element type
     View terms;    // real (linear: slopes; distance: table) or float64 (cumulative: sums)

@@ -193,7 +193,7 @@ class Problem:
         for x in (q, k, v):
             x.requires_grad_()
         bias = None if self.bias is None else copy.deepcopy(self.bias).double()
-        return Problem(self.case, q, k, v, bias, grad_o, grad_lse)
+        return type(self)(self.case, q, k, v, bias, grad_o, grad_lse)
 
 
 def drawn(case: Case) -> Problem:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from biased_flash_attn import biased_flash_attn, biases
+from biased_flash_attn import biased_flash_attn, biased_flash_attn_varlen, biases
 from biased_flash_attn.forms import Cumulative, Distance, Linear
 
 Q = torch.randn(2, 4, 6, 8)
@@ -115,6 +115,32 @@ WRONG = {
     "tolerance is 1": (ValueError, "tolerance is 1", {"tolerance": 1}),
     "tolerance is NaN": (ValueError, "tolerance is nan", {"tolerance": float("nan")}),
     "tolerance is no number": (TypeError, "tolerance is 'low'", {"tolerance": "low"}),
+    "mask is a list": (TypeError, "key_padding_mask is a list", {"key_padding_mask": [[True]]}),
+    "mask holds numbers": (
+        TypeError,
+        "key_padding_mask is torch.float32; it must be torch.bool",
+        {"key_padding_mask": torch.ones(2, 9)},
+    ),
+    "mask has the shape of queries": (
+        ValueError,
+        r"key_padding_mask has shape \(2, 6\); it must be \(batch, keys\), \(2, 9\)",
+        {"key_padding_mask": torch.ones(2, 6).bool()},
+    ),
+    "mask is on another device": (
+        ValueError,
+        "key_padding_mask is on meta and q on cpu",
+        {"key_padding_mask": torch.ones(2, 9, device="meta").bool()},
+    ),
+    "mask has a hole": (
+        ValueError,
+        "key_padding_mask has padding between the tokens of batch entry 1",
+        {"key_padding_mask": torch.tensor([9 * [True], [*4 * [True], False, *4 * [True]]])},
+    ),
+    "mask is given for two sets of tokens": (
+        ValueError,
+        "key_padding_mask is given with causal=False, 6 queries and 9 keys",
+        {"key_padding_mask": torch.ones(2, 9).bool(), "causal": False},
+    ),
     "backend is unknown": (ValueError, "backend is 'cuda'; it may be", {"backend": "cuda"}),
     "backend is no name": (TypeError, "backend is 1", {"backend": 1}),
 }
@@ -129,6 +155,143 @@ def test_bad_input_is_refused_before_any_work(monkeypatch, error, message, chang
     arguments = {"q": Q, "k": K, "v": V, **change}
     with pytest.raises(error, match="^" + message):
         biased_flash_attn(**arguments)
+
+
+def offsets(*values: int, dtype=torch.int32) -> torch.Tensor:
+    return torch.tensor(values, dtype=dtype)
+
+
+PACKED = {
+    "q": torch.randn(6, 4, 8),
+    "k": torch.randn(9, 2, 8),
+    "v": torch.randn(9, 2, 5),
+    "cu_seqlens_q": offsets(0, 2, 6),
+    "cu_seqlens_k": offsets(0, 5, 9),
+}
+WRONG_PACKED = {
+    "q is no tensor": (TypeError, "q is a NoneType", {"q": None}),
+    "q has four dimensions": (
+        ValueError,
+        r"q has shape \(1, 6, 4, 8\); it must be \(total, heads, head_dim\)",
+        {"q": torch.randn(1, 6, 4, 8)},
+    ),
+    "v has another total": (
+        ValueError,
+        r"v has shape \(8, 2, 5\); its total and heads must be those of k, \(9, 2\)",
+        {"v": torch.randn(8, 2, 5)},
+    ),
+    "k has another dtype": (TypeError, "k is torch.float64", {"k": PACKED["k"].double()}),
+    "heads do not divide": (
+        ValueError,
+        "k has 3 heads; their number must divide that of q, 4",
+        {"k": torch.randn(9, 3, 8), "v": torch.randn(9, 3, 5)},
+    ),
+    "channels have a stride": (
+        ValueError,
+        "q has stride 4 in its last dimension",
+        {"q": torch.randn(6, 8, 4).mT},
+    ),
+    "offsets are a list": (TypeError, "cu_seqlens_q is a list", {"cu_seqlens_q": [0, 2, 6]}),
+    "offsets are int64": (
+        TypeError,
+        "cu_seqlens_k is torch.int64; it must be torch.int32",
+        {"cu_seqlens_k": offsets(0, 5, 9, dtype=torch.int64)},
+    ),
+    "offsets have two dimensions": (
+        ValueError,
+        r"cu_seqlens_q has shape \(1, 3\); it must be \(sequences \+ 1,\)",
+        {"cu_seqlens_q": offsets(0, 2, 6)[None]},
+    ),
+    "there are no offsets": (
+        ValueError,
+        r"cu_seqlens_q has shape \(0,\)",
+        {"cu_seqlens_q": offsets(), "cu_seqlens_k": offsets()},
+    ),
+    "there are fewer sequences of keys": (
+        ValueError,
+        r"cu_seqlens_k has shape \(2,\); it must be that of cu_seqlens_q, \(3,\)",
+        {"cu_seqlens_k": offsets(0, 9)},
+    ),
+    "offsets are on another device": (
+        ValueError,
+        "cu_seqlens_k is on meta and q on cpu",
+        {"cu_seqlens_k": offsets(0, 5, 9).to("meta")},
+    ),
+    "offsets begin later": (
+        ValueError,
+        "cu_seqlens_q begins with 1; it must begin with 0",
+        {"cu_seqlens_q": offsets(1, 2, 6)},
+    ),
+    "offsets begin below 0": (
+        ValueError,
+        "cu_seqlens_k begins with -1",
+        {"cu_seqlens_k": offsets(-1, 5, 9)},
+    ),
+    "offsets fall": (
+        ValueError,
+        "cu_seqlens_q falls from 7 to 6 at 2; it must never fall",
+        {"cu_seqlens_q": offsets(0, 7, 6)},
+    ),
+    "offsets are negative": (
+        ValueError,
+        "cu_seqlens_k falls from 0 to -3 at 1",
+        {"cu_seqlens_k": offsets(0, -3, 9)},
+    ),
+    "offsets end too early": (
+        ValueError,
+        "cu_seqlens_q ends with 5; it must end with the number of rows of q, 6",
+        {"cu_seqlens_q": offsets(0, 2, 5)},
+    ),
+    "offsets end too late": (
+        ValueError,
+        "cu_seqlens_k ends with 10; it must end with the number of rows of k, 9",
+        {"cu_seqlens_k": offsets(0, 5, 10)},
+    ),
+    "a sequence is longer than the longest": (
+        ValueError,
+        "max_seqlen_q is 3; it must be at least 4",
+        {"max_seqlen_q": 3},
+    ),
+    "the longest is no int": (TypeError, "max_seqlen_k is 5.0", {"max_seqlen_k": 5.0}),
+    "the longest is negative": (ValueError, "max_seqlen_k is -1", {"max_seqlen_k": -1}),
+    "steps are those of one sequence": (
+        ValueError,
+        "steps has length 5; it must be the number of keys, 9",
+        {"bias": biases.CumulativeBias(torch.zeros(1, 4, 5))},
+    ),
+    "steps have a batch": (
+        ValueError,
+        "bias has batch 2; it must be that of q, 1, or 1",
+        {"bias": biases.CumulativeBias(torch.zeros(2, 4, 9))},
+    ),
+    "slopes are those of three sequences": (
+        ValueError,
+        "bias has batch 3; it must be that of q, 2, or 1",
+        {"bias": LoweredTo(Linear(torch.ones(3, 4)))},
+    ),
+    "gains of keys stand for queries without": (
+        ValueError,
+        "gain has one number a key and a sequence has more queries than keys",
+        {
+            "bias": biases.CumulativeBias(torch.zeros(1, 4, 9), torch.zeros(1, 4, 9)),
+            "cu_seqlens_k": offsets(0, 1, 9),
+        },
+    ),
+    "causal is a number": (TypeError, "causal is 1", {"causal": 1}),
+    "backend is unknown": (ValueError, "backend is 'cuda'; it may be", {"backend": "cuda"}),
+}
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "change"), WRONG_PACKED.values(), ids=WRONG_PACKED.keys()
+)
+def test_bad_packed_input_is_refused_before_any_work(monkeypatch, error, message, change):
+    def work(*args):
+        raise AssertionError("work was begun")
+
+    monkeypatch.setattr("biased_flash_attn.ops.forward", work)
+    with pytest.raises(error, match="^" + message):
+        biased_flash_attn_varlen(**PACKED | change)
 
 
 def test_cpu_backend_refuses_tensors_elsewhere():
@@ -173,3 +336,11 @@ def test_a_bias_with_nan_is_refused(what, make, dtype):
 def test_the_smallest_accepted_settings_are_accepted():
     o = biased_flash_attn(Q, K, V, window=1, tolerance=0.0, scale=0.0, backend="cpu")
     assert o.isfinite().all()
+
+
+@pytest.mark.parametrize("row", [0, 5, 8])
+def test_packed_steps_with_nan_are_refused(row):
+    steps = torch.zeros(1, 4, 9)
+    steps[0, 2, row] = torch.nan
+    with pytest.raises(ValueError, match=r"^bias: its steps contain NaN"):
+        biased_flash_attn_varlen(**PACKED, bias=biases.CumulativeBias(steps))

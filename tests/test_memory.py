@@ -40,6 +40,27 @@ call(128)
 print(call(16384))
 """
 
+PACKED = MEASURE.replace(
+    "print(call(16384))",
+    """
+from biased_flash_attn import biased_flash_attn_varlen
+lengths = torch.tensor([0] + 1000 * [8] + [8192])
+offsets = lengths.cumsum(0).int()
+
+def call(length):
+    q, k, v = (torch.zeros(16192, heads, 64).requires_grad_() for _ in range(3))
+    grad = torch.zeros_like(q)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = resident("VmRSS")
+    o = biased_flash_attn_varlen(q, k, v, offsets, offsets, bias)
+    torch.autograd.backward(o, grad)
+    kept = sum(x.numel() * x.element_size() for x in (o, q.grad, k.grad, v.grad)) / 2**20
+    return resident("VmHWM") - before - kept
+
+print(call(None))
+""",
+)
+
 RELEASE = MEASURE.replace(
     "print(call(16384))",
     """
@@ -70,3 +91,12 @@ def test_kept_memory_can_be_released():
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert float(run.stdout) >= 8, f"{run.stdout} MiB"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_peak_memory_of_many_packed_sequences_beside_a_long_one():
+    """A table for each of the 1001 as long as the longest asks for would take 250 MiB."""
+    program = PACKED.replace("DTYPE", "float32").replace("HEADS", "(8, 8)")
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert float(run.stdout) <= 64, f"{run.stdout} MiB"

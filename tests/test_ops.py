@@ -9,8 +9,11 @@ import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from biased_flash_attn import biased_flash_attn, biases
+from biased_flash_attn import biased_flash_attn, biased_flash_attn_varlen, biases, ops
+from biased_flash_attn.functional import prepared
+from biased_flash_attn.sequences import Sequences
 from cases import FORMS, Case, Content, drawn
+from packed_cases import PackedCase, PaddedCase, drawn_packed, drawn_padded, padded
 
 # Importing the default backend of torch.compile makes PyTorch warn of itself.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -51,6 +54,125 @@ def test_opcheck_of_backward(bias, with_bias_gradient):
             *(*of_bias, *options, with_bias_gradient, None, "cpu"),
         ),
     )
+
+
+def operands_of_sequences(case: PackedCase):
+    """The arguments of a packed call up to the plan, and what follows the backend."""
+    problem = drawn_packed(case)
+    sequences = Sequences.of_offsets(*case.offsets(), case.lengths, (None, None))
+    call = prepared(
+        *(problem.q, problem.k, problem.v, problem.called_bias(), True, 15, None, 0.0, "cpu"),
+        sequences=sequences,
+    )
+    tensors = [None if x is None else x.detach() for x in call.tensors()]
+    return problem, (*tensors, *call.options()), call.sequences()
+
+
+@pytest.mark.parametrize("bias", FORMS)
+def test_opcheck_with_sequences(bias):
+    case = PackedCase.of(((9, 21), (0, 3), (4, 4)), bias=bias, heads=(4, 2))
+    problem, arguments, sequences = operands_of_sequences(case)
+    leaves = [x.requires_grad_() if isinstance(x, torch.Tensor) else x for x in arguments]
+    torch.library.opcheck(ops.forward, (*leaves, None, "cpu", *sequences))
+    arguments = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments]
+    o, lse = ops.forward(*arguments, None, "cpu", *sequences)
+    inputs, rest = arguments[:3], arguments[3:]
+    torch.library.opcheck(
+        ops.backward,
+        (problem.grad_o, problem.grad_lse, *inputs, o, lse, *rest, True, None, "cpu", *sequences),
+    )
+    if bias != "none":
+        torch.library.opcheck(ops.plan, (*arguments, 0.0, "cpu", *sequences))
+
+
+def test_opcheck_of_where_sequences_lie():
+    offsets = torch.tensor([0, 3, 3, 9], dtype=torch.int32)
+    operators = torch.ops.biased_flash_attn
+    for longest in ((None, None), (6, 7)):
+        arguments = (offsets, offsets, 9, 9, *longest)
+        torch.library.opcheck(operators.rows_of_offsets.default, arguments)
+    mask = torch.tensor([[True, True, False], [False, True, True], 3 * [False]])
+    torch.library.opcheck(operators.rows_of_mask.default, (mask, 2))
+    steps = torch.randn(1, 2, 9, dtype=torch.float64, requires_grad=True)
+    for reverse in (False, True):
+        torch.library.opcheck(
+            operators.running_sums.default, (steps, offsets.diff().long(), reverse)
+        )
+
+
+def test_running_sums_begin_anew():
+    lengths, steps = torch.tensor([3, 0, 5, 1]), torch.randn(2, 9).double().requires_grad_()
+    sums = torch.ops.biased_flash_attn.running_sums
+    exact = torch.cat([x.cumsum(-1) for x in steps.split(lengths.tolist(), -1)], -1)
+    assert torch.equal(sums(steps, lengths, False), exact)
+    for reverse in (False, True):
+        assert torch.autograd.gradcheck(lambda x, r=reverse: sums(x, lengths, r), steps)
+        assert torch.autograd.gradgradcheck(lambda x, r=reverse: sums(x, lengths, r), steps)
+
+
+class Packed(nn.Module):
+    """Packed sequences of any lengths, of one bias."""
+
+    def __init__(self, bias: nn.Module | None):
+        super().__init__()
+        self.bias = bias
+
+    def forward(self, q, k, v, offsets, **longest):
+        bias = self.bias() if isinstance(self.bias, Content) else self.bias
+        o, lse = biased_flash_attn_varlen(
+            q, k, v, offsets, offsets, bias, window=20, return_lse=True, **longest
+        )
+        return o.square().sum() + lse.sum()
+
+
+@pytest.mark.parametrize("longest", [{}, {"max_seqlen_q": 30, "max_seqlen_k": 30}], ids=str)
+@pytest.mark.parametrize("name", ["none", "cumulative-gain", "linear", "kerple_log", "cable"])
+def test_packed_calls_compile_without_graph_breaks(name, longest):
+    torch._dynamo.reset()
+    case = PackedCase.of(((5, 5), (0, 0), (30, 30), (8, 8)), bias=name, heads=(4, 2))
+    problem = drawn_packed(case)
+    layer = Packed(problem.bias)
+    leaves = [
+        x[0].transpose(0, 1).detach().requires_grad_() for x in (problem.q, problem.k, problem.v)
+    ]
+    offsets = case.offsets()[0]
+    wanted = (*leaves, *layer.parameters())
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    results = []
+    for run in (layer, compiled):
+        loss = run(*leaves, offsets, **longest)
+        results.append((loss, *torch.autograd.grad(loss, wanted)))
+    for exact, x in zip(*results, strict=True):
+        torch.testing.assert_close(x, exact)
+
+
+def test_compiled_calls_check_offsets_too():
+    torch._dynamo.reset()
+    q = torch.randn(9, 2, 8)
+    compiled = torch.compile(Packed(None), fullgraph=True, backend="aot_eager")
+    compiled(q, q, q, torch.tensor([0, 4, 9], dtype=torch.int32))
+    with pytest.raises(ValueError, match=r"^cu_seqlens_q falls from 4 to 3 at 2"):
+        compiled(q, q, q, torch.tensor([0, 4, 3], dtype=torch.int32))
+
+
+@pytest.mark.parametrize("name", ["none", "cumulative-gain", "alibi"])
+def test_padded_calls_compile_without_graph_breaks(name):
+    torch._dynamo.reset()
+    case = PaddedCase(name, lengths=(33, 33), heads=(4, 2), padding=((3, 0), (0, 20)))
+    problem = drawn_padded(case)
+    leaves = list(problem.leaves().values())
+
+    def attend(problem):
+        o, lse = padded(problem, backend=None)
+        return o.square().sum() + lse.nan_to_num(neginf=0.0).sum()
+
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    results = []
+    for run in (attend, compiled):
+        loss = run(problem)
+        results.append((loss, *torch.autograd.grad(loss, leaves)))
+    for exact, x in zip(*results, strict=True):
+        torch.testing.assert_close(x, exact)
 
 
 class Layer(nn.Module):

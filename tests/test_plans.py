@@ -45,7 +45,7 @@ class PlannedCase(Case):
 
     @property
     def geometry(self) -> Geometry:
-        return PlannedGeometry(*self.lengths, self.causal, self.window, self.plan)
+        return PlannedGeometry(*self.lengths, self.causal, self.window, plan=self.plan)
 
 
 def any_plan(case: Case) -> Tensor:

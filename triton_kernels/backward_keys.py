@@ -26,6 +26,7 @@ from .ranges import (
     query_part_side,
     query_ranges,
 )
+from .sequences import N_KEY, is_beyond, own_bias, own_keys, own_problem, own_queries
 
 
 @triton.jit
@@ -97,7 +98,7 @@ def gather_from_queries(
 
 
 @triton.jit
-def attn_bwd_dkv_kernel(
+def gather(
     q,
     k,
     v,
@@ -109,18 +110,16 @@ def attn_bwd_dkv_kernel(
     grad_sums,
     bias,
     problem,
+    b,
+    kv_head,
+    first,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
     BIAS_GRADIENT: tl.constexpr,
 ):
-    """dv_j = sum_i P_ij grad_o_i and dk_j = scale sum_i dS_ij q_i, over all query heads that share
-    the key head; with BIAS_GRADIENT, for each of them, grad_sums_j = sum_i dS_ij dbeta_ij/dC[j].
-    """
-    kv_heads = problem.heads // problem.group
-    group, block = group_and_block(problem, LAST_FIRST=False)
-    b, kv_head, first = group // kv_heads, group % kv_heads, block * BLOCK_N
+    """What attn_bwd_dkv_kernel does, of the keys first, first + 1, ... of a sequence."""
     # [BLOCK_N, BLOCK_D], [BLOCK_N, BLOCK_DV]
     tile_k = load_tile(k, b, kv_head, first, problem.n_key, problem.head_dim, BLOCK_N, BLOCK_D)
     tile_v = load_tile(v, b, kv_head, first, problem.n_key, problem.value_dim, BLOCK_N, BLOCK_DV)
@@ -152,3 +151,46 @@ def attn_bwd_dkv_kernel(
 
     store_tile(grad_k, b, kv_head, first, problem.n_key, dk * problem.scale, problem.head_dim)
     store_tile(grad_v, b, kv_head, first, problem.n_key, dv, problem.value_dim)
+
+
+@triton.jit
+def attn_bwd_dkv_kernel(
+    q,
+    k,
+    v,
+    grad_o,
+    lse_in_base_2,
+    delta,
+    grad_k,
+    grad_v,
+    grad_sums,
+    bias,
+    problem,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BIAS_GRADIENT: tl.constexpr,
+):
+    """dv_j = sum_i P_ij grad_o_i and dk_j = scale sum_i dS_ij q_i, over all query heads that share
+    the key head; with BIAS_GRADIENT, for each of them, grad_sums_j = sum_i dS_ij dbeta_ij/dC[j].
+    """
+    kv_heads = problem.heads // problem.group
+    group, block = group_and_block(problem, LAST_FIRST=False)
+    b, kv_head, first = group // kv_heads, group % kv_heads, block * BLOCK_N
+    if is_beyond(problem, b, first, N_KEY):
+        return
+    gather(
+        own_queries(q, problem, b),
+        own_keys(k, problem, b),
+        own_keys(v, problem, b),
+        own_queries(grad_o, problem, b),
+        own_queries(lse_in_base_2, problem, b),
+        own_queries(delta, problem, b),
+        own_keys(grad_k, problem, b),
+        own_keys(grad_v, problem, b),
+        own_keys(grad_sums, problem, b),
+        own_bias(bias, problem, b),
+        own_problem(problem, b),
+        *(b, kv_head, first, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV, BIAS_GRADIENT),
+    )

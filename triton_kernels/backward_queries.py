@@ -26,6 +26,7 @@ from .ranges import (
     key_ranges,
     part_block,
 )
+from .sequences import N_QUERY, is_beyond, own_bias, own_keys, own_problem, own_queries
 
 
 @triton.jit
@@ -110,7 +111,7 @@ def gather_from_keys(
 
 
 @triton.jit
-def attn_bwd_dq_kernel(
+def gather(
     q,
     k,
     v,
@@ -122,18 +123,16 @@ def attn_bwd_dq_kernel(
     grad_sums,
     bias,
     problem,
+    b,
+    h,
+    first,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
     BIAS_GRADIENT: tl.constexpr,
 ):
-    """dq_i = scale sum_j dS_ij k_j and, with BIAS_GRADIENT, the rows' share of the bias's gradient:
-    grad_gain_i = sum_j dS_ij dbeta_ij/dg_i, and grad_sums_i = sum_j dS_ij dbeta_ij/dC[p_i], beta
-    being what the bias is a function of. (B, H, Nq) each.
-    """
-    group, block = group_and_block(problem, LAST_FIRST=True)
-    b, h, first = group // problem.heads, group % problem.heads, block * BLOCK_M
+    """What attn_bwd_dq_kernel does, of the queries first, first + 1, ... of a sequence."""
     # [BLOCK_M, BLOCK_D], [BLOCK_M, BLOCK_DV]
     tile_q = load_tile(q, b, h, first, problem.n_query, problem.head_dim, BLOCK_M, BLOCK_D)
     tile_do = load_tile(grad_o, b, h, first, problem.n_query, problem.value_dim, BLOCK_M, BLOCK_DV)
@@ -166,3 +165,46 @@ def attn_bwd_dq_kernel(
         exists = i < problem.n_query
         tl.store(row_address(grad_gain, b, h, 0) + i, of_gain, exists)
         tl.store(row_address(grad_sums, b, h, 0) + i, of_sums * queries[1], exists)
+
+
+@triton.jit
+def attn_bwd_dq_kernel(
+    q,
+    k,
+    v,
+    grad_o,
+    lse_in_base_2,
+    delta,
+    grad_q,
+    grad_gain,
+    grad_sums,
+    bias,
+    problem,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BIAS_GRADIENT: tl.constexpr,
+):
+    """dq_i = scale sum_j dS_ij k_j and, with BIAS_GRADIENT, the rows' share of the bias's gradient:
+    grad_gain_i = sum_j dS_ij dbeta_ij/dg_i, and grad_sums_i = sum_j dS_ij dbeta_ij/dC[p_i], beta
+    being what the bias is a function of. (B, H, Nq) each.
+    """
+    group, block = group_and_block(problem, LAST_FIRST=True)
+    b, h, first = group // problem.heads, group % problem.heads, block * BLOCK_M
+    if is_beyond(problem, b, first, N_QUERY):
+        return
+    gather(
+        own_queries(q, problem, b),
+        own_keys(k, problem, b),
+        own_keys(v, problem, b),
+        own_queries(grad_o, problem, b),
+        own_queries(lse_in_base_2, problem, b),
+        own_queries(delta, problem, b),
+        own_queries(grad_q, problem, b),
+        own_queries(grad_gain, problem, b),
+        own_queries(grad_sums, problem, b),
+        own_bias(bias, problem, b),
+        own_problem(problem, b),
+        *(b, h, first, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV, BIAS_GRADIENT),
+    )

@@ -61,7 +61,7 @@ def way_from(origin, sums):
 @triton.jit
 def first_distance(problem):
     """The distance with which a table begins."""
-    return 0 if problem.causal else 1 - problem.n_query
+    return 0 if problem.causal else 1 - problem.longest_query
 
 
 @triton.jit

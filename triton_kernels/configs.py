@@ -7,7 +7,7 @@ was timed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -108,6 +108,34 @@ BLACKWELL = {
     ),
     256: _WIDEST,
 }
+# Sequences that are ranges of rows have lengths and addresses of their own, which take registers.
+OF_SEQUENCES = {
+    64: replace(
+        AMPERE[64],
+        forward=Config(128, 64, 8, 2),
+        backward_keys=Config(32, 128, 8, 1),
+        heavy_backward_keys=None,
+    ),
+    128: Row(
+        forward=Config(64, 64, 4, 2),
+        backward_queries=Config(128, 32, 8, 1),
+        heavy_backward_queries=Config(128, 16, 8, 1),
+        backward_keys=Config(16, 64, 8, 1),
+        backward_table=Config(64, 64, 8, 1),
+        tight=True,
+    ),
+    256: replace(_WIDEST, forward=Config(64, 16, 8, 1)),
+}
+OF_SEQUENCES_ON_AMPERE = OF_SEQUENCES | {
+    128: replace(OF_SEQUENCES[128], backward_table=Config(32, 32, 4, 1))
+}
+OF_SEQUENCES_ON_BLACKWELL = OF_SEQUENCES | {
+    128: replace(
+        OF_SEQUENCES[128],
+        forward=Config(128, 32, 8, 2),
+        backward_keys=Config(16, 64, 4, 1),
+    )
+}
 SINGLE = {
     64: Row(Config(32, 32), Config(32, 32), Config(32, 32), Config(32, 32)),
     128: Row(Config(16, 32, 8), Config(16, 32, 8), Config(16, 32, 8), Config(32, 32, 8)),
@@ -133,11 +161,18 @@ class Kind:
     trained: bool = False  # whether gradients of sums are computed
 
 
-def choose(kernel: str, arch: int | str, dtype: torch.dtype, width: int, kind: Kind) -> Config:
+def choose(
+    kernel: str,
+    arch: int | str,
+    dtype: torch.dtype,
+    width: int,
+    kind: Kind,
+    with_sequences: bool = False,
+) -> Config:
     """For the field `kernel` of a row, width being the larger of q's and v's padded head_dim."""
     row = INTERPRETED
     if arch != "interpreter":
-        table = SINGLE if dtype == torch.float32 else _of_processor(arch)
+        table = SINGLE if dtype == torch.float32 else _of_processor(arch, with_sequences)
         row = table[min(widest for widest in table if width <= widest)]
     heavy = _is_heavy(kernel, row, width > 64, kind) and getattr(row, f"heavy_{kernel}", None)
     return heavy or getattr(row, kernel)
@@ -157,8 +192,11 @@ def _is_heavy(kernel: str, row: Row, wide: bool, kind: Kind) -> bool:
     return heavy
 
 
-def _of_processor(arch: int | str) -> dict[int, Row]:
+def _of_processor(arch: int | str, with_sequences: bool) -> dict[int, Row]:
     """Those of half precision. Processors with names are AMD's, for which nothing was searched."""
+    tables = AMPERE, HOPPER, BLACKWELL
+    if with_sequences:
+        tables = OF_SEQUENCES_ON_AMPERE, OF_SEQUENCES, OF_SEQUENCES_ON_BLACKWELL
     if not isinstance(arch, int) or arch < 90:
-        return AMPERE
-    return HOPPER if arch < 100 else BLACKWELL
+        return tables[0]
+    return tables[1] if arch < 100 else tables[2]

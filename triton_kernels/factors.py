@@ -19,6 +19,7 @@ import triton.language as tl
 
 from .bias import first_distance, shared_gain, sum_at, sums_from, way_from
 from .primitives import FACTORS, LOG2E, dot, row_address, tile_addresses
+from .sequences import N_KEY, N_QUERY, is_beyond, own_bias, own_keys, own_problem, own_queries
 
 # Finite, so that its parts are: a logit of a query without weights.
 LEAST = tl.constexpr(-1e30)
@@ -94,16 +95,10 @@ def query_origin(bias, problem, b, h, p, BLOCK_M: tl.constexpr, SIDE: tl.constex
 
 
 @triton.jit
-def query_factors_kernel(
-    factors, bias, problem, lse_in_base_2, BLOCK_M: tl.constexpr, SIDE: tl.constexpr
+def store_query_factors(
+    factors, bias, problem, lse_in_base_2, b, h, first, BLOCK_M: tl.constexpr, SIDE: tl.constexpr
 ):
-    """Those of blocks of BLOCK_M queries, lse included where it is given.
-
-    factors (B or 1, H or 1, n, FACTORS), n a multiple of BLOCK_M: a row a query or, where all
-    queries have the same, BLOCK_M rows.
-    """
-    b, h = tl.program_id(0), tl.program_id(1)
-    first = tl.program_id(2) * BLOCK_M
+    """What query_factors_kernel does, of a block of one sequence."""
     p_first = first + problem.n_key - problem.n_query
     i = first + tl.arange(0, BLOCK_M)
     gain = shared_gain(bias, b, h, BLOCK_M)
@@ -121,13 +116,50 @@ def query_factors_kernel(
 
 
 @triton.jit
+def query_factors_kernel(
+    factors, bias, problem, lse_in_base_2, BLOCK_M: tl.constexpr, SIDE: tl.constexpr
+):
+    """Those of blocks of BLOCK_M queries, lse included where it is given.
+
+    factors (B or 1, H or 1, n, FACTORS), n a multiple of BLOCK_M: a row a query or, where all
+    queries have the same, BLOCK_M rows.
+    """
+    b, h = tl.program_id(0), tl.program_id(1)
+    first = tl.program_id(2) * BLOCK_M
+    if is_beyond(problem, b, first, N_QUERY):
+        return
+    store_query_factors(
+        own_queries(factors, problem, b),
+        own_bias(bias, problem, b),
+        own_problem(problem, b),
+        None if lse_in_base_2 is None else own_queries(lse_in_base_2, problem, b),
+        *(b, h, first, BLOCK_M, SIDE),
+    )
+
+
+@triton.jit
+def store_key_factors(
+    factors, bias, problem, b, h, first, BLOCK_N: tl.constexpr, SIDE: tl.constexpr
+):
+    """What key_factors_kernel does, of a block of one sequence."""
+    origin = key_origin(bias, problem, b, h, first, BLOCK_N, SIDE)
+    way = way_from(origin, sums_from(bias, problem, b, h, first, BLOCK_N))
+    tl.store(tile_addresses(factors, b, h, first, BLOCK_N, FACTORS), key_factors(way[:, None]))
+
+
+@triton.jit
 def key_factors_kernel(factors, bias, problem, BLOCK_N: tl.constexpr, SIDE: tl.constexpr):
     """Those of tiles of BLOCK_N keys. (B or 1, H or 1, n, FACTORS), n a multiple of BLOCK_N."""
     b, h = tl.program_id(0), tl.program_id(1)
     first = tl.program_id(2) * BLOCK_N
-    origin = key_origin(bias, problem, b, h, first, BLOCK_N, SIDE)
-    way = way_from(origin, sums_from(bias, problem, b, h, first, BLOCK_N))
-    tl.store(tile_addresses(factors, b, h, first, BLOCK_N, FACTORS), key_factors(way[:, None]))
+    if is_beyond(problem, b, first, N_KEY):
+        return
+    store_key_factors(
+        own_keys(factors, problem, b),
+        own_bias(bias, problem, b),
+        own_problem(problem, b),
+        *(b, h, first, BLOCK_N, SIDE),
+    )
 
 
 @triton.jit

@@ -27,6 +27,7 @@ from .ranges import (
     key_ranges,
     part_block,
 )
+from .sequences import N_QUERY, is_beyond, own_bias, own_keys, own_problem, own_queries
 
 
 @triton.jit
@@ -94,7 +95,7 @@ def attend_keys(
 
 
 @triton.jit
-def attn_fwd_kernel(
+def attend(
     q,
     k,
     v,
@@ -102,18 +103,15 @@ def attn_fwd_kernel(
     lse,
     bias,
     problem,
+    b,
+    h,
+    first,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    """o_i = sum_j exp(s_ij - lse_i) v_j and lse_i = log sum_j exp(s_ij), of BLOCK_M queries.
-
-    After each key tile, o_i is acc / l and lse_i is ln(2) (m + log2 l), of the keys so far. Rows
-    that saw no key, or only logits of -inf, have m = -inf and l = 0.
-    """
-    group, block = group_and_block(problem, LAST_FIRST=True)
-    b, h, first = group // problem.heads, group % problem.heads, block * BLOCK_M
+    """What attn_fwd_kernel does, of the queries first, first + 1, ... of a sequence."""
     tile_q = load_tile(q, b, h, first, problem.n_query, problem.head_dim, BLOCK_M, BLOCK_D)
     gain = shared_gain(bias, b, h, BLOCK_M)
     queries = query_side(bias, problem, b, h, first, gain, BLOCK_M)
@@ -143,3 +141,38 @@ def attn_fwd_kernel(
     i = first + tl.arange(0, BLOCK_M)
     values = tl.where(saw, values, -INFINITY).to(tl.float32)
     tl.store(row_address(lse, b, h, 0) + i, values, i < problem.n_query)
+
+
+@triton.jit
+def attn_fwd_kernel(
+    q,
+    k,
+    v,
+    o,
+    lse,
+    bias,
+    problem,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+):
+    """o_i = sum_j exp(s_ij - lse_i) v_j and lse_i = log sum_j exp(s_ij), of BLOCK_M queries.
+
+    After each key tile, o_i is acc / l and lse_i is ln(2) (m + log2 l), of the keys so far. Rows
+    that saw no key, or only logits of -inf, have m = -inf and l = 0.
+    """
+    group, block = group_and_block(problem, LAST_FIRST=True)
+    b, h, first = group // problem.heads, group % problem.heads, block * BLOCK_M
+    if is_beyond(problem, b, first, N_QUERY):
+        return
+    attend(
+        own_queries(q, problem, b),
+        own_keys(k, problem, b),
+        own_keys(v, problem, b),
+        own_queries(o, problem, b),
+        own_queries(lse, problem, b),
+        own_bias(bias, problem, b),
+        own_problem(problem, b),
+        *(b, h, first, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV),
+    )

@@ -9,21 +9,24 @@ import triton
 from torch import Tensor
 from triton.language import constexpr
 
+from ..sequences import Sequences, empty_rows
 from . import configs, plans
 from .backward import attn_bwd_delta_kernel
 from .backward_keys import attn_bwd_dkv_kernel
 from .backward_queries import attn_bwd_dq_kernel
 from .configs import Config
 from .decode_launch import decode as decode
-from .factors import key_factors_kernel, query_factors_kernel
+from .factored import with_factors
 from .forward import attn_fwd_kernel
 from .launching import OPTIONS, processor, where_the_tensors_are
-from .operands import Bias, Factors, Problem, per_head, rows
-from .polynomials import TABLE_ROWS, interpolation, table_factors_kernel
-from .primitives import FACTORS, LOG2E
+from .operands import Bias, Problem, of_entries, per_head, rows
 from .primitives import INTERPRETED as INTERPRETED
+from .primitives import LOG2E
 from .table import attn_bwd_table_kernel
 from .trim import attn_trim_kernel
+
+# Of the sums over diagonals that packed sequences have at a time.
+_TABLE_SUMS = 2**24
 
 
 @where_the_tensors_are
@@ -38,18 +41,20 @@ def forward(
     causal: bool,
     window: int | None,
     plan: Tensor | None = None,
+    sequences: Sequences | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Returns o (B, H, Nq, Dv) in q's dtype and lse (B, H, Nq) in float32."""
-    o = q.new_empty((*q.shape[:3], v.shape[3]))
+    o = empty_rows(q, v.shape[3], sequences)
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    bias, problem = _operands(q, k, v, terms, gain, form, scale, causal, window)
-    config, sizes = _sizes("forward", q, v, bias, plan is not None)
+    if sequences is not None:  # padding stays as it is
+        o.zero_(), lse.fill_(-torch.inf)
+    bias, problem = _operands(q, k, v, terms, gain, form, scale, causal, window, sequences)
+    config, sizes = _sizes("forward", q, v, bias, plan is not None, sequences is not None)
     problem = problem._replace(plan=plans.of_queries(plan, problem, config.block_m))
-    bias = _with_factors(bias, problem, config)
+    bias = with_factors(bias, problem, config, sequences)
     tensors = map(rows, (q, k, v, o, lse))
-    _launch(attn_fwd_kernel, q, q.shape[1], config.block_m, config)(
-        *tensors, bias, problem, **sizes
-    )
+    grid = _batch(q, sequences) * q.shape[1], triton.cdiv(problem.n_query, config.block_m)
+    _launch(attn_fwd_kernel, grid, config)(*tensors, bias, problem, **sizes)
     return o, lse
 
 
@@ -70,36 +75,44 @@ def backward(
     window: int | None,
     with_bias_gradient: bool,
     plan: Tensor | None = None,
+    sequences: Sequences | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Returns the gradients of q, k, v, terms and gain; the last two only where wanted."""
     # What autograd hands over may be expanded, as the gradient of a sum is; the kernels read rows.
     grad_o = grad_o if grad_o.stride(3) == 1 else grad_o.contiguous()
-    bias, problem = _operands(q, k, v, terms, gain, form, scale, causal, window)
+    bias, problem = _operands(q, k, v, terms, gain, form, scale, causal, window, sequences)
     statistics = torch.empty_like(lse), torch.empty_like(lse)
     _delta(problem, o, grad_o, lse, grad_lse.contiguous(), *statistics)
     given = (q, k, v, grad_o, *statistics)
 
-    grad_q, grad_k, grad_v = (x.new_empty(x.shape) for x in (q, k, v))
+    grad_q, grad_k, grad_v = (empty_rows(x, x.shape[3], sequences) for x in (q, k, v))
     of_gain, of_queries = torch.empty_like(lse), torch.empty_like(lse)
     of_keys = lse.new_empty((*lse.shape[:2], k.shape[2]))
+    if sequences is not None:
+        for x in (grad_q, grad_k, grad_v, of_gain, of_queries, of_keys):
+            x.zero_()
+    batch = _batch(q, sequences)
     has_gain = with_bias_gradient and form not in ("none", "distance")
     has_sums = has_gain and form != "linear"
 
-    config, sizes = _sizes("backward_queries", q, v, bias, plan is not None)
+    kind = plan is not None, sequences is not None
+    config, sizes = _sizes("backward_queries", q, v, bias, *kind)
     problem = problem._replace(plan=plans.of_queries(plan, problem, config.block_m))
     tensors = map(rows, (*given, grad_q, of_gain, of_queries))
-    _launch(attn_bwd_dq_kernel, q, q.shape[1], config.block_m, config)(
+    grid = batch * q.shape[1], triton.cdiv(problem.n_query, config.block_m)
+    _launch(attn_bwd_dq_kernel, grid, config)(
         *tensors,
-        _with_factors(bias, problem, config),
+        with_factors(bias, problem, config, sequences),
         problem,
         **sizes,
         BIAS_GRADIENT=has_gain,
     )
-    config, sizes = _sizes("backward_keys", q, v, bias, plan is not None, has_sums)
+    config, sizes = _sizes("backward_keys", q, v, bias, *kind, trained=has_sums)
     tensors = map(rows, (*given, grad_k, grad_v, of_keys))
-    _launch(attn_bwd_dkv_kernel, k, k.shape[1], config.block_n, config)(
+    grid = batch * k.shape[1], triton.cdiv(problem.n_key, config.block_n)
+    _launch(attn_bwd_dkv_kernel, grid, config)(
         *tensors,
-        _with_factors(bias, problem, config, statistics[0]),
+        with_factors(bias, problem, config, sequences, statistics[0]),
         problem._replace(plan=plans.of_keys(plan, problem, config.block_n)),
         **sizes,
         BIAS_GRADIENT=has_sums,
@@ -108,11 +121,11 @@ def backward(
     grad_terms, grad_gain = None, None
     if with_bias_gradient and terms is not None:
         if form == "linear":
-            grad_terms = -of_gain.sum(-1, dtype=torch.float64)
+            grad_terms = -_sum_of_rows(of_gain, terms.shape[0], sequences)
         elif form == "distance":
-            grad_terms = _table_gradient(given, bias, problem, causal, terms.shape[2])
+            grad_terms = _table_gradient(given, bias, problem, causal, terms, sequences)
         else:
-            grad_terms = _sums_gradient(of_queries, of_keys)
+            grad_terms = _sums_gradient(of_queries, of_keys, sequences)
         grad_terms = grad_terms.sum_to_size(terms.shape).to(terms.dtype)
         grad_gain = None if gain is None else of_gain.sum_to_size(gain.shape)
     return grad_q, grad_k, grad_v, grad_terms, grad_gain
@@ -145,7 +158,7 @@ def trim(
     sizes["BLOCK_N"] = max(16, config.block_n // 2)
     blocks = triton.cdiv(problem.n_query, config.block_m)
     cut = plan.new_empty((*q.shape[:2], blocks))
-    _launch(attn_trim_kernel, q, q.shape[1], config.block_m, config)(
+    _launch(attn_trim_kernel, (q.shape[0] * q.shape[1], blocks), config)(
         *map(rows, (q, k, near.contiguous(), cut)),
         bias,
         problem._replace(plan=plans.of_queries(plan, problem, config.block_m)),
@@ -157,17 +170,23 @@ def trim(
     return plans.cut_of_tiles(cut, config.block_m, from_end)
 
 
-def _operands(q, k, v, terms, gain, form, scale, causal, window) -> tuple[Bias, Problem]:
-    heads, n_key = q.shape[1], k.shape[2]
+def _operands(
+    q, k, v, terms, gain, form, scale, causal, window, sequences=None
+) -> tuple[Bias, Problem]:
+    heads, n_query, n_key = q.shape[1], q.shape[2], k.shape[2]
+    if sequences is not None:
+        n_query, n_key = sequences.longest_query, sequences.longest_key
     problem = Problem(
         heads,
         heads // k.shape[1],
-        q.shape[2],
+        n_query,
         n_key,
         n_key if window is None else min(window, n_key),
         scale,
         scale * LOG2E.value,
         *map(constexpr, (q.shape[3], v.shape[3], causal, window is not None, scale > 0)),
+        n_query,
+        sequences=None if sequences is None else sequences.rows,
     )
     squared = form == "log1p_square"
     # float32 has no matrix units that are exact: a column there costs as much as the bias itself.
@@ -184,77 +203,24 @@ def _operands(q, k, v, terms, gain, form, scale, causal, window) -> tuple[Bias, 
     return Bias(*flags, *map(per_head, (terms, gain, high, low))), problem
 
 
-def _with_factors(
-    bias: Bias, problem: Problem, config: Config, lse_in_base_2: Tensor | None = None
-) -> Bias:
-    """The bias with its factors, if it has any, for the tiles of a configuration.
-
-    Those of queries include lse where it is given.
-    """
-    form, terms = bias.form.value, bias.terms and bias.terms.start
-    if not bias.factored.value:
-        return bias
-    if form == "distance":
-        return _with_table_factors(bias, problem, config.block_m)
-
-    per_query = [x for x in (lse_in_base_2, bias.gain and bias.gain.start) if x is not None]
-    if per_query:
-        shape = (*per_query[0].shape[:2], problem.n_query)
-    else:
-        shape = (*(terms.shape[:2] if form == "linear" else (1, 1)), config.block_m)
-    lse = None if lse_in_base_2 is None else rows(lse_in_base_2)
-    of_queries = _factors(query_factors_kernel, shape, config.block_m, bias, problem, lse)
-    shape = (1, 1, config.block_n) if form == "linear" else terms.shape
-    of_keys = _factors(key_factors_kernel, shape, config.block_n, bias, problem)
-    if not per_query:
-        of_queries = of_queries._replace(row=0)
-    return bias._replace(query_factors=of_queries, key_factors=of_keys)
-
-
-def _factors(kernel, shape, block: int, bias: Bias, problem: Problem, *more) -> Factors:
-    """What a kernel writes in blocks of rows, for each side: (sides, *shape, FACTORS)."""
-    sides = (1,) if problem.causal.value else (1, -1)
-    blocks = triton.cdiv(shape[2], block)
-    factors = _empty_factors(bias, len(sides), *shape[:2], blocks * block)
-    for part, side in zip(factors, sides, strict=True):
-        kernel[(*shape[:2], blocks)](rows(part), bias, problem, *more, block, side, **OPTIONS)
-    return Factors(*per_head(factors[0]), factors.stride(0))
-
-
-def _with_table_factors(bias: Bias, problem: Problem, block_m: int) -> Bias:
-    batch, heads, length = bias.terms.start.shape
-    if length < 2 * block_m:
-        return bias._replace(factored=constexpr(False))
-    of_rows = _empty_factors(bias, 1, 1, block_m)
-    of_keys = _empty_factors(bias, batch, heads, length - block_m + 1)
-    blocks = triton.cdiv(of_keys.shape[2], TABLE_ROWS)
-    rough = of_keys.new_empty((batch, heads, blocks, 2), dtype=torch.int32)
-    nodes, weights = interpolation(block_m)
-    table_factors_kernel[batch, heads, blocks](
-        *(rows(of_rows), rows(of_keys), rows(rough), bias, problem, length),
-        *(block_m, TABLE_ROWS, nodes, weights),
-        **OPTIONS,
-    )
-    far = torch.stack([rough[..., 1].amax(2) + 1, rough[..., 0].amin(2) - 1], 2)
-    return bias._replace(
-        query_factors=Factors(*per_head(of_rows)),
-        key_factors=Factors(*per_head(of_keys)),
-        far=per_head(far),
-    )
-
-
-def _empty_factors(bias: Bias, *shape: int) -> Tensor:
-    return bias.terms.start.new_empty((*shape, FACTORS.value), dtype=torch.bfloat16)
+def _batch(q: Tensor, sequences: Sequences | None) -> int:
+    return q.shape[0] if sequences is None else len(sequences.rows)
 
 
 def _sizes(
-    kernel: str, q: Tensor, v: Tensor, bias: Bias, planned: bool, trained: bool = False
+    kernel: str,
+    q: Tensor,
+    v: Tensor,
+    bias: Bias,
+    planned: bool,
+    with_sequences: bool = False,
+    trained: bool = False,
 ) -> tuple[Config, dict[str, int]]:
     """The configuration of a kernel, and what of it the kernel has to know."""
     block_d, block_dv = (max(16, triton.next_power_of_2(x.shape[3])) for x in (q, v))
-    form = "log1p_square" if bias.squared.value else bias.form.value
+    form, width = "log1p_square" if bias.squared.value else bias.form.value, max(block_d, block_dv)
     kind = configs.Kind(form, bias.gain is not None, planned, trained)
-    config = configs.choose(kernel, processor(), q.dtype, max(block_d, block_dv), kind)
+    config = configs.choose(kernel, processor(), q.dtype, width, kind, with_sequences)
     return config, {
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
@@ -263,48 +229,88 @@ def _sizes(
     }
 
 
-def _launch(kernel, x: Tensor, heads: int, block: int, config: Config):
-    """The kernel over blocks of the rows of x, for every head: a call of its arguments."""
-    grid = (x.shape[0] * heads, triton.cdiv(x.shape[2], block))
+def _launch(kernel, grid: tuple[int, int], config: Config):
+    """The kernel for every head and block of its rows: a call of its arguments."""
     return partial(
         kernel[grid], num_warps=config.num_warps, num_stages=config.num_stages, **OPTIONS
     )
 
 
 def _delta(problem: Problem, o: Tensor, *tensors: Tensor) -> None:
+    """Of all rows, whatever sequences they belong to."""
     block_dv = max(16, triton.next_power_of_2(o.shape[3]))
-    config = Config(16, 0, num_warps=4)
-    _launch(attn_bwd_delta_kernel, o, o.shape[1], config.block_m, config)(
+    config, (batch, heads, n_query, _) = Config(16, 0, num_warps=4), o.shape
+    problem = problem._replace(n_query=n_query, sequences=None)
+    _launch(attn_bwd_delta_kernel, (batch * heads, triton.cdiv(n_query, config.block_m)), config)(
         *map(rows, (o, *tensors)), problem, BLOCK_M=config.block_m, BLOCK_DV=block_dv
     )
 
 
-def _table_gradient(given, bias: Bias, problem: Problem, causal: bool, length: int) -> Tensor:
-    """(B, H, length), from sums over the diagonals of tiles: see attn_bwd_table_kernel."""
+def _table_gradient(
+    given, bias: Bias, problem: Problem, causal: bool, terms: Tensor, sequences: Sequences | None
+) -> Tensor:
+    """(B or 1, H, length), from sums over the diagonals of tiles: see attn_bwd_table_kernel."""
     q, _, v, *_ = given
-    config, sizes = _sizes("backward_table", q, v, bias, problem.plan is not None)
-    block, shift = config.block_m, problem.n_key - problem.n_query
-    begin = (0 if causal else 1 - problem.n_query) - shift - 1
-    first, last = begin // block, (begin + length - 1) // block
-    partial_sums = q.new_empty((*q.shape[:2], last - first + 2, 2, block), dtype=torch.float32)
-    _launch(attn_bwd_table_kernel, partial_sums, q.shape[1], 1, config)(
-        *map(rows, given),
-        partial_sums,
-        first,
-        bias,
-        problem,
-        length,
-        BLOCK=block,
-        BLOCK_D=sizes["BLOCK_D"],
-        BLOCK_DV=sizes["BLOCK_DV"],
-    )
-    of_distances = partial_sums[:, :, :-1, 1] + partial_sums[:, :, 1:, 0]
-    return of_distances.flatten(2)[..., begin - first * block :][..., :length]
+    kind = problem.plan is not None, sequences is not None
+    config, sizes = _sizes("backward_table", q, v, bias, *kind)
+    block, length = config.block_m, terms.shape[2]
+    # The difference of row and column at the table's begin, in a tile on the diagonal 0.
+    begin = (0 if causal else 1 - problem.n_query) - 1
+    if sequences is None:
+        begin -= problem.n_key - problem.n_query
+        diagonals = (begin + length - 1) // block - begin // block + 2
+    else:
+        begin = (begin + sequences.rows[:, 1] - sequences.rows[:, 3])[:, None, None]
+        diagonals = (length + block - 2) // block + 2
+    first = begin // block
+    place = torch.arange(length, device=q.device) + (begin - first * block)
+
+    parts = [slice(None)]
+    if sequences is not None and sequences.is_packed:
+        step = max(1, _TABLE_SUMS // (q.shape[1] * diagonals * 2 * block))
+        batch = len(sequences.rows)
+        parts = [slice(b, min(b + step, batch)) for b in range(0, batch, step)] or parts
+    gradients = []
+    for part in parts:
+        own, own_first, own_place = problem, first, place
+        if sequences is not None:
+            rows_of_part, plan = sequences.rows[part], plans.of_entries(problem.plan, part)
+            own = problem._replace(sequences=rows_of_part, plan=plan)
+            own_first, own_place = first[part].int(), place[part]
+        batch = _batch(q, sequences) if part == slice(None) else part.stop - part.start
+        sums = q.new_empty((batch, q.shape[1], diagonals, 2, block), dtype=torch.float32)
+        _launch(attn_bwd_table_kernel, (batch * q.shape[1], diagonals), config)(
+            *map(rows, given),
+            sums,
+            own_first,
+            bias._replace(terms=of_entries(bias.terms, part)),
+            own,
+            length,
+            BLOCK=block,
+            BLOCK_D=sizes["BLOCK_D"],
+            BLOCK_DV=sizes["BLOCK_DV"],
+        )
+        of_distances = (sums[:, :, :-1, 1] + sums[:, :, 1:, 0]).flatten(2)
+        gradient = of_distances.gather(-1, own_place.expand(batch, q.shape[1], length))
+        gradients.append(gradient.sum(0, keepdim=True) if terms.shape[0] == 1 else gradient)
+    return sum(gradients) if terms.shape[0] == 1 else torch.cat(gradients)
 
 
-def _sums_gradient(of_queries: Tensor, of_keys: Tensor) -> Tensor:
+def _sum_of_rows(x: Tensor, entries: int, sequences: Sequences | None) -> Tensor:
+    """(B, H, n) to (B, H) float64; packed, to those of each sequence where entries are many."""
+    if sequences is None or not sequences.is_packed or entries == 1:
+        return x.sum(-1, dtype=torch.float64)
+    each = x.split(sequences.rows[:, 1].tolist(), -1)
+    return torch.cat([one.sum(-1, dtype=torch.float64) for one in each])
+
+
+def _sums_gradient(of_queries: Tensor, of_keys: Tensor, sequences: Sequences | None) -> Tensor:
     """(B, H, Nk) float64, of C[p] of each query and C[j] of each key."""
     gradient = of_keys.double()
+    if sequences is not None and sequences.is_packed:
+        # Each key has at most one query, and queries before the first key have a place at the end.
+        room = torch.nn.functional.pad(gradient, (0, 1))
+        return room.index_add_(-1, sequences.keys_of_queries(), of_queries.double())[..., :-1]
     shown = min(of_queries.shape[2], of_keys.shape[2])
     gradient[..., of_keys.shape[2] - shown :] += of_queries[..., of_queries.shape[2] - shown :]
     return gradient

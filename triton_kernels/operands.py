@@ -49,7 +49,12 @@ class Plan(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """Sizes and mask; query i stands at position i + n_key - n_query and sees keys of forms.py."""
+    """Sizes and mask; query i stands at position i + n_key - n_query and sees keys of forms.py.
+
+    sequences (B, 4) int64: of each, its first query, number of queries, first key and number of
+    keys, where these are not all rows of its batch entry. n_query and n_key are then those of the
+    longest, until a kernel has taken its own (sequences.py).
+    """
 
     heads: int
     group: int  # query heads that share a key head
@@ -63,7 +68,9 @@ class Problem(NamedTuple):
     causal: tl.constexpr
     windowed: tl.constexpr
     positive_scale: tl.constexpr
+    longest_query: int
     plan: Plan | None = None
+    sequences: Tensor | None = None
 
 
 class Bias(NamedTuple):
@@ -87,11 +94,6 @@ class Bias(NamedTuple):
     far: Rows | None = None
 
 
-def rows(x: Tensor) -> Rows:
-    """x (B, H, N, D), (B, H, N) or (B, H)."""
-    return Rows(x, *x.stride()[:2], x.stride(2) if x.dim() > 2 else 1)
-
-
 def per_head(x: Tensor | None) -> Rows | None:
     """(B or 1, H or 1, ...) seen as if it had every batch entry and head."""
     if x is None:
@@ -99,3 +101,14 @@ def per_head(x: Tensor | None) -> Rows | None:
     x = x if x.dim() < 3 or x.stride(2) == 1 else x.contiguous()
     batch, head = (0 if x.shape[n] == 1 else x.stride(n) for n in (0, 1))
     return Rows(x, batch, head, x.stride(2) if x.dim() > 2 else 1)
+
+
+def of_entries(x: Rows | None, entries: slice) -> Rows | None:
+    """Of some batch entries; one that serves all stays."""
+    return x if x is None or x.batch == 0 else x._replace(start=x.start[entries])
+
+
+def rows(x: Tensor) -> Rows:
+    """x (B, H, N, D), (B, H, N) or (B, H); one batch entry serves all."""
+    batch = 0 if x.shape[0] == 1 else x.stride(0)
+    return Rows(x, batch, x.stride(1), x.stride(2) if x.dim() > 2 else 1)

@@ -5,8 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from . import operands
 from .operands import Plan, Problem, rows
 from .primitives import PLAN_TILE
+
+
+def of_entries(plan: Plan | None, entries: slice) -> Plan | None:
+    """The ranges of some batch entries, without programs."""
+    if plan is None:
+        return None
+    first_key, end_key = (operands.of_entries(x, entries) for x in (plan.first_key, plan.end_key))
+    return Plan(first_key, end_key, plan.order)
 
 
 def of_queries(plan: Tensor | None, problem: Problem, block: int) -> Plan | None:
@@ -14,12 +23,13 @@ def of_queries(plan: Tensor | None, problem: Problem, block: int) -> Plan | None
     if plan is None:
         return None
     start = torch.arange(0, problem.n_query, block, device=plan.device)
-    shift = problem.n_key - problem.n_query
+    n_query, n_key = _lengths(problem)
+    shift = n_key - n_query
     first, end = plan[..., start // PLAN_TILE.value]
     if problem.windowed.value:
         first = torch.maximum(first, start + shift - problem.window + 1)
     if problem.causal.value:
-        end = torch.minimum(end, (start + block).clamp(max=problem.n_query) + shift)
+        end = torch.minimum(end, (start + block).clamp(max=n_query) + shift)
     return Plan(*map(rows, plan), _longest_first((end - first).clamp(min=0).flatten(0, 1)))
 
 
@@ -38,7 +48,8 @@ def of_keys(plan: Tensor | None, problem: Problem, block: int) -> Plan | None:
         return None
     first_key, end_key = plan
     begin = torch.arange(0, problem.n_key, block, device=plan.device, dtype=torch.int32)
-    end = (begin + block).clamp(max=problem.n_key)
+    n_query, n_key = _lengths(problem)
+    end = (begin + block).clamp(max=n_key).int()
     begin, end = (x.expand(*plan.shape[1:3], -1).contiguous() for x in (begin, end))
     # Tiles before the first one whose end key is beyond a key do not take it; and so on.
     some_begin = torch.searchsorted(end_key, begin, right=True)
@@ -46,8 +57,8 @@ def of_keys(plan: Tensor | None, problem: Problem, block: int) -> Plan | None:
     all_begin = torch.searchsorted(end_key, end)
     all_end = torch.searchsorted(first_key, begin, right=True)
     reach = (some_begin, some_end, all_begin, all_end)
-    reach = [(x * PLAN_TILE.value).clamp(max=problem.n_query).int() for x in reach]
-    seen_from = begin - (problem.n_key - problem.n_query) if problem.causal.value else 0 * begin
+    reach = [(x * PLAN_TILE.value).clamp(max=n_query).int() for x in reach]
+    seen_from = begin - (n_key - n_query) if problem.causal.value else 0 * begin
     queries = (reach[1] - torch.maximum(reach[0], seen_from)).clamp(min=0)
     if problem.windowed.value:
         queries = queries.clamp(max=problem.window + block)
@@ -55,6 +66,13 @@ def of_keys(plan: Tensor | None, problem: Problem, block: int) -> Plan | None:
     order = _longest_first(of_programs)
     some_begin, some_end, all_begin, all_end = map(rows, reach)
     return Plan(*map(rows, plan), order, some_begin, some_end, all_begin, all_end)
+
+
+def _lengths(problem: Problem) -> tuple[int, int] | tuple[Tensor, Tensor]:
+    """Numbers of queries and keys: of all sequences, or (B, 1, 1) of each."""
+    if problem.sequences is None:
+        return problem.n_query, problem.n_key
+    return problem.sequences[:, 1, None, None], problem.sequences[:, 3, None, None]
 
 
 def _longest_first(work: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import triton.language as tl
 from .backward import query_statistics
 from .bias import first_distance
 from .primitives import INFINITY, dot, keys_taken, load_tile, row_address
+from .sequences import own_keys, own_problem, own_queries
 
 
 @triton.jit
@@ -47,7 +48,7 @@ def tile_gradient(
 
 
 @triton.jit
-def attn_bwd_table_kernel(
+def diagonal_sums(
     q,
     k,
     v,
@@ -55,23 +56,17 @@ def attn_bwd_table_kernel(
     lse_in_base_2,
     delta,
     partial,
-    first_diagonal,
+    diagonal,
     bias,
     problem,
+    b,
+    h,
     length,
     BLOCK: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    """Sums over one diagonal of square tiles, which all show the same distances and so one bias.
-
-    Tile t of the diagonals holds the pairs of query tile I and key tile I - t, so the distance in
-    its row r and column c is t BLOCK + n_key - n_query + r - c. dS is added up over the tiles where
-    it lies; then once along r - c: partial (B, H, diagonals, 2, BLOCK) holds at [0, x] the sum of
-    r - c = x + 1 - BLOCK and at [1, x] that of r - c = x + 1. length is that of the table.
-    """
-    b, h = tl.program_id(0) // problem.heads, tl.program_id(0) % problem.heads
-    diagonal = first_diagonal + tl.program_id(1)
+    """What attn_bwd_table_kernel does, of one sequence."""
     begin = tl.maximum(diagonal, 0)
     end = tl.minimum(tl.cdiv(problem.n_query, BLOCK), tl.cdiv(problem.n_key, BLOCK) + diagonal)
     r, c = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
@@ -101,3 +96,42 @@ def attn_bwd_table_kernel(
     address = partial + number * (2 * BLOCK) + tl.arange(0, BLOCK)
     tl.store(address, tl.sum(tl.where(r <= c, turned, 0.0), 0))
     tl.store(address + BLOCK, tl.sum(tl.where(r > c, turned, 0.0), 0))
+
+
+@triton.jit
+def attn_bwd_table_kernel(
+    q,
+    k,
+    v,
+    grad_o,
+    lse_in_base_2,
+    delta,
+    partial,
+    first_diagonal,
+    bias,
+    problem,
+    length,
+    BLOCK: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+):
+    """Sums over one diagonal of square tiles, which all show the same distances and so one bias.
+
+    Tile t of the diagonals holds the pairs of query tile I and key tile I - t, so the distance in
+    its row r and column c is t BLOCK + n_key - n_query + r - c. dS is added up over the tiles where
+    it lies; then once along r - c: partial (B, H, diagonals, 2, BLOCK) holds at [0, x] the sum of
+    r - c = x + 1 - BLOCK and at [1, x] that of r - c = x + 1. length is that of the table. Where
+    there are sequences, each has a first_diagonal of its own, (B,) int32.
+    """
+    b, h = tl.program_id(0) // problem.heads, tl.program_id(0) % problem.heads
+    diagonal = tl.program_id(1)
+    diagonal += first_diagonal if problem.sequences is None else tl.load(first_diagonal + b)
+    diagonal_sums(
+        own_queries(q, problem, b),
+        own_keys(k, problem, b),
+        own_keys(v, problem, b),
+        own_queries(grad_o, problem, b),
+        own_queries(lse_in_base_2, problem, b),
+        own_queries(delta, problem, b),
+        *(partial, diagonal, bias, own_problem(problem, b), b, h, length, BLOCK, BLOCK_D, BLOCK_DV),
+    )

@@ -12,11 +12,13 @@
 #include <cmath>
 #include <limits>
 
+#include "../sequences.h"
 #include "gemm.h"
 #include "schedule.h"
 #include "select.h"
 #include "shared_sum.h"
 #include "subnormals.h"
+#include "table_sums.h"
 #include "two_way_rows.h"
 
 namespace bfa::BFA_ISA {
@@ -31,15 +33,18 @@ struct Schedule {
     explicit Schedule(const Backward& problem)
         : heads(problem.batch * problem.kv_heads), order(heads) {
         const int64_t group = problem.heads / problem.kv_heads;
-        Visibility visible(problem);
-        for (int64_t head = 0; head < heads; ++head) {
-            double pairs = 0;
-            for (int64_t member = 0; member < group; ++member) {
-                visible.begin_head(head / problem.kv_heads,
-                                   head % problem.kv_heads * group + member);
-                pairs += visible.pairs({0, problem.n_query});
+        for (int64_t b = 0; b < problem.batch; ++b) {
+            const Backward sequence = of_sequence(problem, b);
+            Visibility visible(sequence);
+            for (int64_t kv_head = 0; kv_head < problem.kv_heads; ++kv_head) {
+                double pairs = 0;
+                for (int64_t member = 0; member < group; ++member) {
+                    visible.begin_head(b, kv_head * group + member);
+                    pairs += visible.pairs({0, sequence.n_query});
+                }
+                const int64_t head = b * problem.kv_heads + kv_head;
+                order.data()[head] = {pairs, head};
             }
-            order.data()[head] = {pairs, head};
         }
         longest_first(order.data(), heads);
         shares = fewest_parts(order.data(), heads,
@@ -66,11 +71,12 @@ class BackwardHead {
 
 public:
     BackwardHead(Arena& arena, const SharedBackward& problem)
-        : p_(problem),
-          visible_(problem),
+        : whole_(problem),
+          p_(problem),
+          visible_(p_),
           group_(problem.heads / problem.kv_heads),
           shares_(problem.shares),
-          padded_queries_(round_up(problem.n_query, kRegisterRows)),
+          padded_queries_(padded(problem.n_query)),
           kept_tiles_(group_ == 1 ? 1 : (tile_count(problem) + shares_ - 1) / shares_),
           weights_(arena.take<Operand>(kBlockRows / kPair * kTile)),
           grad_logits_(arena.take<Operand>(kBlockRows / kPair * kTile)),
@@ -81,7 +87,7 @@ public:
           values_(arena, kTile, problem.value_dim),
           keys_transposed_(arena.take<Operand>(keys_.depth() * kTile)),
           values_transposed_(arena.take<Operand>(values_.depth() * kTile)),
-          bias_(arena, problem, problem.grad_terms.data),
+          bias_(arena, p_, problem.grad_terms.data),
           row_(arena.take<Real>(2 * problem.value_dim)),
           grad_keys_(arena.take<Real>(kept_tiles_ * kTile * keys_.columns())),
           grad_values_(arena.take<Real>(kept_tiles_ * kTile * values_.columns())),
@@ -93,22 +99,33 @@ public:
 
     int64_t grad_query_elements() const { return padded_queries_ * queries_.columns(); }
 
-    void run(int64_t b, int64_t kv_head, int share, SharedSum<Real>& grad_query_sums) {
+    // rows_before: padded queries of earlier sequences.
+    void run(int64_t b, int64_t kv_head, int share, int64_t rows_before,
+             SharedSum<Real>& grad_query_sums, const TableSums<Real>& tables) {
         b_ = b, kv_head_ = kv_head;
+        if (whole_.sequences) p_ = of_sequence(whole_, b);
+        if (tables.apart()) p_.grad_terms = tables.of_sequence(b);
+        padded_queries_ = padded(p_.n_query);
         const int64_t tiles = tile_count(p_);
         for (int64_t member = 0; member < group_; ++member) {
             begin_head(kv_head * group_ + member);
             for (int64_t tile = share; tile < tiles; tile += shares_)
                 add_tile({tile * kTile, std::min((tile + 1) * kTile, p_.n_key)},
                          group_ == 1 ? 0 : tile / shares_, member == 0, member == group_ - 1);
-            grad_query_sums.add(b_ * p_.heads + head_, share, grad_queries_, [&] {
-                if constexpr (Bias::has_gradient)
-                    if (p_.grad_terms.data) bias_.end_head(p_.grad_terms, p_.grad_gain, b_, head_);
-            });
+            const int64_t begin =
+                (rows_before * p_.heads + head_ * padded_queries_) * queries_.columns();
+            grad_query_sums.add(b_ * p_.heads + head_, begin, begin + grad_query_elements(), share,
+                                grad_queries_, [&] {
+                                    if constexpr (Bias::has_gradient)
+                                        if (p_.grad_terms.data)
+                                            bias_.end_head(p_.grad_terms, p_.grad_gain, b_, head_);
+                                });
             if (share == shares_ - 1)
                 write_rows(p_.grad_q, head_, 0, p_.n_query, p_.head_dim, grad_queries_, p_.scale);
         }
     }
+
+    static int64_t padded(int64_t n_query) { return round_up(n_query, kRegisterRows); }
 
 private:
     void begin_head(int64_t head) {
@@ -308,11 +325,13 @@ private:
                       target.at(b_, head, begin + r));
     }
 
-    const Backward& p_;
+    const Backward& whole_;
+    Backward p_;  // of the sequence at hand
     Visibility visible_;
     const int64_t group_;
     const int shares_;
-    const int64_t padded_queries_, kept_tiles_;
+    int64_t padded_queries_;
+    const int64_t kept_tiles_;
     // In one stretch, what is used most first. On the stack, whose place differs between processes,
     // a strip's weights cost some of them a tenth of their time.
     Operand *weights_, *grad_logits_, *grad_logit_rows_;
@@ -340,10 +359,16 @@ void run_backward(const Backward& problem) {
     const int threads = int(std::min<int64_t>(problem.threads, tasks));
     const SharedBackward shared{problem, shares};
     const ThreadWorkspaces<Head, SharedBackward> workspaces(shared, threads);
-    SharedSum<Real> grad_query_sums(
-        problem.batch * problem.heads,
-        round_up(problem.n_query, kRegisterRows) * round_up(problem.head_dim, kLanes<Real>),
-        shares);
+    const Buffer<int64_t> rows_before(problem.batch + 1);
+    rows_before.data()[0] = 0;
+    for (int64_t b = 0; b < problem.batch; ++b)
+        rows_before.data()[b + 1] =
+            rows_before.data()[b] + Head::padded(rows_of(problem, b).n_query);
+    SharedSum<Real> grad_query_sums(problem.batch * problem.heads,
+                                    rows_before.data()[problem.batch] * problem.heads *
+                                        round_up(problem.head_dim, kLanes<Real>),
+                                    shares);
+    const TableSums<Real> tables(problem);
 #pragma omp parallel num_threads(threads)
     {
         [[maybe_unused]] const FlushSubnormals flush_subnormals;
@@ -351,10 +376,12 @@ void run_backward(const Backward& problem) {
 #pragma omp for schedule(monotonic : dynamic, 1)
         for (int64_t task = 0; task < tasks; ++task) {
             const int64_t kv_head = schedule.order.data()[task / shares].id;
-            head.run(kv_head / problem.kv_heads, kv_head % problem.kv_heads, int(task % shares),
-                     grad_query_sums);
+            const int64_t b = kv_head / problem.kv_heads;
+            head.run(b, kv_head % problem.kv_heads, int(task % shares), rows_before.data()[b],
+                     grad_query_sums, tables);
         }
     }
+    tables.add_up();
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "../sequences.h"
 #include "buffer.h"
 #include "logit_block.h"
 #include "online_softmax.h"
@@ -24,7 +25,7 @@ constexpr int64_t kCacheLine = 64;
 // As many as fit, but enough blocks that the last ones do not leave a thread waiting.
 int64_t block_rows(const Problem& problem) {
     constexpr int64_t kBlocksPerThread = 8, kMinBlockRows = 48;
-    const int64_t rows = problem.batch * problem.heads * problem.n_query;
+    const int64_t rows = problem.heads * query_count(problem);
     const int64_t fitting =
         kBlockBytes / ((problem.head_dim + problem.value_dim) * int64_t(sizeof(float)));
     const int64_t fair = std::max(kMinBlockRows, rows / (problem.threads * kBlocksPerThread));
@@ -36,19 +37,21 @@ template <class Arithmetic, class Bias>
 class ForwardBlock : LogitBlock<Arithmetic, Bias> {
     using Logits = LogitBlock<Arithmetic, Bias>;
     using Logits::b_, Logits::block_, Logits::h_, Logits::kInfinity, Logits::kLane,
-        Logits::kv_head_, Logits::visible_, Logits::width_;
+        Logits::problem_, Logits::kv_head_, Logits::visible_, Logits::width_;
     using typename Logits::Operand;
     using typename Logits::Real;
 
 public:
     ForwardBlock(Arena& arena, const Forward& problem)
         : Logits(arena, problem, block_rows(problem)),
+          whole_(problem),
           p_(problem),
           columns_(round_up(problem.value_dim, kLane)),
           values_(arena.take<Operand>(kTile / Arithmetic::pair * columns_)),
           softmax_(SoftmaxRows<Arithmetic>::take(arena, block_rows(problem), columns_)) {}
 
     void run(int64_t b, int64_t h, Range queries) {
+        if (whole_.sequences) problem_ = p_ = of_sequence(whole_, b);
         softmax_.clear(Logits::begin_block(b, h, queries));
         const Range keys = {visible_.keys(queries.begin).begin, visible_.keys(queries.end - 1).end};
         if (!keys.empty()) {
@@ -135,7 +138,8 @@ private:
         }
     }
 
-    const Forward& p_;
+    const Forward& whole_;
+    Forward p_;  // of the sequence at hand, as problem_ is
     const int64_t columns_;
     Operand* values_;
     SoftmaxRows<Arithmetic> softmax_;
@@ -144,42 +148,73 @@ private:
     Real slack_;
 };
 
+// The blocks of queries of all sequences and heads.
+class Blocks {
+public:
+    Blocks(const Forward& problem, int64_t rows)
+        : problem_(problem), rows_(rows), count_(count()), order_(count_) {
+        Task* task = order_.data();
+        for (int64_t b = 0; b < problem.batch; ++b) {
+            const Forward sequence = of_sequence(problem, b);
+            Visibility visible(sequence);
+            for (int64_t block = blocks(sequence.n_query) - 1; block >= 0; --block)
+                for (int64_t h = 0; h < problem.heads; ++h) {
+                    visible.begin_head(b, h);
+                    *task++ = {visible.pairs(queries(block, sequence.n_query)),
+                               (block * problem.batch + b) * problem.heads + h};
+                }
+        }
+        longest_first(order_.data(), count_);
+    }
+
+    int64_t size() const { return count_; }
+
+    // Calls function(b, h, queries) for the block at `place` in the order of their cost.
+    template <class Function>
+    void take(int64_t place, Function function) const {
+        const int64_t id = order_.data()[place].id, sequence = id / problem_.heads;
+        const int64_t b = sequence % problem_.batch, n_query = rows_of(problem_, b).n_query;
+        function(b, id % problem_.heads, queries(sequence / problem_.batch, n_query));
+    }
+
+private:
+    int64_t blocks(int64_t n_query) const { return (n_query + rows_ - 1) / rows_; }
+    Range queries(int64_t block, int64_t n_query) const {
+        return {block * rows_, std::min((block + 1) * rows_, n_query)};
+    }
+    int64_t count() const {
+        int64_t sum = 0;
+        for (int64_t b = 0; b < problem_.batch; ++b)
+            sum += blocks(rows_of(problem_, b).n_query) * problem_.heads;
+        return sum;
+    }
+
+    const Forward& problem_;
+    const int64_t rows_, count_;
+    const Buffer<Task> order_;
+};
+
 template <class Arithmetic, class Bias>
 void run_forward(const Forward& problem) {
     using Block = ForwardBlock<Arithmetic, Bias>;
-    const int64_t rows = block_rows(problem);
-    const int64_t blocks = (problem.n_query + rows - 1) / rows;
-    const int64_t heads = problem.batch * problem.heads;
-    const int threads = int(std::min<int64_t>(problem.threads, blocks * heads));
+    const Blocks blocks(problem, block_rows(problem));
+    const int threads = int(std::min<int64_t>(problem.threads, blocks.size()));
     const ThreadWorkspaces<Block, Forward> workspaces(problem, threads);
-    const auto head_of = [&](int64_t task) { return task % heads; };
-    const auto queries_of = [&](int64_t task) {
-        const int64_t begin = (blocks - 1 - task / heads) * rows;
-        return Range{begin, std::min(begin + rows, problem.n_query)};
-    };
-    const Buffer<Task> tasks(blocks * heads);
-    Visibility visible(problem);
-    for (int64_t task = 0; task < blocks * heads; ++task) {
-        visible.begin_head(head_of(task) / problem.heads, head_of(task) % problem.heads);
-        tasks.data()[task] = {visible.pairs(queries_of(task)), task};
-    }
-    longest_first(tasks.data(), blocks * heads);
 #pragma omp parallel num_threads(threads)
     {
         [[maybe_unused]] const FlushSubnormals flush_subnormals;
         Block block = workspaces.of_thread(omp_get_thread_num());
 #pragma omp for schedule(monotonic : dynamic, 1)
-        for (int64_t place = 0; place < blocks * heads; ++place) {
-            const int64_t task = tasks.data()[place].id, head = head_of(task);
-            block.run(head / problem.heads, head % problem.heads, queries_of(task));
-        }
+        for (int64_t place = 0; place < blocks.size(); ++place)
+            blocks.take(place,
+                        [&](int64_t b, int64_t h, Range queries) { block.run(b, h, queries); });
     }
 }
 
 }  // namespace
 
 void forward(const Forward& problem) {
-    if (problem.batch == 0 || problem.n_query == 0) return;
+    if (query_count(problem) == 0) return;
     select_kernel(problem, [&](auto arithmetic, auto bias) {
         run_forward<typename decltype(arithmetic)::type, typename decltype(bias)::type>(problem);
     });

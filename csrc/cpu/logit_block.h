@@ -21,9 +21,9 @@ protected:
 
     LogitBlock(Arena& arena, const Problem& problem, int64_t rows)
         : problem_(problem),
-          visible_(problem),
+          visible_(problem_),
           depth_(round_up(problem.head_dim, Arithmetic::pair) / Arithmetic::pair),
-          bias_(arena, problem, false),
+          bias_(arena, problem_, false),
           queries_(arena.take<Operand>(rows * depth_)),
           keys_(arena.take<Operand>(kTile * depth_)),
           keys_transposed_(arena.take<Operand>(depth_ * kTile)) {}
@@ -99,7 +99,7 @@ protected:
         }
     }
 
-    const Problem& problem_;
+    Problem problem_;  // may be changed to that of another sequence
     Visibility visible_;
     const int64_t depth_;
     Bias bias_;

@@ -1,16 +1,18 @@
-"""Fused attention with position biases. See `biased_flash_attn`, `attention_plan` and `biases`."""
+"""Fused attention with position biases. See `biased_flash_attn` and `biases`."""
 
 from . import biases
 from .decoding import biased_flash_attn_with_kvcache
 from .functional import biased_flash_attn
 from .kv_cache import KVCache
 from .plan import AttentionPlan, attention_plan
+from .varlen import biased_flash_attn_varlen
 
 __all__ = [
     "AttentionPlan",
     "KVCache",
     "attention_plan",
     "biased_flash_attn",
+    "biased_flash_attn_varlen",
     "biased_flash_attn_with_kvcache",
     "biases",
 ]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from . import _C
+from .sequences import Sequences, empty_rows
 
 _DTYPE_NAMES = {
     torch.float64: "float64",
@@ -28,13 +29,16 @@ def forward(
     causal: bool,
     window: int | None,
     plan: Tensor | None = None,
+    sequences: Sequences | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Returns o (B, H, Nq, Dv) in q's dtype and lse (B, H, Nq), float32 or float64 for float64."""
-    terms, gain = _per_head(terms, q), _per_head(gain, q)
-    o = torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype)
+    terms, gain = _per_head(terms, q, form, sequences), _per_head(gain, q, form, sequences)
+    o = empty_rows(q, v.shape[3], sequences)
     lse = torch.empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
+    if sequences is not None:  # padding stays as it is
+        o.zero_(), lse.fill_(-torch.inf)
     _C.forward(
-        *_problem(q, k, v, terms, gain, form, scale, causal, window, plan),
+        *_problem(q, k, v, terms, gain, form, scale, causal, window, plan, sequences),
         _address(o),
         _address(lse),
     )
@@ -57,19 +61,22 @@ def backward(
     window: int | None,
     with_bias_gradient: bool,
     plan: Tensor | None = None,
+    sequences: Sequences | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Returns the gradients of q, k, v, terms and gain; the last two only where wanted."""
     # What autograd hands over may be expanded, as the gradient of a sum is; the kernel reads rows.
     grad_o = grad_o if grad_o.stride(3) == 1 else grad_o.contiguous()
     grad_lse = grad_lse.contiguous()
-    grad_q, grad_k, grad_v = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
-    full_terms, full_gain = _per_head(terms, q), _per_head(gain, q)
+    grad_q, grad_k, grad_v = (empty_rows(x, x.shape[3], sequences) for x in (q, k, v))
+    if sequences is not None:
+        grad_q.zero_(), grad_k.zero_(), grad_v.zero_()
+    full_terms, full_gain = (_per_head(x, q, form, sequences) for x in (terms, gain))
     wanted = (x if with_bias_gradient else None for x in (full_terms, full_gain))
     grad_terms, grad_gain = (
         None if x is None else torch.zeros(x.shape, dtype=x.dtype) for x in wanted
     )
     _C.backward(
-        *_problem(q, k, v, full_terms, full_gain, form, scale, causal, window, plan),
+        *_problem(q, k, v, full_terms, full_gain, form, scale, causal, window, plan, sequences),
         *map(_address, (o, lse, grad_o, grad_lse, grad_q, grad_k, grad_v, grad_terms, grad_gain)),
     )
     if grad_terms is not None:
@@ -99,7 +106,7 @@ def trim(
     For each query the exponentials of the logits of what goes sum to share * exp(near) at most, and
     its `reach` nearest past keys stay. Nothing goes where near, (B, H, Nq) like lse, is NaN.
     """
-    terms, gain = _per_head(terms, q), _per_head(gain, q)
+    terms, gain = _per_head(terms, q, form), _per_head(gain, q, form)
     near, cut = near.contiguous(), plan[int(from_end)].clone()
     _C.trim(
         *_problem(q, k, k, terms, gain, form, scale, causal, window, plan),
@@ -152,15 +159,19 @@ def decode(
     return o, lse
 
 
-def _problem(q, k, v, terms, gain, form, scale, causal, window, plan):
+def _problem(q, k, v, terms, gain, form, scale, causal, window, plan, sequences=None):
     """The arguments that both directions share. Addresses do not keep tensors alive: callers do."""
     batch, heads, n_query, head_dim = q.shape
     _, kv_heads, n_key, value_dim = v.shape
     first_key, end_key = (None, None) if plan is None else plan
+    if sequences is not None:
+        batch = sequences.rows.shape[0]
+        n_query, n_key = sequences.longest_query, sequences.longest_key
     return (
         _DTYPE_NAMES[q.dtype],
         form,
         (batch, heads, kv_heads, n_query, n_key, head_dim, value_dim),
+        0 if sequences is None else sequences.rows.data_ptr(),
         scale,
         causal,
         n_key if window is None else min(window, n_key),
@@ -176,14 +187,27 @@ def _problem(q, k, v, terms, gain, form, scale, causal, window, plan):
     )
 
 
-def _per_head(x: Tensor | None, q: Tensor) -> Tensor | None:
-    """(B or 1, H or 1, n or nothing) seen as (B, H, n or nothing), contiguous along n."""
-    return None if x is None else x.contiguous().expand(*q.shape[:2], *x.shape[2:])
+def _per_head(
+    x: Tensor | None, q: Tensor, form: str, sequences: Sequences | None = None
+) -> Tensor | None:
+    """(B or 1, H or 1, n or nothing) with every head, contiguous along n.
+
+    Slopes, and what rows have of their own, get every batch entry too; tables are shared.
+    """
+    if x is None:
+        return None
+    batch = q.shape[0]
+    if form == "linear" and sequences is not None:
+        batch = sequences.rows.shape[0]
+    elif form == "distance":
+        batch = x.shape[0]
+    return x.contiguous().expand(batch, q.shape[1], *x.shape[2:])
 
 
 def _address(x: Tensor | None) -> tuple[int, int, int, int] | None:
-    """The address and the batch, head and sequence strides."""
+    """The address and the batch, head and sequence strides; one batch entry serves all."""
     if x is None:
         return None
     strides = x.stride()
-    return x.data_ptr(), strides[0], strides[1], strides[2] if len(strides) > 2 else 1
+    batch = 0 if x.shape[0] == 1 else strides[0]
+    return x.data_ptr(), batch, strides[1], strides[2] if len(strides) > 2 else 1

@@ -11,7 +11,7 @@ from . import backends, decode_ops, reference
 from .biases import CumulativeBias, DistanceBias
 from .distance_table import DistanceTable
 from .forms import Cumulative, Distance, Geometry, Linear
-from .functional import DEFAULT_TOLERANCES, FEWEST_KEYS, Call, attend, under_autocast
+from .functional import DEFAULT_TOLERANCES, FEWEST_KEYS, Call, under_autocast
 from .kv_cache import KVCache
 from .validation import check_bias, check_form, check_options, check_tensors
 
@@ -264,7 +264,7 @@ def _first_call(step: Step) -> tuple[Tensor, Tensor]:
     call = Call(
         step.q, step.k, step.v, step.form, geometry, step.scale, step.tolerance, step.backend
     )
-    results = attend(call)
+    results = call.run()
     for piece in _pieces(step):
         cache, tokens = step.cache, piece.k.shape[2]
         cache.advance(tokens, cache.write(piece.k, piece.v, piece.sums))

@@ -12,6 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from .sequences import Sequences
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -19,12 +21,26 @@ class Geometry:
 
     Query i has position p_i = i + n_key - n_query: the last query stands on the last key. It sees
     key j when j <= p_i, unless causal is False, and, with a window, only when p_i - j < window.
+
+    Where there are sequences, this holds in each of them, for its own lengths; n_query and n_key
+    are then those of the longest.
     """
 
     n_query: int
     n_key: int
     causal: bool = True
     window: int | None = None
+    sequences: Sequences | None = None
+
+    @property
+    def query_rows(self) -> int:
+        """How many numbers a bias has that has one for each query."""
+        return self.n_query if self.sequences is None else self.sequences.query_rows
+
+    @property
+    def key_rows(self) -> int:
+        """How many numbers a bias has that has one for each key."""
+        return self.n_key if self.sequences is None else self.sequences.key_rows
 
     @property
     def first_distance(self) -> int:
@@ -46,6 +62,18 @@ class Geometry:
     def positions(self, device: torch.device | None = None) -> Tensor:
         """p_i, (n_query,) int64; negative for queries that stand before the first key."""
         return torch.arange(self.n_key - self.n_query, self.n_key, device=device)
+
+    def running_sums(self, steps: Tensor) -> Tensor:
+        """(B or 1, H, key_rows) to sums along each sequence, float64."""
+        if self.sequences is None:
+            return steps.double().cumsum(-1)
+        return self.sequences.running_sums(steps)
+
+    def of_queries(self, keys: Tensor) -> Tensor:
+        """What belongs to keys (..., key_rows), of those on which queries stand."""
+        if self.sequences is None:
+            return keys[..., self.n_key - self.n_query :]
+        return self.sequences.of_queries(keys)
 
     def pair_distances(self, device: torch.device | None = None) -> Tensor:
         """p_i - j, (n_query, n_key) int64."""
@@ -132,3 +160,13 @@ class Cumulative:
         if self.gain is not None:
             beta = self.gain.double()[..., None] * beta
         return beta if self.kernel is None else -torch.log1p(beta.square())
+
+
+Form = Linear | Distance | Cumulative
+
+
+def of_terms(name: str, terms: Tensor | None, gain: Tensor | None) -> Form | None:
+    """The form of this name, given what it holds."""
+    if name in ("linear", "distance"):
+        return (Linear if name == "linear" else Distance)(terms)
+    return None if name == "none" else Cumulative(terms, gain, {"cumulative": None}.get(name, name))

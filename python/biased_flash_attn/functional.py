@@ -6,13 +6,18 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from . import backends, ops, reference
-from .forms import Cumulative, Distance, Geometry, Linear
+from .forms import Form, Geometry, of_terms
+from .parts import parts
+from .sequences import Sequences
+from .skipping import FEWEST_KEYS
 from .validation import (
     check_bias,
     check_derivatives,
     check_form,
+    check_mask,
     check_options,
     check_tensors,
 )
@@ -24,8 +29,6 @@ DEFAULT_TOLERANCES = {
     torch.bfloat16: 2.0**-12,
     torch.float16: 2.0**-12,
 }
-# With fewer a plan takes longer than what it saves.
-FEWEST_KEYS = 1024
 SKIPPING_BACKENDS = ("cpu", "triton")
 
 
@@ -35,6 +38,7 @@ def biased_flash_attn(
     v: Tensor,
     bias=None,
     *,
+    key_padding_mask: Tensor | None = None,
     causal: bool = True,
     window: int | None = None,
     scale: float | None = None,
@@ -53,6 +57,11 @@ def biased_flash_attn(
         k: (B, Hkv, Nk, D) with H a multiple of Hkv: query head h reads key head h // (H / Hkv).
         v: (B, Hkv, Nk, Dv).
         bias: a bias of `biased_flash_attn.biases`, or None.
+        key_padding_mask: (B, Nk) bool, True for tokens and False for padding before or after them,
+            which has no part in anything: what is stored there is never read, steps of a bias
+            included. Nobody moves: p and distances are counted as without it. A query whose own
+            position is padding, or lies beyond the keys, is padding too: o = 0, lse = -inf and zero
+            gradients. With causal=False it asks for Nq = Nk.
         causal: whether key j is visible only when j <= p.
         window: if given, the number of past keys a query sees, its own included: p - j < window.
         scale: factor of q k^T, 1 / sqrt(D) by default. The bias is added after it, unscaled.
@@ -74,8 +83,10 @@ def biased_flash_attn(
 
     The tiling is that of Dao, "FlashAttention-2", 2023; each bias names its paper.
     """
-    call = prepared(q, k, v, bias, causal, window, scale, tolerance, backend)
-    o, lse = attend(call)
+    call = prepared(
+        q, k, v, bias, causal, window, scale, tolerance, backend, key_padding_mask=key_padding_mask
+    )
+    o, lse = call.run()
     return (o, lse) if return_lse else o
 
 
@@ -86,7 +97,7 @@ class Call:
     q: Tensor
     k: Tensor
     v: Tensor
-    form: Linear | Distance | Cumulative | None
+    form: Form | None
     geometry: Geometry
     scale: float
     tolerance: float
@@ -108,10 +119,40 @@ class Call:
         if self.form is None or self.tolerance == 0 or self.backend not in SKIPPING_BACKENDS or few:
             return None
         tensors = (x if x is None else x.detach() for x in self.tensors())
-        return ops.plan(*tensors, *self.options(), self.tolerance, self.backend)
+        return ops.plan(*tensors, *self.options(), self.tolerance, self.backend, *self.sequences())
+
+    def sequences(self) -> tuple[Tensor, int, int] | tuple[()]:
+        """The operators' last arguments: where sequences lie, and how long they are at most."""
+        sequences = self.geometry.sequences
+        if sequences is None:
+            return ()
+        return sequences.rows, sequences.longest_query, sequences.longest_key
+
+    def run(self) -> tuple[Tensor, Tensor]:
+        """o and lse."""
+        if self.backend == "reference":
+            return _reference(self)
+        if not torch.compiler.is_compiling():
+            check_derivatives(*self.tensors())
+        return ops.forward(
+            *self.tensors(), *self.options(), self.plan(), self.backend, *self.sequences()
+        )
 
 
-def prepared(q, k, v, bias, causal, window, scale, tolerance, backend) -> Call:
+def prepared(
+    q,
+    k,
+    v,
+    bias,
+    causal,
+    window,
+    scale,
+    tolerance,
+    backend,
+    *,
+    key_padding_mask: Tensor | None = None,
+    sequences: Sequences | None = None,
+) -> Call:
     """Refuses what is wrong with the arguments of `biased_flash_attn`."""
     q, k, v = under_autocast(q, k, v)
     check_tensors(q, k, v)
@@ -119,8 +160,14 @@ def prepared(q, k, v, bias, causal, window, scale, tolerance, backend) -> Call:
     backend = backends.choose(q, backend)
     scale = q.shape[3] ** -0.5 if scale is None else float(scale)
     tolerance = DEFAULT_TOLERANCES[q.dtype] if tolerance is None else float(tolerance)
-    window = None if window is None else min(window, max(1, k.shape[2]))
-    geometry = Geometry(q.shape[2], k.shape[2], causal, window)
+    if key_padding_mask is not None:
+        check_mask(key_padding_mask, q, k, causal)
+        sequences = Sequences.of_mask(key_padding_mask, q.shape[2])
+    n_query, n_key = q.shape[2], k.shape[2]
+    if sequences is not None:
+        n_query, n_key = sequences.longest_query, sequences.longest_key
+    window = None if window is None else min(window, max(1, n_key))
+    geometry = Geometry(n_query, n_key, causal, window, sequences)
     form = None
     if bias is not None:
         check_bias(bias, q)
@@ -132,22 +179,37 @@ def prepared(q, k, v, bias, causal, window, scale, tolerance, backend) -> Call:
 
 def _reference(call: Call) -> tuple[Tensor, Tensor]:
     """Computes half precision in float32, as the kernels do."""
-    q, form, geometry = call.q, call.form, call.geometry
-    real = torch.promote_types(q.dtype, torch.float32)
-    dense = None if form is None else form.dense(geometry).to(real)
-    with torch.autocast(q.device.type, enabled=False):
-        q, k, v = (x.to(real) for x in (q, call.k, call.v))
-        o, lse = reference.attention(q, k, v, dense, geometry, call.scale)
+    sequences, geometry = call.geometry.sequences, call.geometry
+    if sequences is None or len(sequences.rows) == 0:
+        geometry = Geometry(call.q.shape[2], call.k.shape[2], geometry.causal, geometry.window)
+        o, lse = _attend(call, geometry, *call.tensors())
+    else:
+        each = parts(geometry, *call.tensors(), call.options()[0])
+        o, lse = _joined(
+            [_attend(call, x.geometry, x.q, x.k, x.v, x.terms, x.gain) for x in each], sequences
+        )
     return o.to(call.q.dtype), lse
 
 
-def attend(call: Call) -> tuple[Tensor, Tensor]:
-    """o and lse."""
-    if call.backend == "reference":
-        return _reference(call)
-    if not torch.compiler.is_compiling():
-        check_derivatives(*call.tensors())
-    return ops.forward(*call.tensors(), *call.options(), call.plan(), call.backend)
+def _attend(call: Call, geometry: Geometry, q, k, v, terms, gain) -> tuple[Tensor, Tensor]:
+    real = torch.promote_types(q.dtype, torch.float32)
+    form = of_terms(call.options()[0], terms, gain)
+    dense = None if form is None else form.dense(geometry).to(real)
+    with torch.autocast(q.device.type, enabled=False):
+        return reference.attention(q.to(real), k.to(real), v.to(real), dense, geometry, call.scale)
+
+
+def _joined(results: list[tuple[Tensor, Tensor]], sequences: Sequences) -> tuple[Tensor, Tensor]:
+    """One after the other, or each in its batch entry, where nothing belongs to padding."""
+    if sequences.is_packed:
+        o, lse = (torch.cat(x, 2) for x in zip(*results, strict=True))
+        return o, lse
+    padded = []
+    for (o, lse), (first, count, _, _) in zip(results, sequences.rows.tolist(), strict=True):
+        around = (first, sequences.query_rows - first - count)
+        padded.append((pad(o, (0, 0, *around)), pad(lse, around, value=-torch.inf)))
+    o, lse = (torch.cat(x) for x in zip(*padded, strict=True))
+    return o, lse
 
 
 def under_autocast(q, k, v):

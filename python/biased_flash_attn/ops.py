@@ -3,7 +3,8 @@
 `forward` and `backward` are opaque to torch.compile and run the kernels of the backend they name.
 `terms` and `gain` are what a form holds (forms.py); gradients reach a bias's own parameters because
 autograd continues from `terms` through the bias's formula. `plan` makes what leaves out keys
-(skipping.py); both directions take the same one.
+(skipping.py); both directions take the same one. The last arguments are what is left of `Sequences`
+(sequences.py) where the rows belong to several, or some to none.
 """
 
 from __future__ import annotations
@@ -13,23 +14,27 @@ import torch
 from . import backends, skipping
 from .certificate import Bias
 from .forms import Geometry
+from .sequences import Sequences, empty_rows
 
 _LIBRARY = torch.library.Library("biased_flash_attn", "DEF")
 
+_SEQUENCES = "Tensor? sequences=None, SymInt? longest_query=None, SymInt? longest_key=None"
 _LIBRARY.define(
     "forward(Tensor q, Tensor k, Tensor v, Tensor? terms, Tensor? gain, str form, float scale,"
-    " bool causal, SymInt? window, Tensor? plan, str backend) -> (Tensor, Tensor)"
+    " bool causal, SymInt? window, Tensor? plan, str backend,"
+    f" {_SEQUENCES}) -> (Tensor, Tensor)"
 )
 _LIBRARY.define(
     "backward(Tensor grad_o, Tensor grad_lse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse,"
     " Tensor? terms, Tensor? gain, str form, float scale, bool causal, SymInt? window,"
-    " bool with_bias_gradient, Tensor? plan, str backend)"
+    f" bool with_bias_gradient, Tensor? plan, str backend, {_SEQUENCES})"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 
 _LIBRARY.define(
     "plan(Tensor q, Tensor k, Tensor v, Tensor? terms, Tensor? gain, str form, float scale,"
-    " bool causal, SymInt? window, float tolerance, str backend) -> Tensor"
+    " bool causal, SymInt? window, float tolerance, str backend,"
+    f" {_SEQUENCES}) -> Tensor"
 )
 
 forward = torch.ops.biased_flash_attn.forward.default
@@ -37,29 +42,39 @@ backward = torch.ops.biased_flash_attn.backward.default
 plan = torch.ops.biased_flash_attn.plan.default
 
 
-def _forward(*arguments):
-    *problem, plan, backend = arguments
-    return backends.kernels(backend).forward(*problem, *_given(plan))
+def _forward(q, k, v, terms, gain, form, scale, causal, window, plan, backend, *where):
+    problem = q, k, v, terms, gain, form, scale, causal, window, plan
+    return backends.kernels(backend).forward(*problem, _sequences(q, k, *where))
 
 
 def _backward(*arguments):
-    *problem, plan, backend = arguments
-    gradients = backends.kernels(backend).backward(*problem, *_given(plan))
+    grad_o, grad_lse, q, k, v, o, lse, terms, gain, form, scale, causal, window, *rest = arguments
+    wanted, plan, backend, *where = rest
+    problem = terms, gain, form, scale, causal, window, wanted, plan
+    gradients = backends.kernels(backend).backward(
+        grad_o, grad_lse, q, k, v, o, lse, *problem, _sequences(q, k, *where)
+    )
     grad_q, grad_k, grad_v, *grad_bias = gradients
     nothing = grad_q.new_empty(0)
     return grad_q, grad_k, grad_v, *(nothing.clone() if g is None else g for g in grad_bias)
 
 
-def _given(plan):
-    """As arguments: kernels that know nothing of plans are not asked to keep one."""
-    return () if plan is None else (plan,)
+def _sequences(q, k, rows=None, *longest) -> Sequences | None:
+    if rows is None:
+        return None
+    is_packed = q.shape[0] != rows.shape[0]
+    return Sequences(rows, *longest, q.shape[2], k.shape[2], is_packed)
 
 
-def _plan(q, k, v, terms, gain, form, scale, causal, window, tolerance, backend):
-    geometry = Geometry(q.shape[2], k.shape[2], causal, window)
-    bias = Bias(terms, gain, form, scale, geometry)
+def _plan(q, k, v, terms, gain, form, scale, causal, window, tolerance, backend, *where):
+    sequences = _sequences(q, k, *where)
+    make, longest = skipping.make, (q.shape[2], k.shape[2])
+    if sequences is not None:
+        make = skipping.make_of_sequences
+        longest = sequences.longest_query, sequences.longest_key
+    bias = Bias(terms, gain, form, scale, Geometry(*longest, causal, window, sequences))
     with torch.autocast(q.device.type, enabled=False):
-        return skipping.make(q, k, v, bias, tolerance, backend)
+        return make(q, k, v, bias, tolerance, backend)
 
 
 for _device in ("CPU", "CUDA"):
@@ -69,35 +84,38 @@ for _device in ("CPU", "CUDA"):
 
 
 @torch.library.register_fake("biased_flash_attn::forward", lib=_LIBRARY)
-def _(q, k, v, terms, gain, form, scale, causal, window, plan, backend):
-    batch, heads, n_query, _ = q.shape
-    o = q.new_empty((batch, heads, n_query, v.shape[3]))
+def _(q, k, v, terms, gain, form, scale, causal, window, plan, backend, sequences=None, *_):
+    o = empty_rows(q, v.shape[3], sequences)
     return o, q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
 
 
 @torch.library.register_fake("biased_flash_attn::backward", lib=_LIBRARY)
 def _(grad_o, grad_lse, q, k, v, o, lse, terms, gain, form, scale, causal, window, *rest):
-    wanted, _, _ = rest
+    wanted, _, _, sequences, *_ = (*rest, None)
 
     def like(x):
         return q.new_empty(0) if x is None or not wanted else x.new_empty(x.shape)
 
-    return (*(x.new_empty(x.shape) for x in (q, k, v)), like(terms), like(gain))
+    gradients = (empty_rows(x, x.shape[3], sequences) for x in (q, k, v))
+    return (*gradients, like(terms), like(gain))
 
 
 @torch.library.register_fake("biased_flash_attn::plan", lib=_LIBRARY)
-def _(q, *rest):
+def _(q, k, v, terms, gain, form, scale, causal, window, tolerance, backend, *where):
     batch, heads, n_query, _ = q.shape
+    if where and where[0] is not None:
+        batch, n_query = where[0].shape[0], where[1]
     return q.new_empty((2, batch, heads, skipping.query_tiles(n_query)), dtype=torch.int32)
 
 
 def _save(ctx, inputs, output):
-    q, k, v, terms, gain, ctx.form, ctx.scale, ctx.causal, ctx.window, plan, ctx.backend = inputs
-    ctx.save_for_backward(q, k, v, *output, terms, gain, plan)
+    q, k, v, terms, gain, ctx.form, ctx.scale, ctx.causal, ctx.window, plan, *rest = inputs
+    ctx.backend, sequences, *ctx.longest = rest
+    ctx.save_for_backward(q, k, v, *output, terms, gain, plan, sequences)
 
 
 def _differentiate(ctx, grad_o, grad_lse):
-    q, k, v, o, lse, terms, gain, plan = ctx.saved_tensors
+    q, k, v, o, lse, terms, gain, plan, sequences = ctx.saved_tensors
     wants_terms, wants_gain = ctx.needs_input_grad[3:5]
     grad_q, grad_k, grad_v, grad_terms, grad_gain = backward(
         grad_o,
@@ -116,6 +134,8 @@ def _differentiate(ctx, grad_o, grad_lse):
         wants_terms or wants_gain,
         plan,
         ctx.backend,
+        sequences,
+        *ctx.longest,
     )
     return (
         grad_q,
@@ -123,7 +143,7 @@ def _differentiate(ctx, grad_o, grad_lse):
         grad_v,
         grad_terms if wants_terms else None,
         grad_gain if wants_gain else None,
-        *[None] * 6,
+        *[None] * 9,
     )
 
 

@@ -16,9 +16,12 @@ from torch import Tensor
 from . import backends
 from .certificate import Bias, Certificate, Keys
 from .forms import Geometry
+from .parts import parts
 from .tail_mass import KEY_STEP
 
 QUERY_TILE = 128
+# With fewer a plan takes longer than what it saves.
+FEWEST_KEYS = 1024
 
 _SAMPLED_QUERIES, _SAMPLED_KEYS = 64, 256
 # How many samples are taken for the queries of a tile, which the most demanding one decides.
@@ -39,6 +42,27 @@ def everything(q: Tensor, geometry: Geometry) -> Tensor:
     shape = (2, *q.shape[:2], query_tiles(geometry.n_query))
     plan = torch.zeros(shape, dtype=torch.int32, device=q.device)
     plan[1] = geometry.n_key
+    return plan
+
+
+def make_of_sequences(
+    q: Tensor, k: Tensor, v: Tensor, bias: Bias, tolerance: float, backend: str
+) -> Tensor:
+    """A plan of each of the geometry's sequences. Tiles beyond its queries take no key."""
+    rows = bias.geometry.sequences.rows
+    shape = (2, len(rows), q.shape[1], query_tiles(bias.geometry.n_query))
+    plan = torch.empty(shape, dtype=torch.int32, device=q.device)
+    tile = torch.arange(shape[3], device=q.device)
+    exists = tile < query_tiles(rows[:, 1, None, None])
+    plan[1] = rows[:, 3, None, None]
+    plan[0] = torch.where(exists, 0, plan[1])
+    each = parts(bias.geometry, q, k, v, bias.terms, bias.gain, bias.form)
+    for b, part in enumerate(each):
+        if part.geometry.n_key < FEWEST_KEYS or part.geometry.n_query == 0:
+            continue
+        own = Bias(part.terms, part.gain, bias.form, bias.scale, part.geometry)
+        made = make(part.q, part.k, part.v, own, tolerance, backend)
+        plan[:, b, :, : made.shape[3]] = made[:, 0]
     return plan
 
 

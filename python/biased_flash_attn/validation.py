@@ -54,6 +54,61 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"k has {k.shape[1]} heads; their number must divide that of q, {heads}")
 
 
+def check_mask(mask: Tensor, q: Tensor, k: Tensor, causal: bool) -> None:
+    """Everything about key_padding_mask but its values."""
+    name, expected = "key_padding_mask", (k.shape[0], k.shape[2])
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"{name} is a {type(mask).__name__}; it must be None or a torch.Tensor")
+    if mask.dtype != torch.bool:
+        raise TypeError(f"{name} is {mask.dtype}; it must be torch.bool, True for tokens")
+    if mask.shape != expected:
+        raise ValueError(
+            f"{name} has shape {tuple(mask.shape)}; it must be (batch, keys), {expected}"
+        )
+    if mask.device != q.device:
+        raise ValueError(f"{name} is on {mask.device} and q on {q.device}; they must share one")
+    if not causal and q.shape[2] != k.shape[2]:
+        raise ValueError(
+            f"{name} is given with causal=False, {q.shape[2]} queries and {k.shape[2]} keys; these"
+            " must be the same tokens: pack others, for biased_flash_attn_varlen"
+        )
+
+
+def check_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k) -> None:
+    """What packed tensors and their offsets have to be before they are seen as one batch entry."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor")
+        if x.dim() != 3:
+            raise ValueError(
+                f"{name} has shape {tuple(x.shape)}; it must be (total, heads, head_dim)"
+            )
+    if v.shape[:2] != k.shape[:2]:
+        raise ValueError(
+            f"v has shape {tuple(v.shape)}; its total and heads must be those of k,"
+            f" {tuple(k.shape[:2])}"
+        )
+    for name, x in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor")
+        if x.dtype != torch.int32:
+            raise TypeError(f"{name} is {x.dtype}; it must be torch.int32")
+        if x.dim() != 1 or x.shape[0] < 1:
+            raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be (sequences + 1,)")
+        if x.device != q.device:
+            raise ValueError(f"{name} is on {x.device} and q on {q.device}; they must share one")
+    if cu_seqlens_k.shape != cu_seqlens_q.shape:
+        raise ValueError(
+            f"cu_seqlens_k has shape {tuple(cu_seqlens_k.shape)}; it must be that of cu_seqlens_q,"
+            f" {tuple(cu_seqlens_q.shape)}"
+        )
+    for name, n in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
+        if n is not None and (isinstance(n, bool) or not isinstance(n, (int, torch.SymInt))):
+            raise TypeError(f"{name} is {n!r}; it must be None or an int")
+        if n is not None and n < 0:
+            raise ValueError(f"{name} is {n}; it must be None or an int from 0 on")
+
+
 def check_options(causal, window, scale, tolerance, backend) -> None:
     """Everything but the tensors and the bias."""
     if not isinstance(causal, bool):
@@ -97,10 +152,14 @@ def check_form(form, q: Tensor, geometry: Geometry) -> None:
         raise TypeError(f"bias was lowered to a {type(form).__name__}; it must be to a form")
     real = torch.promote_types(q.dtype, torch.float32)
     terms_dtype = torch.float64 if isinstance(form, Cumulative) else real
-    terms_length = {"linear": None, "distance": geometry.n_distances}.get(form.name, geometry.n_key)
+    lengths = {"linear": None, "distance": geometry.n_distances}
+    terms_length = lengths.get(form.name, geometry.key_rows)
+    # Packed sequences share a batch entry, but not what a bias of positions has for each of them.
+    shares_entry = geometry.sequences is None or form.name not in lengths
+    batch = q.shape[0] if shares_entry else len(geometry.sequences.rows)
     for x, dtype, length in (
         (form.terms, terms_dtype, terms_length),
-        (form.gain, real, geometry.n_query),
+        (form.gain, real, geometry.query_rows),
     ):
         if x is None:
             continue
@@ -111,7 +170,7 @@ def check_form(form, q: Tensor, geometry: Geometry) -> None:
         if x.dim() != (2 if length is None else 3) or (length is not None and x.shape[2] != length):
             raise ValueError(f"bias was lowered to shape {tuple(x.shape)}; it must be {expected}")
         for what, size, own in (
-            ("batch", x.shape[0], q.shape[0]),
+            ("batch", x.shape[0], batch),
             ("head count", x.shape[1], q.shape[1]),
         ):
             if size != 1 and size != own:

@@ -18,7 +18,8 @@ class CumulativeBias:
 
     Keys after the query get the sum over p_i < t <= j.
 
-    steps: (B or 1, H, n_key), floating point; the sums are taken in float64.
+    steps: (B or 1, H, n_key), floating point; the sums are taken in float64. For packed sequences
+        (1, H, total): sums begin anew with each of them.
     gain: g, (B or 1, H, n_query), or (B or 1, H, n_key) of which the last n_query are used; None
         for ones.
     kernel: None for b = beta, "log1p_square" for b = -log(1 + beta^2).
@@ -55,12 +56,12 @@ class CumulativeBias:
         Raises ValueError where steps or gain do not fit the geometry.
         """
         n_steps = self.steps.shape[-1]
-        if n_steps != geometry.n_key:
+        if n_steps != geometry.key_rows:
             raise ValueError(
-                f"steps has length {n_steps}; it must be the number of keys, {geometry.n_key}"
+                f"steps has length {n_steps}; it must be the number of keys, {geometry.key_rows}"
             )
         gain = None if self.gain is None else self._gain_of_queries(geometry).to(dtype)
-        return Cumulative(self.steps.double().cumsum(-1), gain, self.kernel)
+        return Cumulative(geometry.running_sums(self.steps), gain, self.kernel)
 
     def dense(self, n_query: int, n_key: int) -> Tensor:
         """The bias of every pair, (B or 1, H, n_query, n_key) float64, unmasked."""
@@ -68,7 +69,7 @@ class CumulativeBias:
         return self.lower(geometry, torch.float64, self.steps.device).dense(geometry)
 
     def _gain_of_queries(self, geometry: Geometry) -> Tensor:
-        n_gain, n_query, n_key = self.gain.shape[-1], geometry.n_query, geometry.n_key
+        n_gain, n_query, n_key = self.gain.shape[-1], geometry.query_rows, geometry.key_rows
         if n_gain == n_query:
             return self.gain
         if n_gain != n_key or n_query > n_key:
@@ -76,7 +77,7 @@ class CumulativeBias:
                 f"gain has length {n_gain}; it must be the number of queries, {n_query}, "
                 f"or of keys, {n_key}, of which the last {n_query} are used"
             )
-        return self.gain[..., n_key - n_query :]
+        return geometry.of_queries(self.gain)
 
 
 def per_head(x: Tensor, *linears: nn.Linear) -> tuple[Tensor, ...]:

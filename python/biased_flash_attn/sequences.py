@@ -1,0 +1,197 @@
+"""Sequences of different lengths in one call: where the tokens of each lie among the rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_LIBRARY = torch.library.Library("biased_flash_attn", "FRAGMENT")
+
+_LIBRARY.define(
+    "rows_of_offsets(Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt total_q, SymInt total_k,"
+    " SymInt? max_seqlen_q, SymInt? max_seqlen_k) -> Tensor"
+)
+_LIBRARY.define("rows_of_mask(Tensor mask, SymInt n_query) -> Tensor")
+_LIBRARY.define("running_sums(Tensor steps, Tensor lengths, bool reverse) -> Tensor")
+
+
+@dataclass(frozen=True, eq=False)
+class Sequences:
+    """Ranges of the rows of q and k. What lies in none of them is padding.
+
+    rows (B, 4) int64: of each sequence its first query, its number of queries, its first key and
+    its number of keys. Packed, all of them are rows of one batch entry; else sequence b lies in
+    entry b.
+    """
+
+    rows: Tensor
+    longest_query: int  # at least the number of queries of any sequence
+    longest_key: int
+    query_rows: int  # of a batch entry of q
+    key_rows: int
+    is_packed: bool
+
+    @staticmethod
+    def of_offsets(
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        totals: tuple[int, int],
+        longest: tuple[int | None, int | None],
+    ) -> Sequences:
+        """Packed ones. Where a longest one is None it is read, or while compiling its total."""
+        rows = torch.ops.biased_flash_attn.rows_of_offsets(
+            cu_seqlens_q, cu_seqlens_k, *totals, *longest
+        )
+        if None in longest:
+            found = totals
+            if not torch.compiler.is_compiling():
+                found = rows[:, 1::2].amax(0).tolist() if len(rows) else (0, 0)
+            longest = [f if n is None else n for n, f in zip(longest, found, strict=True)]
+        return Sequences(rows, *longest, *totals, is_packed=True)
+
+    @staticmethod
+    def of_mask(mask: Tensor, n_query: int) -> Sequences:
+        """Those of padded batches, (B, n_key) bool: True for tokens, which lie side by side."""
+        rows = torch.ops.biased_flash_attn.rows_of_mask(mask, n_query)
+        n_key = mask.shape[1]
+        return Sequences(rows, n_query, n_key, n_query, n_key, is_packed=False)
+
+    def running_sums(self, steps: Tensor) -> Tensor:
+        """(B or 1, H, key_rows) to sums that begin anew with each sequence, float64."""
+        if self.is_packed:
+            lengths = self.rows[:, 3].cpu()
+            return torch.ops.biased_flash_attn.running_sums(steps.double(), lengths, False)
+        first, count = self.rows[:, 2, None], self.rows[:, 3, None]
+        j = torch.arange(self.key_rows, device=steps.device)
+        is_token = ((first <= j) & (j < first + count))[:, None]
+        return torch.where(is_token, steps.double(), 0).cumsum(-1)
+
+    def of_queries(self, keys: Tensor) -> Tensor:
+        """What belongs to keys (..., key_rows), of those on which queries stand (..., query_rows).
+
+        Raises ValueError where a sequence has more queries than keys.
+        """
+        if not self.is_packed:
+            return keys[..., self.key_rows - self.query_rows :]
+        if not torch.compiler.is_compiling() and (self.rows[:, 1] > self.rows[:, 3]).any():
+            raise ValueError(
+                "gain has one number a key and a sequence has more queries than keys;"
+                f" it must have one a query, {self.query_rows}"
+            )
+        return keys[..., self.keys_of_queries()]
+
+    def keys_of_queries(self) -> Tensor:
+        """The key on which each packed query stands, or key_rows where it stands before the first
+        of its sequence. (query_rows,) int64"""
+        first_query, n_query, first_key, n_key = self.rows.unbind(1)
+        moved = torch.stack([first_key + n_key - first_query - n_query, first_key], 1)
+        moved, first = moved.repeat_interleave(n_query, 0, output_size=self.query_rows).unbind(1)
+        key = torch.arange(self.query_rows, device=self.rows.device) + moved
+        return torch.where(key >= first, key, self.key_rows)
+
+
+def empty_rows(like: Tensor, channels: int, sequences: object | None) -> Tensor:
+    """Room for rows of so many channels as `like` (B, H, N, D) has rows.
+
+    With sequences, heads lie inside where those of `like` do: packed results are contiguous then.
+    """
+    batch, heads, n, _ = like.shape
+    if sequences is None or like.stride(1) >= like.stride(2):
+        return like.new_empty((batch, heads, n, channels))
+    return like.new_empty((batch, n, heads, channels)).transpose(1, 2)
+
+
+def _rows_of_offsets(cu_seqlens_q, cu_seqlens_k, total_q, total_k, max_seqlen_q, max_seqlen_k):
+    sides = (
+        ("q", cu_seqlens_q, total_q, max_seqlen_q),
+        ("k", cu_seqlens_k, total_k, max_seqlen_k),
+    )
+    # To read them a GPU would have to be waited for.
+    unread = cu_seqlens_q.is_cuda and None not in (max_seqlen_q, max_seqlen_k)
+    columns = []
+    for side, offsets, total, longest in sides:
+        if not unread:
+            check_offsets(side, offsets, total, longest)
+        columns += [offsets[:-1], offsets.diff()]
+    return torch.stack(columns, 1).long()
+
+
+def check_offsets(side: str, offsets: Tensor, total: int, longest: int | None) -> None:
+    """The numbers in cu_seqlens_q or cu_seqlens_k."""
+    name = f"cu_seqlens_{side}"
+    begin, end, lengths = offsets[0].item(), offsets[-1].item(), offsets.diff()
+    if begin != 0:
+        raise ValueError(f"{name} begins with {begin}; it must begin with 0")
+    if (lengths < 0).any():
+        b = int((lengths < 0).nonzero()[0])
+        before, after = offsets[b : b + 2].tolist()
+        raise ValueError(f"{name} falls from {before} to {after} at {b + 1}; it must never fall")
+    if end != total:
+        raise ValueError(
+            f"{name} ends with {end}; it must end with the number of rows of {side}, {total}"
+        )
+    if longest is not None and len(lengths) and (most := int(lengths.max())) > longest:
+        raise ValueError(f"max_seqlen_{side} is {longest}; it must be at least {most}")
+
+
+def _rows_of_mask(mask, n_query):
+    n_key = mask.shape[1]
+    count = mask.sum(1)
+    first = mask.byte().argmax(1) if n_key else count
+    end = torch.where(count > 0, n_key - mask.flip(1).byte().argmax(1), first) if n_key else count
+    if (holes := (end - first != count)).any():
+        b = int(holes.nonzero()[0])
+        raise ValueError(
+            f"key_padding_mask has padding between the tokens of batch entry {b};"
+            " the tokens of a sequence must lie side by side"
+        )
+    # A query on padding, or before the first slot, is padding.
+    shift = n_key - n_query
+    first_query = (first - shift).clamp(0, n_query)
+    end_query = torch.where(count > 0, (end - shift).clamp(0, n_query), first_query)
+    return torch.stack([first_query, end_query - first_query, first, count], 1)
+
+
+def _running_sums(steps, lengths, reverse):
+    parts = steps.split(lengths.tolist(), -1)
+    if reverse:
+        return torch.cat([x.flip(-1).cumsum(-1).flip(-1) for x in parts], -1)
+    return torch.cat([x.cumsum(-1) for x in parts], -1) if parts else steps.clone()
+
+
+for _device in ("CPU", "CUDA"):
+    _LIBRARY.impl("rows_of_offsets", _rows_of_offsets, _device)
+    _LIBRARY.impl("rows_of_mask", _rows_of_mask, _device)
+    _LIBRARY.impl("running_sums", _running_sums, _device)
+
+
+@torch.library.register_fake("biased_flash_attn::rows_of_offsets", lib=_LIBRARY)
+def _(cu_seqlens_q, *rest):
+    return cu_seqlens_q.new_empty((cu_seqlens_q.shape[0] - 1, 4), dtype=torch.int64)
+
+
+@torch.library.register_fake("biased_flash_attn::rows_of_mask", lib=_LIBRARY)
+def _(mask, n_query):
+    return mask.new_empty((mask.shape[0], 4), dtype=torch.int64)
+
+
+@torch.library.register_fake("biased_flash_attn::running_sums", lib=_LIBRARY)
+def _(steps, lengths, reverse):
+    return torch.empty_like(steps, memory_format=torch.contiguous_format)
+
+
+def _save(ctx, inputs, output):
+    _, lengths, ctx.reverse = inputs
+    ctx.save_for_backward(lengths)
+
+
+def _differentiate(ctx, grad):
+    (lengths,) = ctx.saved_tensors
+    return torch.ops.biased_flash_attn.running_sums(grad, lengths, not ctx.reverse), None, None
+
+
+torch.library.register_autograd(
+    "biased_flash_attn::running_sums", _differentiate, setup_context=_save, lib=_LIBRARY
+)

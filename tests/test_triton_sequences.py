@@ -1,0 +1,129 @@
+"""Packed sequences and padded batches on the Triton kernels."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from biased_flash_attn.functional import prepared
+from biased_flash_attn.sequences import Sequences
+from cases import FORMS, check_problem, evaluate, pairwise
+from packed_cases import (
+    PackedCase,
+    PaddedCase,
+    drawn_packed,
+    drawn_padded,
+    packed,
+    padded,
+)
+from triton_backend import INTERPRETED, KERNELS, MARKS
+
+pytestmark = MARKS
+attend_packed = functools.partial(packed, backend="triton")
+attend_padded = functools.partial(padded, backend="triton")
+
+# The interpreter multiplies bfloat16 in float32; tiles have 16 or 32 rows.
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+PACKED = pairwise(
+    bias=list(FORMS),
+    dtype=DTYPES,
+    sequences=[
+        ((1, 1), (17, 17), (0, 0), (63, 63)),
+        ((5, 30), (0, 7), (9, 0), (30, 5), (40, 65)),
+        ((33, 33), (70, 70)),
+    ],
+    dims=[(16, 16), (19, 40)],
+    heads=[(1, 1), (4, 2)],
+    causal=[True, False],
+    window=[None, 5, 32],
+    layout=["contiguous", "heads_inside", "sliced"],
+)
+PADDED = pairwise(
+    bias=list(FORMS),
+    dtype=DTYPES,
+    padding=[((0, 3), (9, 0)), ((4, 5), (0, 0)), ((0, 20), (50, 0))],
+    heads=[(1, 1), (4, 2)],
+    causal=[True, False],
+    window=[None, 20],
+)
+
+
+@pytest.mark.parametrize("case", [PackedCase.of(**row) for row in PACKED], ids=str)
+def test_every_pair_of_packed_settings_is_exact(case):
+    check_problem(drawn_packed(case), attend_packed)
+
+
+@pytest.mark.parametrize("case", [PaddedCase(lengths=(50, 50), **row) for row in PADDED], ids=str)
+def test_every_pair_of_padded_settings_is_exact(case):
+    check_problem(drawn_padded(case), attend_padded)
+
+
+@pytest.mark.parametrize("bias", FORMS)
+def test_some_queries_of_padded_keys_are_exact(bias):
+    case = PaddedCase(bias, lengths=(20, 50), padding=((3, 4), (0, 18)), heads=(2, 1))
+    check_problem(drawn_padded(case), attend_padded)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="too slow to interpret")
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (256, 256)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("bias", FORMS)
+def test_sequences_of_real_sizes_are_exact(bias, dtype, dims):
+    lengths = ((1000, 1000), (37, 37), (300, 900), (0, 0), (513, 513))
+    settings = {"bias": bias, "dtype": dtype, "dims": dims, "heads": (4, 2)}
+    check_problem(drawn_packed(PackedCase.of(lengths, **settings)), attend_packed)
+    case = PaddedCase(lengths=(700, 700), padding=((0, 300), (500, 3)), **settings)
+    check_problem(drawn_padded(case), attend_padded)
+
+
+@pytest.mark.parametrize("bias", ["none", "linear", "distance", "cumulative-gain"])
+def test_what_is_stored_in_padding_reaches_nothing(bias):
+    case = PaddedCase(bias, torch.float16, lengths=(50, 50), padding=((7, 3), (0, 20)))
+    problem = drawn_padded(case)
+    exact = evaluate(problem, attend_padded)
+    with torch.no_grad():
+        for x in (problem.q, problem.k, problem.v, problem.grad_o, problem.grad_lse):
+            x.transpose(1, 2)[~case.mask] = torch.nan
+    for name, x in evaluate(problem, attend_padded).items():
+        assert torch.equal(x, exact[name]), name
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
+def test_sums_over_diagonals_are_taken_a_few_sequences_at_a_time(monkeypatch, causal):
+    case = PackedCase.of(((40, 40), (5, 9), (33, 20), (1, 1)), bias="distance", causal=causal)
+    whole = evaluate(drawn_packed(case), attend_packed)
+    assert whole["gradient of r"].abs().max() > 0
+    problem = drawn_packed(case)
+    monkeypatch.setattr(KERNELS, "_TABLE_SUMS", 1)
+    check_problem(problem, attend_packed)
+
+
+@pytest.mark.parametrize(("bias", "causal"), [("type2", True), ("cumulative", False)])
+def test_plans_of_sequences_leave_out_what_they_say(bias, causal):
+    """Gradients too; sequences shorter than a plan is made for have one that takes everything."""
+    case = PackedCase.of(
+        ((40, 40), (1030, 1030), (0, 0)),
+        bias=bias,
+        dtype=torch.float16,
+        heads=(1, 1),
+        causal=causal,
+    )
+    problem = drawn_packed(case)
+    with torch.no_grad():
+        if bias == "cumulative":
+            problem.bias.steps.fill_(-0.3)
+    sequences = Sequences.of_offsets(*case.offsets(), case.lengths, (None, None))
+    plan = prepared(
+        *(problem.q, problem.k, problem.v, problem.called_bias()),
+        *(causal, None, None, None, "triton"),
+        sequences=sequences,
+    ).plan()
+    assert (plan[0, 0, :, :1] == 0).all()
+    assert (plan[0, 1] > 0).any()
+    ours = evaluate(problem, attend_packed)
+    exact = evaluate(problem, functools.partial(packed, backend="reference"))
+    for name, x in exact.items():
+        error = (ours[name].double() - x.double()).norm() / x.double().norm()
+        assert error <= 2e-3, name
