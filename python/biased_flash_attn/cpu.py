@@ -139,7 +139,7 @@ def decode(
             None if x is None else x.expand(*q.shape[:2], *x.shape[2:]) for x in (terms, bounds[3])
         )
         bounds = [*bounds[:3], peaks]
-    gain = _per_head(gain, q)
+    gain = _per_head(gain, q, form)
     _C.decode(
         _DTYPE_NAMES[q.dtype],
         form,
