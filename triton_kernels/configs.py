@@ -127,7 +127,11 @@ OF_SEQUENCES = {
     256: replace(_WIDEST, forward=Config(64, 16, 8, 1)),
 }
 OF_SEQUENCES_ON_AMPERE = OF_SEQUENCES | {
-    128: replace(OF_SEQUENCES[128], backward_table=Config(32, 32, 4, 1))
+    128: replace(
+        OF_SEQUENCES[128],
+        backward_queries=Config(128, 16, 8, 1),
+        backward_table=Config(32, 32, 4, 1),
+    )
 }
 OF_SEQUENCES_ON_BLACKWELL = OF_SEQUENCES | {
     128: replace(
@@ -137,8 +141,20 @@ OF_SEQUENCES_ON_BLACKWELL = OF_SEQUENCES | {
     )
 }
 SINGLE = {
-    64: Row(Config(32, 32), Config(32, 32), Config(32, 32), Config(32, 32)),
-    128: Row(Config(16, 32, 8), Config(16, 32, 8), Config(16, 32, 8), Config(32, 32, 8)),
+    64: Row(
+        forward=Config(32, 32),
+        backward_queries=Config(32, 32),
+        backward_keys=Config(32, 32),
+        heavy_backward_keys=Config(16, 32),
+        backward_table=Config(32, 32),
+    ),
+    128: Row(
+        forward=Config(16, 32, 8),
+        heavy_forward=Config(16, 16, 8),
+        backward_queries=Config(16, 32, 8),
+        backward_keys=Config(16, 32, 8),
+        backward_table=Config(32, 32, 8),
+    ),
     256: Row(
         forward=Config(16, 32, 8),
         heavy_forward=Config(16, 16, 8),
