@@ -21,7 +21,7 @@ from cases import (
     evaluate,
     pairwise,
 )
-from triton_backend import INTERPRETED, KERNELS, MARKS, attend
+from triton_backend import INTERPRETED, KERNELS, MARKS, Config, attend
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 pytestmark = MARKS
@@ -84,7 +84,7 @@ def table_factors(table: torch.Tensor, causal: bool, n_query: int, block: int):
     bias, problem = KERNELS._operands(
         q, k, k, table[None, None], None, "distance", 0.25, causal, None
     )
-    made = KERNELS._with_table_factors(bias, problem, block)
+    made = KERNELS.with_factors(bias, problem, Config(block, 16), None)
     of_rows, of_keys = made.query_factors.start[0, 0], made.key_factors.start[0, 0]
     found = of_keys.double() @ of_rows.double().T * problem.scale_in_base_2
     return found, made.far.start[0, 0].tolist()

@@ -10,6 +10,7 @@ from biased_flash_attn import backends
 from cases import fused
 
 KERNELS = backends.kernels("triton")
+Config = KERNELS and KERNELS.Config
 INTERPRETED = KERNELS is None or KERNELS.INTERPRETED
 # Of every module of tests that runs kernels.
 MARKS = [
