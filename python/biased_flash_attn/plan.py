@@ -30,7 +30,8 @@ class AttentionPlan:
     fraction: Tensor  # of the visible tiles, 128 queries by 64 keys, that is computed, (B, H)
     window: Tensor  # keys from a query to the farthest that it takes, at most, (B, H) int64
     bound: Tensor  # of the mass left out, relative to that taken, at most tolerance, (B, H)
-    # By how much q.k can lift a key above the average one, (B, H): decay has to make up for it.
+    # By how much q.k can lift a key above the average one, (B, H): decay has to make up for it
+    # where keys are not looked at.
     content: Tensor
     # Keys that hold all but a share `tolerance` of the bias's exponentials, (H,); infinite where
     # these have no finite sum, and None for a bias without distances.

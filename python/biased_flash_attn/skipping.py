@@ -157,13 +157,14 @@ def _promising(q: Tensor, k: Tensor, bias: Bias, tolerance: float) -> Tensor:
     keys = Keys.of(k[:, :, :: max(1, geometry.n_key // _SAMPLED_KEYS)], q.shape[1])
     logit = abs(bias.scale) * keys.seen_by(q[:, :, rows])[0]
     variance = keys.distance.square().mean(-1, keepdim=True) / q.shape[3]
-    lift = logit.square() * variance  # twice what content adds to the log of a sum
+    lift = logit.square() * variance
     kept = seen = 0
     for side in bias.sides():
         mass = bias.mass(side)
         here = (side.positions[rows] + 1).clamp(0, side.n_key).expand(logit.shape)
         log_tile = logit.new_tensor(math.log(KEY_STEP))
         near = mass.log_mass(rows, here // KEY_STEP).logaddexp(log_tile)
+        # Of Gaussian logits, exponentials are on average exp(lift / 2) times those of the bias.
         certain = lift.new_ones(*lift.shape[:2], side.tiles + 1)
         guess = Certificate(mass, rows, lift / 2, near + lift, certain, 1)
         cuts = guess.last_cut(math.log(tolerance / 2))
