@@ -2,6 +2,7 @@
 #pragma once
 
 #include "online_softmax.h"
+#include "rows_in_place.h"
 #include "tile_choice.h"
 
 namespace bfa::BFA_ISA {
@@ -101,13 +102,16 @@ public:
         const Place place = place_of(p_, block_->b, keys.begin);
         const bool masked = n < width || !block_->all_visible(p_, keys);
         const bool few = block_->rows <= kFewRows;
+        // Pairs of rows are made for each product, which is worth it for few.
+        const bool in_place = !masked && is_operand(p_.value_dim) && (kPair == 1 || few);
         const Operand* rows[kTile];
         if (few) {
             find_keys(place, n, rows);
         } else {
             pack_keys(place, n, width);
         }
-        const auto values = values_of(place, n, width, masked, next);
+        const char* values = row_at(p_.v, place, block_->kv_head);
+        slack_ = in_place ? 0 : pack_values(values, n, width, next);
         for (int row = 0; row < block_->rows; row += kStripRows) {
             const int count = std::min(kStripRows, block_->rows - row);
             const int padded = int(round_up(count, kRegisterRows));
@@ -127,11 +131,15 @@ public:
             of_strip.exponentiate(count, width, logits);
             const LeftMatrix<Operand> weights = {reinterpret_cast<Operand*>(logits), kTile, 1};
             const Result<Real> outputs = {of_strip.outputs, columns_};
-            if (masked && !values_finite_) {
-                gemm_visible<Arithmetic>(count, columns_, weights, values, outputs,
+            if (in_place) {
+                const auto rows = rows_in_place<Arithmetic>(values, p_.v.row, next.values);
+                gemm<Arithmetic, true>(count, columns_, width / kPair, weights, rows, outputs);
+            } else if (masked && !values_finite_) {
+                gemm_visible<Arithmetic>(count, columns_, weights, packed_values(), outputs,
                                          [&](int r) { return block_->visible(p_, row + r, keys); });
             } else {
-                gemm<Arithmetic, true>(count, columns_, width / kPair, weights, values, outputs);
+                gemm<Arithmetic, true>(count, columns_, width / kPair, weights, packed_values(),
+                                       outputs);
             }
         }
     }
@@ -175,13 +183,8 @@ private:
         transpose(keys_, width, depth_, depth_, keys_transposed_);
     }
 
-    // Values of a masked tile are packed, so that there is nothing behind the last one.
-    RightMatrix<Operand> values_of(const Place& place, int n, int width, bool masked,
-                                   const Ahead& next) {
-        const char* source = row_at(p_.v, place, block_->kv_head);
-        slack_ = 0;
-        if (!masked && kPair == 1 && is_operand(p_.value_dim))
-            return {reinterpret_cast<const Operand*>(source), p_.v.row / int64_t(sizeof(Operand))};
+    // With zeros behind the last one. Returns how far logits may be above their pivot.
+    Real pack_values(const char* source, int n, int width, const Ahead& next) {
         constexpr int kAtOnce = 4;
         for (int j = 0; j < n; j += kAtOnce) {
             const int count = std::min(kAtOnce, n - j);
@@ -194,9 +197,10 @@ private:
                     (width / kPair - packed) * columns_ * sizeof(Operand));
         const Real largest = Arithmetic::largest_magnitude(values_, width / kPair * columns_);
         values_finite_ = std::isfinite(largest);
-        slack_ = State::slack(largest);
-        return {values_, columns_};
+        return State::slack(largest);
     }
+
+    RightMatrix<Operand> packed_values() const { return {values_, columns_}; }
 
     // logits = scale * product + bias in base 2, -inf where masked. Whether some are too large for
     // their row's pivot.

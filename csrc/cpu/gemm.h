@@ -21,8 +21,20 @@ struct LeftMatrix {
 // Operand (k, c) stands at data[k * stride + c].
 template <class Operand>
 struct RightMatrix {
+    static constexpr int kVectors = 1;  // that are read together
     const Operand* data;
     int64_t stride;
+
+    RightMatrix from_column(int64_t column) const { return {data + column, stride}; }
+
+    template <int kCount>
+    BFA_INLINE void read(int64_t k, Vector<Operand> (&columns)[kCount]) const {
+#pragma GCC unroll 4
+        for (int x = 0; x < kCount; ++x) columns[x] = load(data + k * stride + x * kLanes<Operand>);
+    }
+    // Puts sums of columns in the columns' order.
+    template <class Sum, int kCount>
+    static BFA_INLINE void order(Sum (&)[kCount]) {}
 };
 
 template <class Real>
@@ -31,9 +43,8 @@ struct Result {
     int64_t stride;
 };
 
-template <class Arithmetic, bool kAccumulate, int kRows, int kVectors>
-BFA_INLINE void gemm_block(int64_t depth, LeftMatrix<typename Arithmetic::Operand> a,
-                           RightMatrix<typename Arithmetic::Operand> b,
+template <class Arithmetic, bool kAccumulate, int kRows, int kVectors, class Right>
+BFA_INLINE void gemm_block(int64_t depth, LeftMatrix<typename Arithmetic::Operand> a, Right b,
                            Result<typename Arithmetic::Real> c) {
     using Real = typename Arithmetic::Real;
     // The block's sum starts at 0 also where it is added to c: many small terms then lose nothing
@@ -41,9 +52,7 @@ BFA_INLINE void gemm_block(int64_t depth, LeftMatrix<typename Arithmetic::Operan
     Vector<Real> sum[kRows][kVectors] = {};
     for (int64_t k = 0; k < depth; ++k) {
         Vector<typename Arithmetic::Operand> right[kVectors];
-#pragma GCC unroll 4
-        for (int x = 0; x < kVectors; ++x)
-            right[x] = load(b.data + k * b.stride + x * kLanes<Real>);
+        b.read(k, right);
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
             const auto left = a.data[r * a.row + k * a.depth];
@@ -53,12 +62,14 @@ BFA_INLINE void gemm_block(int64_t depth, LeftMatrix<typename Arithmetic::Operan
         }
     }
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r)
+    for (int r = 0; r < kRows; ++r) {
+        Right::order(sum[r]);
 #pragma GCC unroll 4
         for (int x = 0; x < kVectors; ++x) {
             Real* target = c.data + r * c.stride + x * kLanes<Real>;
             store(target, kAccumulate ? load(target) + sum[r][x] : sum[r][x]);
         }
+    }
 }
 
 // Calls function(integral_constant n) for a runtime n in 1..kMost.
@@ -70,19 +81,19 @@ BFA_INLINE void with_constant(int n, Function function) {
     }
 }
 
-// `columns` is a multiple of the vector length; depth counts operands.
-template <class Arithmetic, bool kAccumulate>
+// `columns` is a multiple of Right::kVectors vectors; depth counts operands.
+template <class Arithmetic, bool kAccumulate,
+          class Right = RightMatrix<typename Arithmetic::Operand>>
 __attribute__((noinline)) void gemm(int rows, int64_t columns, int64_t depth,
-                                    LeftMatrix<typename Arithmetic::Operand> a,
-                                    RightMatrix<typename Arithmetic::Operand> b,
+                                    LeftMatrix<typename Arithmetic::Operand> a, Right b,
                                     Result<typename Arithmetic::Real> c) {
     constexpr int kLane = kLanes<typename Arithmetic::Real>;
     for (int64_t column = 0; column < columns; column += kBlockVectors * kLane) {
         const int vectors = int(std::min<int64_t>((columns - column) / kLane, kBlockVectors));
-        with_constant<kBlockVectors>(vectors, [&](auto n_vectors) {
+        with_constant<kBlockVectors / Right::kVectors>(vectors / Right::kVectors, [&](auto n) {
             const auto block = [&](int row, auto n_rows) {
-                gemm_block<Arithmetic, kAccumulate, n_rows, n_vectors>(
-                    depth, {a.data + row * a.row, a.row, a.depth}, {b.data + column, b.stride},
+                gemm_block<Arithmetic, kAccumulate, n_rows, n * Right::kVectors>(
+                    depth, {a.data + row * a.row, a.row, a.depth}, b.from_column(column),
                     {c.data + row * c.stride + column, c.stride});
             };
             int row = 0;
