@@ -26,6 +26,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from biased_flash_attn.key_bounds import KeyBounds
 from biased_flash_attn.sequences import Sequences
 
 FORMS = (
@@ -136,7 +137,11 @@ def decode(q: torch.Tensor, k, v, terms, gain, form: str) -> None:
         terms = terms.view(n // 64, heads, 64)
     block_table, lengths = torch.empty(1, n // 64).int(), torch.empty(1).long()
     gain = None if gain is None else gain[..., :1]
-    options = [], form, q.shape[3] ** -0.5, None, 0.0
+    known = KeyBounds(n // 64, k, None if form in ("none", "linear", "distance") else heads)
+    bounds = [*known.tensors()]
+    if form == "distance":
+        bounds[3] = torch.empty(1, heads, n // 64)
+    options = bounds, form, q.shape[3] ** -0.5, None, 1e-6
     launch.decode(q, k, v, block_table, lengths, terms, gain, *options)
 
 

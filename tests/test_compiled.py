@@ -24,10 +24,15 @@ ATTENTION = (
     "attn_bwd_dkv_kernel",
     "attn_bwd_table_kernel",
     "attn_trim_kernel",
+    "attn_choose_kernel",
     "attn_decode_kernel",
 )
 # Kernels that are not started without a bias, or for other forms.
-OF_BIASES = {"attn_bwd_table_kernel": ["distance"], "attn_trim_kernel": FORMS[1:]}
+OF_BIASES = {
+    "attn_bwd_table_kernel": ["distance"],
+    "attn_trim_kernel": FORMS[1:],
+    "attn_choose_kernel": FORMS[1:],
+}
 
 
 def compiled(arch: int, head_dim: int) -> list[dict]:
@@ -80,5 +85,5 @@ def test_half_precision_runs_on_matrix_units(variant):
     assert half
     for one in half:
         small = one["head_dim"] == 256 and "_bwd_" in one["kernel"]
-        small |= one["kernel"] == "attn_decode_kernel"
+        small |= one["kernel"] in ("attn_choose_kernel", "attn_decode_kernel")
         assert one["warpgroup" if arch == 90 and not small else "matrix"], one

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
 from biased_flash_attn import biased_flash_attn_with_kvcache
 from cases import FORMS, Case, drawn, pairwise
+from decode_skipping_cases import (
+    BIASES,
+    CAN_GO,
+    CONTENTS,
+    check_first_tile,
+    check_infinity,
+    check_tolerance,
+)
 from decoding_cases import STORAGES, check_decoding, decoded, make_cache
 from triton_backend import MARKS
 
@@ -57,3 +67,24 @@ def test_float64_is_refused():
     with pytest.raises(ValueError, match="backend='triton'"):
         decoded(problem, cache, (3,), "triton")
     assert cache.lengths == [0, 0]
+
+
+@pytest.mark.parametrize("name", BIASES)
+def test_what_is_left_out_is_within_tolerance(name):
+    content, page_size = random.choice(CONTENTS), random.choice([16, 64, 128])
+    lengths, window = (random.randint(1, 5), random.randint(1024, 1400)), random.choice([None, 700])
+    tolerance = random.choice([0.3, 1e-2, 2.0**-12])
+    print(content, page_size, lengths, window, tolerance)
+    check_tolerance(name, content, lengths, tolerance, page_size, window, torch.float32, "triton")
+
+
+@pytest.mark.parametrize("name", CAN_GO)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_far_tiles_are_read_only_where_they_may_matter(name, dtype):
+    check_first_tile(name, dtype, "triton")
+
+
+@pytest.mark.parametrize("place", ["k", "v"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_no_infinity_is_missed(place, value):
+    check_infinity(place, value, "triton")

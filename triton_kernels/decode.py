@@ -5,64 +5,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .bias import log2
-from .primitives import INFINITY, LN2, LOG2E, dot, row_address
-
-
-@triton.jit
-def tile_rows(problem, block, BLOCK_M: tl.constexpr):
-    """Heads of the group, queries and whether they exist, of the rows of a block: row r is query
-    r % n_query of head r // n_query. [BLOCK_M]"""
-    row = block * BLOCK_M + tl.arange(0, BLOCK_M)
-    exists = row < problem.group * problem.n_query
-    row = tl.where(exists, row, 0)
-    return row // problem.n_query, row % problem.n_query, exists
-
-
-@triton.jit
-def page_of(problem, b, key):
-    """The page that holds a key, and its row there."""
-    column = key // problem.page_size % problem.columns
-    page = tl.load(problem.block_table + b * problem.columns + column)
-    return page, key % problem.page_size
-
-
-@triton.jit
-def page_bias(bias, problem, b, h, p, gain, query_sums, page, row, j, sees):
-    """In base 2, of rows with positions p [BLOCK_M, 1] and keys j [1, BLOCK_N]; any number where
-    sees is False."""
-    if bias.form == "none":
-        values = 0.0
-    elif bias.form == "distance":
-        table = row_address(bias.terms, b, h, 0)[:, None]
-        values = tl.load(table + (p - j), sees, 0.0) * LOG2E
-    else:
-        if bias.form == "linear":
-            difference = (p - j).to(tl.float32)
-        else:
-            # In float64, as the sums are: near pairs are as exact at position one million.
-            address = row_address(bias.terms, page, h, row)[:, None]
-            sums = tl.load(address + tl.arange(0, j.shape[1])[None, :], sees, 0.0)
-            difference = (query_sums[:, None] - sums).to(tl.float32)
-        beta = gain[:, None] * difference
-        values = -log2(1 + beta * beta) if bias.squared else beta * LOG2E
-    return values
-
-
-@triton.jit
-def query_bias(bias, problem, b, h, i, p, exists):
-    """What a bias has of queries: gains, which of a linear one are -slopes, and sums."""
-    gain = tl.full(i.shape, 1.0, tl.float32)
-    sums = tl.zeros(i.shape, tl.float64)
-    if bias.form == "linear":
-        gain = -tl.load(row_address(bias.terms, b, h, 0))
-    if bias.gain is not None:
-        gain = tl.load(row_address(bias.gain, b, h, 0) + i)
-    if bias.form == "cumulative":
-        page, row = page_of(problem, b, tl.maximum(p, 0))
-        page = tl.maximum(page, 0)  # that of a position before the first key, which has no page
-        sums = tl.load(row_address(bias.terms, page, h, row), exists & (p >= 0), 0.0)
-    return gain, sums
+from .pages import (
+    add_logits,
+    block_number,
+    load_queries,
+    load_rows,
+    page_logits,
+    page_of,
+    query_bias,
+    range_of_tiles,
+    tile_rows,
+)
+from .primitives import INFINITY, LN2, dot, row_address
 
 
 @triton.jit
@@ -92,54 +46,36 @@ def attn_decode_kernel(
     h = kv_head * problem.group + g
     length = tl.load(problem.lengths + b).to(tl.int32)
     p = length - problem.n_query + i
-    first_position = tl.min(tl.where(exists, p, length))
-    begin = tl.maximum(first_position - problem.window + 1, 0) // BLOCK_N
-    end = tl.cdiv(tl.max(tl.where(exists, p, -1)) + 1, BLOCK_N)
-    share = tl.cdiv(tl.maximum(end - begin, 0), tl.num_programs(2))
+    begin, end, _ = range_of_tiles(problem, p, exists, length, BLOCK_N)
+    count, list_of_block = end - begin, problem.lists
+    PER_TILE: tl.constexpr = problem.tile_keys // BLOCK_N
+    if problem.lists is not None:
+        list_of_block += block_number() * problem.most_tiles
+        count = PER_TILE * tl.load(problem.counts + block_number())
+    share = tl.cdiv(count, tl.num_programs(2))
 
-    # [BLOCK_M, BLOCK_D]
-    channel = tl.arange(0, BLOCK_D)[None, :]
-    tile_q = tl.load(
-        row_address(q, b, h, i)[:, None] + channel,
-        exists[:, None] & (channel < problem.head_dim),
-        other=0.0,
-    )
+    tile_q = load_queries(q, problem, b, h, i, exists, BLOCK_D)
     gain, query_sums = query_bias(bias, problem, b, h, i, p, exists)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     m = tl.full([BLOCK_M], -INFINITY, tl.float32)
     l = tl.zeros([BLOCK_M], tl.float32)
-    value_channel = tl.arange(0, BLOCK_DV)[None, :]
-    for tile in range(begin + part * share, tl.minimum(begin + (part + 1) * share, end)):
+    for x in range(part * share, tl.minimum((part + 1) * share, count)):
+        tile = begin + x
+        if problem.lists is not None:
+            x = tl.cast(x, tl.int32)
+            tile = tl.load(list_of_block + x // PER_TILE) * PER_TILE + x % PER_TILE
         j = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         page, row = page_of(problem, b, tile * BLOCK_N)
-        # [BLOCK_N, BLOCK_D], [BLOCK_N, BLOCK_DV]
-        rows = tl.arange(0, BLOCK_N).to(tl.int64)[:, None]
-        held = (j < length)[:, None]
-        tile_k = tl.load(
-            row_address(k, page, kv_head, row) + (rows * k.row + channel),
-            held & (channel < problem.head_dim),
-            other=0.0,
+        held = j < length
+        tile_k = load_rows(k, page, kv_head, row, held, problem.head_dim, BLOCK_N, BLOCK_D)
+        tile_v = load_rows(v, page, kv_head, row, held, problem.value_dim, BLOCK_N, BLOCK_DV)
+        s = page_logits(
+            *(tile_q, tile_k, bias, problem, b, h, p, gain, query_sums, exists, page, row, j)
         )
-        tile_v = tl.load(
-            row_address(v, page, kv_head, row) + (rows * v.row + value_channel),
-            held & (value_channel < problem.value_dim),
-            other=0.0,
-        )
-        sees = exists[:, None] & (j[None, :] <= p[:, None])
-        sees &= p[:, None] - j[None, :] < problem.window
-        s = dot(tile_q, tl.trans(tile_k)) * problem.scale_in_base_2
-        s += page_bias(
-            *(bias, problem, b, h, p[:, None], gain, query_sums, page, row, j[None, :], sees)
-        )
-        s = tl.where(sees, s, -INFINITY)
-        m_new = tl.maximum(m, tl.max(s, 1))
-        pivot = tl.where(m_new == -INFINITY, 0.0, m_new)
-        weights = tl.exp2(s - pivot[:, None])
-        shrink = tl.exp2(m - pivot)
-        l = l * shrink + tl.sum(weights, 1)
+        weights, shrink, m, l = add_logits(s, m, l)
         acc = dot(weights.to(tile_v.dtype), tile_v, acc * shrink[:, None])
-        m = m_new
 
+    value_channel = tl.arange(0, BLOCK_DV)[None, :]
     number = ((part * problem.batch + b) * problem.heads + h).to(tl.int64) * problem.n_query + i
     tl.store(m_out + number, m, exists)
     tl.store(l_out + number, l, exists)

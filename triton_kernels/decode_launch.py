@@ -1,7 +1,9 @@
-"""The decoding kernels on tensors: as many parts of the keys as the processor has room for."""
+"""The decoding kernels on tensors: which keys may be left out, and parts of the others for as many
+programs as a GPU has room for."""
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -11,11 +13,13 @@ from torch import Tensor
 from triton.language import constexpr
 
 from .decode import attn_decode_kernel, attn_decode_merge_kernel
+from .decode_choice import attn_choose_kernel
 from .launching import OPTIONS, processor, where_the_tensors_are
-from .operands import Bias, per_head, rows
+from .operands import Bias, Rows, per_head, rows
 from .primitives import LOG2E
 
 _MOST_KEYS, _TILE_BYTES = 64, 2**14  # of a tile, which has no more registers
+_MOST_CHOICES = 32  # tiles of which it is decided at a time
 _LEAST_ROWS, _MOST_ROWS = 16, 64  # of a matrix unit; of a block
 _LEAST_TILES = 4  # of a part, so that merging it weighs little
 # What fills a GPU: two programs on each of about as many multiprocessors as a large one has.
@@ -41,6 +45,20 @@ class Pages(NamedTuple):
     lengths: Tensor
     head_dim: tl.constexpr
     value_dim: tl.constexpr
+    # The tiles that each block of queries takes, of tile_keys, where not all; at most most_tiles.
+    tile_keys: tl.constexpr
+    most_tiles: int = 0
+    lists: Tensor | None = None
+    counts: Tensor | None = None
+
+
+class Bounds(NamedTuple):
+    """What is known of tiles: see KeyBounds. highest is that of sums, or the peaks of a table."""
+
+    centres: Rows
+    extents: Rows
+    lowest: Rows | None
+    highest: Rows | None
 
 
 @where_the_tensors_are
@@ -58,8 +76,7 @@ def decode(
     window: int | None,
     tolerance: float,
 ) -> tuple[Tensor, Tensor]:
-    """Returns o (B, H, Nq, Dv) in q's dtype and lse (B, H, Nq) in float32. Everything is computed:
-    `bounds` and `tolerance` are for kernels that leave out keys."""
+    """Returns o (B, H, Nq, Dv) in q's dtype and lse (B, H, Nq) in float32."""
     batch, heads, n_query, head_dim = q.shape
     _, kv_heads, page_size, value_dim = v.shape
     o = q.new_empty((*q.shape[:3], value_dim))
@@ -68,10 +85,11 @@ def decode(
         return o, lse
     columns = block_table.shape[1]
     group = heads // kv_heads
+    tile_keys = page_size // bounds[0].shape[2]
     problem = Pages(
         *(batch, heads, kv_heads, group, n_query, _ENDLESS if window is None else window),
         *(scale * LOG2E.value, block_table, columns, page_size, lengths),
-        *map(constexpr, (head_dim, value_dim)),
+        *map(constexpr, (head_dim, value_dim, tile_keys)),
     )
     squared = form == "log1p_square"
     if squared or form == "cumulative":
@@ -86,19 +104,27 @@ def decode(
     fitting = _TILE_BYTES // (max(block_d, block_dv) * q.element_size())
     block_n = min(_MOST_KEYS, page_size, max(16, fitting))
     blocks = batch * kv_heads, triton.cdiv(group * n_query, block_m)
+    single = q.dtype == torch.float32
+    options = {"BLOCK_M": block_m, "BLOCK_D": block_d, "num_warps": 8 if single else 4, **OPTIONS}
+    if tolerance > 0 and form != "none":
+        problem = _with_lists(problem, blocks)
+        attn_choose_kernel[blocks](
+            *(rows(q), rows(k), bias, _bounds(bounds, form), problem),
+            *(math.log(tolerance / tile_keys), 2.0**-23 * (4 * head_dim + 256)),
+            BLOCK_N=min(_MOST_CHOICES, block_n),
+            num_stages=3,
+            **options,
+        )
     parts = _parts(blocks[0] * blocks[1], columns * page_size // block_n)
     acc = lse.new_empty((parts, *o.shape))
     m, l = lse.new_empty((2, parts, *lse.shape))
     attn_decode_kernel[(*blocks, parts)](
         *map(rows, (q, k, v)),
         *(acc, m, l, bias, problem),
-        BLOCK_M=block_m,
         BLOCK_N=block_n,
-        BLOCK_D=block_d,
         BLOCK_DV=block_dv,
-        num_warps=8 if q.dtype == torch.float32 else 4,
-        num_stages=1 if q.dtype == torch.float32 else 2,
-        **OPTIONS,
+        num_stages=1 if single else 2,
+        **options,
     )
     attn_decode_merge_kernel[(lse.numel(),)](
         *(acc, m, l, rows(o), rows(lse), problem, parts),
@@ -107,6 +133,21 @@ def decode(
         **OPTIONS,
     )
     return o, lse
+
+
+def _with_lists(problem: Pages, blocks: tuple[int, int]) -> Pages:
+    """With room for the tiles that each block of queries takes."""
+    most = problem.columns * problem.page_size // problem.tile_keys.value
+    lists = problem.block_table.new_empty((math.prod(blocks), most))
+    return problem._replace(most_tiles=most, lists=lists, counts=lists.new_empty(len(lists)))
+
+
+def _bounds(bounds: list[Tensor | None], form: str) -> Bounds:
+    centres, extents, lowest, highest = bounds
+    if lowest is not None:
+        return Bounds(*map(rows, bounds))
+    of_table = per_head(highest) if form == "distance" else None
+    return Bounds(rows(centres), rows(extents), None, of_table)
 
 
 def _parts(programs: int, tiles: int) -> int:

@@ -65,7 +65,8 @@ public:
 
     // No bias of a key of the tile is larger, in natural logarithms.
     double highest(int row, Range keys, const Place& place) const {
-        const int64_t position = block_->position(row), near = position - keys.end + 1,
+        const int64_t position = block_->position(row),
+                      near = std::min(position - keys.end + 1, p_.window - 1),
                       far = std::min(position - keys.begin, p_.window - 1);
         if constexpr (kForm == Form::linear) {
             const double slope = -double(*head(row).terms);

@@ -1,0 +1,186 @@
+"""Caches of which much or little may be left out, and checks of what is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from biased_flash_attn import KVCache, biased_flash_attn_with_kvcache, biases
+from biased_flash_attn.forms import Geometry
+
+HEADS, KV_HEADS, DIM = 4, 2, 16
+
+
+def steep_slopes():
+    bias = biases.ALiBi(HEADS, trainable=True)
+    bias.slopes.data.copy_(0.02 + 0.3 * torch.rand(HEADS).square())
+    return bias
+
+
+def mixed_slopes():
+    bias = steep_slopes()
+    bias.slopes.data[0] *= -0.02
+    return bias
+
+
+def wandering_table():
+    curve = -(0.02 * torch.arange(4096.0, dtype=torch.float64)) + torch.randn(HEADS, 4096).double()
+    return biases.DistanceBias.from_function(lambda d: curve[:, d.long()], HEADS)
+
+
+def falling(gained: bool = False, kernel: str | None = None, rise: float = 0.0):
+    def make(n: int) -> biases.CumulativeBias:
+        scale = 3.0 if kernel else 0.2
+        steps = -scale * torch.rand(2, HEADS, n).double() + rise * torch.randn(2, HEADS, n)
+        gain = 2 * torch.rand(2, HEADS, n).double() if gained else None
+        return biases.CumulativeBias(steps, gain, kernel)
+
+    return make
+
+
+BIASES = {
+    "slopes": lambda n: steep_slopes(),
+    "slopes of both signs": lambda n: mixed_slopes(),
+    "type2": lambda n: biases.Type2(HEADS),
+    "table": lambda n: wandering_table(),
+    "sums": falling(),
+    "sums that rise at times": falling(rise=0.5),
+    "gains": falling(gained=True),
+    "log1p_square": falling(gained=True, kernel="log1p_square"),
+}
+
+
+def keys_against(content: str, q: Tensor, n: int) -> Tensor:
+    """Keys (2, KV_HEADS, n, DIM) that may lift themselves above near ones for queries q."""
+    k = torch.randn(2, KV_HEADS, n, DIM, dtype=q.dtype)
+    of_group = q[:, ::2, :1]
+    if content == "a common part":
+        k += 20 * torch.randn(DIM)
+    elif content == "clusters":
+        k += 3 * torch.randn(2, KV_HEADS, -(-n // 50), DIM).repeat_interleave(50, 2)[:, :, :n]
+    elif content == "a needle":
+        at = torch.randint(n, (1,))
+        k[:, :, at] = torch.randint(1, 60, (1,)) * of_group / of_group.norm(dim=-1, keepdim=True)
+    elif content == "rising with distance":
+        k += torch.linspace(6, 0, n, dtype=q.dtype)[:, None] * of_group
+    elif content == "short":
+        k *= 0.01
+    return k
+
+
+CONTENTS = ("normal", "a common part", "clusters", "a needle", "rising with distance", "short")
+
+
+def decoded(
+    bias, q, k, tolerance: float, page_size: int, window: int | None, split: int, backend: str
+):
+    """The last queries over a cache that was filled in some calls: o, lse, and the cache.
+
+    Without a window, other keys stood at first where most of these stand.
+    """
+    cache = KVCache(2, KV_HEADS, DIM, dtype=q.dtype, page_size=page_size, window=window)
+    n, n_query = k.shape[2], q.shape[2]
+    kept = 0 if window else split // 3
+    parts = [slice(0, split), slice(kept, split), slice(split, n)]
+    others = torch.cat([k[:, :, :kept], 0.01 * k[:, :, kept:]], 2)
+    with torch.no_grad():
+        for number, part in enumerate(parts):
+            given = bias
+            if isinstance(bias, biases.CumulativeBias):
+                gain = None if bias.gain is None else bias.gain[..., part]
+                given = replace(bias, steps=bias.steps[..., part], gain=gain)
+            last = q if part.stop == n else q[:, :, :0]
+            new = (others if number == 0 else k)[:, :, part]
+            o, lse = biased_flash_attn_with_kvcache(
+                *(last, cache, new, new, given),
+                tolerance=tolerance,
+                return_lse=True,
+                backend=backend,
+            )
+            if number == 0:
+                cache.truncate(kept)
+    assert o.shape[2] == n_query
+    return o, lse, cache
+
+
+# Whether the first tile of 4000 keys can go.
+CAN_GO = {
+    **dict.fromkeys(("slopes", "type2", "table", "sums"), True),
+    **dict.fromkeys(("slopes of both signs", "log1p_square"), False),
+}
+
+
+def attend_again(bias, q, cache, backend: str) -> Tensor:
+    """The lse of queries that the cache has seen."""
+    if isinstance(bias, biases.CumulativeBias):
+        gain = None if bias.gain is None else bias.gain[..., -q.shape[2] :]
+        bias = replace(bias, steps=bias.steps[..., :0], gain=gain)
+    options = {"tolerance": 2.0**-12, "return_lse": True, "backend": backend}
+    with torch.no_grad():
+        return biased_flash_attn_with_kvcache(q, cache, bias=bias, **options)[1]
+
+
+def check_tolerance(
+    name: str,
+    content: str,
+    lengths: tuple[int, int],
+    tolerance: float,
+    page_size: int,
+    window: int | None,
+    dtype: torch.dtype,
+    backend: str,
+) -> bool:
+    """Of random queries and keys no more is left out than float64 allows; whether something is.
+
+    float32 may be off by roundings of logits of their size.
+    """
+    n_query, n = lengths
+    bias = BIASES[name](n)
+    q = torch.randn(2, HEADS, n_query, DIM, dtype=dtype)
+    k = keys_against(content, q, n)
+    arguments = (page_size, window, n - n_query, backend)
+    o, lse, _ = decoded(bias, q, k, tolerance, *arguments)
+    whole_o, whole_lse, _ = decoded(bias, q, k, 0.0, *arguments)
+    geometry = Geometry(n_query, n, True, window)
+    with torch.no_grad():
+        dense = bias.lower(geometry, torch.float64, None).dense(geometry)
+    s = DIM**-0.5 * q.double() @ k.double().repeat_interleave(2, 1).mT + dense
+    s = s.masked_fill(~geometry.visible(), -torch.inf)
+    exact, rounding = s.logsumexp(-1), 1e-9
+    if dtype == torch.float32:
+        rounding = 2e-6 * (1 + float(s[s.isfinite()].abs().max()))
+    assert (whole_lse - exact).abs().max() <= rounding
+    assert (exact - lse).expm1().max() <= tolerance * (1 + 1e-9) + rounding
+    spread = (k.amax(2) - k.amin(2)).repeat_interleave(2, 1)[:, :, None]
+    allowed = tolerance * spread + rounding * k.abs().amax()
+    assert ((o - whole_o).abs() <= allowed + 1e-9).all()
+    return bool((lse < whole_lse - 1e-13).any())
+
+
+def check_first_tile(name: str, dtype: torch.dtype, backend: str) -> None:
+    """It is read where it may matter, and only there."""
+    n, n_query = 4000, 2
+    bias = BIASES[name](n)
+    q = torch.randn(2, HEADS, n_query, DIM).to(dtype)
+    k = torch.randn(2, KV_HEADS, n, DIM).to(dtype)
+    _, lse, cache = decoded(bias, q, k, 2.0**-12, 64, None, n - n_query, backend)
+    page, _ = cache.table.find(torch.tensor([[0], [1]]), torch.arange(0, 64))
+    cache.k[page] = torch.nan
+    assert torch.equal(attend_again(bias, q, cache, backend), lse) == CAN_GO[name]
+
+
+def check_infinity(place: str, value: float, backend: str) -> None:
+    """It is found among far keys, whatever the bias leaves of them."""
+    n = 4000
+    q, k = torch.rand(2, HEADS, 1, DIM), torch.randn(2, KV_HEADS, n, DIM)
+    v = k.clone()
+    (k if place == "k" else v)[0, 0, 77, 3] = value
+    cache = KVCache(2, KV_HEADS, DIM)
+    bias = biases.ALiBi(HEADS)
+    with torch.no_grad():
+        o = biased_flash_attn_with_kvcache(q, cache, k, v, bias, backend=backend)
+        whole = biased_flash_attn_with_kvcache(q, cache, bias=bias, backend=backend, tolerance=0.0)
+    assert not whole[0, :2].isfinite().all()
+    assert torch.equal(o.isfinite(), whole.isfinite())
