@@ -105,13 +105,14 @@ def decode(
     block_n = min(_MOST_KEYS, page_size, max(16, fitting))
     blocks = batch * kv_heads, triton.cdiv(group * n_query, block_m)
     single = q.dtype == torch.float32
-    options = {"BLOCK_M": block_m, "BLOCK_D": block_d, "num_warps": 8 if single else 4, **OPTIONS}
+    options = {"BLOCK_M": block_m, "BLOCK_D": block_d, **OPTIONS}
     if tolerance > 0 and form != "none":
         problem = _with_lists(problem, blocks)
         attn_choose_kernel[blocks](
             *(rows(q), rows(k), bias, _bounds(bounds, form), problem),
             *(math.log(tolerance / tile_keys), 2.0**-23 * (4 * head_dim + 256)),
             BLOCK_N=min(_MOST_CHOICES, block_n),
+            num_warps=4,
             num_stages=3,
             **options,
         )
@@ -123,6 +124,7 @@ def decode(
         *(acc, m, l, bias, problem),
         BLOCK_N=block_n,
         BLOCK_DV=block_dv,
+        num_warps=8 if single else 4,
         num_stages=1 if single else 2,
         **options,
     )
