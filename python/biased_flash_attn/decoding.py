@@ -46,7 +46,7 @@ def biased_flash_attn_with_kvcache(
             the function must not change before.
         scale: factor of q k^T, 1 / sqrt(D) by default.
         tolerance: the share of each query's softmax mass that may be left out, as in
-            `biased_flash_attn`; "cpu" leaves out tiles of keys, the others compute everything.
+            `biased_flash_attn`; "reference" computes everything.
         return_lse: also return log sum_j exp(scale q k^T + bias), natural logarithm.
         backend: "triton" (GPUs), "cpu" or "reference", which runs or raises; None chooses.
 
