@@ -45,8 +45,9 @@ public:
         const int begin = int(visible.begin), end = int(visible.end);
         const Real distance = Real(block_->position(row) - keys.begin);
         if constexpr (kForm == Form::linear) {
-            const Real slope = -*head(row).terms * Real(kLog2e);
-            for (int c = begin; c < end; ++c) out[c] = slope * (distance - Real(c));
+            const Vector<Real> slope = broadcast(-*head(row).terms * Real(kLog2e));
+            for (int c = begin / kLane * kLane; c < end; c += kLane)
+                store(out + c, slope * (broadcast(distance - Real(c)) - iota<Real>()));
         } else if constexpr (kForm == Form::distance) {
             const Real* table = head(row).terms + (block_->position(row) - keys.begin);
             for (int c = begin; c < end; ++c) out[c] = table[-c] * Real(kLog2e);
