@@ -107,6 +107,17 @@ class BlockTable:
                 self.entries[b, keep:] = UNASSIGNED
                 self._assigned[b] = keep
 
+    def places(self, lengths: list[int], tokens: int) -> tuple[Tensor, Tensor]:
+        """The pages and rows (batch, tokens) of new keys, behind so many of each sequence."""
+        device = self.entries.device
+        keys = torch.tensor(lengths, device=device)[:, None]
+        if tokens > 1:
+            keys = keys + torch.arange(tokens, device=device)
+        columns = keys // self.page_size
+        if self.is_ring:
+            columns = columns % self.columns
+        return self.entries.gather(1, columns).long(), keys % self.page_size
+
     def find(self, sequences: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """The pages and rows of keys, which broadcast with their sequences."""
         pages = self.entries[sequences, keys // self.page_size % self.columns]

@@ -273,6 +273,8 @@ def _first_call(step: Step) -> tuple[Tensor, Tensor]:
 
 def _later_call(step: Step) -> tuple[Tensor, Tensor]:
     results = [_appended(piece) for piece in _pieces(step)]
+    if len(results) == 1:
+        return results[0]
     return tuple(torch.cat(parts, 2) for parts in zip(*results, strict=True))
 
 

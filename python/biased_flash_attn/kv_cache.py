@@ -147,12 +147,7 @@ class KVCache:
             return self.last_sums
         if not any(self.lengths):
             self._begin_sums(None if sums is None else sums.shape[1])
-        device = k.device
-        b = torch.arange(self.batch, device=device)[:, None]
-        keys = torch.tensor(self.lengths, device=device)[:, None] + torch.arange(
-            tokens, device=device
-        )
-        page, row = self.table.find(b, keys)
+        page, row = self.table.places(self.lengths, tokens)
         self._written = [
             max(most, length + tokens)
             for most, length in zip(self._written, self.lengths, strict=True)
