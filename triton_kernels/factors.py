@@ -70,14 +70,15 @@ def tile_query_factors(bias, b, h, first, BLOCK_M: tl.constexpr, SIDE: tl.conste
 @triton.jit
 def tile_key_factors(bias, problem, b, h, p, j, BLOCK_N: tl.constexpr, SIDE: tl.constexpr):
     """Those of keys j, j + 1, ..., all there, for queries from position p on. [BLOCK_N, FACTORS]"""
-    row = tl.arange(0, BLOCK_N)
+    row, step = 0, FACTORS
     if bias.form == "distance":
-        row = p - j - first_distance(problem) - row
+        row, step = p - j - first_distance(problem), -FACTORS
     elif bias.form == "cumulative":
-        row += j
-    address = row_address(bias.key_factors, b, h, 0) + row[:, None] * FACTORS
+        row = j
+    address = row_address(bias.key_factors, b, h, row)
     address += bias.key_factors.side if SIDE < 0 else 0
-    return tl.load(address + tl.arange(0, FACTORS)[None, :])
+    n = tl.arange(0, BLOCK_N)[:, None]
+    return tl.load(address + (n * step + tl.arange(0, FACTORS)[None, :]))
 
 
 @triton.jit
