@@ -163,7 +163,8 @@ def gather(
     if BIAS_GRADIENT:
         i = first + tl.arange(0, BLOCK_M)
         exists = i < problem.n_query
-        tl.store(row_address(grad_gain, b, h, 0) + i, of_gain, exists)
+        if bias.form == "linear" or bias.gain is not None:
+            tl.store(row_address(grad_gain, b, h, 0) + i, of_gain, exists)
         tl.store(row_address(grad_sums, b, h, 0) + i, of_sums * queries[1], exists)
 
 

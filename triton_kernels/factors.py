@@ -75,7 +75,7 @@ def tile_key_factors(bias, problem, b, h, p, j, BLOCK_N: tl.constexpr, SIDE: tl.
         row, step = p - j - first_distance(problem), -FACTORS
     elif bias.form == "cumulative":
         row = j
-    address = row_address(bias.key_factors, b, h, row)
+    address = row_address(bias.key_factors, b, h, 0) + tl.cast(row, tl.int64) * FACTORS
     address += bias.key_factors.side if SIDE < 0 else 0
     n = tl.arange(0, BLOCK_N)[:, None]
     return tl.load(address + (n * step + tl.arange(0, FACTORS)[None, :]))
@@ -84,15 +84,13 @@ def tile_key_factors(bias, problem, b, h, p, j, BLOCK_N: tl.constexpr, SIDE: tl.
 @triton.jit
 def key_origin(bias, problem, b, h, j, BLOCK_N: tl.constexpr, SIDE: tl.constexpr):
     """C at the key from which it is counted in the tile of keys j, j + 1, ..."""
-    nearest = j + BLOCK_N - 1 if SIDE > 0 else j
-    return sum_at(bias, b, h, tl.minimum(nearest, problem.n_key - 1))
+    return sum_at(bias, problem, b, h, j + BLOCK_N - 1 if SIDE > 0 else j)
 
 
 @triton.jit
 def query_origin(bias, problem, b, h, p, BLOCK_M: tl.constexpr, SIDE: tl.constexpr):
     """C at the query from which it is counted in the tile of queries from position p on."""
-    nearest = p if SIDE > 0 else tl.minimum(p + BLOCK_M - 1, problem.n_key - 1)
-    return sum_at(bias, b, h, nearest, nearest >= 0)
+    return sum_at(bias, problem, b, h, p if SIDE > 0 else p + BLOCK_M - 1)
 
 
 @triton.jit
