@@ -61,7 +61,7 @@ def gather_from_queries(
     BLOCK_DV: tl.constexpr = tile_v.shape[1]
     gain = shared_gain(bias, b, h, BLOCK_M)
     if FACTORED and bias.form != "distance":
-        k_factors = tl.trans(tile_key_factors(bias, problem, b, h, 0, keys[0], BLOCK_N, SIDE))
+        k_factors = tile_key_factors(bias, problem, b, h, 0, keys[0], BLOCK_N, SIDE)
         from_keys = key_origin(bias, problem, b, h, keys[0], BLOCK_N, SIDE)
         p_begin = begin + problem.n_key - problem.n_query
         from_queries = query_origin(bias, problem, b, h, p_begin, BLOCK_M, SIDE)
@@ -78,8 +78,8 @@ def gather_from_queries(
         factors, offset = (0, 0), -lse
         if FACTORED:
             if bias.form == "distance":
-                k_factors = tl.trans(
-                    tile_key_factors(bias, problem, b, h, queries[0], keys[0], BLOCK_N, SIDE)
+                k_factors = tile_key_factors(
+                    bias, problem, b, h, queries[0], keys[0], BLOCK_N, SIDE
                 )
             else:
                 way = (from_queries - from_keys).to(tl.float32)

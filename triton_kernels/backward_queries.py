@@ -68,7 +68,7 @@ def gather_from_keys(
         intercept = slope * way_of_query - lse
         from_keys = key_origin(bias, problem, b, h, begin, BLOCK_N, SIDE)
         if bias.form == "linear":  # All tiles of keys have the same.
-            k_factors = tile_key_factors(bias, problem, b, h, 0, 0, BLOCK_N, SIDE)
+            k_factors = tl.trans(tile_key_factors(bias, problem, b, h, 0, 0, BLOCK_N, SIDE))
     # dS times key factors, of all tiles; and of each tile, times the way of C since its origin.
     products = tl.zeros([BLOCK_M, FACTORS], tl.float32)
     carried = tl.zeros([BLOCK_M, FACTORS], tl.float32)
@@ -85,7 +85,8 @@ def gather_from_keys(
         factors, offset = (0, 0), -lse
         if FACTORED:
             if bias.form != "linear":
-                k_factors = tile_key_factors(bias, problem, b, h, queries[0], j, BLOCK_N, SIDE)
+                of_keys = tile_key_factors(bias, problem, b, h, queries[0], j, BLOCK_N, SIDE)
+                k_factors = tl.trans(of_keys)
             factors = q_factors, k_factors
             if bias.form != "distance":
                 last_way = way

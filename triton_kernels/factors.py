@@ -69,7 +69,7 @@ def tile_query_factors(bias, b, h, first, BLOCK_M: tl.constexpr, SIDE: tl.conste
 
 @triton.jit
 def tile_key_factors(bias, problem, b, h, p, j, BLOCK_N: tl.constexpr, SIDE: tl.constexpr):
-    """Those of keys j, j + 1, ..., all there, for queries from position p on. [FACTORS, BLOCK_N]"""
+    """Those of keys j, j + 1, ..., all there, for queries from position p on. [BLOCK_N, FACTORS]"""
     row, step = 0, FACTORS
     if bias.form == "distance":
         row, step = p - j - first_distance(problem), -FACTORS
@@ -77,8 +77,8 @@ def tile_key_factors(bias, problem, b, h, p, j, BLOCK_N: tl.constexpr, SIDE: tl.
         row = j
     address = row_address(bias.key_factors, b, h, 0) + tl.cast(row, tl.int64) * FACTORS
     address += bias.key_factors.side if SIDE < 0 else 0
-    n = tl.arange(0, BLOCK_N)[None, :]
-    return tl.load(address + (n * step + tl.arange(0, FACTORS)[:, None]))
+    n = tl.arange(0, BLOCK_N)[:, None]
+    return tl.load(address + (n * step + tl.arange(0, FACTORS)[None, :]))
 
 
 @triton.jit

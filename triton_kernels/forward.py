@@ -63,7 +63,7 @@ def attend_keys(
         intercept = slope * way_from(from_queries, queries[2])
         from_keys = key_origin(bias, problem, b, h, begin, BLOCK_N, SIDE)
         if bias.form == "linear":  # All tiles of keys have the same.
-            k_factors = tile_key_factors(bias, problem, b, h, 0, 0, BLOCK_N, SIDE)
+            k_factors = tl.trans(tile_key_factors(bias, problem, b, h, 0, 0, BLOCK_N, SIDE))
     for j in range(begin, end, BLOCK_N):
         # [BLOCK_N, BLOCK_D], [BLOCK_N, BLOCK_DV]
         tile_k = load_tile(
@@ -76,7 +76,8 @@ def attend_keys(
         factors, offset = (0, 0), 0.0
         if FACTORED:
             if bias.form != "linear":
-                k_factors = tile_key_factors(bias, problem, b, h, queries[0], j, BLOCK_N, SIDE)
+                of_keys = tile_key_factors(bias, problem, b, h, queries[0], j, BLOCK_N, SIDE)
+                k_factors = tl.trans(of_keys)
             factors = q_factors, k_factors
             if bias.form != "distance":
                 offset = intercept + slope * (from_queries - from_keys).to(tl.float32)
