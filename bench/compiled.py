@@ -31,7 +31,7 @@ from biased_flash_attn.sequences import Sequences
 
 FORMS = (
     *("none", "linear", "distance", "cumulative", "cumulative-gain", "log1p_square-gain"),
-    *("linear-plan", "distance-plan"),
+    *("linear-plan", "distance-plan", "cumulative-gain-plan"),
     *("none-packed", "linear-packed", "distance-packed", "cumulative-gain-packed"),
 )
 VARIANTS = ("-plan", "-packed")  # which leave what counts in float32 as it is
