@@ -35,21 +35,22 @@ class Row:
     heavy_backward_queries: Config | None = None
     heavy_backward_keys: Config | None = None
     heavy_backward_table: Config | None = None
-    # The forms that plans make heavy, by the field that serves them.
-    heavy_plans: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # Which problems are heavy beside those with an outer function, by the field that serves them.
+    heavy: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # Whether gradients of sums make that of keys heavy.
     heavy_sums: bool = False
 
 
-_SUMS = ("cumulative", "cumulative-gain")
-_ALL = ("linear", "distance", *_SUMS)
+# Problems as _is_heavy names them.
+_SUMS = ("cumulative-plan", "cumulative-gain-plan")
+_PLANS = ("linear-plan", "distance-plan", *_SUMS)
 _WIDEST = Row(
     forward=Config(64, 32, 8, 1),
     backward_queries=Config(32, 32, 8, 1),
     backward_keys=Config(32, 32, 8, 1),
     heavy_backward_keys=Config(16, 32, 8, 1),
     backward_table=Config(16, 16, 4, 1),
-    heavy_plans={"backward_keys": _ALL},
+    heavy={"backward_keys": _PLANS},
     heavy_sums=True,
 )
 # By the widest head they serve; no head is wider than 256.
@@ -62,7 +63,7 @@ AMPERE = {
         heavy_backward_keys=Config(32, 128, 8, 2),
         backward_table=Config(64, 64, 8, 2),
         heavy_backward_table=Config(32, 32, 4, 1),
-        heavy_plans={"forward": ("distance", *_SUMS)},
+        heavy={"forward": ("distance-plan", *_SUMS)},
     ),
     128: Row(
         forward=Config(64, 64, 4, 2),
@@ -70,7 +71,7 @@ AMPERE = {
         backward_keys=Config(32, 64, 8, 2),
         heavy_backward_keys=Config(16, 64, 8, 1),
         backward_table=Config(32, 32, 4, 1),
-        heavy_plans={"backward_keys": _ALL},
+        heavy={"backward_keys": _PLANS},
         heavy_sums=True,
     ),
     256: _WIDEST,
@@ -83,7 +84,7 @@ HOPPER = {
         backward_keys=Config(64, 128, 8, 2),
         heavy_backward_keys=Config(32, 64, 4, 2),
         backward_table=Config(64, 64, 4, 2),
-        heavy_plans={"backward_queries": ("cumulative-gain",)},
+        heavy={"backward_queries": ("cumulative-gain-plan",)},
     ),
     128: Row(
         forward=Config(128, 128, 8, 2),
@@ -94,7 +95,7 @@ HOPPER = {
         heavy_backward_keys=Config(16, 128, 8, 1),
         backward_table=Config(64, 64, 4, 1),
         heavy_backward_table=Config(64, 64, 8, 1),
-        heavy_plans={"forward": ("distance",), "backward_keys": ("cumulative-gain",)},
+        heavy={"forward": ("distance-plan",), "backward_keys": ("cumulative-gain-plan",)},
     ),
     256: _WIDEST,
 }
@@ -106,7 +107,7 @@ BLACKWELL = {
         heavy_backward_queries=Config(64, 64, 8, 1),
         backward_keys=Config(32, 128, 8, 2),
         backward_table=Config(64, 64, 4, 2),
-        heavy_plans={"forward": _SUMS, "backward_queries": ("distance", *_SUMS)},
+        heavy={"forward": _SUMS, "backward_queries": ("distance-plan", *_SUMS)},
     ),
     128: Row(
         forward=Config(128, 64, 8, 2),
@@ -132,7 +133,7 @@ OF_SEQUENCES = {
         heavy_backward_queries=Config(128, 16, 8, 1),
         backward_keys=Config(16, 64, 8, 1),
         backward_table=Config(64, 64, 8, 1),
-        heavy_plans={"backward_queries": _ALL},
+        heavy={"backward_queries": _PLANS},
     ),
     256: replace(_WIDEST, forward=Config(64, 16, 8, 1)),
 }
@@ -164,7 +165,7 @@ SINGLE = {
         backward_queries=Config(16, 32, 8),
         backward_keys=Config(16, 32, 8),
         backward_table=Config(32, 32, 8),
-        heavy_plans={"forward": ("distance",)},
+        heavy={"forward": ("distance-plan", "cumulative-gain", "cumulative-gain-plan")},
     ),
     256: Row(
         forward=Config(16, 32, 8),
@@ -172,7 +173,7 @@ SINGLE = {
         backward_queries=Config(16, 16, 8),
         backward_keys=Config(16, 16, 8),
         backward_table=Config(16, 16),
-        heavy_plans={"forward": ("distance",)},
+        heavy={"forward": ("distance-plan", "cumulative-gain", "cumulative-gain-plan")},
     ),
 }
 # Small, so that short sequences have many blocks.
@@ -210,9 +211,8 @@ def _is_heavy(kernel: str, row: Row, kind: Kind) -> bool:
     """Whether registers are taken that most problems leave to larger blocks."""
     if kernel == "backward_table":
         return kind.planned
-    form = f"{kind.form}-gain" if kind.with_gain else kind.form
-    heavy = kind.form == "log1p_square"
-    heavy |= kind.planned and form in row.heavy_plans.get(kernel, ())
+    name = kind.form + "-gain" * kind.with_gain + "-plan" * kind.planned
+    heavy = kind.form == "log1p_square" or name in row.heavy.get(kernel, ())
     return heavy or (kernel == "backward_keys" and kind.trained and row.heavy_sums)
 
 
