@@ -8,6 +8,7 @@ stack, shared memory, and the instructions of its loops. Nothing is run.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -31,7 +32,7 @@ from biased_flash_attn.sequences import Sequences
 
 FORMS = (
     *("none", "linear", "distance", "cumulative", "cumulative-gain", "log1p_square-gain"),
-    *("linear-plan", "distance-plan"),
+    *("linear-plan", "distance-plan", "cumulative-gain-plan"),
     *("none-packed", "linear-packed", "distance-packed", "cumulative-gain-packed"),
 )
 VARIANTS = ("-plan", "-packed")  # which leave what counts in float32 as it is
@@ -145,12 +146,14 @@ def decode(q: torch.Tensor, k, v, terms, gain, form: str) -> None:
     launch.decode(q, k, v, block_table, lengths, terms, gain, *options)
 
 
+@functools.cache
 def facts(binary) -> dict:
+    """Forms share kernels, and what they share comes as one object."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary.asm["cubin"])
         file.flush()
         usage = tool("cuobjdump", "-res-usage", file.name)
-        loops = loops_of(tool("nvdisasm", "-c", file.name))
+        loops = loops_of(tool("nvdisasm", "-c", "--no-dataflow", file.name))
     registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
     # Each pair has one exponential.
     over_pairs = [loop for loop in loops if count(loop, r"MUFU\.EX2")]

@@ -90,9 +90,18 @@ def cycles(arch: int, kernel: str, width: int, config: Config, one: compiled.Com
 def most_demanding(kernel: str, heavy: bool) -> tuple[str, ...]:
     """The forms of a kind, as configs.choose tells them, that need most registers."""
     light, demanding = {
-        "forward": ("distance cumulative", "log1p_square-gain cumulative-gain distance-plan"),
-        "backward_queries": ("distance-plan cumulative-gain", "log1p_square-gain"),
-        "backward_keys": ("distance-plan cumulative", "log1p_square-gain cumulative-gain"),
+        "forward": (
+            "distance cumulative-gain",
+            "log1p_square-gain cumulative-gain-plan distance-plan",
+        ),
+        "backward_queries": (
+            "distance-plan cumulative-gain",
+            "log1p_square-gain cumulative-gain-plan",
+        ),
+        "backward_keys": (
+            "distance-plan cumulative-gain",
+            "log1p_square-gain cumulative-gain-plan",
+        ),
         "backward_table": ("distance", "distance-plan"),
     }[kernel]
     return tuple((demanding if heavy else light).split())

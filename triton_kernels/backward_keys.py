@@ -60,8 +60,11 @@ def gather_from_queries(
     BLOCK_D: tl.constexpr = tile_k.shape[1]
     BLOCK_DV: tl.constexpr = tile_v.shape[1]
     gain = shared_gain(bias, b, h, BLOCK_M)
-    if FACTORED:
+    if FACTORED and bias.form != "distance":
+        k_factors = tile_key_factors(bias, problem, b, h, 0, keys[0], BLOCK_N, SIDE)
         from_keys = key_origin(bias, problem, b, h, keys[0], BLOCK_N, SIDE)
+        p_begin = begin + problem.n_key - problem.n_query
+        from_queries = query_origin(bias, problem, b, h, p_begin, BLOCK_M, SIDE)
     for i in range(begin, end, BLOCK_M):
         # [BLOCK_M, BLOCK_D], [BLOCK_M, BLOCK_DV]
         tile_q = load_tile(
@@ -74,14 +77,17 @@ def gather_from_queries(
         queries = query_side(bias, problem, b, h, i, gain, BLOCK_M, MASKED)
         factors, offset = (0, 0), -lse
         if FACTORED:
-            factors = (
-                tile_query_factors(bias, b, h, i, BLOCK_M, SIDE),
-                tile_key_factors(bias, problem, b, h, queries[0], keys[0], BLOCK_N, SIDE),
-            )
-            if bias.form != "distance":
-                from_queries = query_origin(bias, problem, b, h, queries[0], BLOCK_M, SIDE)
+            if bias.form == "distance":
+                k_factors = tile_key_factors(
+                    bias, problem, b, h, queries[0], keys[0], BLOCK_N, SIDE
+                )
+            else:
                 way = (from_queries - from_keys).to(tl.float32)
                 offset = queries[1] * ((SIDE * LOG2E) * way)
+                # That of the next tile, before which there is time to wait for it.
+                next_p = queries[0] + BLOCK_M
+                from_queries = query_origin(bias, problem, b, h, next_p, BLOCK_M, SIDE)
+            factors = k_factors, tl.trans(tile_query_factors(bias, b, h, i, BLOCK_M, SIDE))
         p, grad_s = weights_and_gradients(
             *(bias, problem, b, h, tile_q, tile_k, tile_v, tile_do, offset, d),
             *(queries, keys, factors, MASKED, FACTORED),
@@ -90,7 +96,7 @@ def gather_from_queries(
         dv = dot(p.to(tile_do.dtype), tile_do, dv)
         dk = dot(grad_s.to(tile_q.dtype), tile_q, dk)
         if BIAS_GRADIENT and FACTORED:
-            products = times_factors(grad_s, factors[0], products, tile_q.dtype == tl.float16)
+            products = times_factors(grad_s, factors[1], products, tile_q.dtype == tl.float16)
         elif BIAS_GRADIENT:
             of_pairs = tile_gradients(bias, problem, grad_s, *pairs(bias, queries, keys, True))
             of_sums -= tl.sum(of_pairs[1] * queries[1][None, :], 1)

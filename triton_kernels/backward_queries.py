@@ -67,6 +67,8 @@ def gather_from_keys(
         slope = (SIDE * LOG2E) * queries[1]
         intercept = slope * way_of_query - lse
         from_keys = key_origin(bias, problem, b, h, begin, BLOCK_N, SIDE)
+        if bias.form == "linear":  # All tiles of keys have the same.
+            k_factors = tl.trans(tile_key_factors(bias, problem, b, h, 0, 0, BLOCK_N, SIDE))
     # dS times key factors, of all tiles; and of each tile, times the way of C since its origin.
     products = tl.zeros([BLOCK_M, FACTORS], tl.float32)
     carried = tl.zeros([BLOCK_M, FACTORS], tl.float32)
@@ -82,7 +84,9 @@ def gather_from_keys(
         keys = key_side(bias, problem, b, h, j, BLOCK_N)
         factors, offset = (0, 0), -lse
         if FACTORED:
-            k_factors = tile_key_factors(bias, problem, b, h, queries[0], j, BLOCK_N, SIDE)
+            if bias.form != "linear":
+                of_keys = tile_key_factors(bias, problem, b, h, queries[0], j, BLOCK_N, SIDE)
+                k_factors = tl.trans(of_keys)
             factors = q_factors, k_factors
             if bias.form != "distance":
                 last_way = way
@@ -163,7 +167,8 @@ def gather(
     if BIAS_GRADIENT:
         i = first + tl.arange(0, BLOCK_M)
         exists = i < problem.n_query
-        tl.store(row_address(grad_gain, b, h, 0) + i, of_gain, exists)
+        if bias.form == "linear" or bias.gain is not None:
+            tl.store(row_address(grad_gain, b, h, 0) + i, of_gain, exists)
         tl.store(row_address(grad_sums, b, h, 0) + i, of_sums * queries[1], exists)
 
 

@@ -26,12 +26,16 @@ def shared_gain(bias, b, h, BLOCK_M: tl.constexpr):
 
 
 @triton.jit
-def sum_at(bias, b, h, position, exists=None):
-    """C of one position; 0 where it does not exist."""
+def sum_at(bias, problem, b, h, position):
+    """C of one position, or of the key nearest to it; 0 in a sequence without keys."""
     value = position
     if bias.form == "cumulative":
-        address = row_address(bias.terms, b, h, position)
-        value = tl.load(address) if exists is None else tl.load(address, exists, other=0.0)
+        nearest = tl.minimum(tl.maximum(position, 0), problem.n_key - 1)
+        address = row_address(bias.terms, b, h, nearest)
+        if problem.sequences is None:
+            value = tl.load(address)
+        else:
+            value = tl.load(address, problem.n_key > 0, other=0.0)
     return value
 
 

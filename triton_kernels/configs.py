@@ -7,7 +7,8 @@ was timed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -34,28 +35,35 @@ class Row:
     heavy_backward_queries: Config | None = None
     heavy_backward_keys: Config | None = None
     heavy_backward_table: Config | None = None
-    # Whether plans make backward passes heavy, and gradients of sums that of keys. With gains these
-    # always do for heads wider than 64.
-    tight: bool = False
+    # Which problems are heavy beside those with an outer function, by the field that serves them.
+    heavy: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # Whether gradients of sums make that of keys heavy.
+    heavy_sums: bool = False
 
 
+# Problems as _is_heavy names them.
+_SUMS = ("cumulative-plan", "cumulative-gain-plan")
+_PLANS = ("linear-plan", "distance-plan", *_SUMS)
 _WIDEST = Row(
     forward=Config(64, 32, 8, 1),
     backward_queries=Config(32, 32, 8, 1),
     backward_keys=Config(32, 32, 8, 1),
     heavy_backward_keys=Config(16, 32, 8, 1),
     backward_table=Config(16, 16, 4, 1),
-    tight=True,
+    heavy={"backward_keys": _PLANS},
+    heavy_sums=True,
 )
 # By the widest head they serve; no head is wider than 256.
 AMPERE = {
     64: Row(
         forward=Config(128, 128, 8, 2),
+        heavy_forward=Config(128, 64, 8, 2),
         backward_queries=Config(128, 64, 8, 2),
         backward_keys=Config(64, 64, 8, 2),
         heavy_backward_keys=Config(32, 128, 8, 2),
         backward_table=Config(64, 64, 8, 2),
         heavy_backward_table=Config(32, 32, 4, 1),
+        heavy={"forward": ("distance-plan", *_SUMS)},
     ),
     128: Row(
         forward=Config(64, 64, 4, 2),
@@ -63,7 +71,8 @@ AMPERE = {
         backward_keys=Config(32, 64, 8, 2),
         heavy_backward_keys=Config(16, 64, 8, 1),
         backward_table=Config(32, 32, 4, 1),
-        tight=True,
+        heavy={"backward_keys": _PLANS},
+        heavy_sums=True,
     ),
     256: _WIDEST,
 }
@@ -75,6 +84,7 @@ HOPPER = {
         backward_keys=Config(64, 128, 8, 2),
         heavy_backward_keys=Config(32, 64, 4, 2),
         backward_table=Config(64, 64, 4, 2),
+        heavy={"backward_queries": ("cumulative-gain-plan",)},
     ),
     128: Row(
         forward=Config(128, 128, 8, 2),
@@ -85,6 +95,7 @@ HOPPER = {
         heavy_backward_keys=Config(16, 128, 8, 1),
         backward_table=Config(64, 64, 4, 1),
         heavy_backward_table=Config(64, 64, 8, 1),
+        heavy={"forward": ("distance-plan",), "backward_keys": ("cumulative-gain-plan",)},
     ),
     256: _WIDEST,
 }
@@ -96,7 +107,7 @@ BLACKWELL = {
         heavy_backward_queries=Config(64, 64, 8, 1),
         backward_keys=Config(32, 128, 8, 2),
         backward_table=Config(64, 64, 4, 2),
-        tight=True,
+        heavy={"forward": _SUMS, "backward_queries": ("distance-plan", *_SUMS)},
     ),
     128: Row(
         forward=Config(128, 64, 8, 2),
@@ -122,7 +133,7 @@ OF_SEQUENCES = {
         heavy_backward_queries=Config(128, 16, 8, 1),
         backward_keys=Config(16, 64, 8, 1),
         backward_table=Config(64, 64, 8, 1),
-        tight=True,
+        heavy={"backward_queries": _PLANS},
     ),
     256: replace(_WIDEST, forward=Config(64, 16, 8, 1)),
 }
@@ -154,6 +165,7 @@ SINGLE = {
         backward_queries=Config(16, 32, 8),
         backward_keys=Config(16, 32, 8),
         backward_table=Config(32, 32, 8),
+        heavy={"forward": ("distance-plan", "cumulative-gain", "cumulative-gain-plan")},
     ),
     256: Row(
         forward=Config(16, 32, 8),
@@ -161,6 +173,7 @@ SINGLE = {
         backward_queries=Config(16, 16, 8),
         backward_keys=Config(16, 16, 8),
         backward_table=Config(16, 16),
+        heavy={"forward": ("distance-plan", "cumulative-gain", "cumulative-gain-plan")},
     ),
 }
 # Small, so that short sequences have many blocks.
@@ -190,22 +203,17 @@ def choose(
     if arch != "interpreter":
         table = SINGLE if dtype == torch.float32 else _of_processor(arch, with_sequences)
         row = table[min(widest for widest in table if width <= widest)]
-    heavy = _is_heavy(kernel, row, width > 64, kind) and getattr(row, f"heavy_{kernel}", None)
+    heavy = _is_heavy(kernel, row, kind) and getattr(row, f"heavy_{kernel}", None)
     return heavy or getattr(row, kernel)
 
 
-def _is_heavy(kernel: str, row: Row, wide: bool, kind: Kind) -> bool:
+def _is_heavy(kernel: str, row: Row, kind: Kind) -> bool:
     """Whether registers are taken that most problems leave to larger blocks."""
     if kernel == "backward_table":
         return kind.planned
-    heavy = kind.form == "log1p_square"
-    if kernel == "forward":
-        heavy |= wide and (kind.with_gain or (kind.planned and kind.form == "distance"))
-    else:
-        heavy |= row.tight and kind.planned
-    if kernel == "backward_keys":
-        heavy |= wide and kind.trained and (kind.with_gain or row.tight)
-    return heavy
+    name = kind.form + "-gain" * kind.with_gain + "-plan" * kind.planned
+    heavy = kind.form == "log1p_square" or name in row.heavy.get(kernel, ())
+    return heavy or (kernel == "backward_keys" and kind.trained and row.heavy_sums)
 
 
 def _of_processor(arch: int | str, with_sequences: bool) -> dict[int, Row]:

@@ -70,28 +70,27 @@ def tile_query_factors(bias, b, h, first, BLOCK_M: tl.constexpr, SIDE: tl.conste
 @triton.jit
 def tile_key_factors(bias, problem, b, h, p, j, BLOCK_N: tl.constexpr, SIDE: tl.constexpr):
     """Those of keys j, j + 1, ..., all there, for queries from position p on. [BLOCK_N, FACTORS]"""
-    row = tl.arange(0, BLOCK_N)
+    row, step = 0, FACTORS
     if bias.form == "distance":
-        row = p - j - first_distance(problem) - row
+        row, step = p - j - first_distance(problem), -FACTORS
     elif bias.form == "cumulative":
-        row += j
-    address = row_address(bias.key_factors, b, h, 0) + row[:, None] * FACTORS
+        row = j
+    address = row_address(bias.key_factors, b, h, 0) + tl.cast(row, tl.int64) * FACTORS
     address += bias.key_factors.side if SIDE < 0 else 0
-    return tl.load(address + tl.arange(0, FACTORS)[None, :])
+    n = tl.arange(0, BLOCK_N)[:, None]
+    return tl.load(address + (n * step + tl.arange(0, FACTORS)[None, :]))
 
 
 @triton.jit
 def key_origin(bias, problem, b, h, j, BLOCK_N: tl.constexpr, SIDE: tl.constexpr):
     """C at the key from which it is counted in the tile of keys j, j + 1, ..."""
-    nearest = j + BLOCK_N - 1 if SIDE > 0 else j
-    return sum_at(bias, b, h, tl.minimum(nearest, problem.n_key - 1))
+    return sum_at(bias, problem, b, h, j + BLOCK_N - 1 if SIDE > 0 else j)
 
 
 @triton.jit
 def query_origin(bias, problem, b, h, p, BLOCK_M: tl.constexpr, SIDE: tl.constexpr):
     """C at the query from which it is counted in the tile of queries from position p on."""
-    nearest = p if SIDE > 0 else tl.minimum(p + BLOCK_M - 1, problem.n_key - 1)
-    return sum_at(bias, b, h, nearest, nearest >= 0)
+    return sum_at(bias, problem, b, h, p if SIDE > 0 else p + BLOCK_M - 1)
 
 
 @triton.jit
@@ -164,11 +163,11 @@ def key_factors_kernel(factors, bias, problem, BLOCK_N: tl.constexpr, SIDE: tl.c
 
 @triton.jit
 def times_factors(grad_s, factors, acc, IN_TWO: tl.constexpr):
-    """acc + grad_s factors. IN_TWO: for float16 inputs, which have more bits than a bfloat16."""
+    """acc + grad_s factors^T. IN_TWO: for float16 inputs, which have more bits than a bfloat16."""
     high = grad_s.to(tl.bfloat16)
-    acc = dot(high, factors, acc)
+    acc = dot(high, tl.trans(factors), acc)
     if IN_TWO:
-        acc = dot((grad_s - high.to(tl.float32)).to(tl.bfloat16), factors, acc)
+        acc = dot((grad_s - high.to(tl.float32)).to(tl.bfloat16), tl.trans(factors), acc)
     return acc
 
 

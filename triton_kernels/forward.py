@@ -62,6 +62,8 @@ def attend_keys(
         slope = (SIDE * LOG2E) * queries[1]
         intercept = slope * way_from(from_queries, queries[2])
         from_keys = key_origin(bias, problem, b, h, begin, BLOCK_N, SIDE)
+        if bias.form == "linear":  # All tiles of keys have the same.
+            k_factors = tl.trans(tile_key_factors(bias, problem, b, h, 0, 0, BLOCK_N, SIDE))
     for j in range(begin, end, BLOCK_N):
         # [BLOCK_N, BLOCK_D], [BLOCK_N, BLOCK_DV]
         tile_k = load_tile(
@@ -73,7 +75,9 @@ def attend_keys(
         keys = key_side(bias, problem, b, h, j, BLOCK_N)
         factors, offset = (0, 0), 0.0
         if FACTORED:
-            k_factors = tile_key_factors(bias, problem, b, h, queries[0], j, BLOCK_N, SIDE)
+            if bias.form != "linear":
+                of_keys = tile_key_factors(bias, problem, b, h, queries[0], j, BLOCK_N, SIDE)
+                k_factors = tl.trans(of_keys)
             factors = q_factors, k_factors
             if bias.form != "distance":
                 offset = intercept + slope * (from_queries - from_keys).to(tl.float32)

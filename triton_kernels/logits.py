@@ -64,15 +64,13 @@ def tile_logits(
     KEYS_FIRST: tl.constexpr,
 ):
     """x, multiplier and who sees whom: x multiplier are the logits, but for what one more number a
-    query adds where they are FACTORED. x is [BLOCK_M, BLOCK_N], or with KEYS_FIRST its transpose.
+    query adds where they are FACTORED. x is [BLOCK_M, BLOCK_N], or with KEYS_FIRST its transpose,
+    and so is the product of the factors.
     """
     multiplier, sees = problem.scale_in_base_2, None
     x = dot(tile_k, tl.trans(tile_q)) if KEYS_FIRST else dot(tile_q, tl.trans(tile_k))
     if FACTORED:
-        if KEYS_FIRST:
-            x = dot(factors[1], tl.trans(factors[0]), x)
-        else:
-            x = dot(factors[0], tl.trans(factors[1]), x)
+        x = dot(factors[0], factors[1], x)
     elif MASKED or bias.form != "none" or not problem.positive_scale:
         p, j, gain, difference = pairs(bias, queries, keys, KEYS_FIRST)
         if MASKED:
