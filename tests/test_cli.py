@@ -10,9 +10,10 @@ import torch
 from click.testing import CliRunner, Result
 
 from biased_flash_attn import backends, reference
-from biased_flash_attn.cli import accuracy, catalogue, main, text
+from biased_flash_attn.cli import accuracy, main, text
 from biased_flash_attn.cli.cost import CLEAR_REFS, cost
 from biased_flash_attn.forms import Geometry
+from biased_flash_attn.nn.named_biases import BIASES, make_bias
 
 SMALL = ("demo", "--length", "160", "--heads", "2")
 
@@ -30,7 +31,7 @@ def test_info_names_every_backend(invoke):
         assert backend.name in result.output
 
 
-@pytest.mark.parametrize("name", catalogue.NAMES)
+@pytest.mark.parametrize("name", BIASES)
 def test_plot_saves_a_picture(invoke, tmp_path, name):
     result = succeeded(invoke("plot", name, "--heads", "3", "--length", "40"))
     assert f"{name}.png" in result.output
@@ -40,7 +41,7 @@ def test_plot_saves_a_picture(invoke, tmp_path, name):
 def test_plot_of_an_unknown_bias_lists_those_there_are(invoke):
     result = invoke("plot", "rope")
     assert result.exit_code != 0
-    for name in ("rope", *catalogue.NAMES):
+    for name in ("rope", *BIASES):
         assert name in result.output
 
 
@@ -57,7 +58,7 @@ def test_plot_without_matplotlib_says_what_to_install(tmp_path):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_demo_finds_every_bias_exact(invoke, tmp_path, dtype):
     result = succeeded(invoke(*SMALL, "--dtype", dtype))
-    for name in catalogue.NAMES:
+    for name in BIASES:
         assert name in result.output
     assert (tmp_path / "biases.png").exists()
 
@@ -70,10 +71,10 @@ def test_demo_fails_where_a_result_is_wrong(invoke, monkeypatch):
     assert "errors larger than tolerated: alibi" in result.output
 
 
-@pytest.mark.parametrize("name", catalogue.NAMES)
+@pytest.mark.parametrize("name", BIASES)
 def test_sample_of_exact_attention_is_the_whole_seen_through_the_sample(name):
     layer = text.embedded(text.library_source(50), 2, 16, torch.float64)
-    module = catalogue.make(name, 2, 32).double()
+    module = make_bias(name, 2, 32).double()
     sample = accuracy.Sample(layer, n_queries=7)
     sampled = sample.exact(module, layer).values
 

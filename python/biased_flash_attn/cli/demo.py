@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from . import catalogue
+from ..nn.named_biases import BIASES, make_bias
 from .baselines import dense_mask, fits_memory
 from .plot import drawing
 from .text import embedded, library_source
@@ -40,7 +40,7 @@ def demo(length: int, heads: int, dtype: str, output: str):
     console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_TABLE)
     layer = embedded(library_source(length), heads, HEAD_DIM, getattr(torch, dtype))
     torch.manual_seed(0)
-    modules = {name: catalogue.make(name, heads, heads * HEAD_DIM) for name in catalogue.NAMES}
+    modules = {name: make_bias(name, heads, heads * HEAD_DIM) for name in BIASES}
     mask = None
     if fits_memory(heads, length, layer.q.dtype):
         mask = dense_mask(modules["alibi"](layer.x), length, layer.q.dtype)

@@ -5,13 +5,13 @@ from types import ModuleType
 import click
 import torch
 
-from . import catalogue
+from ..nn.named_biases import BIASES, make_bias
 
 HEAD_DIM = 64
 
 
-@click.command(epilog=f"BIAS is one of {', '.join(catalogue.NAMES)}.")
-@click.argument("bias", metavar="BIAS", type=click.Choice(catalogue.NAMES))
+@click.command(epilog=f"BIAS is one of {', '.join(BIASES)}.")
+@click.argument("bias", metavar="BIAS", type=click.Choice(BIASES))
 @click.option("--heads", default=8, show_default=True, type=click.IntRange(1))
 @click.option("--length", default=512, show_default=True, type=click.IntRange(2))
 @click.option("--output", type=click.Path(dir_okay=False), help="[default: BIAS.png]")
@@ -23,7 +23,7 @@ def plot(bias: str, heads: int, length: int, output: str | None):
     """
     figures = drawing()
     torch.manual_seed(0)
-    module = catalogue.make(bias, heads, heads * HEAD_DIM)
+    module = make_bias(bias, heads, heads * HEAD_DIM)
     x = torch.randn(1, length, heads * HEAD_DIM)
     output = output or f"{bias}.png"
     figures.one_bias(bias, figures.curves(module(x), length)).savefig(output, dpi=150)
