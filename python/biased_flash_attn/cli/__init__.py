@@ -3,6 +3,7 @@
 import click
 
 from .demo import demo
+from .extrapolate import extrapolate
 from .info import info
 from .plot import plot
 
@@ -13,5 +14,6 @@ def main():
 
 
 main.add_command(demo)
+main.add_command(extrapolate)
 main.add_command(info)
 main.add_command(plot)

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from ..nn.named_biases import BIASES, make_bias
 from .baselines import dense_mask, fits_memory
-from .plot import drawing
+from .plot import needed
 from .text import embedded, library_source
 from .trial import Trial, trial
 
@@ -36,7 +36,7 @@ def demo(length: int, heads: int, dtype: str, output: str):
     against float64; time and memory stand beside those of attention in plain PyTorch, and of
     scaled_dot_product_attention given the bias as a dense mask.
     """
-    figures = drawing()
+    pictures = needed("extrapolation.pictures")
     console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_TABLE)
     layer = embedded(library_source(length), heads, HEAD_DIM, getattr(torch, dtype))
     torch.manual_seed(0)
@@ -55,8 +55,8 @@ def demo(length: int, heads: int, dtype: str, output: str):
     console.print(f"{length} bytes of text, {heads} heads of {HEAD_DIM}, {dtype}")
     console.print(table(trials))
 
-    curves = {name: figures.curves(m(layer.x), length) for name, m in modules.items()}
-    figures.all_biases(curves).savefig(output, dpi=120)
+    curves = {name: pictures.curves(m(layer.x), length) for name, m in modules.items()}
+    pictures.all_biases(curves).savefig(output, dpi=120)
     console.print(f"The curves of the biases: {output}")
 
     failed = [name for name, result in trials.items() if not result.passed]

@@ -1,5 +1,6 @@
 """`plot`: the curves of a bias."""
 
+import importlib
 from types import ModuleType
 
 import click
@@ -21,20 +22,19 @@ def plot(bias: str, heads: int, length: int, output: str | None):
     Trainable biases are drawn as training starts them, those that read hidden states over random
     ones.
     """
-    figures = drawing()
+    pictures = needed("extrapolation.pictures")
     torch.manual_seed(0)
     module = make_bias(bias, heads, heads * HEAD_DIM)
     x = torch.randn(1, length, heads * HEAD_DIM)
     output = output or f"{bias}.png"
-    figures.one_bias(bias, figures.curves(module(x), length)).savefig(output, dpi=150)
+    pictures.one_bias(bias, pictures.curves(module(x), length)).savefig(output, dpi=150)
     click.echo(f"saved {output}")
 
 
-def drawing() -> ModuleType:
-    """The module that draws, whose dependency is optional."""
+def needed(module: str) -> ModuleType:
+    """A module of this package that draws, whose dependency is optional."""
     try:
-        from . import figure
+        return importlib.import_module(f"..{module}", __package__)
     except ModuleNotFoundError as error:
         message = f"{error.name} is missing: pip install 'biased-flash-attn[plot]'"
         raise click.ClickException(message) from error
-    return figure

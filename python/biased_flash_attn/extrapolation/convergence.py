@@ -58,8 +58,8 @@ def convergence(bias: PositionBias) -> Convergence:
     at d = 2^125, 2^250, 2^500 and 2^1000. It decides every bias that is like
     -(p ln d + q ln ln d + r ln ln ln d) plus something that has settled there, and those that fall
     faster than any power of d or not at all. It cannot tell 1/n from what differs by still slower
-    factors, knows nothing beyond 2^1000 (KERPLE's exp(-0.01 d^0.01) has hardly begun to fall there),
-    and may be wrong about a bias that goes up and down, of which it sees four distances. Partial
+    factors, knows nothing beyond 2^1000 (exp(-0.01 d^0.01) has hardly begun to fall there), and may
+    be wrong about a bias that goes up and down, of which it sees four distances. Partial
     sums decide less: those of 1/(n ln n) reach 4 after some 10^22 terms, and have no limit.
 
     Raises TypeError for a bias that is not a function of the distance alone.

@@ -121,7 +121,7 @@ def _perplexity(
     tokens, total, squares = 0, 0.0, 0.0
     with evaluating(model), tqdm(total=count, delay=2, leave=False, disable=not progress) as bar:
         for inputs, targets in windows:
-            logits = logits_of(model, inputs.to(device))[:, -targets.shape[1] :]
+            logits = logits_of(model, inputs.to(device).long())[:, -targets.shape[1] :]
             wanted = targets.to(device).long().flatten()
             loss = F.cross_entropy(logits.flatten(0, 1).float(), wanted, reduction="none").double()
             tokens += loss.numel()
