@@ -6,7 +6,7 @@ Before training, from a bias alone: `convergence`, `compare_receptive_fields`,
 protocols. `pictures` draws them, and `experiment` trains and measures small models.
 """
 
-from .attention_mass import attention_mass, attention_masses
+from .attention_weights import attention_mass, attention_masses
 from .convergence import Convergence, convergence
 from .gradients import cumulative_gradient, empirical_receptive_field
 from .perplexity import (

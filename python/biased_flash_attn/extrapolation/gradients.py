@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ..biases.receptive_field import check_share
-from .modules import device_of, evaluating, logits_of
+from .modules import evaluating, logits_of
 
 SHARE = 0.99
 
@@ -42,9 +42,8 @@ def cumulative_gradient(
     """
     if not isinstance(inputs, Tensor) or inputs.dim() != (3 if inputs.is_floating_point() else 2):
         raise TypeError("inputs must be tokens (B, N), integers, or embeddings (B, N, dim)")
-    device = device_of(model)
     bar = tqdm(inputs.split(1), delay=2, leave=False, disable=not progress)
-    with evaluating(model), torch.enable_grad():
+    with evaluating(model) as device, torch.enable_grad():
         norms = [_gradient(model, part.to(device), embedding).double().norm(dim=-1) for part in bar]
     recent_first = torch.cat(norms).flip(1)
     return (recent_first / recent_first.sum(1, keepdim=True)).cumsum(1)

@@ -10,22 +10,20 @@ from torch import Tensor, nn
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, and then the mode that every part had before."""
+def evaluating(model: nn.Module) -> Iterator[torch.device]:
+    """Evaluation mode, and then the mode that every part had before.
+
+    Yields where the model's first parameter is; the CPU for one without parameters.
+    """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; it must be a torch.nn.Module")
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        yield
+        yield next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     finally:
         for module, mode in modes:
             module.training = mode
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """Where a model's first parameter is; the CPU for one without parameters."""
-    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
 def logits_of(model: nn.Module, inputs: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from .modules import device_of, evaluating, logits_of
+from .modules import evaluating, logits_of
 
 BATCH_TOKENS = 2**13  # given to the model at once, where a sequence is no longer than that
 
@@ -117,9 +117,9 @@ def _perplexity(
     model: nn.Module, windows: Iterable[tuple[Tensor, Tensor]], count: int, progress: bool
 ) -> Perplexity:
     """Of the targets (B, n) of the last n positions of inputs (B, N)."""
-    device = device_of(model)
     tokens, total, squares = 0, 0.0, 0.0
-    with evaluating(model), tqdm(total=count, delay=2, leave=False, disable=not progress) as bar:
+    bar = tqdm(total=count, delay=2, leave=False, disable=not progress)
+    with evaluating(model) as device, bar:
         for inputs, targets in windows:
             logits = logits_of(model, inputs.to(device).long())[:, -targets.shape[1] :]
             wanted = targets.to(device).long().flatten()

@@ -83,11 +83,12 @@ def normalized_receptive_field(weights: Tensor, points: int = 50) -> tuple[Tenso
         and eps (points,), which falls from 1 to 0.
     """
     length = weights.shape[-1]
-    eps = torch.linspace(1, 0, points, dtype=torch.float64, device=weights.device)
+    eps = torch.linspace(0, 1, points, dtype=torch.float64, device=weights.device).flip(0)
     sums = weights.double().cumsum(-1)
     before = torch.nn.functional.pad(sums[..., :-1], (1, 0))
     wanted = sums[..., -1:] * (1 - eps)
-    return torch.searchsorted(before.contiguous(), wanted.contiguous()) / length, eps
+    field = torch.searchsorted(before.contiguous(), wanted.contiguous())
+    return field.double() / length, eps
 
 
 @torch.no_grad()

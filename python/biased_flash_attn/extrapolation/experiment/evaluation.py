@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...biases.base import PositionBias
 from ...nn import CausalLM
-from ..attention_mass import attention_masses
+from ..attention_weights import attention_masses
 from ..gradients import cumulative_gradient, empirical_receptive_field
 from ..perplexity import (
     Perplexity,

@@ -6,6 +6,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from .report import Results
 from .settings import Settings
@@ -33,6 +34,9 @@ def draw(settings: Settings, results: Results) -> Figure:
 
     perplexity.set(title="perplexity of bytes", xlabel="context", xscale="log", yscale="log")
     perplexity.set_xticks(settings.eval_lengths, settings.eval_lengths)
+    perplexity.minorticks_off()
+    perplexity.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+    perplexity.yaxis.set_major_formatter("{x:g}")
     theory.set(title="share of exp(bias) that lies farther", xlabel="distance", xscale="symlog")
     gradient.set(
         title="cumulative normalized gradient", xlabel="most recent tokens", ylim=(0, 1.02)

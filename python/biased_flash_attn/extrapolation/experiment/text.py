@@ -12,6 +12,8 @@ from torch import Tensor
 
 TEST_SHARE = 10  # one file in so many is test text, as is the end of a text that is one file
 SEPARATOR = b"\n"
+# Of the standard library: what is not its own source, tests, and tables written as code.
+LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "encodings", "pydoc_data"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,10 +26,9 @@ class Text:
 
 
 def standard_library() -> list[Path]:
-    """The sources of Python's standard library, its packages' included, without its tests."""
+    """The sources of Python's standard library, its packages' included, but for LEFT_OUT."""
     root = Path(sysconfig.get_path("stdlib"))
-    beside = {"site-packages", "dist-packages", "test", "tests", "idlelib", "__pycache__"}
-    return [p for p in root.rglob("*.py") if not beside & set(p.relative_to(root).parts)]
+    return [p for p in root.rglob("*.py") if not LEFT_OUT & set(p.relative_to(root).parts)]
 
 
 def read_text(path: Path | None = None) -> Text:

@@ -12,7 +12,7 @@ from ..biases.receptive_field import check_share
 from ..forms import Geometry
 from ..functional import prepared
 from ..nn import FusedAttention
-from .modules import device_of, evaluating, logits_of
+from .modules import evaluating, logits_of
 
 ENTRIES = 2**22  # of the weights that are computed at once, where one row has no more
 
@@ -89,8 +89,8 @@ def attention_masses(model: nn.Module, inputs: Tensor, eps: float = 0.01) -> dic
 
     hooks = [layer.register_forward_pre_hook(measure(name)) for name, layer in layers.items()]
     try:
-        with evaluating(model), torch.no_grad():
-            logits_of(model, inputs.to(device_of(model)))
+        with evaluating(model) as device, torch.no_grad():
+            logits_of(model, inputs.to(device))
     finally:
         for hook in hooks:
             hook.remove()
