@@ -14,7 +14,7 @@ from ..extrapolation import experiment
 from .plot import needed
 
 SCHEMES = (
-    "none,sinusoidal,learned,rotary,window_16,alibi,kerple_log,sandwich,type1,type2,"
+    "none,sinusoidal,learned,rotary,window_16,window_64,alibi,kerple_log,sandwich,type1,type2,"
     "inverse_distance,inverse_log_distance,t5,cable"
 )
 

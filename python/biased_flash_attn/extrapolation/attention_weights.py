@@ -40,7 +40,7 @@ def attention_mass(
     Raises TypeError or ValueError, naming the argument.
     """
     check_share("eps", eps)
-    call = prepared(q, k, k, bias, True, window, scale, None, None)
+    call = prepared(q, k, k, bias, True, window, scale, None, "reference")
     n_query, n_key = call.geometry.n_query, call.geometry.n_key
     if n_query > n_key:
         raise ValueError(f"q has {n_query} queries; it may have as many as k has keys, {n_key}")

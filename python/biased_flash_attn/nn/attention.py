@@ -25,6 +25,7 @@ class BiasedAttention(nn.Module):
             model's to add, not the layer's.
         kv_heads: Hkv, heads of keys and values, H by default; query head h reads h // (H / Hkv).
         causal: whether tokens see the past only.
+        backend: that of `biased_flash_attn`.
 
     Raises:
         TypeError, ValueError: naming the argument, what it was and what it may be.
@@ -38,6 +39,7 @@ class BiasedAttention(nn.Module):
         *,
         kv_heads: int | None = None,
         causal: bool = True,
+        backend: str | None = None,
     ):
         super().__init__()
         scheme = scheme_of(positions)
@@ -55,7 +57,7 @@ class BiasedAttention(nn.Module):
         self.project = linear(dim, (num_heads + 2 * kv_heads) * self.head_dim)
         self.out = linear(dim, dim)
         self.bias = scheme.bias(num_heads, dim) if scheme.bias else None
-        self.fused = FusedAttention(causal, scheme.window)
+        self.fused = FusedAttention(causal, scheme.window, backend)
 
     def forward(
         self,
@@ -80,7 +82,7 @@ class BiasedAttention(nn.Module):
         if cache is None:
             o = self.fused(q, k, v, bias, key_padding_mask=key_padding_mask)
         else:
-            o = biased_flash_attn_with_kvcache(q, cache, k, v, bias)
+            o = biased_flash_attn_with_kvcache(q, cache, k, v, bias, backend=self.fused.backend)
         return self.out(o.transpose(1, 2).flatten(2))
 
     def make_cache(self, batch: int, dtype: torch.dtype | None = None) -> KVCache:
@@ -99,9 +101,9 @@ class BiasedAttention(nn.Module):
 class FusedAttention(nn.Module):
     """`biased_flash_attn` as a module, where hooks see q, k, v and the bias of each call."""
 
-    def __init__(self, causal: bool = True, window: int | None = None):
+    def __init__(self, causal: bool = True, window: int | None = None, backend: str | None = None):
         super().__init__()
-        self.causal, self.window = causal, window
+        self.causal, self.window, self.backend = causal, window, backend
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, bias, *, key_padding_mask: Tensor | None = None
@@ -114,6 +116,7 @@ class FusedAttention(nn.Module):
             key_padding_mask=key_padding_mask,
             causal=self.causal,
             window=self.window,
+            backend=self.backend,
         )
 
 

@@ -50,9 +50,10 @@ def rotated(x: Tensor, positions: Tensor) -> Tensor:
     positions (B or 1, N); channel c is paired with c + D/2 (Su et al., 2021, as in GPT-NeoX).
     """
     angles = angles_of(positions, x.shape[-1])[:, None]
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    first, second = x.chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    cos, sin = angles.cos().to(wide), angles.sin().to(wide)
+    first, second = x.to(wide).chunk(2, -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
 
 
 def angles_of(positions: Tensor, dim: int) -> Tensor:

@@ -24,6 +24,7 @@ class CausalLM(nn.Module):
         positions: the position scheme, a name or `Positions`.
         kv_heads: heads of keys and values, num_heads by default.
         max_length: of sequences, for learned positions only; others have no limit.
+        backend: that of `biased_flash_attn`.
 
     Raises:
         TypeError, ValueError: naming the argument, what it was and what it may be.
@@ -39,11 +40,13 @@ class CausalLM(nn.Module):
         *,
         kv_heads: int | None = None,
         max_length: int | None = None,
+        backend: str | None = None,
     ):
         super().__init__()
+        options = {"kv_heads": kv_heads, "backend": backend}
         self.embedding = TokenEmbedding(vocab_size, dim, scheme_of(positions), max_length)
         self.blocks = nn.ModuleList(
-            Block(dim, layers, BiasedAttention(dim, num_heads, positions, kv_heads=kv_heads))
+            Block(dim, layers, BiasedAttention(dim, num_heads, positions, **options))
             for _ in range(layers)
         )
         self.norm = nn.LayerNorm(dim)
@@ -87,15 +90,17 @@ class Encoder(nn.Module):
         *,
         kv_heads: int | None = None,
         max_length: int | None = None,
+        backend: str | None = None,
     ):
         super().__init__()
+        options = {"kv_heads": kv_heads, "backend": backend}
         self.embedding = TokenEmbedding(vocab_size, dim, scheme_of(positions), max_length)
         self.norm = nn.LayerNorm(dim)
         self.blocks = nn.ModuleList(
             Block(
                 dim,
                 layers,
-                BiasedAttention(dim, num_heads, positions, kv_heads=kv_heads, causal=False),
+                BiasedAttention(dim, num_heads, positions, causal=False, **options),
                 norm_first=False,
             )
             for _ in range(layers)

@@ -78,7 +78,8 @@ class Settings:
             raise ValueError(f"dtype is {self.dtype!r}; it may be {' or '.join(DTYPES)}")
 
     def autocast(self) -> torch.autocast:
-        return torch.autocast(self.device, DTYPES[self.dtype], enabled=self.dtype != "float32")
+        kind = torch.device(self.device).type
+        return torch.autocast(kind, DTYPES[self.dtype], enabled=self.dtype != "float32")
 
 
 def identity(settings: Settings, scheme: str, digest: str) -> dict[str, object]:

@@ -25,10 +25,17 @@ WARMUP = 0.1  # of the steps
 def new_model(settings: Settings, scheme: str) -> CausalLM:
     """The model before training: the same whenever it is made."""
     size = settings.size
+    backend = "triton" if settings.device.startswith("cuda") else None
     with torch.random.fork_rng():
         torch.manual_seed(settings.seed)
         model = CausalLM(
-            BYTES, size.dim, size.layers, size.heads, scheme, max_length=settings.train_length
+            BYTES,
+            size.dim,
+            size.layers,
+            size.heads,
+            scheme,
+            max_length=settings.train_length,
+            backend=backend,
         )
     return model.to(settings.device)
 
