@@ -37,7 +37,7 @@ class Size:
 
 SIZES = {
     # For two CPU cores: two minutes a model.
-    "small": Size(4, 128, 4, 1200, 32, 2e-3, stream=2**14, segments=128, gradients=8),
+    "small": Size(4, 128, 4, 800, 32, 2e-3, stream=2**14, segments=128, gradients=8),
     # As many parameters as GPT-tiny of Veisi et al., 2025, has with its 50304 tokens: bytes need
     # none for those, so that there are 14 blocks instead of 6.
     "44M": Size(14, 512, 8, 9000, 64, 6e-4, stream=2**20, segments=1000, gradients=16),
