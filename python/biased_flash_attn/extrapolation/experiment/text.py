@@ -61,4 +61,6 @@ def _text(train: bytes, test: bytes) -> Text:
 
 
 def _bytes(content: bytes) -> Tensor:
-    return torch.tensor(bytearray(content), dtype=torch.uint8)
+    if not content:
+        return torch.zeros(0, dtype=torch.uint8)
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
