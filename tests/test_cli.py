@@ -9,7 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from biased_flash_attn import backends, reference
+from biased_flash_attn import backends, biases, reference
 from biased_flash_attn.cli import accuracy, main, text
 from biased_flash_attn.cli.cost import CLEAR_REFS, cost
 from biased_flash_attn.forms import Geometry
@@ -53,6 +53,31 @@ def test_plot_without_matplotlib_says_what_to_install(tmp_path):
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True)
     assert done.returncode == 1
     assert b"pip install 'biased-flash-attn[plot]'" in done.stderr
+
+
+def test_theory_judges_every_bias_of_positions(invoke, tmp_path):
+    result = succeeded(invoke("theory", "--heads", "2", "--length", "50"))
+    for name in biases.DISTANCE_BIASES:
+        assert name in result.output
+    for picture in ("curves", "heat_maps", "receptive_fields"):
+        content = (tmp_path / "theory" / f"{picture}.png").read_bytes()
+        assert content.startswith(b"\x89PNG")
+
+
+def test_theory_says_what_the_series_does(invoke):
+    result = succeeded(invoke("theory", "type1", "inverse_distance", "--heads", "1"))
+    judged = [line.split()[1] for line in result.output.splitlines() if line.startswith("   0")]
+    assert judged == ["converges", "diverges"]
+    assert "receptive field at 0.01: 61" in result.output
+    assert "receptive field at 0.01: inf" in result.output
+
+
+@pytest.mark.parametrize("name", ["cable", "rotary", "rope"])
+def test_theory_refuses_what_has_no_formula_of_the_distance(invoke, name):
+    result = invoke("theory", name)
+    assert result.exit_code == 2
+    assert name in result.output
+    assert "alibi" in result.output
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -82,7 +82,7 @@ def test_closed_forms_agree_with_the_numbers(name):
     assert verdict.closed_form
     assert torch.equal(verdict.known, verdict.numeric)
     assert verdict.closed_form in str(verdict)
-    assert str(verdict).count("converges  ") == verdict.converges.sum()
+    assert str(verdict).count("  converges  ") == verdict.converges.sum()
 
 
 def test_where_numbers_cannot_reach_the_closed_form_decides():

@@ -6,6 +6,7 @@ from .demo import demo
 from .extrapolate import extrapolate
 from .info import info
 from .plot import plot
+from .theory import theory
 
 
 @click.group()
@@ -17,3 +18,4 @@ main.add_command(demo)
 main.add_command(extrapolate)
 main.add_command(info)
 main.add_command(plot)
+main.add_command(theory)

@@ -17,7 +17,7 @@ HEAD_DIM = 64
 @click.option("--length", default=512, show_default=True, type=click.IntRange(2))
 @click.option("--output", type=click.Path(dir_okay=False), help="[default: BIAS.png]")
 def plot(bias: str, heads: int, length: int, output: str | None):
-    """Draw BIAS and exp(BIAS) over the distance, one curve a head.
+    """Draw BIAS and exp(BIAS) over the distance, one curve a head, and exp(BIAS) of all pairs.
 
     Trainable biases are drawn as training starts them, those that read hidden states over random
     ones.
@@ -27,7 +27,9 @@ def plot(bias: str, heads: int, length: int, output: str | None):
     module = make_bias(bias, heads, heads * HEAD_DIM)
     x = torch.randn(1, length, heads * HEAD_DIM)
     output = output or f"{bias}.png"
-    pictures.one_bias(bias, pictures.curves(module(x), length)).savefig(output, dpi=150)
+    made = module(x)
+    figure = pictures.one_bias(bias, pictures.curves(made, length), pictures.weights(made, length))
+    figure.savefig(output, dpi=150)
     click.echo(f"saved {output}")
 
 

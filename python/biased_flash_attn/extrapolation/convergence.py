@@ -38,12 +38,13 @@ class Convergence:
         return self.numeric if self.known is None else self.known
 
     def __str__(self) -> str:
-        known = f" ({self.closed_form})" if self.closed_form else ""
-        lines = [f"head  series      p          q          r          sum to 65536{known}"]
+        lines = [self.closed_form] if self.closed_form else []
+        lines.append("head  series     p          q          r          sum to 65536")
         for h, converges in enumerate(self.converges.tolist()):
-            exponents = "".join(f"{x:<11.4g}" for x in self.exponents[h].tolist())
+            # Adding 0 makes 0 of -0.
+            exponents = "".join(f"{round(x, 6) + 0:<11.4g}" for x in self.exponents[h].tolist())
             verdict = "converges" if converges else "diverges"
-            lines.append(f"{h:4}  {verdict:10}  {exponents}{self.sums[h, -1]:.6g}")
+            lines.append(f"{h:4}  {verdict:9}  {exponents}{self.sums[h, -1]:.6g}")
         return "\n".join(lines)
 
 
