@@ -52,10 +52,8 @@ def last_token_perplexity(
     check_tokens("segments", segments, 2)
     check_length("length", length, segments.shape[1] - 1)
     batch = max(1, BATCH_TOKENS // length)
-    windows = [
-        (part[:, -1 - length : -1], part[:, -1:]) for part in segments.split(batch) if len(part)
-    ]
-    return _perplexity(model, windows, len(windows), progress)
+    windows = ((part[:, -1 - length : -1], part[:, -1:]) for part in segments.split(batch))
+    return _perplexity(model, windows, len(segments), progress)
 
 
 def nonoverlapping_perplexity(
@@ -101,22 +99,21 @@ def _windows(tokens: Tensor, length: int, stride: int) -> Iterator[tuple[Tensor,
     last = len(tokens) - 1
     end = min(length, last)
     yield tokens[None, :end], tokens[None, 1 : end + 1]
-    whole = max(0, last - length) // stride
-    batch = max(1, BATCH_TOKENS // length)
-    inputs = tokens[stride:last].unfold(0, length, stride) if whole else tokens[:0]
-    targets = tokens[length + 1 :].unfold(0, stride, stride) if whole else tokens[:0]
-    yield from zip(inputs.split(batch), targets.split(batch), strict=True) if whole else ()
-    first = (whole + 1) * stride
-    rest = last - length - whole * stride
-    if rest > 0:
-        yield tokens[None, first:last], tokens[None, -rest:]
+    whole, rest = divmod(max(0, last - length), stride)
+    if whole:
+        batch = max(1, BATCH_TOKENS // length)
+        inputs = tokens[stride:last].unfold(0, length, stride)
+        targets = tokens[length + 1 :].unfold(0, stride, stride)
+        yield from zip(inputs.split(batch), targets.split(batch), strict=True)
+    if rest:
+        yield tokens[None, (whole + 1) * stride : last], tokens[None, -rest:]
 
 
 @torch.no_grad()
 def _perplexity(
     model: nn.Module, windows: Iterable[tuple[Tensor, Tensor]], count: int, progress: bool
 ) -> Perplexity:
-    """Of the targets (B, n) of the last n positions of inputs (B, N)."""
+    """Of the targets (B, n) of the last n positions of inputs (B, N); `count` inputs in all."""
     tokens, total, squares = 0, 0.0, 0.0
     bar = tqdm(total=count, delay=2, leave=False, disable=not progress)
     with evaluating(model) as device, bar:
@@ -127,7 +124,7 @@ def _perplexity(
             tokens += loss.numel()
             total += loss.sum().item()
             squares += loss.square().sum().item()
-            bar.update(1)
+            bar.update(len(inputs))
     mean = total / tokens
     variance = max(0.0, squares / tokens - mean**2)
     return Perplexity(mean, math.sqrt(variance / tokens), tokens)

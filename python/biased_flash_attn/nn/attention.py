@@ -9,7 +9,8 @@ from ..decoding import biased_flash_attn_with_kvcache
 from ..functional import biased_flash_attn
 from ..kv_cache import KVCache
 from .embeddings import rotated
-from .positions import Positions, positions
+from .positions import Positions
+from .positions import positions as scheme_of
 
 
 class BiasedAttention(nn.Module):
@@ -132,7 +133,3 @@ def positions_of(tokens: Tensor, cache: KVCache | None) -> Tensor:
     """The positions of tokens (B, N, ...): from 0, or on from those of a cache; (B or 1, N)."""
     first = torch.tensor([0] if cache is None else cache.lengths, device=tokens.device)
     return first[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
-
-
-# The name that the argument hides.
-scheme_of = positions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 
@@ -29,8 +30,14 @@ def write_report(settings: Settings, results: Results, digest: str, folder: Path
         "versions": versions(),
         "results": results,
     }
-    write_atomically(paths[1], (json.dumps(record, indent=1) + "\n").encode())
+    write_atomically(paths[1], as_json(record).encode())
     return paths
+
+
+def as_json(record: object) -> str:
+    """Indented, with each list of numbers on one line."""
+    text = json.dumps(record, indent=1)
+    return re.sub(r"\[[^\[\]{}\"]*\]", lambda found: " ".join(found[0].split()), text) + "\n"
 
 
 def markdown(settings: Settings, results: Results) -> str:
