@@ -14,9 +14,16 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from biased_flash_attn import biases
 from biased_flash_attn.cli import main
-from biased_flash_attn.extrapolation import experiment
-from biased_flash_attn.extrapolation.experiment import checkpoints, report, settings, training
+from biased_flash_attn.extrapolation import experiment, sliding_perplexity
+from biased_flash_attn.extrapolation.experiment import (
+    checkpoints,
+    evaluation,
+    report,
+    settings,
+    training,
+)
 
 TINY = experiment.Size(1, 16, 2, 6, 2, 1e-3, stream=200, segments=3, gradients=2)
 SETTINGS = experiment.Settings(("alibi",), 16, (16, 32), TINY, dtype="float32")
@@ -183,6 +190,38 @@ def test_results_of_another_experiment_are_refused(text, tmp_path):
     (tmp_path / "measured" / "alibi.json").write_text("{")
     with pytest.raises(experiment.CheckpointError, match=r"alibi.json is damaged"):
         experiment.run(SETTINGS, text, tmp_path)
+
+
+def test_what_is_measured_is_what_the_definitions_say(text, tmp_path):
+    model, _ = training.train(SETTINGS, "alibi", text.train, tmp_path / "x.pt", IDENTITY)
+    found = evaluation.evaluate(SETTINGS, model, text.test)
+
+    starts = [0, (1000 - 33) // 2, 1000 - 33]
+    losses = []
+    for start in starts:
+        context, token = text.test[start : start + 32].long(), int(text.test[start + 32])
+        losses.append(-model(context[None])[0, -1].log_softmax(-1)[token].item())
+    last_token = found["perplexity"]["last_token"]["32"]
+    assert last_token["tokens"] == 3
+    assert last_token["nats"] == pytest.approx(sum(losses) / 3, rel=1e-4)
+
+    stream = text.test[: TINY.stream + 1].long()
+    for protocol, length, stride in (("sliding", 32, 8), ("nonoverlapping", 16, 16)):
+        exact = sliding_perplexity(model, stream, length, stride)
+        assert found["perplexity"][protocol][str(length)]["nats"] == exact.nats
+    embedding, norms, matrices, constants = 256 * 16, 3 * 2 * 16, 12 * 16**2, 9 * 16
+    assert found["parameters"] == embedding + norms + matrices + constants
+    gradient = found["gradient"]
+    assert gradient["tokens"] == list(range(1, 33))
+    assert gradient["share"] == sorted(gradient["share"])
+    assert gradient["share"][-1] == pytest.approx(1)
+    assert [len(heads) for heads in found["attention_mass"].values()] == [TINY.heads]
+    (fields,) = found["theory"]["fields"].values()
+    assert fields == biases.ALiBi(2).receptive_field(0.01).tolist()
+    model = training.new_model(SETTINGS, "inverse_distance")
+    assert [*evaluation.evaluate(SETTINGS, model, text.test)["theory"]["fields"].values()] == [
+        [None, None]
+    ]
 
 
 def test_data_depends_on_seed_and_step_alone(text):

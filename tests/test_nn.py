@@ -192,6 +192,14 @@ def test_models_have_the_parameters_of_gpt_2_and_bert():
     assert sum(p.numel() for p in bert.parameters()) == 109_514_298 - 2 * 768
 
 
+def test_the_backend_is_that_of_every_call():
+    model = CausalLM(VOCABULARY, DIM, 1, HEADS, backend="tpu")
+    tokens = torch.zeros(1, 2, dtype=torch.long)
+    for arguments in ((tokens,), (tokens, model.make_caches(1))):
+        with torch.no_grad(), pytest.raises(ValueError, match=r"^backend is 'tpu'"):
+            model(*arguments)
+
+
 @pytest.mark.parametrize("scheme", ["test_nn:Quadratic", "test_nn:Gate"])
 def test_a_bias_of_ones_own_is_named_by_its_path(scheme):
     layer = BiasedAttention(DIM, HEADS, scheme).double()

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import click
 import torch
-from rich.console import Console
-from rich.markdown import Markdown
 
 from ..extrapolation import experiment
 from .plot import needed
@@ -90,7 +88,6 @@ def extrapolate(
     paths = experiment.write_report(settings, results, read.digest, output)
     paths.append(output / "results.png")
     pictures.draw(settings, results).savefig(paths[-1], dpi=120)
-    console = Console()
-    console.print(Markdown(paths[0].read_text()))
+    click.echo(paths[0].read_text())
     for path in paths:
-        console.print(f"saved {path}", highlight=False)
+        click.echo(f"saved {path}")

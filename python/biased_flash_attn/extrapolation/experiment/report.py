@@ -7,6 +7,8 @@ import re
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
+
 from .checkpoints import write_atomically
 from .evaluation import PROTOCOLS
 from .settings import Settings, versions
@@ -28,6 +30,7 @@ def write_report(settings: Settings, results: Results, digest: str, folder: Path
         "settings": asdict(settings),
         "text": digest,
         "versions": versions(),
+        "threads": torch.get_num_threads(),
         "results": results,
     }
     write_atomically(paths[1], as_json(record).encode())
