@@ -51,7 +51,8 @@ def attention_mass(
         end = min(first + rows, n_query)
         seen = n_key - n_query + end
         logits = call.scale * call.q[:, :, first:end].double() @ keys[:, :, :seen].double().mT
-        logits = logits + _of_rows(bias, first, end, seen)
+        if bias is not None:
+            logits = logits + _of_rows(bias, first, end, seen).to(logits.device)
         visible = Geometry(end - first, seen, True, window).visible(q.device)
         from_far = logits.masked_fill_(~visible, -torch.inf).softmax(-1).cumsum(-1)
         fields.append(((from_far >= eps) & visible).sum(-1))
@@ -97,10 +98,8 @@ def attention_masses(model: nn.Module, inputs: Tensor, eps: float = 0.01) -> dic
     return fields
 
 
-def _of_rows(bias, first: int, end: int, seen: int) -> Tensor | float:
+def _of_rows(bias, first: int, end: int, seen: int) -> Tensor:
     """The bias of the queries from first to before end, over the first `seen` keys."""
-    if bias is None:
-        return 0.0
     if isinstance(bias, CumulativeBias):
         gain = bias.gain
         if gain is not None:

@@ -28,7 +28,7 @@ def of_bias(bias) -> Judged | None:
 
 
 def _alibi(bias: biases.ALiBi) -> Judged:
-    slopes = -bias.curve(torch.ones(1, dtype=torch.float64))[:, 0]
+    slopes = -bias.curve(torch.ones(1, dtype=torch.float64, device=bias.device))[:, 0]
     return "geometric: 1 / (1 - exp(-m)) where the slope m is positive", slopes > 0
 
 
