@@ -1,6 +1,6 @@
 """Whether the series of a bias converges, where mathematics answers: for this package's biases.
 
-Each function takes a bias to a sentence and a verdict for each head, (num_heads or 1,) bool.
+Each function takes a bias to a sentence and a verdict, one for each head or one for all.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .. import biases
 from ..biases.base import positive
 from ..biases.sandwich import compression_ratios
 
-Judged = tuple[str, Tensor]
+Judged = tuple[str, Tensor | bool]
 
 
 def of_bias(bias) -> Judged | None:
@@ -37,11 +37,11 @@ def _kerple_log(bias: biases.KerpleLog) -> Judged:
 
 
 def _kerple_power(bias: biases.KerplePower) -> Judged:
-    return "exp(-r1 d^r2) falls below every power of d", torch.tensor(True)
+    return "exp(-r1 d^r2) falls below every power of d", True
 
 
 def _sandwich(bias: biases.Sandwich) -> Judged:
-    return "cosines return: b stays above -dbar / h, so terms do not vanish", torch.tensor(False)
+    return "cosines return: b never falls below -dbar / h, so terms do not vanish", False
 
 
 def _smoothed_sandwich(bias: biases.SmoothedSandwich) -> Judged:
@@ -50,23 +50,23 @@ def _smoothed_sandwich(bias: biases.SmoothedSandwich) -> Judged:
 
 
 def _type1(bias: biases.Type1) -> Judged:
-    return f"the sum of 1/n^2 is pi^2 / 6 = {math.pi**2 / 6:.4f}", torch.tensor(True)
+    return f"the sum of 1/n^2 is pi^2 / 6 = {math.pi**2 / 6:.4f}", True
 
 
 def _type2(bias: biases.Type2) -> Judged:
-    return "n^(-ln n) falls below every power of n", torch.tensor(True)
+    return "n^(-ln n) falls below every power of n", True
 
 
 def _inverse_distance(bias: biases.InverseDistance) -> Judged:
-    return "harmonic: the first N terms sum to more than ln(N + 1)", torch.tensor(False)
+    return "harmonic: the first N terms sum to more than ln(N + 1)", False
 
 
 def _inverse_log_distance(bias: biases.InverseLogDistance) -> Judged:
-    return "the first N terms sum to more than ln ln(N + 3) - ln ln 3", torch.tensor(False)
+    return "the first N terms sum to more than ln ln(N + 3) - ln ln 3", False
 
 
 def _constant_far_away(bias: biases.T5 | biases.ClippedTable) -> Judged:
-    return "one value for all far distances: terms do not vanish", torch.tensor(False)
+    return "one value for all far distances: terms do not vanish", False
 
 
 CLOSED_FORMS: dict[type, Callable[..., Judged]] = {
