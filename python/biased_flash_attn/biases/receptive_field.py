@@ -29,13 +29,23 @@ class Tail:
     log_sums: Tensor  # log of the sum of exp(b(d)) over d from these on, (heads, n) float64
     is_finite: Tensor  # whether there is such a sum, (heads,)
 
+    @property
+    def log_shares(self) -> Tensor:
+        """log of the share of each distance in the whole sum, (heads, n)."""
+        return self.log_terms - self.log_sums[:, :1]
+
+    @property
+    def log_rests(self) -> Tensor:
+        """log of the share of this distance and all beyond, (heads, n)."""
+        return self.log_sums - self.log_sums[:, :1]
+
     def receptive_field(self, eps: float) -> Tensor:
         """The smallest w for which the sum over d >= w is below eps of that over d >= 0, (heads,).
 
         It is infinite where the sum is.
         """
         check_share("eps", eps)
-        small = self.log_sums < self.log_sums[:, :1] + math.log(eps)
+        small = self.log_rests < math.log(eps)
         field = self.distances[small.double().argmax(1)]
         return torch.where(small.any(1) & self.is_finite, field, torch.inf)
 

@@ -46,28 +46,31 @@ def compare_receptive_fields(first: PositionBias, second: PositionBias) -> Field
             f"second has {second.num_heads} heads; it must have those of first, {first.num_heads}"
         )
     a, b = (tail(bias.curve, bias.device) for bias in (first, second))
-    larger = (a.log_terms - a.log_sums[:, :1]) - (b.log_terms - b.log_sums[:, :1])
-    # Where both exponentials are 0 in float64 there is nothing to compare.
-    sign = larger.nan_to_num(0).sign()
-    last = torch.where(sign == 0, 0, torch.arange(sign.shape[1], device=sign.device)).argmax(1)
-    order = sign.gather(1, last[:, None])
-    against = sign * order < 0
-    since = torch.where(against, torch.arange(sign.shape[1], device=sign.device), -1).amax(1) + 1
-    since = since.clamp(max=sign.shape[1] - 1)
+    order, since = _in_the_end(a.log_shares - b.log_shares)
+    # The proof's eps_0 is the share for which t_0 is the larger one of the two fields.
+    rests = torch.where(order[:, None] < 0, b.log_rests, a.log_rests)
+    eps = rests.gather(1, since[:, None])[:, 0].exp()
 
-    order = order[:, 0].long()
     both = a.is_finite & b.is_finite
-    one = b.is_finite.long() - a.is_finite.long()
-    # t_0 is a field of the bias with the larger ones, of this share.
-    shares = [(x.log_sums - x.log_sums[:, :1]).expand_as(sign) for x in (a, b)]
-    of_larger = torch.where(order[:, None] < 0, shares[1], shares[0])
-    eps = of_larger.gather(1, since[:, None])[:, 0].exp()
-    heads = (first.num_heads,)
+    by_finiteness = b.is_finite.long() - a.is_finite.long()
+    heads = first.num_heads
     return FieldOrder(
-        smaller=torch.where(both, order, one).expand(heads),
+        smaller=torch.where(both, order, by_finiteness).expand(heads),
         distance=torch.where(both, a.distances[since], 0).expand(heads),
-        eps=torch.where(both, eps, torch.where(one == 0, 0.0, 1.0)).expand(heads),
+        eps=torch.where(both, eps, by_finiteness.abs()).expand(heads),
     )
+
+
+def _in_the_end(difference: Tensor) -> tuple[Tensor, Tensor]:
+    """The last sign of each row that is not 0, and the index from which on no other comes.
+
+    NaN, the difference of two infinities, has no sign.
+    """
+    sign = difference.nan_to_num(0).sign().long()
+    index = torch.arange(sign.shape[1], device=sign.device)
+    order = sign.gather(1, (sign.abs() * index).argmax(1, keepdim=True))
+    since = torch.where(sign * order < 0, index + 1, 0).amax(1)
+    return order[:, 0], since.clamp(max=len(index) - 1)
 
 
 def normalized_receptive_field(weights: Tensor, points: int = 50) -> tuple[Tensor, Tensor]:

@@ -80,7 +80,8 @@ def _receptive_fields(
     inputs = segments(text, settings.size.gradients, length)[:, :-1].long()
     curves = cumulative_gradient(model, inputs)
     fields = attention_masses(model, inputs[:2], EPS)
-    tokens = torch.arange(0, length, max(1, length // POINTS))
+    step = max(1, length // POINTS)
+    tokens = torch.arange(step - 1, length, step)
     return {
         "gradient": {
             "length": length,
