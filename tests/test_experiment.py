@@ -305,6 +305,8 @@ def test_refuses(change, message, text, tmp_path):
         (["--eval-lengths", "64..32"], "64..32 must be like 128..2048"),
         (["--eval-lengths", "9,8"], "9,8 must be like"),
         (["--eval-lengths", "x"], "x must be like"),
+        (["--eval-lengths", "0..8"], "0..8 must be like"),
+        (["--device", "abacus"], "device is 'abacus', which cannot be used"),
         (["--biases", "alibi,fire"], "positions is 'fire'; it may be none"),
         (["--text", "nowhere"], "nowhere"),
     ],

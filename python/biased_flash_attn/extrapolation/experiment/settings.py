@@ -76,6 +76,13 @@ class Settings:
             raise ValueError(f"eval_lengths is {self.eval_lengths}; it must be positive")
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype is {self.dtype!r}; it may be {' or '.join(DTYPES)}")
+        try:
+            torch.zeros(0, device=self.device)
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).partition("\n")[0]
+            raise ValueError(
+                f"device is {self.device!r}, which cannot be used: {reason}"
+            ) from error
 
     def autocast(self) -> torch.autocast:
         kind = torch.device(self.device).type
@@ -104,7 +111,9 @@ def versions() -> dict[str, str]:
 
 
 def doublings(first: int, last: int) -> Sequence[int]:
-    """first, 2 first, 4 first, ..., up to last."""
+    """first, 2 first, 4 first, ..., up to last; first is positive, or ValueError is raised."""
+    if first < 1:
+        raise ValueError(f"first is {first}; it must be positive")
     lengths = []
     while first <= last:
         lengths.append(first)
