@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from biased_flash_attn import backends, biases, reference
 from biased_flash_attn.cli import accuracy, main, text
 from biased_flash_attn.cli.cost import CLEAR_REFS, cost
+from biased_flash_attn.extrapolation import pictures
 from biased_flash_attn.forms import Geometry
 from biased_flash_attn.nn.named_biases import BIASES, make_bias
 
@@ -36,6 +37,19 @@ def test_plot_saves_a_picture(invoke, tmp_path, name):
     result = succeeded(invoke("plot", name, "--heads", "3", "--length", "40"))
     assert f"{name}.png" in result.output
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", ["alibi", "cable"])
+@pytest.mark.parametrize("length", [40, 300])
+def test_heat_map_is_the_mean_of_exp_of_the_bias(name, length):
+    bias = make_bias(name, 2, 32)(torch.randn(1, length, 32))
+    pairs = torch.from_numpy(pictures.weights(bias, length))
+    n = min(length, pictures.MAPPED)
+    with torch.no_grad():
+        dense = bias.dense(length, length).reshape(2, length, length)[:, -n:, -n:]
+    past = torch.ones(n, n).tril().bool()
+    assert torch.equal(pairs.isnan(), ~past)
+    torch.testing.assert_close(pairs[past], (dense[0].exp() + dense[1].exp())[past] / 2)
 
 
 def test_plot_of_an_unknown_bias_lists_those_there_are(invoke):
