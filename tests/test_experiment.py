@@ -24,6 +24,7 @@ from biased_flash_attn.extrapolation.experiment import (
     settings,
     training,
 )
+from biased_flash_attn.nn import CausalLM
 
 TINY = experiment.Size(1, 16, 2, 6, 2, 1e-3, stream=200, segments=3, gradients=2)
 SETTINGS = experiment.Settings(("alibi",), 16, (16, 32), TINY, dtype="float32")
@@ -233,6 +234,13 @@ def test_data_depends_on_seed_and_step_alone(text):
     windows = text.train.long().unfold(0, 17, 1)
     for sequence in first:
         assert (windows == sequence).all(1).any()
+
+
+def test_the_papers_size_has_44_million_parameters():
+    with torch.device("meta"):
+        size = experiment.SIZES["44M"]
+        model = CausalLM(settings.BYTES, size.dim, size.layers, size.heads)
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(44e6, rel=0.01)
 
 
 def test_learning_rate_rises_and_falls():
