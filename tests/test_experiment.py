@@ -239,7 +239,7 @@ def test_data_depends_on_seed_and_step_alone(text):
 def test_the_papers_size_has_44_million_parameters():
     with torch.device("meta"):
         size = experiment.SIZES["44M"]
-        model = CausalLM(settings.BYTES, size.dim, size.layers, size.heads)
+        model = CausalLM(settings.BYTES, size.dim, size.layers, size.heads, "none")
     assert sum(p.numel() for p in model.parameters()) == pytest.approx(44e6, rel=0.01)
 
 
