@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from biased_flash_attn import biased_flash_attn, biases
-from biased_flash_attn.cli import catalogue
+from biased_flash_attn.nn import named_biases
 from layer import DIM, Inputs, Training
 
 
@@ -52,8 +52,8 @@ def make_bias(name: str | None, inputs: Inputs) -> nn.Module | None:
     name, _, variant = name.partition(", ")
     heads, device = inputs.q.shape[1], inputs.q.device
     if (name, variant) == ("alibi", "trained"):
-        return catalogue.OfPositions(biases.ALiBi(heads, trainable=True)).to(device)
-    bias = catalogue.make(name, heads, DIM).to(device)
+        return named_biases.OfPositions(biases.ALiBi(heads, trainable=True)).to(device)
+    bias = named_biases.make_bias(name, heads, DIM).to(device)
     if variant == "given steps":
         return Given(bias(inputs.x))
     return Fixed(bias, inputs.x) if variant == "fixed" else bias

@@ -5,82 +5,26 @@
 
 The model learns from the text of this package's README for a few seconds. Then it continues a
 prompt, one token at a time, and at every step its logits are compared with those of a forward pass
-over all tokens so far. What to copy is `Attention`: the same layer trains and decodes.
+over all tokens so far: the same layers train and decode.
 """
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from biased_flash_attn import KVCache, biased_flash_attn, biased_flash_attn_with_kvcache, biases
+from biased_flash_attn.nn import BIASES, CausalLM, positions
 
-BIASES = (*biases.DISTANCE_BIASES, *biases.CONTEXT_BIASES)
-DIM, HEADS, KV_HEADS, LAYERS = 64, 4, 2, 2
-HEAD_DIM = DIM // HEADS
+VOCABULARY, DIM, HEADS, KV_HEADS, LAYERS = 256, 64, 4, 2, 2
 TEXT = Path(__file__).parents[1] / "README.md"
 
 
-class Attention(nn.Module):
-    """Attention with a bias; heads of queries share heads of keys."""
-
-    def __init__(self, bias: str, window: int | None):
-        super().__init__()
-        self.window = window
-        self.project = nn.Linear(DIM, (HEADS + 2 * KV_HEADS) * HEAD_DIM, bias=False)
-        self.out = nn.Linear(DIM, DIM, bias=False)
-        self.of_content = bias in biases.CONTEXT_BIASES
-        if self.of_content:
-            self.bias = biases.CONTEXT_BIASES[bias](DIM, HEADS)
-        else:
-            self.bias = biases.DISTANCE_BIASES[bias](HEADS)
-
-    def forward(self, x: Tensor, cache: KVCache | None) -> Tensor:
-        """Of hidden states (B, N, DIM): a whole sequence or, with a cache, its next tokens."""
-        heads = self.project(x).unflatten(-1, (-1, HEAD_DIM)).transpose(1, 2)
-        q, k, v = heads.split((HEADS, KV_HEADS, KV_HEADS), dim=1)
-        bias = self.bias(x) if self.of_content else self.bias
-        if cache is None:
-            o = biased_flash_attn(q, k, v, bias, window=self.window)
-        else:
-            o = biased_flash_attn_with_kvcache(q, cache, k, v, bias)
-        return self.out(o.transpose(1, 2).flatten(2))
-
-    def cache(self, batch: int) -> KVCache:
-        return KVCache(batch, KV_HEADS, HEAD_DIM, window=self.window)
-
-
-class Model(nn.Module):
-    """A transformer of bytes; positions are known from the bias alone."""
-
-    def __init__(self, bias: str, window: int | None):
-        super().__init__()
-        self.embedding = nn.Embedding(256, DIM)
-        self.attention = nn.ModuleList(Attention(bias, window) for _ in range(LAYERS))
-        self.mlp = nn.ModuleList(
-            nn.Sequential(nn.Linear(DIM, 4 * DIM), nn.GELU(), nn.Linear(4 * DIM, DIM))
-            for _ in range(LAYERS)
-        )
-        self.norms = nn.ModuleList(nn.LayerNorm(DIM) for _ in range(2 * LAYERS + 1))
-        self.head = nn.Linear(DIM, 256)
-
-    def forward(self, tokens: Tensor, caches: list[KVCache] | None = None) -> Tensor:
-        """Logits (B, N, 256) of the bytes that follow tokens (B, N)."""
-        x = self.embedding(tokens)
-        for n, (attention, mlp) in enumerate(zip(self.attention, self.mlp, strict=True)):
-            x = x + attention(self.norms[2 * n](x), caches and caches[n])
-            x = x + mlp(self.norms[2 * n + 1](x))
-        return self.head(self.norms[-1](x))
-
-    def caches(self, batch: int) -> list[KVCache]:
-        return [attention.cache(batch) for attention in self.attention]
-
-
-def train(model: Model, text: Tensor, steps: int, length: int = 128, batch: int = 8) -> float:
+def train(model: CausalLM, text: Tensor, steps: int, length: int = 128, batch: int = 8) -> float:
     """Returns the loss of the last step, in nats a byte."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     loss = torch.tensor(torch.nan)
@@ -95,9 +39,9 @@ def train(model: Model, text: Tensor, steps: int, length: int = 128, batch: int 
 
 
 @torch.no_grad()
-def generate(model: Model, prompt: Tensor, tokens: int, temperature: float = 0.7) -> Tensor:
+def generate(model: CausalLM, prompt: Tensor, tokens: int, temperature: float = 0.7) -> Tensor:
     """The prompt (N,) and what follows it. Each step is compared with a full forward pass."""
-    caches = model.caches(batch=1)
+    caches = model.make_caches(batch=1)
     sequence = prompt[None]
     logits = model(sequence, caches)  # the whole prompt at once
     for _ in range(tokens):
@@ -120,7 +64,8 @@ def main() -> None:
         if name not in BIASES:
             parser.error(f"bias is {name}; it may be {', '.join(BIASES)}")
         torch.manual_seed(0)
-        model = Model(name, options.window)
+        scheme = replace(positions(name), window=options.window)
+        model = CausalLM(VOCABULARY, DIM, LAYERS, HEADS, scheme, kv_heads=KV_HEADS)
         loss = train(model, text, options.steps)
         generated = generate(model, text[:32], options.tokens)
         print(f"--- {name}: loss {loss:.2f}, {options.tokens} tokens with equal logits")

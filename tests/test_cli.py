@@ -9,10 +9,12 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from biased_flash_attn import backends, reference
-from biased_flash_attn.cli import accuracy, catalogue, main, text
+from biased_flash_attn import backends, biases, reference
+from biased_flash_attn.cli import accuracy, main, text
 from biased_flash_attn.cli.cost import CLEAR_REFS, cost
+from biased_flash_attn.extrapolation import pictures
 from biased_flash_attn.forms import Geometry
+from biased_flash_attn.nn.named_biases import BIASES, make_bias
 
 SMALL = ("demo", "--length", "160", "--heads", "2")
 
@@ -30,17 +32,30 @@ def test_info_names_every_backend(invoke):
         assert backend.name in result.output
 
 
-@pytest.mark.parametrize("name", catalogue.NAMES)
+@pytest.mark.parametrize("name", BIASES)
 def test_plot_saves_a_picture(invoke, tmp_path, name):
     result = succeeded(invoke("plot", name, "--heads", "3", "--length", "40"))
     assert f"{name}.png" in result.output
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("name", ["alibi", "cable"])
+@pytest.mark.parametrize("length", [40, 300])
+def test_heat_map_is_the_mean_of_exp_of_the_bias(name, length):
+    bias = make_bias(name, 2, 32)(torch.randn(1, length, 32))
+    pairs = torch.from_numpy(pictures.weights(bias, length))
+    n = min(length, pictures.MAPPED)
+    with torch.no_grad():
+        dense = bias.dense(length, length).reshape(2, length, length)[:, -n:, -n:]
+    past = torch.ones(n, n).tril().bool()
+    assert torch.equal(pairs.isnan(), ~past)
+    torch.testing.assert_close(pairs[past], (dense[0].exp() + dense[1].exp())[past] / 2)
+
+
 def test_plot_of_an_unknown_bias_lists_those_there_are(invoke):
     result = invoke("plot", "rope")
     assert result.exit_code != 0
-    for name in ("rope", *catalogue.NAMES):
+    for name in ("rope", *BIASES):
         assert name in result.output
 
 
@@ -54,10 +69,35 @@ def test_plot_without_matplotlib_says_what_to_install(tmp_path):
     assert b"pip install 'biased-flash-attn[plot]'" in done.stderr
 
 
+def test_theory_judges_every_bias_of_positions(invoke, tmp_path):
+    result = succeeded(invoke("theory", "--heads", "2", "--length", "50"))
+    for name in biases.DISTANCE_BIASES:
+        assert name in result.output
+    for picture in ("curves", "heat_maps", "receptive_fields"):
+        content = (tmp_path / "theory" / f"{picture}.png").read_bytes()
+        assert content.startswith(b"\x89PNG")
+
+
+def test_theory_says_what_the_series_does(invoke):
+    result = succeeded(invoke("theory", "type1", "inverse_distance", "--heads", "1"))
+    judged = [line.split()[1] for line in result.output.splitlines() if line.startswith("   0")]
+    assert judged == ["converges", "diverges"]
+    assert "receptive field at 0.01: 61" in result.output
+    assert "receptive field at 0.01: inf" in result.output
+
+
+@pytest.mark.parametrize("name", ["cable", "rotary", "rope"])
+def test_theory_refuses_what_has_no_formula_of_the_distance(invoke, name):
+    result = invoke("theory", name)
+    assert result.exit_code == 2
+    assert name in result.output
+    assert "alibi" in result.output
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_demo_finds_every_bias_exact(invoke, tmp_path, dtype):
     result = succeeded(invoke(*SMALL, "--dtype", dtype))
-    for name in catalogue.NAMES:
+    for name in BIASES:
         assert name in result.output
     assert (tmp_path / "biases.png").exists()
 
@@ -70,10 +110,10 @@ def test_demo_fails_where_a_result_is_wrong(invoke, monkeypatch):
     assert "errors larger than tolerated: alibi" in result.output
 
 
-@pytest.mark.parametrize("name", catalogue.NAMES)
+@pytest.mark.parametrize("name", BIASES)
 def test_sample_of_exact_attention_is_the_whole_seen_through_the_sample(name):
     layer = text.embedded(text.library_source(50), 2, 16, torch.float64)
-    module = catalogue.make(name, 2, 32).double()
+    module = make_bias(name, 2, 32).double()
     sample = accuracy.Sample(layer, n_queries=7)
     sampled = sample.exact(module, layer).values
 

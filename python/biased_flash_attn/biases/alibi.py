@@ -61,7 +61,7 @@ class ALiBi(PositionBias):
             self._remembered((dtype, device), lambda: self._initial_slopes(device)[None].to(dtype))
         )
 
-    def _curve(self, d: Tensor) -> Tensor:
+    def curve(self, d: Tensor) -> Tensor:
         slopes = self._initial_slopes(d.device) if self.slopes is None else self.slopes.double()
         return -slopes[:, None] * d
 

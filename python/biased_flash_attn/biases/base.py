@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..forms import Distance, Geometry
-from .receptive_field import receptive_field
+from .receptive_field import tail
 
 
 class PositionBias(nn.Module):
@@ -39,7 +39,7 @@ class PositionBias(nn.Module):
             if not isinstance(length, int) or length < 0:
                 raise ValueError(f"{name} is {length!r}; it must be an int from 0 on")
         geometry = Geometry(n_query, n_key, causal=False)
-        bias = self.lower(geometry, torch.float64, self._device()).dense(geometry)
+        bias = self.lower(geometry, torch.float64, self.device).dense(geometry)
         return bias[0].expand(self.num_heads, -1, -1)
 
     def receptive_field(self, eps: float) -> Tensor:
@@ -50,13 +50,16 @@ class PositionBias(nn.Module):
         alike. It is infinite where that sum is.
         """
         with torch.no_grad():
-            return receptive_field(self._curve, eps, self._device()).expand(self.num_heads)
+            field = tail(self.curve, self.device).receptive_field(eps)
+            return field.expand(self.num_heads)
 
-    def _curve(self, d: Tensor) -> Tensor:
+    def curve(self, d: Tensor) -> Tensor:
         """The bias at distances d (n,) in float64, (num_heads or 1, n) float64."""
-        raise NotImplementedError(f"{type(self).__name__} must define _curve(d)")
+        raise NotImplementedError(f"{type(self).__name__} must define curve(d)")
 
-    def _device(self) -> torch.device | None:
+    @property
+    def device(self) -> torch.device | None:
+        """Where its parameters are, if it has any."""
         return next((parameter.device for parameter in self.parameters()), None)
 
     def __getstate__(self) -> dict:
@@ -113,7 +116,7 @@ class DistanceBias(PositionBias):
         table = self._remembered(key, lambda: self.logits(geometry.distances(device)).to(dtype))
         return Distance(table)
 
-    def _curve(self, d: Tensor) -> Tensor:
+    def curve(self, d: Tensor) -> Tensor:
         return self.logits(d)[0].double()
 
     def logits(self, d: Tensor) -> Tensor:

@@ -3,45 +3,65 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from dataclasses import dataclass
 from numbers import Real
 
 import torch
 from torch import Tensor
 
+from .convergence import Curve, has_finite_sum, logarithmic_exponents
+
 _EXACT = 14  # distances below 2^14 are summed one by one, those beyond from NODES an octave
 _NODES = 32
 _LAST = 1000  # the octave at which double precision ends, nearly
-# The terms 2^k exp(b(2^k)) fall like k^-p, and their series converges where p > 1. This leaves room
-# for rounding: at p = 1 lies exp(b) = 1 / (n ln n).
-_LEAST_POWER = 1.01
 
 
-def receptive_field(
-    curve: Callable[[Tensor], Tensor], eps: float, device: torch.device | None = None
-) -> Tensor:
-    """The smallest w for which the sum of exp(b(d)) over d >= w is below eps of that over d >= 0.
+@dataclass(frozen=True, eq=False)
+class Tail:
+    """What the exponentials of a bias sum to, from each of some distances on.
 
-    curve takes distances (n,) in float64 to logits (heads, n). The result is (heads,) float64, and
-    infinite where the sum over all d is. It is exact below 16384, and a smooth b is assumed beyond.
-
-    Whether the sum is finite is decided by Cauchy's condensation: with exp(b(d)) it converges, or
-    not, as the sum of 2^k exp(b(2^k)) does, for a bias that decreases.
+    Whether the sum is finite is judged as `convergence` says. It is exact below 16384, and a smooth
+    b is assumed beyond.
     """
-    if not isinstance(eps, Real) or isinstance(eps, bool):
-        raise TypeError(f"eps is {eps!r}; it must be a number in (0, 1)")
-    if not 0 < eps < 1:
-        raise ValueError(f"eps is {eps}; it must be a number in (0, 1)")
+
+    distances: Tensor  # (n,) float64, from 0 on, each larger than the one before
+    log_terms: Tensor  # the bias at these, (heads, n) float64
+    log_sums: Tensor  # log of the sum of exp(b(d)) over d from these on, (heads, n) float64
+    is_finite: Tensor  # whether there is such a sum, (heads,)
+
+    @property
+    def log_shares(self) -> Tensor:
+        """log of the share of each distance in the whole sum, (heads, n)."""
+        return self.log_terms - self.log_sums[:, :1]
+
+    @property
+    def log_rests(self) -> Tensor:
+        """log of the share of this distance and all beyond, (heads, n)."""
+        return self.log_sums - self.log_sums[:, :1]
+
+    def receptive_field(self, eps: float) -> Tensor:
+        """The smallest w for which the sum over d >= w is below eps of that over d >= 0, (heads,).
+
+        It is infinite where the sum is.
+        """
+        check_share("eps", eps)
+        small = self.log_rests < math.log(eps)
+        field = self.distances[small.double().argmax(1)]
+        return torch.where(small.any(1) & self.is_finite, field, torch.inf)
+
+
+def tail(curve: Curve, device: torch.device | None = None) -> Tail:
+    """Of a curve that takes distances (n,) in float64 to logits (heads, n)."""
     nearest = torch.arange(2**_EXACT, dtype=torch.float64, device=device)
     near = curve(nearest)
     nodes = torch.arange(_NODES * (_LAST - _EXACT) + 1, dtype=torch.float64, device=device)
     octaves = _EXACT + nodes / _NODES
-    condensed = octaves * math.log(2) + curve(torch.exp2(octaves))
+    far = curve(torch.exp2(octaves))
+    condensed = octaves * math.log(2) + far
 
-    middle, last = condensed[:, condensed.shape[1] // 2], condensed[:, -1]
-    power = (middle - last) / math.log(_LAST / ((_LAST + _EXACT) / 2))
-    slope = (condensed[:, -1 - _NODES] - last) * _LAST  # of the last octave: the same, near its end
-    rest = last + math.log(_LAST) - torch.log(slope - 1)
+    # Beyond the last octave the terms 2^k exp(b(2^k)) fall like k^-slope.
+    slope = (condensed[:, -1 - _NODES] - condensed[:, -1]) * _LAST
+    rest = condensed[:, -1] + math.log(_LAST) - torch.log(slope - 1)
 
     # The integral of exp(b) over the logarithm of d, by trapezoids; then sums from each d on.
     panels = torch.logaddexp(condensed[:, 1:], condensed[:, :-1]) + math.log(
@@ -50,8 +70,17 @@ def receptive_field(
     terms = torch.cat([near, panels, rest[:, None]], 1).nan_to_num(
         -torch.inf, torch.inf, -torch.inf
     )
-    beyond = terms.flip(-1).logcumsumexp(-1).flip(-1)
-    small = beyond < beyond[:, :1] + math.log(eps)
-    distances = torch.cat([nearest, torch.exp2(octaves)])
-    field = torch.where(small.any(1), distances[small.double().argmax(1)], torch.inf)
-    return torch.where(power > _LEAST_POWER, field, torch.inf)
+    return Tail(
+        distances=torch.cat([nearest, torch.exp2(octaves)]),
+        log_terms=torch.cat([near, far], 1),
+        log_sums=terms.flip(-1).logcumsumexp(-1).flip(-1),
+        is_finite=has_finite_sum(logarithmic_exponents(curve, device)),
+    )
+
+
+def check_share(name: str, share: float) -> None:
+    """Refuses what is not in (0, 1)."""
+    if not isinstance(share, Real) or isinstance(share, bool):
+        raise TypeError(f"{name} is {share!r}; it must be a number in (0, 1)")
+    if not 0 < share < 1:
+        raise ValueError(f"{name} is {share}; it must be a number in (0, 1)")

@@ -3,8 +3,10 @@
 import click
 
 from .demo import demo
+from .extrapolate import extrapolate
 from .info import info
 from .plot import plot
+from .theory import theory
 
 
 @click.group()
@@ -13,5 +15,7 @@ def main():
 
 
 main.add_command(demo)
+main.add_command(extrapolate)
 main.add_command(info)
 main.add_command(plot)
+main.add_command(theory)

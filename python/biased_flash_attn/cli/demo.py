@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from . import catalogue
+from ..nn.named_biases import BIASES, make_bias
 from .baselines import dense_mask, fits_memory
-from .plot import drawing
+from .plot import needed
 from .text import embedded, library_source
 from .trial import Trial, trial
 
@@ -36,11 +36,11 @@ def demo(length: int, heads: int, dtype: str, output: str):
     against float64; time and memory stand beside those of attention in plain PyTorch, and of
     scaled_dot_product_attention given the bias as a dense mask.
     """
-    figures = drawing()
+    pictures = needed("extrapolation.pictures")
     console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_TABLE)
     layer = embedded(library_source(length), heads, HEAD_DIM, getattr(torch, dtype))
     torch.manual_seed(0)
-    modules = {name: catalogue.make(name, heads, heads * HEAD_DIM) for name in catalogue.NAMES}
+    modules = {name: make_bias(name, heads, heads * HEAD_DIM) for name in BIASES}
     mask = None
     if fits_memory(heads, length, layer.q.dtype):
         mask = dense_mask(modules["alibi"](layer.x), length, layer.q.dtype)
@@ -55,8 +55,8 @@ def demo(length: int, heads: int, dtype: str, output: str):
     console.print(f"{length} bytes of text, {heads} heads of {HEAD_DIM}, {dtype}")
     console.print(table(trials))
 
-    curves = {name: figures.curves(m(layer.x), length) for name, m in modules.items()}
-    figures.all_biases(curves).savefig(output, dpi=120)
+    curves = {name: pictures.curves(m(layer.x), length) for name, m in modules.items()}
+    pictures.all_biases(curves).savefig(output, dpi=120)
     console.print(f"The curves of the biases: {output}")
 
     failed = [name for name, result in trials.items() if not result.passed]

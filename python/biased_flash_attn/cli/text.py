@@ -1,12 +1,12 @@
 """Attention inputs from text that every machine has: the source of Python's standard library."""
 
-import sysconfig
 from dataclasses import dataclass
-from pathlib import Path
 
 import click
 import torch
 from torch import Tensor
+
+from ..extrapolation.experiment.text import standard_library
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def embedded(text: Tensor, heads: int, head_dim: int, dtype: torch.dtype) -> Lay
 def library_source(n_bytes: int) -> Tensor:
     """The first n_bytes of the standard library's modules in alphabetical order, uint8."""
     text = bytearray()
-    for module in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+    for module in sorted(standard_library()):
         text += module.read_bytes()
         if len(text) >= n_bytes:
             return torch.frombuffer(text, dtype=torch.uint8)[:n_bytes]

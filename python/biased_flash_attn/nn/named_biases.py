@@ -1,13 +1,15 @@
 """Every bias by its name, made so that all are called on hidden states."""
 
+from __future__ import annotations
+
 from torch import Tensor, nn
 
 from .. import biases
 
-NAMES = (*biases.DISTANCE_BIASES, *biases.CONTEXT_BIASES)
+BIASES = (*biases.DISTANCE_BIASES, *biases.CONTEXT_BIASES)
 
 
-def make(name: str, num_heads: int, dim: int) -> nn.Module:
+def make_bias(name: str, num_heads: int, dim: int) -> nn.Module:
     """A module from hidden states (B, N, dim) to the bias `name` over them."""
     if name in biases.CONTEXT_BIASES:
         return biases.CONTEXT_BIASES[name](dim, num_heads)

@@ -1,0 +1,93 @@
+"""`extrapolate`: trains a small model for each position scheme, and measures it far beyond."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import click
+import torch
+
+from ..extrapolation import experiment
+from .plot import needed
+
+SCHEMES = (
+    "none,sinusoidal,learned,rotary,window_16,window_64,alibi,kerple_log,sandwich,type1,type2,"
+    "inverse_distance,inverse_log_distance,t5,cable"
+)
+
+
+class Lengths(click.ParamType):
+    """Lengths such as 128..2048, each twice the one before, or 128,192,256."""
+
+    name = "lengths"
+
+    def convert(self, value, parameter, context) -> tuple[int, ...]:
+        first, doubling, last = value.partition("..")
+        try:
+            if doubling:
+                lengths = experiment.doublings(int(first), int(last))
+            else:
+                lengths = [int(length) for length in value.split(",")]
+        except ValueError:
+            lengths = []
+        if not lengths or lengths[0] < 1 or sorted(set(lengths)) != lengths:
+            self.fail(f"{value} must be like 128..2048 or 128,192,256, ascending", parameter)
+        return tuple(lengths)
+
+
+@click.command()
+@click.option("--biases", "schemes", default=SCHEMES, show_default=True, help="Names by commas.")
+@click.option("--train-length", default=128, show_default=True, type=click.IntRange(1))
+@click.option("--eval-lengths", default="128..2048", show_default=True, type=Lengths())
+@click.option(
+    "--text",
+    type=click.Path(exists=True, path_type=Path),
+    help="A file, or a folder of files.  [default: the source of Python's standard library]",
+)
+@click.option(
+    "--size", default="small", show_default=True, type=click.Choice(list(experiment.SIZES))
+)
+@click.option("--steps", type=click.IntRange(1), help="Of training.  [default: by size]")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**31 - 1))
+@click.option(
+    "--dtype", default="bfloat16", show_default=True, type=click.Choice(list(experiment.DTYPES))
+)
+@click.option("--device", help="[default: a GPU where there is one, else cpu]")
+@click.option(
+    "--output",
+    default="extrapolation",
+    show_default=True,
+    type=click.Path(file_okay=False, path_type=Path),
+)
+def extrapolate(
+    schemes, train_length, eval_lengths, text, size, steps, seed, dtype, device, output
+):
+    """Train short, test long: which position schemes run on lengths that they never saw?
+
+    For each scheme a small language model of bytes is trained at one length, and its perplexity
+    and receptive fields are measured at others. Schemes are the biases, none, sinusoidal, learned,
+    rotary, window_WIDTH, and package.module:Class for a bias of your own. The folder OUTPUT gets
+    table.md, results.json and results.png; it also keeps checkpoints, so that the same command goes
+    on where it was stopped.
+    """
+    pictures = needed("extrapolation.experiment.picture")
+    chosen = experiment.SIZES[size]
+    if steps is not None:
+        chosen = dataclasses.replace(chosen, steps=steps)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    names = tuple(name.strip() for name in schemes.split(","))
+    try:
+        settings = experiment.Settings(
+            names, train_length, eval_lengths, chosen, seed, dtype, device
+        )
+        read = experiment.read_text(text)
+        results = experiment.run(settings, read, output)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
+    paths = experiment.write_report(settings, results, read.digest, output)
+    paths.append(output / "results.png")
+    pictures.draw(settings, results).savefig(paths[-1], dpi=120)
+    click.echo(paths[0].read_text())
+    for path in paths:
+        click.echo(f"saved {path}")

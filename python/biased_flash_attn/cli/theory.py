@@ -1,0 +1,68 @@
+"""`theory`: what the formulas of biases say about extrapolation, before any training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import numpy as np
+import torch
+from rich.console import Console
+
+from .. import biases
+from ..biases.base import PositionBias
+from ..extrapolation import convergence, normalized_receptive_field
+from ..nn.positions import positions
+from .plot import needed
+
+
+@click.command()
+@click.argument("names", metavar="[BIAS]...", nargs=-1)
+@click.option("--heads", default=8, show_default=True, type=click.IntRange(1))
+@click.option("--eps", default=0.01, show_default=True, type=click.FloatRange(0, 1, True, True))
+@click.option("--length", default=512, show_default=True, type=click.IntRange(2))
+@click.option(
+    "--output",
+    default="theory",
+    show_default=True,
+    type=click.Path(file_okay=False, path_type=Path),
+)
+def theory(names: tuple[str, ...], heads: int, eps: float, length: int, output: Path):
+    """Judge biases by their formulas: does the series of exp(b) converge, and how far does it look?
+
+    BIAS is the name of a bias of positions, or package.module:Class for one of your own; all that
+    there are by default. Trainable ones are judged as training starts them. The folder OUTPUT gets
+    pictures: curves.png, heat_maps.png and receptive_fields.png.
+    """
+    pictures = needed("extrapolation.pictures")
+    torch.manual_seed(0)
+    console = Console()
+    curves, pairs, fields = {}, {}, {}
+    for name in names or biases.DISTANCE_BIASES:
+        bias = bias_of(name, heads)
+        verdict = convergence(bias)
+        field = ", ".join(f"{x:.6g}" for x in bias.receptive_field(eps).tolist())
+        console.print(f"[bold]{name}[/bold]", highlight=False)
+        console.print(f"{verdict}\nreceptive field at {eps}: {field}\n", highlight=False)
+        curves[name] = pictures.curves(bias, length)
+        pairs[name] = pictures.weights(bias, length)
+        weights = torch.from_numpy(np.exp(curves[name])).mean(0)
+        fields[name] = tuple(x.numpy() for x in normalized_receptive_field(weights))
+    output.mkdir(parents=True, exist_ok=True)
+    pictures.all_biases(curves).savefig(output / "curves.png", dpi=120)
+    pictures.heat_maps(pairs).savefig(output / "heat_maps.png", dpi=120)
+    pictures.receptive_fields(fields).savefig(output / "receptive_fields.png", dpi=120)
+    console.print(f"saved {output}/curves.png, heat_maps.png and receptive_fields.png")
+
+
+def bias_of(name: str, heads: int) -> PositionBias:
+    """The bias of positions that has this name."""
+    try:
+        scheme = positions(name)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+    bias = scheme.bias and scheme.bias(heads, heads)(torch.zeros(1, 1, heads))
+    if not isinstance(bias, PositionBias):
+        allowed = ", ".join(biases.DISTANCE_BIASES)
+        raise click.BadParameter(f"{name} has no formula of the distance, as these have: {allowed}")
+    return bias

@@ -1,0 +1,40 @@
+"""The extrapolation laboratory: why do some biases let a model run on lengths it never saw?
+
+Before training, from a bias alone: `convergence`, `compare_receptive_fields`,
+`normalized_receptive_field`, `log_fit`, and `bias.receptive_field(eps)`. Of a trained model:
+`cumulative_gradient` with `empirical_receptive_field`, `attention_masses`, and perplexity by three
+protocols. `pictures` draws them, and `experiment` trains and measures small models.
+"""
+
+from .attention_weights import attention_mass, attention_masses
+from .convergence import Convergence, convergence
+from .gradients import cumulative_gradient, empirical_receptive_field
+from .perplexity import (
+    Perplexity,
+    last_token_perplexity,
+    nonoverlapping_perplexity,
+    sliding_perplexity,
+)
+from .receptive_field import (
+    FieldOrder,
+    compare_receptive_fields,
+    log_fit,
+    normalized_receptive_field,
+)
+
+__all__ = [
+    "Convergence",
+    "FieldOrder",
+    "Perplexity",
+    "attention_mass",
+    "attention_masses",
+    "compare_receptive_fields",
+    "convergence",
+    "cumulative_gradient",
+    "empirical_receptive_field",
+    "last_token_perplexity",
+    "log_fit",
+    "nonoverlapping_perplexity",
+    "normalized_receptive_field",
+    "sliding_perplexity",
+]

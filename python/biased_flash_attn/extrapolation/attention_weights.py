@@ -1,0 +1,110 @@
+"""How far attention looks: the nearest keys that hold all but a share of its weight."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from ..biases import CumulativeBias
+from ..biases.receptive_field import check_share
+from ..forms import Geometry
+from ..functional import prepared
+from ..nn import FusedAttention
+from .modules import evaluating, logits_of
+
+ENTRIES = 2**22  # of the weights that are computed at once, where one row has no more
+
+
+@torch.no_grad()
+def attention_mass(
+    q: Tensor,
+    k: Tensor,
+    bias=None,
+    eps: float = 0.01,
+    *,
+    window: int | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """n_emp(eps) of each query, (B, H, Nq) int64 (Qin et al., 2023, section 3.3).
+
+    It is the smallest count of nearest keys that hold more than a share 1 - eps of the causal
+    attention weights: those of products q.k and bias together, unlike the theoretical receptive
+    field. They are computed for a block of queries at a time, in memory O(Nk).
+
+    Args:
+        q, k, bias, window, scale: as in `biased_flash_attn`, with Nq <= Nk.
+        eps: the share that may be missing, in (0, 1).
+
+    Raises TypeError or ValueError, naming the argument.
+    """
+    check_share("eps", eps)
+    call = prepared(q, k, k, bias, True, window, scale, None, "reference")
+    n_query, n_key = call.geometry.n_query, call.geometry.n_key
+    if n_query > n_key:
+        raise ValueError(f"q has {n_query} queries; it may have as many as k has keys, {n_key}")
+    keys = call.k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    rows = max(1, ENTRIES // max(1, q.shape[0] * q.shape[1] * n_key))
+    fields = [torch.empty((*q.shape[:2], 0), dtype=torch.int64, device=q.device)]
+    for first in range(0, n_query, rows):
+        end = min(first + rows, n_query)
+        seen = n_key - n_query + end
+        logits = call.scale * call.q[:, :, first:end].double() @ keys[:, :, :seen].double().mT
+        if bias is not None:
+            logits = logits + _of_rows(bias, first, end, seen).to(logits.device)
+        visible = Geometry(end - first, seen, True, window).visible(q.device)
+        from_far = logits.masked_fill_(~visible, -torch.inf).softmax(-1).cumsum(-1)
+        fields.append(((from_far >= eps) & visible).sum(-1))
+    return torch.cat(fields, -1)
+
+
+def attention_masses(model: nn.Module, inputs: Tensor, eps: float = 0.01) -> dict[str, Tensor]:
+    """n_emp(eps) of each query in every attention layer of a model, by the layer's name.
+
+    Layers are the `nn.FusedAttention` modules that the model calls, as `nn.BiasedAttention` does;
+    each gives (B, H, N) int64. See `attention_mass`.
+
+    Args:
+        model: from tokens (B, N), or embeddings (B, N, dim), to logits (B, N, vocabulary); it is
+            put into evaluation mode.
+        inputs: tokens or embeddings.
+        eps: the share that may be missing, in (0, 1).
+
+    Raises TypeError or ValueError, naming the argument.
+    """
+    check_share("eps", eps)
+    layers = {name: m for name, m in model.named_modules() if isinstance(m, FusedAttention)}
+    if not layers:
+        raise ValueError("model has no nn.FusedAttention; call attention_mass on its q and k")
+    if not all(layer.causal for layer in layers.values()):
+        raise ValueError("model sees both sides; n_emp is of causal attention")
+    fields: dict[str, Tensor] = {}
+
+    def measure(name: str):
+        def hook(layer: FusedAttention, arguments: tuple) -> None:
+            q, k, _, bias = arguments
+            fields[name] = attention_mass(q, k, bias, eps, window=layer.window)
+
+        return hook
+
+    hooks = [layer.register_forward_pre_hook(measure(name)) for name, layer in layers.items()]
+    try:
+        with evaluating(model) as device, torch.no_grad():
+            logits_of(model, inputs.to(device))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return fields
+
+
+def _of_rows(bias, first: int, end: int, seen: int) -> Tensor:
+    """The bias of the queries from first to before end, over the first `seen` keys."""
+    if isinstance(bias, CumulativeBias):
+        gain = bias.gain
+        if gain is not None:
+            # One for each query, or one for each key: the last rows are the queries' then.
+            before = gain.shape[-1] - (bias.steps.shape[-1] - seen) - (end - first)
+            gain = gain[..., before : before + end - first]
+        bias = replace(bias, steps=bias.steps[..., :seen], gain=gain)
+    return bias.dense(end - first, seen)

@@ -1,0 +1,20 @@
+"""Experiments: small models, one for each position scheme, alike in everything else."""
+
+from .checkpoints import CheckpointError
+from .report import write_report
+from .runner import run
+from .settings import DTYPES, SIZES, Settings, Size, doublings
+from .text import Text, read_text
+
+__all__ = [
+    "DTYPES",
+    "SIZES",
+    "CheckpointError",
+    "Settings",
+    "Size",
+    "Text",
+    "doublings",
+    "read_text",
+    "run",
+    "write_report",
+]

@@ -1,0 +1,101 @@
+"""The results of an experiment for people: tables like the papers', and all numbers as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from .checkpoints import write_atomically
+from .evaluation import PROTOCOLS
+from .settings import Settings, versions
+
+Results = dict[str, dict[str, object]]  # what is measured, by scheme
+
+TITLES = {
+    "sliding": "Sliding windows: tokens have all but half a training length of the context",
+    "last_token": "The last token of each segment, with varied context",
+    "nonoverlapping": "Windows that do not overlap",
+}
+
+
+def write_report(settings: Settings, results: Results, digest: str, folder: Path) -> list[Path]:
+    """Writes table.md and results.json, for people and for programs; returns their paths."""
+    paths = [folder / "table.md", folder / "results.json"]
+    write_atomically(paths[0], markdown(settings, results).encode())
+    record = {
+        "settings": asdict(settings),
+        "text": digest,
+        "versions": versions(),
+        "threads": torch.get_num_threads(),
+        "results": results,
+    }
+    write_atomically(paths[1], as_json(record).encode())
+    return paths
+
+
+def as_json(record: object) -> str:
+    """Indented, with each list of numbers on one line."""
+    text = json.dumps(record, indent=1)
+    return re.sub(r"\[[^\[\]{}\"]*\]", lambda found: " ".join(found[0].split()), text) + "\n"
+
+
+def markdown(settings: Settings, results: Results) -> str:
+    """Perplexities, rows lengths and columns position schemes, and receptive fields."""
+    size = settings.size
+    parts = [
+        f"Trained at {settings.train_length} bytes for {size.steps} steps of {size.batch}; "
+        f"{size.layers} layers of {size.dim} channels and {size.heads} heads, {settings.dtype}, "
+        f"seed {settings.seed}. Perplexity of bytes.",
+    ]
+    for protocol in PROTOCOLS:
+        parts.append(f"{TITLES[protocol]}:\n\n{perplexities(settings, results, protocol)}")
+    parts.append(f"Receptive fields, in bytes:\n\n{receptive_fields(results)}")
+    return "\n\n".join(parts) + "\n"
+
+
+def perplexities(settings: Settings, results: Results, protocol: str) -> str:
+    """One protocol's table; a dash where a model has no positions for the length."""
+    rows = [["context", *results]]
+    for length in settings.eval_lengths:
+        found = [r["perplexity"][protocol].get(str(length)) for r in results.values()]
+        rows.append([str(length), *("-" if x is None else f"{x['perplexity']:.4g}" for x in found)])
+    return table(rows)
+
+
+def receptive_fields(results: Results) -> str:
+    """Of gradients, of attention weights and of the series; the largest of all heads."""
+    rows = [
+        ["receptive field", *results],
+        ["gradient: ERF", *(_of_gradient(r) for r in results.values())],
+        ["weights: n_emp(0.01)", *(_largest(r.get("attention_mass")) for r in results.values())],
+        ["series: TRF(0.01)", *(_largest(r["theory"].get("fields")) for r in results.values())],
+    ]
+    return table(rows)
+
+
+def table(rows: list[list[str]]) -> str:
+    """Markdown, with the first row as its head and numbers on the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+    def line(cells: list[str]) -> str:
+        first, *rest = (cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+        return "| " + " | ".join([first.strip().ljust(widths[0]), *rest]) + " |"
+
+    rule = "|".join(["-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:])])
+    return "\n".join([line(rows[0]), f"|{rule}|", *map(line, rows[1:])])
+
+
+def _of_gradient(result: dict[str, object]) -> str:
+    return f"{result['gradient']['receptive_field']:.0f}" if "gradient" in result else "-"
+
+
+def _largest(layers: dict[str, list[float | None]] | None) -> str:
+    """Over the heads of all layers; None in a head is infinite."""
+    if not layers:
+        return "-"
+    heads = [head for layer in layers.values() for head in layer]
+    return "infinite" if None in heads else f"{max(heads):.0f}"

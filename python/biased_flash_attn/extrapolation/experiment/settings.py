@@ -1,0 +1,121 @@
+"""What an experiment is: everything that its numbers depend on."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+
+import torch
+
+from ...nn import positions
+
+BYTES = 256
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model, how it is trained, and how much text it is measured on.
+
+    steps of `batch` sequences; the learning rate rises to `rate` and falls to a tenth of it.
+    `stream` tokens are read in windows, `segments` have their last token predicted, and of
+    `gradients` sequences gradients are taken.
+    """
+
+    layers: int
+    dim: int
+    heads: int
+    steps: int
+    batch: int
+    rate: float
+    stream: int
+    segments: int
+    gradients: int
+
+
+SIZES = {
+    # For two CPU cores: two minutes a model.
+    "small": Size(4, 128, 4, 800, 32, 2e-3, stream=2**14, segments=128, gradients=8),
+    # As many parameters as GPT-tiny of Veisi et al., 2025, has with its 50304 tokens: bytes need
+    # none for those, so that there are 14 blocks instead of 6.
+    "44M": Size(14, 512, 8, 9000, 64, 6e-4, stream=2**20, segments=1000, gradients=16),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """An experiment: one model for each position scheme, alike in everything else.
+
+    train_length: tokens of a training sequence.
+    eval_lengths: contexts that models are evaluated with, ascending.
+    seed: of parameters and of the order of the text.
+    dtype: "bfloat16" (autocast) or "float32".
+    device: "cpu", "cuda", ...
+    """
+
+    schemes: tuple[str, ...]
+    train_length: int
+    eval_lengths: tuple[int, ...]
+    size: Size
+    seed: int = 0
+    dtype: str = "bfloat16"
+    device: str = "cpu"
+
+    def __post_init__(self):
+        if not self.schemes or len(set(self.schemes)) < len(self.schemes):
+            raise ValueError(f"schemes is {self.schemes}; it must name one or more, each once")
+        for scheme in self.schemes:
+            positions(scheme)
+        if self.train_length < 1:
+            raise ValueError(f"train_length is {self.train_length}; it must be positive")
+        if not self.eval_lengths or sorted(set(self.eval_lengths)) != list(self.eval_lengths):
+            raise ValueError(f"eval_lengths is {self.eval_lengths}; it must ascend")
+        if self.eval_lengths[0] < 1:
+            raise ValueError(f"eval_lengths is {self.eval_lengths}; it must be positive")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype is {self.dtype!r}; it may be {' or '.join(DTYPES)}")
+        try:
+            torch.zeros(0, device=self.device)
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).partition("\n")[0]
+            raise ValueError(
+                f"device is {self.device!r}, which cannot be used: {reason}"
+            ) from error
+
+    def autocast(self) -> torch.autocast:
+        kind = torch.device(self.device).type
+        return torch.autocast(kind, DTYPES[self.dtype], enabled=self.dtype != "float32")
+
+
+def identity(settings: Settings, scheme: str, digest: str) -> dict[str, object]:
+    """What the numbers of one scheme depend on, as plain values; digest is the text's."""
+    values = asdict(settings)
+    del values["schemes"]
+    return {
+        "scheme": scheme,
+        **values,
+        "eval_lengths": list(settings.eval_lengths),
+        "text": digest,
+        **versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    return {
+        "biased_flash_attn": metadata.version("biased-flash-attn"),
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }
+
+
+def doublings(first: int, last: int) -> Sequence[int]:
+    """first, 2 first, 4 first, ..., up to last; first is positive, or ValueError is raised."""
+    if first < 1:
+        raise ValueError(f"first is {first}; it must be positive")
+    lengths = []
+    while first <= last:
+        lengths.append(first)
+        first *= 2
+    return lengths

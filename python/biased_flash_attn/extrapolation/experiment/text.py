@@ -1,0 +1,66 @@
+"""What models read: bytes of files, split by file into training and test text."""
+
+from __future__ import annotations
+
+import hashlib
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+TEST_SHARE = 10  # one file in so many is test text, as is the end of a text that is one file
+SEPARATOR = b"\n"
+# Of the standard library: what is not its own source, tests, and tables written as code.
+LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "encodings", "pydoc_data"}
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """train and test: (T,) uint8. digest: what tells this text from others."""
+
+    train: Tensor
+    test: Tensor
+    digest: str
+
+
+def standard_library() -> list[Path]:
+    """The sources of Python's standard library, its packages' included, but for LEFT_OUT."""
+    root = Path(sysconfig.get_path("stdlib"))
+    return [p for p in root.rglob("*.py") if not LEFT_OUT & set(p.relative_to(root).parts)]
+
+
+def read_text(path: Path | None = None) -> Text:
+    """The text of a file, of all files under a folder, or by default of the standard library.
+
+    Several files come in the order of a hash of their names, so that neighbours have little in
+    common, and one in ten is test text. Of a single file the last tenth is.
+    """
+    if path is None:
+        return _of_files(standard_library(), Path(sysconfig.get_path("stdlib")))
+    if path.is_dir():
+        return _of_files([p for p in path.rglob("*") if p.is_file()], path)
+    content = path.read_bytes()
+    cut = len(content) - len(content) // TEST_SHARE
+    return _text(content[:cut], content[cut:])
+
+
+def _of_files(paths: list[Path], root: Path) -> Text:
+    hashes = {hashlib.sha256(p.relative_to(root).as_posix().encode()).digest(): p for p in paths}
+    parts: dict[bool, list[bytes]] = {True: [], False: []}
+    for digest in sorted(hashes):
+        is_test = digest[-1] % TEST_SHARE == 0
+        parts[is_test].append(hashes[digest].read_bytes())
+    return _text(SEPARATOR.join(parts[False]), SEPARATOR.join(parts[True]))
+
+
+def _text(train: bytes, test: bytes) -> Text:
+    digest = hashlib.sha256(hashlib.sha256(train).digest() + hashlib.sha256(test).digest())
+    return Text(_bytes(train), _bytes(test), digest.hexdigest())
+
+
+def _bytes(content: bytes) -> Tensor:
+    if not content:
+        return torch.zeros(0, dtype=torch.uint8)
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)

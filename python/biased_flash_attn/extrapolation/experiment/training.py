@@ -1,0 +1,133 @@
+"""Trains the model of one position scheme, from its last checkpoint on if there is one."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from ...nn import CausalLM
+from . import checkpoints
+from .settings import BYTES, Settings
+
+SECONDS_BETWEEN_CHECKPOINTS = 30
+WARMUP = 0.1  # of the steps
+
+
+def new_model(settings: Settings, scheme: str) -> CausalLM:
+    """The model before training: the same whenever it is made."""
+    size = settings.size
+    backend = "triton" if settings.device.startswith("cuda") else None
+    with torch.random.fork_rng():
+        torch.manual_seed(settings.seed)
+        model = CausalLM(
+            BYTES,
+            size.dim,
+            size.layers,
+            size.heads,
+            scheme,
+            max_length=settings.train_length,
+            backend=backend,
+        )
+    return model.to(settings.device)
+
+
+def train(
+    settings: Settings, scheme: str, text: Tensor, path: Path, identity: dict[str, object]
+) -> tuple[CausalLM, dict[str, object]]:
+    """The trained model, and its history: losses (nats a byte) of each step, and seconds.
+
+    The state is saved at `path` every half a minute and where SIGINT or SIGTERM stops it, which
+    then raise KeyboardInterrupt after the step that they interrupt. What follows does not depend on
+    whether there was an interruption.
+    """
+    model, steps = new_model(settings, scheme), settings.size.steps
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01)
+    state = checkpoints.load(path, identity, settings.device)
+    losses, seconds = [], 0.0
+    if state is not None:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        losses, seconds = state["losses"], state["seconds"]
+
+    def save() -> None:
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        checkpoints.save(path, identity, {**state, "losses": losses, "seconds": seconds})
+
+    saved = before = time.monotonic()
+    with (
+        stop_requests() as stopped,
+        tqdm(total=steps, initial=len(losses), desc=scheme, leave=False) as bar,
+    ):
+        while len(losses) < steps:
+            losses.append(_step(settings, model, optimizer, text, len(losses)))
+            now = time.monotonic()
+            seconds, before = seconds + now - before, now
+            bar.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
+            bar.update()
+            if stopped or len(losses) == steps or now - saved > SECONDS_BETWEEN_CHECKPOINTS:
+                save()
+                saved = now
+            if stopped:
+                raise KeyboardInterrupt
+    return model, {"losses": losses, "seconds": seconds}
+
+
+def _step(settings: Settings, model, optimizer, text: Tensor, step: int) -> float:
+    """One step of training; returns its loss."""
+    for group in optimizer.param_groups:
+        group["lr"] = settings.size.rate * schedule(step, settings.size.steps)
+    tokens = batch(settings, text, step)
+    with settings.autocast():
+        logits = model(tokens[:, :-1])
+    loss = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return loss.item()
+
+
+def batch(settings: Settings, text: Tensor, step: int) -> Tensor:
+    """The sequences of a step, (batch, train_length + 1), decided by seed and step alone."""
+    # Generators look at 32 bits of a seed; the prime keeps the steps of nearby seeds apart.
+    generator = torch.Generator().manual_seed((settings.seed * 1_000_003 + step) % 2**32)
+    length = settings.train_length + 1
+    starts = torch.randint(len(text) - length + 1, (settings.size.batch, 1), generator=generator)
+    return text[starts + torch.arange(length)].to(settings.device).long()
+
+
+def schedule(step: int, steps: int) -> float:
+    """The share of the peak learning rate: a linear rise, then a cosine down to a tenth."""
+    rise = max(1, round(WARMUP * steps))
+    if step < rise:
+        return (step + 1) / rise
+    done = (step - rise) / max(1, steps - rise)
+    return 0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2
+
+
+@contextmanager
+def stop_requests() -> Iterator[list[int]]:
+    """A list, empty until SIGINT or SIGTERM asks to stop; the same once more stops at once."""
+    requests: list[int] = []
+    handlers: dict[int, object] = {}
+
+    def note(number: int, frame) -> None:
+        requests.append(number)
+        signal.signal(number, handlers[number])
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        handlers[number] = signal.signal(number, note)
+    try:
+        yield requests
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

@@ -1,0 +1,37 @@
+"""What the instruments ask of a model: any module from tokens or embeddings to logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[torch.device]:
+    """Evaluation mode, and then the mode that every part had before.
+
+    Yields where the model's first parameter is; the CPU for one without parameters.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}; it must be a torch.nn.Module")
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def logits_of(model: nn.Module, inputs: Tensor) -> Tensor:
+    """What a model gives for tokens (B, N) or embeddings (B, N, dim): logits (B, N, vocabulary)."""
+    logits = model(inputs)
+    if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[:2] != inputs.shape[:2]:
+        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ValueError(
+            f"model gave {got} for {tuple(inputs.shape)}; it must give logits (B, N, vocabulary)"
+        )
+    return logits

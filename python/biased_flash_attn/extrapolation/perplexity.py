@@ -1,0 +1,146 @@
+"""Perplexity against the length of the context, by the protocols of the papers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from .modules import evaluating, logits_of
+
+BATCH_TOKENS = 2**13  # given to the model at once, where a sequence is no longer than that
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """How well tokens were predicted: perplexity is exp of the mean of -log p.
+
+    nats: that mean, over `tokens` tokens.
+    standard_error: of nats, as if losses were independent.
+    """
+
+    nats: float
+    standard_error: float
+    tokens: int
+
+    @property
+    def value(self) -> float:
+        return math.exp(self.nats)
+
+
+def last_token_perplexity(
+    model: nn.Module, segments: Tensor, length: int, *, progress: bool = True
+) -> Perplexity:
+    """Of the last token of each segment, given `length` tokens before it.
+
+    So the same tokens are predicted at every length, and only their context differs (Chi et al.,
+    "Dissecting Transformer Length Extrapolation", 2023, section 3.4).
+
+    Args:
+        model: from tokens (B, N) to logits (B, N, vocabulary); it is put into evaluation mode.
+        segments: (S, n), integers, with n > length.
+        length: how many tokens the model is given.
+        progress: whether to show a bar on what takes more than two seconds.
+
+    Raises TypeError or ValueError, naming the argument.
+    """
+    check_tokens("segments", segments, 2)
+    check_length("length", length, segments.shape[1] - 1)
+    batch = max(1, BATCH_TOKENS // length)
+    windows = ((part[:, -1 - length : -1], part[:, -1:]) for part in segments.split(batch))
+    return _perplexity(model, windows, len(segments), progress)
+
+
+def nonoverlapping_perplexity(
+    model: nn.Module, tokens: Tensor, length: int, *, progress: bool = True
+) -> Perplexity:
+    """Of all tokens but the first, in windows of `length` tokens that follow one another.
+
+    It is the quickest protocol, and the one of the papers' large tables. The first tokens of each
+    window have next to no context, which longer windows suffer less from ("early token curse",
+    Press et al., 2022, appendix B). The last window may be shorter. Arguments and errors are those
+    of `sliding_perplexity`.
+    """
+    return sliding_perplexity(model, tokens, length, length, progress=progress)
+
+
+def sliding_perplexity(
+    model: nn.Module, tokens: Tensor, length: int, stride: int, *, progress: bool = True
+) -> Perplexity:
+    """Of all tokens but the first, in windows that move by `stride`: each adds its last tokens.
+
+    After the first window every token has at least length - stride tokens before it, for length /
+    stride times the work (Press et al., 2022, appendix B; Qin et al., 2023, figure 1).
+
+    Args:
+        model: from tokens (B, N) to logits (B, N, vocabulary); it is put into evaluation mode.
+        tokens: (T,), integers, on any device, or mapped from a file: a batch of windows at a time
+            is brought to the model's.
+        length: how many tokens the model is given.
+        stride: 1 to length.
+        progress: whether to show a bar on what takes more than two seconds.
+
+    Raises TypeError or ValueError, naming the argument.
+    """
+    check_tokens("tokens", tokens, 1)
+    check_length("length", length, None)
+    check_length("stride", stride, length)
+    count = 1 + max(0, math.ceil((len(tokens) - 1 - length) / stride))
+    return _perplexity(model, _windows(tokens, length, stride), count, progress)
+
+
+def _windows(tokens: Tensor, length: int, stride: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Inputs (B, n) and the targets of their last positions, in batches."""
+    last = len(tokens) - 1
+    end = min(length, last)
+    yield tokens[None, :end], tokens[None, 1 : end + 1]
+    whole, rest = divmod(max(0, last - length), stride)
+    if whole:
+        batch = max(1, BATCH_TOKENS // length)
+        inputs = tokens[stride:last].unfold(0, length, stride)
+        targets = tokens[length + 1 :].unfold(0, stride, stride)
+        yield from zip(inputs.split(batch), targets.split(batch), strict=True)
+    if rest:
+        yield tokens[None, (whole + 1) * stride : last], tokens[None, -rest:]
+
+
+@torch.no_grad()
+def _perplexity(
+    model: nn.Module, windows: Iterable[tuple[Tensor, Tensor]], count: int, progress: bool
+) -> Perplexity:
+    """Of the targets (B, n) of the last n positions of inputs (B, N); `count` inputs in all."""
+    tokens, total, squares = 0, 0.0, 0.0
+    bar = tqdm(total=count, delay=2, leave=False, disable=not progress)
+    with evaluating(model) as device, bar:
+        for inputs, targets in windows:
+            logits = logits_of(model, inputs.to(device).long())[:, -targets.shape[1] :]
+            wanted = targets.to(device).long().flatten()
+            loss = F.cross_entropy(logits.flatten(0, 1).float(), wanted, reduction="none").double()
+            tokens += loss.numel()
+            total += loss.sum().item()
+            squares += loss.square().sum().item()
+            bar.update(len(inputs))
+    mean = total / tokens
+    variance = max(0.0, squares / tokens - mean**2)
+    return Perplexity(mean, math.sqrt(variance / tokens), tokens)
+
+
+def check_tokens(name: str, tokens: Tensor, dimensions: int) -> None:
+    if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.is_complex():
+        raise TypeError(f"{name} must be a tensor of integers")
+    shape = "(T,) with T" if dimensions == 1 else "(S, n) with n"
+    if tokens.dim() != dimensions or tokens.shape[-1] < 2 or not len(tokens):
+        raise ValueError(f"{name} has shape {tuple(tokens.shape)}; it must be {shape} at least 2")
+
+
+def check_length(name: str, length: int, most: int | None) -> None:
+    allowed = "1 or more" if most is None else f"1 to {most}"
+    if isinstance(length, bool) or not isinstance(length, int):
+        raise TypeError(f"{name} is {length!r}; it must be an int, {allowed}")
+    if length < 1 or (most is not None and length > most):
+        raise ValueError(f"{name} is {length}; it may be {allowed}")

@@ -1,0 +1,135 @@
+"""Multi-head attention with a position scheme, for a transformer block."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..decoding import biased_flash_attn_with_kvcache
+from ..functional import biased_flash_attn
+from ..kv_cache import KVCache
+from .embeddings import rotated
+from .positions import Positions
+from .positions import positions as scheme_of
+
+
+class BiasedAttention(nn.Module):
+    """softmax(q k^T / sqrt(D) + bias) v with its projections; D = dim / num_heads.
+
+    The bias is made with the layer, and called on the hidden states that q, k and v come from:
+    CABLE's two linear layers read what the projections read.
+
+    Args:
+        dim: channels of the hidden states.
+        num_heads: H, heads of queries, which divide dim.
+        positions: the position scheme, a name or `Positions`. Embeddings of positions are the
+            model's to add, not the layer's.
+        kv_heads: Hkv, heads of keys and values, H by default; query head h reads h // (H / Hkv).
+        causal: whether tokens see the past only.
+        backend: that of `biased_flash_attn`.
+
+    Raises:
+        TypeError, ValueError: naming the argument, what it was and what it may be.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        positions: str | Positions = "alibi",
+        *,
+        kv_heads: int | None = None,
+        causal: bool = True,
+        backend: str | None = None,
+    ):
+        super().__init__()
+        scheme = scheme_of(positions)
+        kv_heads = num_heads if kv_heads is None else kv_heads
+        if num_heads < 1 or dim % num_heads:
+            raise ValueError(f"num_heads is {num_heads}; it must be positive and divide dim, {dim}")
+        if kv_heads < 1 or num_heads % kv_heads:
+            raise ValueError(f"kv_heads is {kv_heads}; it must divide num_heads, {num_heads}")
+        if scheme.window is not None and not causal:
+            raise ValueError("positions has a window, which is for causal=True: it bounds the past")
+        self.num_heads, self.kv_heads, self.head_dim = num_heads, kv_heads, dim // num_heads
+        if scheme.rotary and self.head_dim % 2:
+            raise ValueError(f"dim / num_heads is {self.head_dim}; rotary positions take even ones")
+        self.rotary, self.window = scheme.rotary, scheme.window
+        self.project = linear(dim, (num_heads + 2 * kv_heads) * self.head_dim)
+        self.out = linear(dim, dim)
+        self.bias = scheme.bias(num_heads, dim) if scheme.bias else None
+        self.fused = FusedAttention(causal, scheme.window, backend)
+
+    def forward(
+        self,
+        x: Tensor,
+        cache: KVCache | None = None,
+        *,
+        key_padding_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Hidden states x (B, N, dim) to (B, N, dim).
+
+        With a cache of `make_cache`, x is of the next tokens of its sequences; see
+        `biased_flash_attn_with_kvcache`. key_padding_mask is that of `biased_flash_attn`.
+        """
+        if cache is not None and key_padding_mask is not None:
+            raise ValueError("key_padding_mask is given with a cache; truncate the cache instead")
+        heads = self.project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        q, k, v = heads.split((self.num_heads, self.kv_heads, self.kv_heads), dim=1)
+        if self.rotary:
+            here = positions_of(x, cache)
+            q, k = rotated(q, here), rotated(k, here)
+        bias = self.bias(x) if self.bias else None
+        if cache is None:
+            o = self.fused(q, k, v, bias, key_padding_mask=key_padding_mask)
+        else:
+            o = biased_flash_attn_with_kvcache(q, cache, k, v, bias, backend=self.fused.backend)
+        return self.out(o.transpose(1, 2).flatten(2))
+
+    def make_cache(self, batch: int, dtype: torch.dtype | None = None) -> KVCache:
+        """An empty cache for so many sequences, in the layer's dtype or another."""
+        weight = self.out.weight
+        return KVCache(
+            batch,
+            self.kv_heads,
+            self.head_dim,
+            dtype=weight.dtype if dtype is None else dtype,
+            device=weight.device,
+            window=self.window,
+        )
+
+
+class FusedAttention(nn.Module):
+    """`biased_flash_attn` as a module, where hooks see q, k, v and the bias of each call."""
+
+    def __init__(self, causal: bool = True, window: int | None = None, backend: str | None = None):
+        super().__init__()
+        self.causal, self.window, self.backend = causal, window, backend
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, bias, *, key_padding_mask: Tensor | None = None
+    ) -> Tensor:
+        return biased_flash_attn(
+            q,
+            k,
+            v,
+            bias,
+            key_padding_mask=key_padding_mask,
+            causal=self.causal,
+            window=self.window,
+            backend=self.backend,
+        )
+
+
+def linear(n_in: int, n_out: int, std: float = 0.02) -> nn.Linear:
+    """A linear layer as GPT-2 starts it (Radford et al., 2019)."""
+    layer = nn.Linear(n_in, n_out)
+    nn.init.normal_(layer.weight, std=std)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def positions_of(tokens: Tensor, cache: KVCache | None) -> Tensor:
+    """The positions of tokens (B, N, ...): from 0, or on from those of a cache; (B or 1, N)."""
+    first = torch.tensor([0] if cache is None else cache.lengths, device=tokens.device)
+    return first[:, None] + torch.arange(tokens.shape[1], device=tokens.device)

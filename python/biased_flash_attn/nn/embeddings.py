@@ -1,0 +1,62 @@
+"""Absolute positions: embeddings that are added to those of tokens, and rotations of q and k."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+BASE = 10000
+
+
+class SinusoidalEmbedding(nn.Module):
+    """sin and cos of m / 10000^(2i/dim), of position m (Vaswani et al., 2017)."""
+
+    def __init__(self, dim: int):
+        super().__init__()
+        if dim % 2:
+            raise ValueError(f"dim is {dim}; sinusoidal embeddings take an even one")
+        self.dim = dim
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """Positions (B or 1, N) to embeddings (B or 1, N, dim)."""
+        angles = angles_of(positions, self.dim)
+        return torch.cat([angles.sin(), angles.cos()], -1).to(torch.get_default_dtype())
+
+
+class LearnedEmbedding(nn.Module):
+    """A trained vector for each of max_length positions (Gehring et al., 2017)."""
+
+    def __init__(self, dim: int, max_length: int):
+        super().__init__()
+        self.table = nn.Embedding(max_length, dim)
+        nn.init.normal_(self.table.weight, std=0.02)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """Positions (B or 1, N) to embeddings (B or 1, N, dim).
+
+        Raises ValueError for sequences longer than max_length.
+        """
+        longest = self.table.num_embeddings
+        if positions.numel() and (last := int(positions.max())) >= longest:
+            raise ValueError(
+                f"tokens has a sequence of {last + 1}; learned positions were made for {longest}"
+            )
+        return self.table(positions)
+
+
+def rotated(x: Tensor, positions: Tensor) -> Tensor:
+    """x (B, H, N, D), each pair of channels turned by an angle in proportion to its position.
+
+    positions (B or 1, N); channel c is paired with c + D/2 (Su et al., 2021, as in GPT-NeoX).
+    """
+    angles = angles_of(positions, x.shape[-1])[:, None]
+    wide = torch.promote_types(x.dtype, torch.float32)
+    cos, sin = angles.cos().to(wide), angles.sin().to(wide)
+    first, second = x.to(wide).chunk(2, -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
+
+
+def angles_of(positions: Tensor, dim: int) -> Tensor:
+    """m / 10000^(2i/dim) for i from 0 to dim/2, (..., dim/2) float64."""
+    i = torch.arange(dim // 2, dtype=torch.float64, device=positions.device)
+    return positions[..., None] * BASE ** (-2 * i / dim)

@@ -1,0 +1,177 @@
+"""Transformers whose position scheme is one argument: of GPT-2's kind and of BERT's."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from ..kv_cache import KVCache
+from .attention import BiasedAttention, linear, positions_of
+from .embeddings import LearnedEmbedding, SinusoidalEmbedding
+from .positions import Positions
+from .positions import positions as scheme_of
+
+
+class CausalLM(nn.Module):
+    """A language model of GPT-2's kind (Radford et al., 2019): it predicts the next token.
+
+    Norms come before attention and MLP, and the output shares the weights of the embedding.
+
+    Args:
+        vocab_size: the number of tokens there are.
+        dim: channels of the hidden states.
+        layers: the number of blocks.
+        num_heads: heads of queries.
+        positions: the position scheme, a name or `Positions`.
+        kv_heads: heads of keys and values, num_heads by default.
+        max_length: of sequences, for learned positions only; others have no limit.
+        backend: that of `biased_flash_attn`.
+
+    Raises:
+        TypeError, ValueError: naming the argument, what it was and what it may be.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        dim: int,
+        layers: int,
+        num_heads: int,
+        positions: str | Positions = "alibi",
+        *,
+        kv_heads: int | None = None,
+        max_length: int | None = None,
+        backend: str | None = None,
+    ):
+        super().__init__()
+        options = {"kv_heads": kv_heads, "backend": backend}
+        self.embedding = TokenEmbedding(vocab_size, dim, scheme_of(positions), max_length)
+        self.blocks = nn.ModuleList(
+            Block(dim, layers, BiasedAttention(dim, num_heads, positions, **options))
+            for _ in range(layers)
+        )
+        self.norm = nn.LayerNorm(dim)
+        self.head = nn.Linear(dim, vocab_size, bias=False)
+        self.head.weight = self.embedding.tokens.weight
+
+    @property
+    def max_length(self) -> int | None:
+        """The longest sequence there are positions for, or None for any."""
+        return self.embedding.max_length
+
+    def forward(self, tokens: Tensor, caches: list[KVCache] | None = None) -> Tensor:
+        """Logits (B, N, vocab_size) of what follows each of tokens (B, N).
+
+        With caches of `make_caches`, tokens are the next ones of their sequences.
+        """
+        x = self.embedding(tokens, caches and caches[0])
+        for n, block in enumerate(self.blocks):
+            x = block(x, caches and caches[n])
+        return self.head(self.norm(x))
+
+    def make_caches(self, batch: int) -> list[KVCache]:
+        """Empty caches of all blocks, for so many sequences."""
+        return [block.attention.make_cache(batch) for block in self.blocks]
+
+
+class Encoder(nn.Module):
+    """A bidirectional encoder of BERT's kind (Devlin et al., 2019), with its head for masked words.
+
+    Norms come after attention and MLP. Arguments and errors are those of `CausalLM`; windowed
+    attention, which is causal, is refused.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        dim: int,
+        layers: int,
+        num_heads: int,
+        positions: str | Positions = "alibi",
+        *,
+        kv_heads: int | None = None,
+        max_length: int | None = None,
+        backend: str | None = None,
+    ):
+        super().__init__()
+        options = {"kv_heads": kv_heads, "backend": backend}
+        self.embedding = TokenEmbedding(vocab_size, dim, scheme_of(positions), max_length)
+        self.norm = nn.LayerNorm(dim)
+        self.blocks = nn.ModuleList(
+            Block(
+                dim,
+                layers,
+                BiasedAttention(dim, num_heads, positions, causal=False, **options),
+                norm_first=False,
+            )
+            for _ in range(layers)
+        )
+        self.transform = nn.Sequential(linear(dim, dim), nn.GELU(), nn.LayerNorm(dim))
+        self.head = nn.Linear(dim, vocab_size)
+        self.head.weight = self.embedding.tokens.weight
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, tokens: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Logits (B, N, vocab_size) of the word at each of tokens (B, N).
+
+        key_padding_mask (B, N) is True for tokens and False for padding around them.
+        """
+        return self.head(self.transform(self.encode(tokens, key_padding_mask)))
+
+    def encode(self, tokens: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Hidden states (B, N, dim) of tokens (B, N)."""
+        x = self.norm(self.embedding(tokens))
+        for block in self.blocks:
+            x = block(x, key_padding_mask=key_padding_mask)
+        return x
+
+
+class TokenEmbedding(nn.Module):
+    """Embeddings of tokens, with those of positions where a scheme has them."""
+
+    def __init__(self, vocab_size: int, dim: int, scheme: Positions, max_length: int | None):
+        super().__init__()
+        self.tokens = nn.Embedding(vocab_size, dim)
+        nn.init.normal_(self.tokens.weight, std=0.02)
+        self.max_length = self.positions = None
+        self.scale = 1.0
+        if scheme.embedding == "learned":
+            if max_length is None:
+                raise ValueError("max_length is None; learned positions need the longest length")
+            self.max_length = max_length
+            self.positions = LearnedEmbedding(dim, max_length)
+        elif scheme.embedding == "sinusoidal":
+            self.positions = SinusoidalEmbedding(dim)
+            self.scale = (
+                dim**0.5
+            )  # as Vaswani et al. have it, so that positions do not drown tokens
+
+    def forward(self, tokens: Tensor, cache: KVCache | None = None) -> Tensor:
+        """Tokens (B, N), the next ones of a cache if there is one, to (B, N, dim)."""
+        x = self.tokens(tokens)
+        if self.positions is None:
+            return x
+        return self.scale * x + self.positions(positions_of(tokens, cache))
+
+
+class Block(nn.Module):
+    """Attention and an MLP, each added to what it reads; norms before them, or after."""
+
+    def __init__(
+        self, dim: int, layers: int, attention: BiasedAttention, *, norm_first: bool = True
+    ):
+        super().__init__()
+        self.attention = attention
+        self.mlp = nn.Sequential(linear(dim, 4 * dim), nn.GELU(), linear(4 * dim, dim))
+        self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(2))
+        self.norm_first = norm_first
+        # GPT-2: what each block adds is small enough for the sum over all of them.
+        for layer in (attention.out, self.mlp[2]):
+            nn.init.normal_(layer.weight, std=0.02 / (2 * layers) ** 0.5)
+
+    def forward(self, x: Tensor, cache: KVCache | None = None, **options) -> Tensor:
+        """Hidden states (B, N, dim) to (B, N, dim); options are those of `BiasedAttention`."""
+        if self.norm_first:
+            x = x + self.attention(self.norms[0](x), cache, **options)
+            return x + self.mlp(self.norms[1](x))
+        x = self.norms[0](x + self.attention(x, cache, **options))
+        return self.norms[1](x + self.mlp(x))

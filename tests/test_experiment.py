@@ -1,0 +1,325 @@
+"""The experiment runner: it finds what the papers found, and loses nothing where it is stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from biased_flash_attn import biases
+from biased_flash_attn.cli import main
+from biased_flash_attn.extrapolation import experiment, sliding_perplexity
+from biased_flash_attn.extrapolation.experiment import (
+    checkpoints,
+    evaluation,
+    report,
+    settings,
+    training,
+)
+from biased_flash_attn.nn import CausalLM
+
+TINY = experiment.Size(1, 16, 2, 6, 2, 1e-3, stream=200, segments=3, gradients=2)
+SETTINGS = experiment.Settings(("alibi",), 16, (16, 32), TINY, dtype="float32")
+IDENTITY = settings.identity(SETTINGS, "alibi", "random")
+
+
+@pytest.fixture
+def text() -> experiment.Text:
+    return experiment.Text(*torch.randint(256, (2, 1000)).to(torch.uint8), digest="random")
+
+
+def trained(text: experiment.Text, path: Path, these=SETTINGS) -> dict[str, object]:
+    """Parameters and losses of a training that goes on from what is at the path."""
+    model, history = training.train(these, "alibi", text.train, path, IDENTITY)
+    return {"losses": history["losses"], **model.state_dict()}
+
+
+def assert_same(first: dict[str, object], second: dict[str, object]) -> None:
+    """Bit for bit."""
+    assert first["losses"] == second["losses"]
+    for name in first.keys() - {"losses"}:
+        assert torch.equal(first[name], second[name]), name
+
+
+def test_a_toy_experiment_finds_what_the_papers_found(tmp_path, seed):
+    """Trained on 32 bytes of real text and evaluated on up to 256."""
+    size = experiment.Size(2, 32, 4, 350, 16, 5e-3, stream=2000, segments=32, gradients=4)
+    schemes = ("sinusoidal", "rotary", "learned", "window_8", "alibi", "cable")
+    these = experiment.Settings(schemes, 32, (32, 64, 128, 256), size, seed, dtype="float32")
+    results = experiment.run(these, experiment.read_text(), tmp_path)
+
+    for scheme in schemes:
+        losses = results[scheme]["losses"]
+        assert sum(losses[-20:]) < 0.75 * sum(losses[:20]), f"{scheme} learned nothing"
+        found = results[scheme]["perplexity"]["sliding"]
+        trained_at, *longer = (x["perplexity"] for x in found.values())
+        if scheme == "learned":
+            assert not longer, "there are no embeddings beyond those of training"
+        elif scheme in ("sinusoidal", "rotary"):
+            assert max(longer) > 1.08 * trained_at, scheme
+            assert results[scheme]["gradient"]["receptive_field"] > 32, scheme
+        else:
+            assert max(longer) < 1.04 * trained_at, scheme
+    assert results["window_8"]["gradient"]["receptive_field"] <= 2 * 8 - 1
+
+
+def test_training_goes_on_from_where_it_was_stopped(text, tmp_path, monkeypatch):
+    whole = trained(text, tmp_path / "whole.pt")
+    step = training._step
+
+    def interrupted(settings, model, optimizer, text, n):
+        if n == 3:
+            signal.raise_signal(signal.SIGINT)
+        return step(settings, model, optimizer, text, n)
+
+    monkeypatch.setattr(training, "_step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trained(text, tmp_path / "stopped.pt")
+    state = checkpoints.load(tmp_path / "stopped.pt", IDENTITY, "cpu")
+    assert state["losses"] == whole["losses"][:4], "the step that was interrupted is done"
+    monkeypatch.setattr(training, "_step", step)
+    assert_same(trained(text, tmp_path / "stopped.pt"), whole)
+    assert_same(trained(text, tmp_path / "stopped.pt"), whole)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+COMMAND = ["extrapolate", "--biases", "alibi", "--train-length", "32", "--eval-lengths", "32..64"]
+
+
+def test_a_killed_run_goes_on_and_gives_the_same_table(tmp_path, monkeypatch):
+    """SIGKILL leaves no time to save: what counts is the last checkpoint."""
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_bytes(bytes(torch.randint(32, 128, (20000,)).tolist()))
+    command = [*COMMAND, "--text", str(corpus), "--steps", "12", "--dtype", "float32"]
+    script = (
+        "import os, signal\n"
+        "from biased_flash_attn.cli import main\n"
+        "from biased_flash_attn.extrapolation import experiment\n"
+        "from biased_flash_attn.extrapolation.experiment import training\n"
+        f"experiment.SIZES['small'] = experiment.{TINY}\n"
+        "training.SECONDS_BETWEEN_CHECKPOINTS = 0\n"
+        "step = training._step\n"
+        "def killed(settings, model, optimizer, text, n):\n"
+        "    if n == 7: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return step(settings, model, optimizer, text, n)\n"
+        "training._step = killed\n"
+        f"main({[*command, '--output', str(tmp_path / 'killed')]})"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert not (tmp_path / "killed" / "table.md").exists()
+
+    monkeypatch.setitem(experiment.SIZES, "small", TINY)
+    seen = []
+    step = training._step
+    monkeypatch.setattr(training, "_step", lambda *a: seen.append(a[-1]) or step(*a))
+    for folder in ("killed", "whole"):
+        invoked = CliRunner().invoke(main, [*command, "--output", str(tmp_path / folder)])
+        assert invoked.exit_code == 0, invoked.output
+    assert seen == [*range(7, 12), *range(12)]
+    table, whole = ((tmp_path / folder / "table.md").read_text() for folder in ("killed", "whole"))
+    assert table == whole
+    record = json.loads((tmp_path / "whole" / "results.json").read_text())
+    assert record["settings"]["seed"] == 0
+    assert set(record["versions"]) == {"biased_flash_attn", "torch", "python"}
+    assert len(record["results"]["alibi"]["losses"]) == 12
+    assert (tmp_path / "whole" / "results.png").read_bytes().startswith(b"\x89PNG")
+    nats = record["results"]["alibi"]["perplexity"]["last_token"]["64"]["perplexity"]
+    assert f"{nats:.4g}" in table
+
+
+def test_checkpoints_that_are_damaged_or_foreign_are_refused(text, tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    trained(text, path)
+    whole = path.read_bytes()
+    at = int(torch.randint(len(whole), ()))
+    for damaged in (
+        b"",
+        whole[: len(whole) // 2],
+        whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :],
+        b"some other file",
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(experiment.CheckpointError, match=r"checkpoint.pt is damaged, or no ch"):
+            trained(text, path)
+    path.write_bytes(whole)
+    foreign = {**IDENTITY, "seed": 1, "text": "another"}
+    with pytest.raises(experiment.CheckpointError, match=r"seed is 0, here 1; text is random"):
+        checkpoints.load(path, foreign, "cpu")
+    assert checkpoints.load(tmp_path / "none.pt", IDENTITY, "cpu") is None
+
+
+def test_checkpoints_hold_no_code(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "run"),)
+
+    path = tmp_path / "evil.pt"
+    checkpoints.save(path, IDENTITY, {"model": Evil()})
+    with pytest.raises(experiment.CheckpointError, match=r"holds more than tensors and plain"):
+        checkpoints.load(path, IDENTITY, "cpu")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_file_is_whole_or_as_it_was(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    checkpoints.write_atomically(path, b"before")
+
+    def full(file):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"no space left"):
+        checkpoints.write_atomically(path, b"after")
+    assert path.read_bytes() == b"before"
+
+
+def test_results_of_another_experiment_are_refused(text, tmp_path):
+    experiment.run(SETTINGS, text, tmp_path)
+    again = experiment.run(SETTINGS, text, tmp_path)
+    assert again["alibi"]["perplexity"]["sliding"].keys() == {"16", "32"}
+    with pytest.raises(experiment.CheckpointError, match=r"alibi.json is of another.*seed is 0, h"):
+        experiment.run(replace(SETTINGS, seed=3), text, tmp_path)
+    (tmp_path / "measured" / "alibi.json").write_text("{")
+    with pytest.raises(experiment.CheckpointError, match=r"alibi.json is damaged"):
+        experiment.run(SETTINGS, text, tmp_path)
+
+
+def test_what_is_measured_is_what_the_definitions_say(text, tmp_path):
+    model, _ = training.train(SETTINGS, "alibi", text.train, tmp_path / "x.pt", IDENTITY)
+    found = evaluation.evaluate(SETTINGS, model, text.test)
+
+    starts = [0, (1000 - 33) // 2, 1000 - 33]
+    losses = []
+    for start in starts:
+        context, token = text.test[start : start + 32].long(), int(text.test[start + 32])
+        losses.append(-model(context[None])[0, -1].log_softmax(-1)[token].item())
+    last_token = found["perplexity"]["last_token"]["32"]
+    assert last_token["tokens"] == 3
+    assert last_token["nats"] == pytest.approx(sum(losses) / 3, rel=1e-4)
+
+    stream = text.test[: TINY.stream + 1].long()
+    for protocol, length, stride in (("sliding", 32, 8), ("nonoverlapping", 16, 16)):
+        exact = sliding_perplexity(model, stream, length, stride)
+        assert found["perplexity"][protocol][str(length)]["nats"] == exact.nats
+    embedding, norms, matrices, constants = 256 * 16, 3 * 2 * 16, 12 * 16**2, 9 * 16
+    assert found["parameters"] == embedding + norms + matrices + constants
+    gradient = found["gradient"]
+    assert gradient["tokens"] == list(range(1, 33))
+    assert gradient["share"] == sorted(gradient["share"])
+    assert gradient["share"][-1] == pytest.approx(1)
+    assert [len(heads) for heads in found["attention_mass"].values()] == [TINY.heads]
+    (fields,) = found["theory"]["fields"].values()
+    assert fields == biases.ALiBi(2).receptive_field(0.01).tolist()
+    model = training.new_model(SETTINGS, "inverse_distance")
+    assert [*evaluation.evaluate(SETTINGS, model, text.test)["theory"]["fields"].values()] == [
+        [None, None]
+    ]
+
+
+def test_data_depends_on_seed_and_step_alone(text):
+    first = training.batch(SETTINGS, text.train, 5)
+    torch.rand(7)
+    assert torch.equal(first, training.batch(SETTINGS, text.train, 5))
+    assert not torch.equal(first, training.batch(SETTINGS, text.train, 6))
+    assert not torch.equal(first, training.batch(replace(SETTINGS, seed=1), text.train, 5))
+    windows = text.train.long().unfold(0, 17, 1)
+    for sequence in first:
+        assert (windows == sequence).all(1).any()
+
+
+def test_the_papers_size_has_44_million_parameters():
+    with torch.device("meta"):
+        size = experiment.SIZES["44M"]
+        model = CausalLM(settings.BYTES, size.dim, size.layers, size.heads, "none")
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(44e6, rel=0.01)
+
+
+def test_learning_rate_rises_and_falls():
+    rates = [training.schedule(step, 100) for step in range(100)]
+    assert rates[0] == pytest.approx(0.1)
+    assert max(rates) == rates[9] == rates[10] == 1
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert rates[-1] == pytest.approx(0.1, abs=1e-3)
+
+
+def test_text_of_files_is_split_by_file(tmp_path):
+    for n in range(60):
+        (tmp_path / f"{n}.txt").write_text(f"<{n}>")
+    read = experiment.read_text(tmp_path)
+    train, test = (bytes(t.tolist()).decode().split("\n") for t in (read.train, read.test))
+    assert sorted(train + test) == sorted(f"<{n}>" for n in range(60))
+    assert 1 <= len(test) <= 20
+    assert experiment.read_text(tmp_path).digest == read.digest
+    (tmp_path / "7.txt").write_text("<changed>")
+    assert experiment.read_text(tmp_path).digest != read.digest
+
+
+def test_text_of_one_file_is_cut(tmp_path):
+    path = tmp_path / "text"
+    path.write_bytes(bytes(range(100)))
+    read = experiment.read_text(path)
+    assert read.train.tolist() == list(range(90))
+    assert read.test.tolist() == list(range(90, 100))
+
+
+def test_default_text_is_python():
+    read = experiment.read_text()
+    assert len(read.train) > 5 * len(read.test) > 10**6
+    assert b"def " in bytes(read.test[:20000].tolist())
+
+
+def test_tables_have_a_row_for_each_length_and_dashes_for_what_is_not_there():
+    results = {
+        "alibi": {"perplexity": {"sliding": {"16": {"perplexity": 7.4321}}}},
+        "learned": {"perplexity": {"sliding": {}}},
+    }
+    lines = report.perplexities(replace(SETTINGS, eval_lengths=(16,)), results, "sliding")
+    assert lines.splitlines() == [
+        "| context | alibi | learned |",
+        "|---------|------:|--------:|",
+        "| 16      | 7.432 |       - |",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schemes": ("rope",)}, "positions is 'rope'"),
+        ({"schemes": ()}, r"schemes is \(\); it must name one or more"),
+        ({"train_length": 0}, "train_length is 0; it must be positive"),
+        ({"eval_lengths": (32, 16)}, r"eval_lengths is \(32, 16\); it must ascend"),
+        ({"dtype": "float16"}, "dtype is 'float16'; it may be bfloat16 or float32"),
+        ({"train_length": 1000}, "text has 1000 bytes for training; it needs over 1000"),
+        ({"eval_lengths": (16, 1000)}, "text has 1000 bytes for testing; it needs over 1000"),
+    ],
+)
+def test_refuses(change, message, text, tmp_path):
+    with pytest.raises(ValueError, match="^" + message):
+        experiment.run(replace(SETTINGS, **change), text, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--eval-lengths", "64..32"], "64..32 must be like 128..2048"),
+        (["--eval-lengths", "9,8"], "9,8 must be like"),
+        (["--eval-lengths", "x"], "x must be like"),
+        (["--eval-lengths", "0..8"], "0..8 must be like"),
+        (["--device", "abacus"], "device is 'abacus', which cannot be used"),
+        (["--biases", "alibi,fire"], "positions is 'fire'; it may be none"),
+        (["--text", "nowhere"], "nowhere"),
+    ],
+)
+def test_command_refuses(options, message, tmp_path):
+    invoked = CliRunner().invoke(main, [*COMMAND, "--output", str(tmp_path), *options])
+    assert invoked.exit_code != 0
+    assert message in invoked.output
