@@ -141,9 +141,8 @@ class TokenEmbedding(nn.Module):
             self.positions = LearnedEmbedding(dim, max_length)
         elif scheme.embedding == "sinusoidal":
             self.positions = SinusoidalEmbedding(dim)
-            self.scale = (
-                dim**0.5
-            )  # as Vaswani et al. have it, so that positions do not drown tokens
+            # As Vaswani et al. have it, so that positions do not drown tokens.
+            self.scale = dim**0.5
 
     def forward(self, tokens: Tensor, cache: KVCache | None = None) -> Tensor:
         """Tokens (B, N), the next ones of a cache if there is one, to (B, N, dim)."""
