@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from biased_flash_attn import biased_flash_attn_with_kvcache
+from biased_flash_attn import KVCache, biased_flash_attn_with_kvcache
 from cases import FORMS, Case, drawn, pairwise
 from decode_skipping_cases import (
     BIASES,
@@ -88,3 +88,25 @@ def test_far_tiles_are_read_only_where_they_may_matter(name, dtype):
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_no_infinity_is_missed(place, value):
     check_infinity(place, value, "triton")
+
+
+def test_a_chunk_that_fills_a_ring():
+    """Its tiles are one more than the ring has: the first stands where the last does."""
+    n, window, page_size = 1100, 300, 64
+    bias = BIASES["slopes"](n)
+    q, k = torch.randn(1, 4, n, 16), torch.randn(1, 2, n, 16)
+    o = []
+    for tolerance in (0.0, 1e-4):
+        cache = KVCache(1, 2, 16, window=window, page_size=page_size)
+        first = n - cache.most_tokens
+        with torch.no_grad():
+            for part in (slice(0, first), slice(first, n)):
+                queries = q[:, :, part] if part.stop == n else q[:, :, :0]
+                step = biased_flash_attn_with_kvcache(
+                    *(queries, cache, k[:, :, part], k[:, :, part], bias),
+                    tolerance=tolerance,
+                    backend="triton",
+                )
+        o.append(step)
+    spread = float(k.amax() - k.amin())
+    assert (o[0] - o[1]).abs().max() <= 1e-4 * spread + 1e-5

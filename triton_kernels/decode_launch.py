@@ -139,7 +139,8 @@ def decode(
 
 def _with_lists(problem: Pages, blocks: tuple[int, int]) -> Pages:
     """With room for the tiles that each block of queries takes."""
-    most = problem.columns * problem.page_size // problem.tile_keys.value
+    # In a full ring the oldest tile may stand where the newest does.
+    most = problem.columns * problem.page_size // problem.tile_keys.value + 1
     lists = problem.block_table.new_empty((math.prod(blocks), most))
     return problem._replace(most_tiles=most, lists=lists, counts=lists.new_empty(len(lists)))
 
