@@ -134,7 +134,7 @@ def check_tolerance(
 ) -> bool:
     """Of random queries and keys no more is left out than float64 allows; whether something is.
 
-    float32 may be off by roundings of logits of their size.
+    float32 may be off by roundings of logits.
     """
     n_query, n = lengths
     bias = BIASES[name](n)
@@ -146,11 +146,15 @@ def check_tolerance(
     geometry = Geometry(n_query, n, True, window)
     with torch.no_grad():
         dense = bias.lower(geometry, torch.float64, None).dense(geometry)
-    s = DIM**-0.5 * q.double() @ k.double().repeat_interleave(2, 1).mT + dense
+    keys = k.double().repeat_interleave(2, 1).mT
+    s = DIM**-0.5 * q.double() @ keys + dense
     s = s.masked_fill(~geometry.visible(), -torch.inf)
     exact, rounding = s.logsumexp(-1), 1e-9
     if dtype == torch.float32:
-        rounding = 2e-6 * (1 + float(s[s.isfinite()].abs().max()))
+        # Of the products, and of biases that count.
+        counts = s[s > exact[..., None] - 20].abs().max()
+        products = (DIM**-0.5 * q.double().abs() @ keys.abs()).max()
+        rounding = 1e-6 * (1 + float(products + counts))
     assert (whole_lse - exact).abs().max() <= rounding
     assert (exact - lse).expm1().max() <= tolerance * (1 + 1e-9) + rounding
     spread = (k.amax(2) - k.amin(2)).repeat_interleave(2, 1)[:, :, None]

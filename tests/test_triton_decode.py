@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from biased_flash_attn import KVCache, biased_flash_attn_with_kvcache
+from biased_flash_attn import KVCache, biased_flash_attn_with_kvcache, biases
 from cases import FORMS, Case, drawn, pairwise
 from decode_skipping_cases import (
     BIASES,
@@ -90,10 +90,19 @@ def test_no_infinity_is_missed(place, value):
     check_infinity(place, value, "triton")
 
 
-def test_a_chunk_that_fills_a_ring():
+def test_a_chunk_that_fills_a_ring(monkeypatch):
     """Its tiles are one more than the ring has: the first stands where the last does."""
+    from biased_flash_attn.triton_kernels import decode_launch
+
+    choose, chosen = decode_launch._with_lists, []
+
+    def with_lists(*arguments):
+        chosen.append(choose(*arguments))
+        return chosen[-1]
+
+    monkeypatch.setattr(decode_launch, "_with_lists", with_lists)
     n, window, page_size = 1100, 300, 64
-    bias = BIASES["slopes"](n)
+    bias = biases.ALiBi(4, shift=4)  # not steep enough for any tile to go
     q, k = torch.randn(1, 4, n, 16), torch.randn(1, 2, n, 16)
     o = []
     for tolerance in (0.0, 1e-4):
@@ -110,3 +119,5 @@ def test_a_chunk_that_fills_a_ring():
         o.append(step)
     spread = float(k.amax() - k.amin())
     assert (o[0] - o[1]).abs().max() <= 1e-4 * spread + 1e-5
+    last = chosen[-1]
+    assert last.counts.max() == last.most_tiles == last.lists.shape[1]
