@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from dataclasses import replace
 
 import torch
@@ -30,6 +32,12 @@ def wandering_table():
     return biases.DistanceBias.from_function(lambda d: curve[:, d.long()], HEADS)
 
 
+def jumping_table():
+    """Whose neighbouring stretches differ much, and begin anywhere among the tiles."""
+    levels = 3 * torch.randn(HEADS, 4096 // 50 + 1).double().repeat_interleave(50, 1)
+    return biases.DistanceBias.from_function(lambda d: levels[:, d.long()] - 0.02 * d, HEADS)
+
+
 def falling(gained: bool = False, kernel: str | None = None, rise: float = 0.0):
     def make(n: int) -> biases.CumulativeBias:
         scale = 3.0 if kernel else 0.2
@@ -45,10 +53,12 @@ BIASES = {
     "slopes of both signs": lambda n: mixed_slopes(),
     "type2": lambda n: biases.Type2(HEADS),
     "table": lambda n: wandering_table(),
+    "jumping table": lambda n: jumping_table(),
     "sums": falling(),
     "sums that rise at times": falling(rise=0.5),
     "gains": falling(gained=True),
     "log1p_square": falling(gained=True, kernel="log1p_square"),
+    "log1p_square that returns": falling(kernel="log1p_square", rise=20.0),
 }
 
 
@@ -70,6 +80,27 @@ def keys_against(content: str, q: Tensor, n: int) -> Tensor:
     return k
 
 
+def keys_at_the_limit(q: Tensor, dense: Tensor, tolerance: float, tile_keys: int) -> Tensor:
+    """Keys (2, KV_HEADS, n, DIM) of which tile after tile holds about what may just be left out.
+
+    The keys of a tile are the same, the last two hundred are zero, and q is the same for all heads
+    and queries of a key head. dense (1 or 2, HEADS or 1, queries, n) is the bias.
+    """
+    n = dense.shape[3]
+    dense = dense.expand(2, HEADS, -1, -1)
+    shares = dense - dense[..., -200:].logsumexp(-1, keepdim=True)
+    tiles = [x.logsumexp(-1).unflatten(1, (KV_HEADS, -1)) for x in shares.split(tile_keys, -1)]
+    largest = torch.stack([x.amax((2, 3)) for x in tiles], 2)
+    spread = random.choice([0.0, 4.0]) * (torch.rand(largest.shape[2], dtype=torch.float64) - 0.5)
+    lift = math.log(tolerance) - random.uniform(1, 4) + spread - largest
+    lift = lift.repeat_interleave(tile_keys, 2)[:, :, :n, None]
+    lift[:, :, -200:] = 0
+    direction = q[:, :: HEADS // KV_HEADS, :1].double()
+    keys = lift * DIM**0.5 * direction / direction.square().sum(-1, keepdim=True)
+    return keys.nan_to_num(0, 0, 0).to(q.dtype)
+
+
+AT_THE_LIMIT = "at the limit"
 CONTENTS = ("normal", "a common part", "clusters", "a needle", "rising with distance", "short")
 
 
@@ -138,14 +169,20 @@ def check_tolerance(
     """
     n_query, n = lengths
     bias = BIASES[name](n)
-    q = torch.randn(2, HEADS, n_query, DIM, dtype=dtype)
-    k = keys_against(content, q, n)
-    arguments = (page_size, window, n - n_query, backend)
-    o, lse, _ = decoded(bias, q, k, tolerance, *arguments)
-    whole_o, whole_lse, _ = decoded(bias, q, k, 0.0, *arguments)
     geometry = Geometry(n_query, n, True, window)
     with torch.no_grad():
         dense = bias.lower(geometry, torch.float64, None).dense(geometry)
+    if content == AT_THE_LIMIT:
+        q = torch.randn(2, KV_HEADS, 1, DIM, dtype=dtype).repeat_interleave(HEADS // KV_HEADS, 1)
+        q = q.repeat(1, 1, n_query, 1)
+        seen = dense.masked_fill(~geometry.visible(), -torch.inf)
+        k = keys_at_the_limit(q, seen, tolerance, min(64, page_size))
+    else:
+        q = torch.randn(2, HEADS, n_query, DIM, dtype=dtype)
+        k = keys_against(content, q, n)
+    arguments = (page_size, window, n - n_query, backend)
+    o, lse, _ = decoded(bias, q, k, tolerance, *arguments)
+    whole_o, whole_lse, _ = decoded(bias, q, k, 0.0, *arguments)
     keys = k.double().repeat_interleave(2, 1).mT
     s = DIM**-0.5 * q.double() @ keys + dense
     s = s.masked_fill(~geometry.visible(), -torch.inf)

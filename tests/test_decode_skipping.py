@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from decode_skipping_cases import (
+    AT_THE_LIMIT,
     BIASES,
     CAN_GO,
     CONTENTS,
@@ -20,7 +23,7 @@ from decode_skipping_cases import (
 @pytest.mark.sanitize
 @given(
     name=st.sampled_from([*BIASES]),
-    content=st.sampled_from(CONTENTS),
+    content=st.sampled_from([*CONTENTS, AT_THE_LIMIT]),
     n=st.integers(1024, 1700),
     n_query=st.integers(1, 5),
     tolerance=st.sampled_from([0.3, 1e-2, 2.0**-12, 2.0**-24]),
@@ -33,6 +36,7 @@ def test_what_is_left_out_is_within_tolerance(
     name, content, n, n_query, tolerance, page_size, window, seed
 ):
     torch.manual_seed(seed)
+    random.seed(seed)
     something = check_tolerance(
         *(name, content, (n_query, n), tolerance, page_size, window, torch.float64, "cpu")
     )

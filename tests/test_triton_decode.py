@@ -10,6 +10,7 @@ import torch
 from biased_flash_attn import KVCache, biased_flash_attn_with_kvcache, biases
 from cases import FORMS, Case, drawn, pairwise
 from decode_skipping_cases import (
+    AT_THE_LIMIT,
     BIASES,
     CAN_GO,
     CONTENTS,
@@ -76,6 +77,17 @@ def test_what_is_left_out_is_within_tolerance(name):
     tolerance = random.choice([0.3, 1e-2, 2.0**-12])
     print(content, page_size, lengths, window, tolerance)
     check_tolerance(name, content, lengths, tolerance, page_size, window, torch.float32, "triton")
+
+
+@pytest.mark.parametrize("name", BIASES)
+@pytest.mark.parametrize("page_size", [16, 64])
+def test_no_bound_is_too_low(name, page_size):
+    lengths, window = (random.randint(1, 3), random.randint(1300, 1700)), random.choice([None, 900])
+    tolerance = random.choice([1e-2, 2.0**-12])
+    print(lengths, window, tolerance)
+    check_tolerance(
+        *(name, AT_THE_LIMIT, lengths, tolerance, page_size, window, torch.float32, "triton")
+    )
 
 
 @pytest.mark.parametrize("name", CAN_GO)
