@@ -34,7 +34,7 @@ def wandering_table():
 
 def jumping_table():
     """Whose neighbouring stretches differ much, and begin anywhere among the tiles."""
-    levels = 3 * torch.randn(HEADS, 4096 // 50 + 1).double().repeat_interleave(50, 1)
+    levels = 8 * torch.randn(HEADS, 4096 // 50 + 1).double().repeat_interleave(50, 1)
     return biases.DistanceBias.from_function(lambda d: levels[:, d.long()] - 0.02 * d, HEADS)
 
 
@@ -48,6 +48,14 @@ def falling(gained: bool = False, kernel: str | None = None, rise: float = 0.0):
     return make
 
 
+def three_levels(n: int) -> biases.CumulativeBias:
+    """Sums above, at and below those of the queries."""
+    sums = 50.0 * torch.randint(-1, 2, (2, HEADS, n // 20 + 1)).double().repeat_interleave(20, 2)
+    sums = sums[:, :, :n]
+    sums[:, :, -10:] = 0
+    return biases.CumulativeBias(sums.diff(prepend=torch.zeros(2, HEADS, 1)), None, "log1p_square")
+
+
 BIASES = {
     "slopes": lambda n: steep_slopes(),
     "slopes of both signs": lambda n: mixed_slopes(),
@@ -58,7 +66,7 @@ BIASES = {
     "sums that rise at times": falling(rise=0.5),
     "gains": falling(gained=True),
     "log1p_square": falling(gained=True, kernel="log1p_square"),
-    "log1p_square that returns": falling(kernel="log1p_square", rise=20.0),
+    "log1p_square on both sides": three_levels,
 }
 
 
