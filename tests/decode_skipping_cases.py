@@ -100,7 +100,7 @@ def keys_at_the_limit(q: Tensor, dense: Tensor, tolerance: float, tile_keys: int
     tiles = [x.logsumexp(-1).unflatten(1, (KV_HEADS, -1)) for x in shares.split(tile_keys, -1)]
     largest = torch.stack([x.amax((2, 3)) for x in tiles], 2)
     spread = random.choice([0.0, 4.0]) * (torch.rand(largest.shape[2], dtype=torch.float64) - 0.5)
-    lift = math.log(tolerance) - random.uniform(1, 4) + spread - largest
+    lift = math.log(tolerance) + random.uniform(-4, 2) + spread - largest
     lift = lift.repeat_interleave(tile_keys, 2)[:, :, :n, None]
     lift[:, :, -200:] = 0
     direction = q[:, :: HEADS // KV_HEADS, :1].double()
