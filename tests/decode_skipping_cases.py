@@ -92,15 +92,17 @@ def keys_at_the_limit(q: Tensor, dense: Tensor, tolerance: float, tile_keys: int
     """Keys (2, KV_HEADS, n, DIM) of which tile after tile holds about what may just be left out.
 
     The keys of a tile are the same, the last two hundred are zero, and q is the same for all heads
-    and queries of a key head. dense (1 or 2, HEADS or 1, queries, n) is the bias.
+    and queries of a key head. dense (1 or 2, HEADS or 1, queries, n) is the bias. Of many small
+    tiles some may go, of large ones each is too much.
     """
+    level = -2.9 if tile_keys < 64 else 1.0
     n = dense.shape[3]
     dense = dense.expand(2, HEADS, -1, -1)
     shares = dense - dense[..., -200:].logsumexp(-1, keepdim=True)
     tiles = [x.logsumexp(-1).unflatten(1, (KV_HEADS, -1)) for x in shares.split(tile_keys, -1)]
     largest = torch.stack([x.amax((2, 3)) for x in tiles], 2)
-    spread = random.choice([0.0, 4.0]) * (torch.rand(largest.shape[2], dtype=torch.float64) - 0.5)
-    lift = math.log(tolerance) + random.uniform(-4, 2) + spread - largest
+    spread = random.choice([0.0, 2.0]) * (torch.rand(largest.shape[2], dtype=torch.float64) - 0.5)
+    lift = math.log(tolerance) + level + spread - largest
     lift = lift.repeat_interleave(tile_keys, 2)[:, :, :n, None]
     lift[:, :, -200:] = 0
     direction = q[:, :: HEADS // KV_HEADS, :1].double()
