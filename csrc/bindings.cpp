@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "append.h"
 #include "cpu/dispatch.h"
 #include "cpu/scratch.h"
 #include "sequences.h"
@@ -221,6 +222,16 @@ void decode(const std::string& dtype, const std::string& form, const std::array<
     active_instruction_set().decode(problem);
 }
 
+// lengths and block_table are addresses; sizes are batch, heads, tokens and channels.
+void append(int64_t item_bytes, const std::array<int64_t, 4>& sizes,
+            const std::array<int64_t, 2>& pages, int64_t lengths, int64_t block_table,
+            const Tensor& rows, const Tensor& stored) {
+    append_rows({sizes[0], sizes[1], sizes[2], sizes[3] * item_bytes, pages[0], pages[1],
+                 reinterpret_cast<const int64_t*>(lengths),
+                 reinterpret_cast<const int32_t*>(block_table), view(rows, item_bytes),
+                 view(stored, item_bytes)});
+}
+
 std::vector<std::string> supported_instruction_sets() {
     std::vector<std::string> names;
     for (const auto& set : instruction_sets())
@@ -237,6 +248,7 @@ PYBIND11_MODULE(_C, m) {
     m.def("backward", &bfa::backward);
     m.def("trim", &bfa::trim);
     m.def("decode", &bfa::decode);
+    m.def("append", &bfa::append);
     m.def("instruction_sets", &bfa::supported_instruction_sets,
           "Built and supported here, slowest first");
     m.def(

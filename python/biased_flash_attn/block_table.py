@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from . import backends
+
 UNASSIGNED = -1
 # Pages of a ring beyond its window, for new tokens and for those that may be taken back.
 _SPARE = 2
@@ -107,16 +109,22 @@ class BlockTable:
                 self.entries[b, keep:] = UNASSIGNED
                 self._assigned[b] = keep
 
-    def places(self, lengths: list[int], tokens: int) -> tuple[Tensor, Tensor]:
-        """The pages and rows (batch, tokens) of new keys, behind so many of each sequence."""
+    def write(self, tokens: list[tuple[Tensor, Tensor]], lengths: list[int]) -> None:
+        """Writes tokens behind so many keys of each sequence.
+
+        Of each pair, the first are pages (pages, heads, page_size, ...), the second what goes there
+        (batch, heads, n, ...).
+        """
         device = self.entries.device
-        keys = torch.tensor(lengths, device=device)[:, None]
-        if tokens > 1:
-            keys = keys + torch.arange(tokens, device=device)
-        columns = keys // self.page_size
-        if self.is_ring:
-            columns = columns % self.columns
-        return self.entries.gather(1, columns).long(), keys % self.page_size
+        first = torch.tensor(lengths, device=device)
+        if append := backends.append_of(device):
+            for pages, rows in tokens:
+                append(pages, rows, self.entries, first)
+            return
+        keys = first[:, None] + torch.arange(tokens[0][1].shape[2], device=device)
+        page, row = self.find(torch.arange(len(lengths), device=device)[:, None], keys)
+        for pages, rows in tokens:
+            pages[page, :, row] = rows.transpose(1, 2)
 
     def find(self, sequences: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """The pages and rows of keys, which broadcast with their sequences."""

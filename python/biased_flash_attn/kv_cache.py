@@ -128,6 +128,8 @@ class KVCache:
         Raises ValueError, or an error of PyTorch for want of memory, and changes nothing.
         """
         missing = self.table.missing([length + tokens for length in self.lengths])
+        if not any(missing):
+            return
         pages = self.table.pages
         if sum(missing) > self.table.free:
             pages = max(2 * pages, pages + sum(missing) - self.table.free)
@@ -147,19 +149,16 @@ class KVCache:
             return self.last_sums
         if not any(self.lengths):
             self._begin_sums(None if sums is None else sums.shape[1])
-        page, row = self.table.places(self.lengths, tokens)
         self._written = [
             max(most, length + tokens)
             for most, length in zip(self._written, self.lengths, strict=True)
         ]
-        self.k[page, :, row] = k.transpose(1, 2)
-        self.v[page, :, row] = v.transpose(1, 2)
-        last = None
+        written = [(self.k, k), (self.v, v)]
         if sums is not None:
-            self.sums[page, :, row] = sums.transpose(1, 2)
-            last = sums[..., -1]
+            written.append((self.sums, sums))
+        self.table.write(written, self.lengths)
         self._write_bounds(tokens)
-        return last
+        return None if sums is None else sums[..., -1]
 
     def advance(self, tokens: int, last_sums: Tensor | None) -> None:
         """The tokens that were written are part of the sequences."""
