@@ -33,11 +33,12 @@ SHIPPED_FIXED = ("alibi", "sandwich")
 NONE = "none"
 # ALiBi with keys left out, as by default; elsewhere everything is computed.
 SKIPPING = "alibi, skipping"
+DECODING = "decoding"  # with and without a bias: gpu_decoding.py
 
 
 @dataclass(frozen=True)
 class Case:
-    """A bias, NONE or SKIPPING, at one size. All causal and in bfloat16."""
+    """A bias, NONE, SKIPPING or DECODING, at one size. All causal and in bfloat16."""
 
     bias: str
     head_dim: int

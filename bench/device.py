@@ -20,6 +20,9 @@ class Gpu:
     # Several tiles, the last one partial; a multiple of 16, as the lengths that are timed are, so
     # that the very kernels that are timed are checked.
     checked_length = 336
+    decoding_heads = 32, 8  # of queries, and of keys
+    decoding_batches = 1, 32
+    decoding_length = 32768
     rounds = 11
     least_rounds = 3
     seconds_a_comparison = 1.0
@@ -65,6 +68,9 @@ class Rehearsal(Gpu):
     hidden = 16
     tokens = 64
     checked_length = 24
+    decoding_heads = 4, 2
+    decoding_batches = 1, 2
+    decoding_length = 100
     rounds = least_rounds = 1
 
     def compiled(self, function: Callable) -> Callable:

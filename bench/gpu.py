@@ -26,7 +26,7 @@ from pathlib import Path
 
 import environment
 import results
-from comparisons import NONE, SKIPPING, TRAINED, Case
+from comparisons import DECODING, NONE, SKIPPING, TRAINED, Case
 from device import Gpu, Rehearsal
 
 # By estimate. To start and check takes a process half a minute, and so does each of the three calls
@@ -104,7 +104,9 @@ def main() -> None:
     waves = [cases[i : i + AT_ONCE] for i in range(0, len(cases), AT_ONCE)]
     if "alibi" in arguments.biases:
         length = device.checked_length if arguments.rehearse else SKIPPING_LENGTH
-        waves.append([Case(SKIPPING, max(arguments.head_dims), length)])
+        lengths = {SKIPPING: length, DECODING: device.decoding_length}
+        head_dim = max(arguments.head_dims)
+        waves.append([Case(what, head_dim, length) for what, length in lengths.items()])
     machine = {"gpu": "rehearsal", "driver": "none"} if arguments.rehearse else environment.gpu()
     where = {
         "machine": machine,

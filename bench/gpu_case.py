@@ -20,9 +20,19 @@ from functools import cache, partial
 
 import torch
 
-from comparisons import BACKWARD, FORWARD, MEMORY, TRAINED, Case, Comparison, comparisons
+from comparisons import (
+    BACKWARD,
+    DECODING,
+    FORWARD,
+    MEMORY,
+    TRAINED,
+    Case,
+    Comparison,
+    comparisons,
+)
 from device import Gpu, Rehearsal
 from gate import check_exact, check_same
+from gpu_decoding import Decoding
 from layer import Inputs, Training, draw
 from measure import in_turn
 from results import Row
@@ -145,7 +155,8 @@ def main(bias: str, head_dim: str, length: str, *rehearse: str) -> None:
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     device = Rehearsal() if rehearse else Gpu()
-    measurement = Measurement(Case(bias, int(head_dim), int(length)), device)
+    kind = Decoding if bias == DECODING else Measurement
+    measurement = kind(Case(bias, int(head_dim), int(length)), device)
     measurement.prepare()
     print("ready", file=channel, flush=True)
     if sys.stdin.readline():

@@ -15,10 +15,11 @@ import environment
 import gpu
 import results
 from biased_flash_attn import backends
-from comparisons import NONE, SKIPPING, TRAINED, Case
+from comparisons import DECODING, NONE, SKIPPING, TRAINED, Case
 from device import Gpu, Rehearsal
 from gate import check_same
 from gpu_case import Measurement
+from gpu_decoding import Decoding
 from gpu_sides import SDPBackend, flex, sdpa_dense
 from layer import draw
 from sides import ours
@@ -49,6 +50,23 @@ def test_a_case_measures_everything_that_can_be(flex_backward, bias):
         (row.values and row.aim) or "FlexAttention" in row.work for row in rows if row.target
     )
     assert any("memory" in row.work for row in rows) == (bias in TRAINED)
+
+
+def test_decoding_measures_every_bias_and_batch():
+    measurement = Decoding(Case(DECODING, 16, Rehearsal.decoding_length), Rehearsal())
+    measurement.prepare()
+    rows = list(measurement.rows())
+    assert len({row.work for row in rows}) == len(rows) == 8
+    assert all(row.values for row in rows)
+    assert [row.target for row in rows] == 4 * [80, None]
+
+
+def test_another_step_is_noticed():
+    measurement = Decoding(Case(DECODING, 16, Rehearsal.decoding_length), Rehearsal())
+    step = measurement.decoder("alibi", 1, Rehearsal.decoding_length)
+    step.k = step.k.flip(2)
+    with pytest.raises(AssertionError, match="FlexAttention computes something else"):
+        measurement.against_flex(step, "a step")
 
 
 @pytest.mark.parametrize(
