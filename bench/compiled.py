@@ -143,6 +143,7 @@ def decode(q: torch.Tensor, k, v, terms, gain, form: str) -> None:
     if form == "distance":
         bounds[3] = torch.empty(1, heads, n // 64)
     options = bounds, form, q.shape[3] ** -0.5, None, 1e-6
+    launch.append(k, q, block_table, lengths)
     launch.decode(q, k, v, block_table, lengths, terms, gain, *options)
 
 

@@ -18,7 +18,7 @@ BENCH = Path(__file__).parents[1] / "bench"
 SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 VARIANTS = list(itertools.product(SHARED_MEMORY, (64, 128, 256)))
 FORMS = ("none", "linear", "distance", "cumulative", "cumulative-gain", "log1p_square-gain")
-ATTENTION = (
+WITH_PRODUCTS = (
     "attn_fwd_kernel",
     "attn_bwd_dq_kernel",
     "attn_bwd_dkv_kernel",
@@ -27,6 +27,7 @@ ATTENTION = (
     "attn_choose_kernel",
     "attn_decode_kernel",
 )
+ATTENTION = (*WITH_PRODUCTS, "attn_append_kernel")
 # Kernels that are not started without a bias, or for other forms.
 OF_BIASES = {
     "attn_bwd_table_kernel": ["distance"],
@@ -81,7 +82,7 @@ def test_half_precision_runs_on_matrix_units(variant):
     """On Hopper those of warp groups, but for backward passes of the widest heads and for decoding,
     whose tiles have fewer rows than a warp group."""
     arch, kernels = variant
-    half = [one for one in kernels if one["dtype"] == "bfloat16" and one["kernel"] in ATTENTION]
+    half = [one for one in kernels if one["dtype"] == "bfloat16" and one["kernel"] in WITH_PRODUCTS]
     assert half
     for one in half:
         small = one["head_dim"] == 256 and "_bwd_" in one["kernel"]

@@ -11,6 +11,7 @@ from triton.language import constexpr
 
 from ..sequences import Sequences, empty_rows
 from . import configs, plans
+from .append import append as append
 from .backward import attn_bwd_delta_kernel
 from .backward_keys import attn_bwd_dkv_kernel
 from .backward_queries import attn_bwd_dq_kernel

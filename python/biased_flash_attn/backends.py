@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import platform
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -125,13 +124,8 @@ def _refusal_of_triton(q: Tensor) -> str:
 
 
 def kernels(backend: str) -> ModuleType:
-    """The module with `forward` and `backward` of a backend that has kernels."""
+    """The module with `forward`, `backward` and so on of a backend that has kernels."""
     return {"triton": _TRITON_KERNELS, "cpu": _CPU_KERNELS}[backend]
-
-
-def append_of(device: torch.device) -> Callable | None:
-    """What appends rows to the pages of a cache on a device faster than indexing, if anything."""
-    return _CPU_KERNELS.append if device.type == "cpu" and _CPU_KERNELS is not None else None
 
 
 def release_memory() -> None:

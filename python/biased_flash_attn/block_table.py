@@ -109,7 +109,7 @@ class BlockTable:
                 self.entries[b, keep:] = UNASSIGNED
                 self._assigned[b] = keep
 
-    def write(self, tokens: list[tuple[Tensor, Tensor]], lengths: list[int]) -> None:
+    def write(self, tokens: list[tuple[Tensor, Tensor]], lengths: list[int], backend: str) -> None:
         """Writes tokens behind so many keys of each sequence.
 
         Of each pair, the first are pages (pages, heads, page_size, ...), the second what goes there
@@ -117,9 +117,9 @@ class BlockTable:
         """
         device = self.entries.device
         first = torch.tensor(lengths, device=device)
-        if append := backends.append_of(device):
+        if backend != "reference":
             for pages, rows in tokens:
-                append(pages, rows, self.entries, first)
+                backends.kernels(backend).append(pages, rows, self.entries, first)
             return
         keys = first[:, None] + torch.arange(tokens[0][1].shape[2], device=device)
         page, row = self.find(torch.arange(len(lengths), device=device)[:, None], keys)

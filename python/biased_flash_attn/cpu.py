@@ -162,7 +162,7 @@ def decode(
 def append(pages: Tensor, rows: Tensor, block_table: Tensor, lengths: Tensor) -> None:
     """Writes rows (B, heads, n, channels or nothing) into pages, behind `lengths` of each sequence.
 
-    lengths (B,) int64. For few rows this is much faster than PyTorch's indexing.
+    lengths (B,) int64.
     """
     channels = rows.shape[3] if rows.dim() == 4 else 1
     _C.append(

@@ -267,7 +267,8 @@ def _first_call(step: Step) -> tuple[Tensor, Tensor]:
     results = call.run()
     for piece in _pieces(step):
         cache, tokens = step.cache, piece.k.shape[2]
-        cache.advance(tokens, cache.write(piece.k, piece.v, piece.sums))
+        last_sums = cache.write(piece.k, piece.v, piece.sums, step.backend)
+        cache.advance(tokens, last_sums)
     return results
 
 
@@ -281,7 +282,7 @@ def _later_call(step: Step) -> tuple[Tensor, Tensor]:
 def _appended(step: Step) -> tuple[Tensor, Tensor]:
     """Appends tokens for which there is room, and attends to them."""
     cache, tokens = step.cache, step.k.shape[2]
-    last_sums = cache.write(step.k, step.v, step.sums)
+    last_sums = cache.write(step.k, step.v, step.sums, step.backend)
     lengths = [length + tokens for length in cache.lengths]
     o, lse = _reference(step, lengths) if step.backend == "reference" else _kernel(step, lengths)
     cache.advance(tokens, last_sums)

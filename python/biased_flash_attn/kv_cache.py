@@ -137,7 +137,7 @@ class KVCache:
         self.table.assign(missing, pages)
 
     @torch.no_grad()
-    def write(self, k: Tensor, v: Tensor, sums: Tensor | None) -> Tensor | None:
+    def write(self, k: Tensor, v: Tensor, sums: Tensor | None, backend: str) -> Tensor | None:
         """Writes tokens (B, Hkv, n, D or Dv) behind those of each sequence, where they are not seen
         before `advance`.
 
@@ -156,7 +156,7 @@ class KVCache:
         written = [(self.k, k), (self.v, v)]
         if sums is not None:
             written.append((self.sums, sums))
-        self.table.write(written, self.lengths)
+        self.table.write(written, self.lengths, backend)
         self._write_bounds(tokens)
         return None if sums is None else sums[..., -1]
 

@@ -1,0 +1,56 @@
+"""New tokens of a cache, written into its pages."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .launching import OPTIONS, where_the_tensors_are
+from .operands import rows
+from .primitives import row_address
+
+_TOKENS = 16  # of a program
+
+
+@triton.jit
+def attn_append_kernel(
+    pages,
+    x,
+    block_table,
+    lengths,
+    columns,
+    page_size,
+    heads,
+    tokens,
+    channels,
+    TOKENS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    """Rows of x go behind the first lengths[b] keys of each sequence; see BlockTable."""
+    blocks = tl.cdiv(tokens, TOKENS)
+    program, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    b, h = program // heads, program % heads
+    n = block * TOKENS + tl.arange(0, TOKENS)
+    channel = tl.arange(0, CHANNELS)[None, :]
+    exists = n < tokens
+    key = tl.load(lengths + b) + n
+    column = key // page_size % columns
+    page = tl.load(block_table + b * columns + column, exists, other=0)
+    copied = exists[:, None] & (channel < channels)
+    values = tl.load(row_address(x, b, h, n)[:, None] + channel, copied)
+    tl.store(row_address(pages, page, h, key % page_size)[:, None] + channel, values, copied)
+
+
+@where_the_tensors_are
+def append(pages: Tensor, x: Tensor, block_table: Tensor, lengths: Tensor) -> None:
+    """Writes x (B, heads, n, channels or nothing) into pages, behind `lengths` of each sequence."""
+    batch, heads, tokens = x.shape[:3]
+    channels = x.shape[3] if x.dim() == 4 else 1
+    attn_append_kernel[(batch * heads * triton.cdiv(tokens, _TOKENS),)](
+        *(rows(pages), rows(x), block_table, lengths, block_table.shape[1], pages.shape[2]),
+        *(heads, tokens, channels),
+        TOKENS=_TOKENS,
+        CHANNELS=triton.next_power_of_2(channels),
+        **OPTIONS,
+    )
