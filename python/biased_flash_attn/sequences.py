@@ -92,13 +92,14 @@ class Sequences:
         return torch.where(key >= first, key, self.key_rows)
 
 
-def empty_rows(like: Tensor, channels: int, sequences: object | None) -> Tensor:
+def empty_rows(like: Tensor, channels: int) -> Tensor:
     """Room for rows of so many channels as `like` (B, H, N, D) has rows.
 
-    With sequences, heads lie inside where those of `like` do: packed results are contiguous then.
+    Heads lie inside where those of `like` do, so that what was contiguous as (B, N, H, D), or
+    packed, comes back contiguous.
     """
     batch, heads, n, _ = like.shape
-    if sequences is None or like.stride(1) >= like.stride(2):
+    if like.stride(1) >= like.stride(2):
         return like.new_empty((batch, heads, n, channels))
     return like.new_empty((batch, n, heads, channels)).transpose(1, 2)
 
