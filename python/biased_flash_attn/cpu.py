@@ -132,7 +132,7 @@ def decode(
     """Returns o and lse as `forward` does; k, v, running sums and bounds are pages of a cache."""
     batch, heads, n_query, head_dim = q.shape
     _, kv_heads, page_size, value_dim = v.shape
-    o = torch.empty((*q.shape[:3], value_dim), dtype=q.dtype)
+    o = empty_rows(q, value_dim)
     lse = torch.empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
     if form in ("linear", "distance"):  # tables are long: of these nothing is copied
         terms, peaks = (
