@@ -163,18 +163,20 @@ def _problem(q, k, v, terms, gain, form, scale, causal, window, plan, sequences=
     """The arguments that both directions share. Addresses do not keep tensors alive: callers do."""
     batch, heads, n_query, head_dim = q.shape
     _, kv_heads, n_key, value_dim = v.shape
+    shift = 0
     first_key, end_key = (None, None) if plan is None else plan
     if sequences is not None:
         batch = sequences.rows.shape[0]
         n_query, n_key = sequences.longest_query, sequences.longest_key
+        shift = sequences.longest_shift
     return (
         _DTYPE_NAMES[q.dtype],
         form,
-        (batch, heads, kv_heads, n_query, n_key, head_dim, value_dim),
+        (batch, heads, kv_heads, n_query, n_key, head_dim, value_dim, shift),
         0 if sequences is None else sequences.rows.data_ptr(),
         scale,
         causal,
-        n_key if window is None else min(window, n_key),
+        n_key + shift if window is None else min(window, n_key + shift),
         torch.get_num_threads(),
         _address(q),
         _address(k),

@@ -194,7 +194,7 @@ def check_form(form, q: Tensor, geometry: Geometry) -> None:
     real = torch.promote_types(q.dtype, torch.float32)
     terms_dtype = torch.float64 if isinstance(form, Cumulative) else real
     lengths = {"linear": None, "distance": geometry.n_distances}
-    terms_length = lengths.get(form.name, geometry.key_rows)
+    terms_length = lengths.get(form.name, geometry.places)
     # Packed sequences share a batch entry, but not what a bias of positions has for each of them.
     shares_entry = geometry.sequences is None or form.name not in lengths
     batch = q.shape[0] if shares_entry else len(geometry.sequences.rows)
