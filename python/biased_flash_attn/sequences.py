@@ -13,7 +13,7 @@ _LIBRARY.define(
     "rows_of_offsets(Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt total_q, SymInt total_k,"
     " SymInt? max_seqlen_q, SymInt? max_seqlen_k) -> Tensor"
 )
-_LIBRARY.define("rows_of_mask(Tensor mask, SymInt n_query) -> Tensor")
+_LIBRARY.define("rows_of_mask(Tensor mask, SymInt n_query, str name) -> Tensor")
 _LIBRARY.define("running_sums(Tensor steps, Tensor lengths, bool reverse) -> Tensor")
 
 
@@ -59,9 +59,12 @@ class Sequences:
         return Sequences(rows, *longest, *totals, is_packed=True)
 
     @staticmethod
-    def of_mask(mask: Tensor, n_query: int) -> Sequences:
-        """Those of padded batches, (B, n_key) bool: True for tokens, which lie side by side."""
-        rows = torch.ops.biased_flash_attn.rows_of_mask(mask, n_query)
+    def of_mask(mask: Tensor, n_query: int, name: str = "key_padding_mask") -> Sequences:
+        """Those of padded batches, (B, n_key) bool: True for tokens, which lie side by side.
+
+        Raises ValueError where they do not, calling the mask by its name.
+        """
+        rows = torch.ops.biased_flash_attn.rows_of_mask(mask, n_query, name)
         n_key = mask.shape[1]
         return Sequences(rows, n_query, n_key, n_query, n_key, is_packed=False)
 
@@ -176,7 +179,7 @@ def check_offsets(side: str, offsets: Tensor, total: int, longest: int | None) -
         raise ValueError(f"max_seqlen_{side} is {longest}; it must be at least {most}")
 
 
-def _rows_of_mask(mask, n_query):
+def _rows_of_mask(mask, n_query, name):
     n_key = mask.shape[1]
     count = mask.sum(1)
     first = mask.byte().argmax(1) if n_key else count
@@ -184,7 +187,7 @@ def _rows_of_mask(mask, n_query):
     if (holes := (end - first != count)).any():
         b = int(holes.nonzero()[0])
         raise ValueError(
-            f"key_padding_mask has padding between the tokens of batch entry {b};"
+            f"{name} has padding between the tokens of batch entry {b};"
             " the tokens of a sequence must lie side by side"
         )
     # A query on padding, or before the first slot, is padding.
@@ -214,7 +217,7 @@ def _(cu_seqlens_q, *rest):
 
 
 @torch.library.register_fake("biased_flash_attn::rows_of_mask", lib=_LIBRARY)
-def _(mask, n_query):
+def _(mask, n_query, name):
     return mask.new_empty((mask.shape[0], 5), dtype=torch.int64)
 
 

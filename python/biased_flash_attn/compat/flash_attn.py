@@ -120,8 +120,8 @@ def flash_attn_varlen_func(
         block_table: None. Pages are for `flash_attn_with_kvcache`.
 
     Returns:
-        out (total_q, heads, value_dim), contiguous where q is. With return_attn_probs (out, lse, None), lse
-        (heads, total_q).
+        out (total_q, heads, value_dim), contiguous where q is. With return_attn_probs
+        (out, lse, None), lse (heads, total_q).
 
     Raises:
         TypeError, ValueError: naming the argument, what it was and what it may be.

@@ -169,8 +169,12 @@ class Step:
         count = self.end - self.begin
         longest = int(count.max()) if batch else 0
         k, v, first = self.cache.packed(int(self.end.max()) if batch else 0)
-        sizes = torch.arange(batch, device=first.device) * n_query, torch.full_like(first, n_query)
-        rows = torch.stack([*sizes, first + self.begin, count], 1)
+        of_queries = (
+            torch.arange(batch, device=first.device) * n_query,
+            first.new_full((batch,), n_query),
+        )
+        of_keys = first + self.begin, count
+        rows = torch.stack([*of_queries, *of_keys, torch.zeros_like(first)], 1)
         sequences = Sequences(rows, n_query, longest, batch * n_query, len(k), is_packed=True)
         if self.seen.shift:
             sequences = sequences.shifted(self.seen.shift, self.seen.shift)

@@ -77,7 +77,9 @@ def scaled_dot_product_attention(
         mask = None if mask is None else mask[:, :n_query]
     q, k, v = (_as_batch(x) for x in (query, key, value))
     sequences = _sequences(q, k, is_causal, mask)
-    call = prepared(q, k, v, bias, is_causal, None, scale, None, None, sequences=sequences)
+    # Which hides nothing, but keeps a bias from distances that there are not.
+    window = None if sequences is None else max(1, _end(q, k, is_causal))
+    call = prepared(q, k, v, bias, is_causal, window, scale, None, None, sequences=sequences)
     o, _ = call.run()
     return o.reshape(*query.shape[:-1], o.shape[-1])
 
@@ -137,10 +139,15 @@ def _mask_of_keys(attn_mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
     return attn_mask.expand(of_keys).reshape(-1, n_key)
 
 
+def _end(query: Tensor, key: Tensor, is_causal: bool) -> int:
+    """The position behind that of the last query."""
+    return query.shape[-2] if is_causal else key.shape[-2]
+
+
 def _sequences(q: Tensor, k: Tensor, is_causal: bool, mask: Tensor | None) -> Sequences | None:
     """Where queries stand that are not simply the last of all keys."""
     (batch, _, n_query, _), n_key = q.shape, k.shape[2]
-    end = n_query if is_causal else n_key  # behind the position of the last query
+    end = _end(q, k, is_causal)
     if mask is not None:
         of_tokens = Sequences.of_mask(mask, n_key, "attn_mask")
         first, count = of_tokens.rows[:, 2], of_tokens.rows[:, 3]
@@ -165,7 +172,7 @@ def _with_positions(
             f"bias: its steps have length {bias.steps.shape[-1]}; it must be {places}, the number"
             " of positions"
         )
-    end = n_query if is_causal else n_key
+    end = _end(query, key, is_causal)
     steps, gain = bias.steps[..., :end], bias.gain
     if mask is not None:
         steps = pad(steps, (0, min(n_key, end)))  # as positions count from the first token
