@@ -125,6 +125,27 @@ def test_masked_keys_are_never_read(lengths):
     assert torch.equal(ours, exact)
 
 
+@pytest.mark.parametrize("lengths", [(17, 40), (40, 17), (20, 20)], ids=str)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_gains_of_positions_are_those_of_the_queries_there(is_causal, lengths):
+    n_query, n_key = lengths
+    places = max(lengths) if is_causal else n_key
+    q, k, v = leaf(1, HEADS, n_query, 8), leaf(1, HEADS, n_key, 8), leaf(1, HEADS, n_key, 8)
+    steps, gain = leaf(1, HEADS, places), leaf(1, HEADS, places)
+    if n_query > places:  # which then has no gain of every query
+        with pytest.raises(ValueError, match="gain has length 17; it must be"):
+            attend_with(gain, steps, q, k, v, is_causal)
+        return
+    of_queries = gain[..., :n_query] if is_causal else gain[..., places - n_query :]
+    ours, exact = (attend_with(x, steps, q, k, v, is_causal) for x in (gain, of_queries))
+    assert torch.equal(ours, exact)
+
+
+def attend_with(gain, steps, q, k, v, is_causal):
+    bias = biases.CumulativeBias(steps, gain)
+    return scaled_dot_product_attention(q, k, v, is_causal=is_causal, bias=bias)
+
+
 def test_compiles_as_one_graph():
     bias, mask = biases.KerpleLog(HEADS), key_mask("right", 30)
 

@@ -16,7 +16,7 @@ from .arguments import AlibiSlopes, Visible, alibi, refuse_softcap, visible, wit
 from .caches import Cache
 from .rotary import rotated
 
-# With more, the ordinary kernels are faster, and leave out what is worth nothing.
+# With more, the ordinary kernels are faster, and it pays to find what may be left out.
 _FEW_QUERIES = 128
 
 
@@ -142,10 +142,13 @@ class Step:
         sees_no_future = self.seen.shift == 0 and (self.seen.causal or n_query == 1)
         begins_at_0 = not self.begin.any()
         on_cpu = backends.choose(self.q, None) == "cpu"
-        few = n_query <= _FEW_QUERIES
-        if on_cpu and few and sees_no_future and begins_at_0:
+        if on_cpu and self._has_few_queries and sees_no_future and begins_at_0:
             return self._decoded()
         return self._packed()
+
+    @property
+    def _has_few_queries(self) -> bool:
+        return self.q.shape[2] <= _FEW_QUERIES
 
     def _decoded(self) -> tuple[Tensor, Tensor]:
         """By the kernel of decoding, which finds the cache's keys through its table."""
@@ -181,7 +184,8 @@ class Step:
         q = self.q.transpose(1, 2).flatten(0, 1)
         call = prepared(
             *(x.transpose(0, 1)[None] for x in (q, k, v)),
-            *(self.slopes, self.seen.causal, self.seen.window, self.scale, None, None),
+            *(self.slopes, self.seen.causal, self.seen.window, self.scale),
+            *(0.0 if self._has_few_queries else None, None),
             sequences=sequences,
         )
         o, lse = call.run()
