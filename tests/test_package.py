@@ -33,7 +33,15 @@ print(triton_kernels.__file__)
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    return built_wheel(tmp_path_factory.mktemp("with_compiler"))
+    """As `make wheel` makes it where there is a manylinux tag."""
+    built = built_wheel(tmp_path_factory.mktemp("with_compiler"))
+    if sys.platform != "linux":
+        return built
+    folder = tmp_path_factory.mktemp("repaired")
+    repair = ["-m", "auditwheel", "repair", "--exclude", "libgomp.so.1", "--wheel-dir", folder]
+    run(sys.executable, *repair, built, cwd=folder)
+    (repaired,) = folder.glob("*.whl")
+    return repaired
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +57,8 @@ def test_wheel_holds_every_module(wheel):
             relative = Path("biased_flash_attn", package, module.relative_to(ROOT / folder))
             modules.add(relative.as_posix())
     names = set(zipfile.ZipFile(wheel).namelist())
+    assert sys.platform != "linux" or "-manylinux_" in wheel.name
+    assert not any(".libs/" in name for name in names), "a second OpenMP"
     assert {name for name in names if name.endswith(".py")} == modules
     assert "biased_flash_attn/py.typed" in names
 
@@ -69,6 +79,13 @@ def test_wheel_without_compiler_says_so_and_runs(wheel_without_compiler, tmp_pat
         run(python, "-W", "error", "-c", ATTENTION, cwd=tmp_path)
     info = run(python, "-m", "biased_flash_attn", "info", cwd=tmp_path)
     assert shutil.which("false") in info
+
+
+def test_only_what_is_declared_has_to_be_there(tmp_path):
+    missing = "import sys; sys.modules.update(dict.fromkeys(['numpy', 'matplotlib', 'triton']))"
+    modules = "biased_flash_attn.cli, biased_flash_attn.compat, biased_flash_attn.extrapolation"
+    script = f"{missing}; import {modules}; biased_flash_attn.cli.main(['info'])"
+    assert "portable" in run(sys.executable, "-c", script, cwd=tmp_path)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

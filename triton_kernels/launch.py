@@ -45,7 +45,7 @@ def forward(
     sequences: Sequences | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Returns o (B, H, Nq, Dv) in q's dtype and lse (B, H, Nq) in float32."""
-    o = empty_rows(q, v.shape[3], sequences)
+    o = empty_rows(q, v.shape[3])
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     if sequences is not None:  # padding stays as it is
         o.zero_(), lse.fill_(-torch.inf)
@@ -86,7 +86,7 @@ def backward(
     _delta(problem, o, grad_o, lse, grad_lse.contiguous(), *statistics)
     given = (q, k, v, grad_o, *statistics)
 
-    grad_q, grad_k, grad_v = (empty_rows(x, x.shape[3], sequences) for x in (q, k, v))
+    grad_q, grad_k, grad_v = (empty_rows(x, x.shape[3]) for x in (q, k, v))
     of_gain, of_queries = torch.empty_like(lse), torch.empty_like(lse)
     of_keys = lse.new_empty((*lse.shape[:2], k.shape[2]))
     if sequences is not None:

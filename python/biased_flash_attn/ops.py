@@ -88,19 +88,19 @@ for _device in ("CPU", "CUDA"):
 
 
 @torch.library.register_fake("biased_flash_attn::forward", lib=_LIBRARY)
-def _(q, k, v, terms, gain, form, scale, causal, window, plan, backend, sequences=None, *_):
-    o = empty_rows(q, v.shape[3], sequences)
+def _(q, k, v, *_):
+    o = empty_rows(q, v.shape[3])
     return o, q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
 
 
 @torch.library.register_fake("biased_flash_attn::backward", lib=_LIBRARY)
 def _(grad_o, grad_lse, q, k, v, o, lse, terms, gain, form, scale, causal, window, *rest):
-    wanted, _, _, sequences, *_ = (*rest, None)
+    wanted, *_ = rest
 
     def like(x):
         return q.new_empty(0) if x is None or not wanted else x.new_empty(x.shape)
 
-    gradients = (empty_rows(x, x.shape[3], sequences) for x in (q, k, v))
+    gradients = (empty_rows(x, x.shape[3]) for x in (q, k, v))
     return (*gradients, like(terms), like(gain))
 
 

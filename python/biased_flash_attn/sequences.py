@@ -13,7 +13,7 @@ _LIBRARY.define(
     "rows_of_offsets(Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt total_q, SymInt total_k,"
     " SymInt? max_seqlen_q, SymInt? max_seqlen_k) -> Tensor"
 )
-_LIBRARY.define("rows_of_mask(Tensor mask, SymInt n_query) -> Tensor")
+_LIBRARY.define("rows_of_mask(Tensor mask, SymInt n_query, str name) -> Tensor")
 _LIBRARY.define("running_sums(Tensor steps, Tensor lengths, bool reverse) -> Tensor")
 
 
@@ -59,9 +59,12 @@ class Sequences:
         return Sequences(rows, *longest, *totals, is_packed=True)
 
     @staticmethod
-    def of_mask(mask: Tensor, n_query: int) -> Sequences:
-        """Those of padded batches, (B, n_key) bool: True for tokens, which lie side by side."""
-        rows = torch.ops.biased_flash_attn.rows_of_mask(mask, n_query)
+    def of_mask(mask: Tensor, n_query: int, name: str = "key_padding_mask") -> Sequences:
+        """Those of padded batches, (B, n_key) bool: True for tokens, which lie side by side.
+
+        Raises ValueError where they do not, calling the mask by its name.
+        """
+        rows = torch.ops.biased_flash_attn.rows_of_mask(mask, n_query, name)
         n_key = mask.shape[1]
         return Sequences(rows, n_query, n_key, n_query, n_key, is_packed=False)
 
@@ -130,15 +133,25 @@ class Sequences:
         return torch.where((key >= first) & (key < self.places), key, self.places)
 
 
-def empty_rows(like: Tensor, channels: int, sequences: object | None) -> Tensor:
+def empty_rows(like: Tensor, channels: int) -> Tensor:
     """Room for rows of so many channels as `like` (B, H, N, D) has rows.
 
-    With sequences, heads lie inside where those of `like` do: packed results are contiguous then.
+    Heads lie inside where those of `like` do, so that what was contiguous as (B, N, H, D), or
+    packed, comes back contiguous.
     """
     batch, heads, n, _ = like.shape
-    if sequences is None or like.stride(1) >= like.stride(2):
-        return like.new_empty((batch, heads, n, channels))
-    return like.new_empty((batch, n, heads, channels)).transpose(1, 2)
+    if _has_heads_inside(like):
+        return like.new_empty((batch, n, heads, channels)).transpose(1, 2)
+    return like.new_empty((batch, heads, n, channels))
+
+
+def laid_out_as(like: Tensor, x: Tensor) -> Tensor:
+    """x (B, H, N, C) in memory as `empty_rows` would have it."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2) if _has_heads_inside(like) else x
+
+
+def _has_heads_inside(x: Tensor) -> bool:
+    return x.stride(1) < x.stride(2)
 
 
 def _rows_of_offsets(cu_seqlens_q, cu_seqlens_k, total_q, total_k, max_seqlen_q, max_seqlen_k):
@@ -175,7 +188,7 @@ def check_offsets(side: str, offsets: Tensor, total: int, longest: int | None) -
         raise ValueError(f"max_seqlen_{side} is {longest}; it must be at least {most}")
 
 
-def _rows_of_mask(mask, n_query):
+def _rows_of_mask(mask, n_query, name):
     n_key = mask.shape[1]
     count = mask.sum(1)
     first = mask.byte().argmax(1) if n_key else count
@@ -183,7 +196,7 @@ def _rows_of_mask(mask, n_query):
     if (holes := (end - first != count)).any():
         b = int(holes.nonzero()[0])
         raise ValueError(
-            f"key_padding_mask has padding between the tokens of batch entry {b};"
+            f"{name} has padding between the tokens of batch entry {b};"
             " the tokens of a sequence must lie side by side"
         )
     # A query on padding, or before the first slot, is padding.
@@ -213,7 +226,7 @@ def _(cu_seqlens_q, *rest):
 
 
 @torch.library.register_fake("biased_flash_attn::rows_of_mask", lib=_LIBRARY)
-def _(mask, n_query):
+def _(mask, n_query, name):
     return mask.new_empty((mask.shape[0], 5), dtype=torch.int64)
 
 
