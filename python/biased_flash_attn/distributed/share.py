@@ -106,6 +106,14 @@ class Share:
         rows = Rows(chunks_of(of, self.ring.size), self.n)
         return mask(needed[to], rows, self.q.device)
 
+    def _sees(self, rank: int) -> bool:
+        """Whether the mask shows this rank some keys of another."""
+        ranks = self.ring.size
+        pairs = self.problem.pairs(self.ring.rank, ranks, self.n)
+        return any(
+            pair.key_chunk in chunks_of(rank, ranks) and pair.seen_keys != (0, 0) for pair in pairs
+        )
+
     def _begin(self, hop: int, needed: list[Needed]) -> Arriving | None:
         ring = self.ring
         if hop >= ring.size:
@@ -117,6 +125,9 @@ class Share:
         wanted = self.shown(needed, ring.rank, source)
         if wanted is not None:
             incoming = self.keys.empty_tensors(wanted)
+            ring.traffic.hops += 1
+        elif self._sees(source):
+            ring.traffic.dropped_hops += 1
         messages = ring.begin(hop, outgoing, incoming)
         return Arriving(self, messages, source, wanted, incoming)
 

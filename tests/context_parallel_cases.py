@@ -1,0 +1,180 @@
+"""What every rank does in the tests of context parallelism. The truth is that of cases.py."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from biased_flash_attn import biases
+from biased_flash_attn.distributed import Traffic, context_parallel_attention, shard, unshard
+from cases import (
+    FORMS,
+    Case,
+    OfHiddenStates,
+    Steps,
+    check_problem,
+    drawn,
+    evaluate,
+    naive,
+    pairwise,
+)
+
+SOME_SHIPPED = ["kerple_log", "sandwich", "t5-both", "cable", "kernelized_cable", "forget_gate"]
+CASES = [
+    Case(lengths=(row["n"], row["n"]), **{k: x for k, x in row.items() if k != "n"})
+    for row in pairwise(
+        bias=[*FORMS, *SOME_SHIPPED],
+        dtype=[torch.float64, torch.float32, torch.bfloat16],
+        n=[8, 48, 264],
+        dims=[(16, 16), (3, 8)],
+        heads=[(1, 1), (4, 2)],
+        causal=[True, False],
+        window=[None, 1, 7, 100],
+        layout=["contiguous", "heads_inside"],
+    )
+]
+# Biases that fall, over so many keys that tiles of others' keys are left out.
+SKIPPED = [
+    Case(bias, lengths=(1024, 1024), batch=1, heads=(2, 1), causal=causal)
+    for bias in ("linear", "distance", "cumulative", "cumulative-gain", "log1p_square")
+    for causal in (True, False)
+]
+
+
+class Whole(torch.autograd.Function):
+    """What ranks have, in one; each rank goes on with the gradient of its own part."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        return unshard(x, 2)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:
+        return shard(grad, 2)
+
+
+def own_bias(bias):
+    """That of this rank's tokens."""
+    if isinstance(bias, OfHiddenStates):
+        return bias.module(shard(bias.x, 1))
+    if isinstance(bias, Steps):
+        gain = None if bias.gain is None else shard(bias.gain, 2)
+        return biases.CumulativeBias(shard(bias.steps, 2), gain, bias.kernel)
+    return bias
+
+
+def attend(problem, **options) -> tuple[Tensor, Tensor]:
+    case = problem.case
+    options = {"causal": case.causal, "window": case.window, "scale": case.scale} | options
+    results = context_parallel_attention(
+        *(shard(x, 2) for x in (problem.q, problem.k, problem.v)),
+        own_bias(problem.bias),
+        return_lse=True,
+        **options,
+    )
+    return tuple(Whole.apply(x) for x in results)
+
+
+def summed(problem, attend) -> dict[str, Tensor]:
+    """Results, with what ranks have of gradients summed."""
+    results = evaluate(problem, attend)
+    for name, x in results.items():
+        if name.startswith("gradient"):
+            results[name] = x.contiguous()
+            dist.all_reduce(results[name])
+    return results
+
+
+def caught(check, case, seed: str) -> str:
+    """What is wrong with a case, or nothing; the same problem is drawn on all ranks."""
+    torch.manual_seed(int(seed) + sum(map(ord, str(case))))
+    try:
+        check(case)
+    except AssertionError:
+        return traceback.format_exc()
+    return ""
+
+
+def check_summed(problem, attend=attend) -> None:
+    """One rank compares what all have computed."""
+    if dist.get_rank() == 0:
+        check_problem(problem, attend, summed)
+    else:
+        summed(problem, attend)
+
+
+def check_exact(case: Case) -> None:
+    check_summed(drawn(case))
+
+
+def falling(case: Case):
+    """A problem of SKIPPED: biases that fall, so that far keys do not matter."""
+    problem, (heads, _) = drawn(replace(case, bias="none")), case.heads
+    if case.bias == "linear":
+        problem.bias = biases.ALiBi(heads, exponent=1.5, trainable=True)
+    elif case.bias == "distance":
+        problem.bias = biases.DistanceBias.from_function(lambda d: -0.3 * d, heads)
+    else:
+        squared = case.bias == "log1p_square"
+        steps = torch.rand(1, heads, case.lengths[0]) * (1e6 if squared else -1)
+        gain = 1 + torch.rand_like(steps) if case.bias.endswith("gain") else None
+        problem.bias = Steps(steps, gain, "log1p_square" if squared else None)
+    return problem
+
+
+def check_skipped(case: Case) -> None:
+    """Below float32's roundings, but with fewer bytes than without skipping."""
+    problem, traffic, whole = falling(case), Traffic(), Traffic()
+    check_summed(problem, lambda problem: attend(problem, traffic=traffic))
+    evaluate(problem, lambda problem: attend(problem, traffic=whole, tolerance=0.0))
+    assert traffic.total < 0.75 * whole.total, (traffic, whole)
+
+
+def check_tolerance(case: Case) -> None:
+    """What is left out holds at most the tolerance."""
+    problem, tolerance = falling(case).double(), 0.05
+    with torch.no_grad():
+        o, lse = attend(problem, tolerance=tolerance)
+        exact = naive(problem)
+    assert (exact[1] - lse).abs().max() <= tolerance
+    assert (lse - exact[1]).max() <= 1e-9
+    group = problem.q.shape[1] // problem.v.shape[1]
+    span = (problem.v.amax(2) - problem.v.amin(2)).repeat_interleave(group, 1)
+    assert ((o - exact[0]).abs() <= tolerance * span[:, :, None] + 1e-9).all()
+
+
+def check_needle(case: Case) -> None:
+    """An early key that all late queries point at is fetched from wherever it is."""
+    problem = falling(case)
+    with torch.no_grad():
+        problem.k[:, :, 100] = 60 * problem.q[:, :1, -1] / problem.q[:, :1, -1].norm()
+        problem.q[:, :, -300:] = 30 * problem.q[:, :1, -1:]
+    check_summed(problem)
+
+
+def check_infinity(case: Case) -> None:
+    """An infinite value spoils what all queries get that see it, however far they are."""
+    problem = falling(case)
+    with torch.no_grad():
+        problem.v[0, 0, 5, 1] = torch.inf
+        o, _ = attend(problem)
+    assert not o[0, :, 5:, 1].isfinite().any()
+    assert o[0, :, :, 0].isfinite().all()
+
+
+def exact(seed: str) -> list[str]:
+    return [caught(check_exact, case, seed) for case in CASES[:: dist.get_world_size() // 2]]
+
+
+def skipped(seed: str) -> dict[str, list[str]]:
+    causal = [case for case in SKIPPED if case.causal]
+    return {
+        "exact": [caught(check_skipped, case, seed) for case in SKIPPED],
+        "tolerance": [caught(check_tolerance, case, seed) for case in SKIPPED],
+        "needle": [caught(check_needle, case, seed) for case in causal],
+        "infinity": [caught(check_infinity, case, seed) for case in causal],
+    }
