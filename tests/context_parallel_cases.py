@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import traceback
 from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 
-from biased_flash_attn import biases
-from biased_flash_attn.distributed import Traffic, context_parallel_attention, shard, unshard
+from biased_flash_attn import biased_flash_attn, biases
+from biased_flash_attn.distributed import (
+    Traffic,
+    context_parallel_attention,
+    positions,
+    shard,
+    unshard,
+)
+from biased_flash_attn.distributed.ring import Ring
 from cases import (
     FORMS,
     Case,
@@ -166,8 +176,18 @@ def check_infinity(case: Case) -> None:
     assert o[0, :, :, 0].isfinite().all()
 
 
-def exact(seed: str) -> list[str]:
-    return [caught(check_exact, case, seed) for case in CASES[:: dist.get_world_size() // 2]]
+def cases_of(ranks: int) -> list[Case]:
+    """Fewer where there are more ranks."""
+    return CASES[:: ranks // 2]
+
+
+def everything(seed: str) -> dict:
+    """What a rank finds; with more than two ranks, of the exact results only."""
+    cases = cases_of(dist.get_world_size())
+    found = {"exact": {str(case): caught(check_exact, case, seed) for case in cases}}
+    if dist.get_world_size() == 2:
+        found |= {f.__name__: f(seed) for f in (skipped, layouts, counted, with_fsdp)}
+    return found
 
 
 def skipped(seed: str) -> dict[str, list[str]]:
@@ -178,3 +198,113 @@ def skipped(seed: str) -> dict[str, list[str]]:
         "needle": [caught(check_needle, case, seed) for case in causal],
         "infinity": [caught(check_infinity, case, seed) for case in causal],
     }
+
+
+def lost(seed: str) -> str:
+    """What rank 0 is told when rank 1 is killed between two calls."""
+    q, k, v = torch.randn(3, 1, 2, 64, 8)
+    context_parallel_attention(q, k, v)
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        for _ in range(10):
+            context_parallel_attention(q, k, v)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def lost_on_the_way(seed: str) -> str:
+    """The same, where rank 1 is killed before it sends what it has agreed to send."""
+    q, k, v = torch.randn(3, 1, 2, 64, 8)
+    if dist.get_rank() == 1:
+        Ring.begin = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        context_parallel_attention(q, k, v)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def layouts(seed: str) -> list[str]:
+    """Which assertions fail, and the errors of calls that are wrong."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(int(seed))
+    x = torch.randn(3, 8 * ranks, 2)
+    part = shard(x, 1)
+    assert torch.equal(part, x[:, positions(8)])
+    assert torch.equal(unshard(part, 1), x)
+    assert torch.equal(unshard(positions(6), 0), torch.arange(6 * ranks))
+    q, k, v = torch.randn(3, 1, 2, 8, 4)
+    steps = biases.CumulativeBias(torch.randn(1, 2, 8 * ranks))
+    calls = [
+        lambda: shard(x, 2),
+        lambda: context_parallel_attention(q[:, :, :7], k[:, :, :7], v[:, :, :7]),
+        lambda: context_parallel_attention(q, k, v, backend="reference"),
+        lambda: context_parallel_attention(q, k, v, traffic=3),
+        lambda: context_parallel_attention(q, k, v, scale=1.0 + rank),
+        lambda: context_parallel_attention(q, k, v, steps),
+    ]
+    return [error_of(call) for call in calls]
+
+
+def error_of(call) -> str:
+    try:
+        call()
+    except (TypeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def counted(seed: str) -> list[int]:
+    """Bytes that all ranks send of keys, values, sums and gradients in one call."""
+    traffic, n = Traffic(), 64
+    q, k, v = (torch.randn(1, heads, n, 4).requires_grad_() for heads in (4, 2, 2))
+    steps = torch.randn(1, 4, n, requires_grad=True)
+    bias = biases.CumulativeBias(steps)
+    o = context_parallel_attention(q, k, v, bias, tolerance=0.0, traffic=traffic)
+    o.sum().backward()
+    sent = torch.tensor([traffic.sent[kind] for kind in ("keys", "values", "sums", "gradients")])
+    dist.all_reduce(sent)
+    assert (traffic.hops, traffic.dropped_hops) == (2 * (dist.get_world_size() - 1), 0)
+    return sent.tolist()
+
+
+def with_fsdp(seed: str) -> list[float]:
+    """The largest differences of parameters, after two steps, from those of one process."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
+    torch.manual_seed(int(seed))
+    states = torch.randn(2, 32, 16)
+    alone, ours = Layers(), Layers()
+    ours.load_state_dict(alone.state_dict())
+    fully_shard(ours, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    for model, of_rank in ((alone, lambda x, dim: x), (ours, shard)):
+        model.attend = biased_flash_attn if model is alone else context_parallel_attention
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        for _ in range(2):
+            model(of_rank(states, 1)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    whole = (x.full_tensor() if isinstance(x, DTensor) else x for x in ours.parameters())
+    return [
+        (one - other).abs().max().item()
+        for one, other in zip(alone.parameters(), whole, strict=True)
+    ]
+
+
+class Layers(torch.nn.Module):
+    """Attention with trained slopes, and with CABLE, whose gains come from hidden states."""
+
+    def __init__(self):
+        super().__init__()
+        self.project = torch.nn.ModuleList(torch.nn.Linear(16, 48) for _ in range(2))
+        self.slopes, self.cable = biases.ALiBi(2, trainable=True), biases.Cable(16, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for project, bias in zip(self.project, (self.slopes, self.cable), strict=True):
+            q, k, v = project(x).unflatten(2, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+            o = self.attend(q, k, v, bias(x) if bias is self.cable else bias)
+            x = x + o.transpose(1, 2).flatten(2)
+        return x
