@@ -65,4 +65,4 @@ def _range(share: Share, pair: Pair, known: dict[int, KnownKeys], lse: Tensor) -
     form, terms = share.problem.form, None
     if sums is None:
         form, terms = pair.terms(form, share.terms, None)
-    return ranges(pair, queries, known[pair.key_chunk], form, terms, share.problem.tolerance)
+    return ranges(pair, queries, known[pair.key_chunk], form, terms, share.problem.half)

@@ -75,12 +75,12 @@ class Merged:
                 self._add(pair, keys, plan)
 
     def _plan(self, pair: Pair) -> Tensor | None:
-        """One that leaves out half of the tolerance; the other half is that of other chunks."""
+        """The ordinary one."""
         share, problem = self.share, self.share.problem
         if not problem.may_skip or share.n < FEWEST_KEYS:
             return None
         form, terms, gain = share.bias(pair, share.keys)
-        options = form, problem.scale, *pair.mask, problem.tolerance / 2, problem.backend
+        options = form, problem.scale, *pair.mask, problem.half, problem.backend
         return ops.plan(*share.tensors(pair, share.keys), terms, gain, *options)
 
     def _add(self, pair: Pair, keys: Keys, plan: Tensor | None) -> None:

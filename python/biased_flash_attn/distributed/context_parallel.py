@@ -36,9 +36,10 @@ def context_parallel_attention(
 
     Every rank of the group calls it alike, with its part of each tensor as `shard` cuts them: of 2R
     chunks, rank r of R has chunks r and 2R - 1 - r. Keys and values go from rank to rank, in
-    messages that overlap with the computation, and no rank ever holds more than three parts of
-    them. Keys that provably do not matter to a rank are neither sent nor waited for, in both
-    directions; only a few numbers about all keys are. Backward has to be run by all ranks too.
+    messages that overlap with the computation; memory holds some ranks' parts of them, two of keys
+    and those on their way, however many ranks there are. Keys that provably do not matter to a rank
+    are neither sent nor waited for, in both directions; only a few numbers about all keys are.
+    Backward has to be run by all ranks too.
 
     Args:
         q: (B, H, N / R, D), as for `biased_flash_attn`, but with as many queries as keys.

@@ -105,6 +105,7 @@ class Messages:
         with naming_the_peers(self.doing):
             for work in self.works:
                 work.wait()
+        self.outgoing.clear()
 
 
 @contextlib.contextmanager

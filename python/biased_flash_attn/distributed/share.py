@@ -33,6 +33,11 @@ class Problem:
         return Problem(name, isinstance(form, Cumulative), *settings)
 
     @property
+    def half(self) -> float:
+        """What chunks may leave out of their own keys; and, together, of all other chunks'."""
+        return self.tolerance / 2
+
+    @property
     def may_skip(self) -> bool:
         return self.tolerance > 0 and self.form != "none"
 
@@ -146,6 +151,7 @@ class Arriving:
         self.messages.wait()
         if self.wanted is None:
             return None
-        return self.share.keys.received(
-            self.source, self.share.ring.size, self.wanted, self.tensors
-        )
+        keys, ranks = self.share.keys, self.share.ring.size
+        received = keys.received(self.source, ranks, self.wanted, self.tensors)
+        self.tensors.clear()
+        return received
