@@ -26,3 +26,12 @@ def test_generate_refuses_other_biases():
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
     assert "bias is fire; it may be alibi" in done.stderr
+
+
+def test_context_parallel():
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "context_parallel.py"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("of 2 ranks equals that of one process") == 4
+    assert "MB without skipping" in done.stdout
