@@ -11,6 +11,8 @@ from transformers.masking_utils import bidirectional_mask_function, causal_mask_
 
 from ...sequences import Sequences
 
+STATIC_CACHE = "static caches are not served; use a DynamicCache, which is the default"
+
 
 @dataclass(frozen=True, eq=False)
 class TokenMask:
@@ -33,6 +35,10 @@ class TokenMask:
         if self.tokens is None or isinstance(target, torch.dtype):
             return self
         return replace(self, tokens=self.tokens.to(target))
+
+    def contiguous(self):
+        """`generate` asks for it where a static cache has masks made in advance."""
+        raise NotImplementedError(STATIC_CACHE)
 
     @cached_property
     def has_holes(self) -> bool:
@@ -104,8 +110,7 @@ def create_token_mask(
     window = local_size if causal else None
     if causal and kv_offset + kv_length != q_offset + q_length:
         raise NotImplementedError(
-            f"the cache gives {kv_length} keys for {q_offset + q_length - kv_offset} tokens; static"
-            " caches are not served: use a DynamicCache, which is the default"
+            f"{STATIC_CACHE}: there are {kv_length} keys for {q_offset + q_length - kv_offset} tokens"
         )
     known = mask_function in (causal_mask_function, bidirectional_mask_function)
     if use_vmap or not (known or local_size is not None):
