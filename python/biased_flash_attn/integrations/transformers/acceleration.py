@@ -6,7 +6,7 @@ import copy
 import inspect
 
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from .bloom import FusedBloomAttention
 from .falcon import FusedFalconAttention
@@ -51,15 +51,14 @@ def accelerate(model: PreTrainedModel) -> PreTrainedModel:
     if layers and all(type(layer) in _FUSED.values() for layer in layers):
         return model
     _check(model, layers)
-    trunks = tuple({_FUSED[type(layer)].trunk for layer in layers})
+    trunk_types = tuple({_FUSED[type(layer)].trunk for layer in layers})
+    trunks = [module for module in model.modules() if isinstance(module, trunk_types)]
     for layer in layers:
         layer.__class__ = _FUSED[type(layer)]
         layer.prepare()
-    _own_configs(model)
-    for module in model.modules():
-        if isinstance(module, trunks):
-            module.config._attn_implementation = NAME
-            module.register_forward_pre_hook(_refuse_unserved, with_kwargs=True)
+    for trunk in trunks:
+        trunk.register_forward_pre_hook(_refuse_unserved, with_kwargs=True)
+    _name_in_configs(model, tuple({type(trunk.config) for trunk in trunks}))
     return model
 
 
@@ -82,13 +81,13 @@ def _check(model: PreTrainedModel, layers: list[nn.Module]) -> None:
             raise NotImplementedError(f"{name} cannot be served: {reason}")
 
 
-def _own_configs(model: PreTrainedModel) -> None:
-    """Copies the configs, those that modules share to ones that they share."""
+def _name_in_configs(model: PreTrainedModel, types: tuple[type, ...]) -> None:
+    """In copies of the configs, which others may share; modules that share one go on doing so."""
     copies = {}
     for module in model.modules():
-        config = getattr(module, "config", None)
-        if isinstance(config, PreTrainedConfig):
+        if isinstance(config := getattr(module, "config", None), types):
             module.config = copy.deepcopy(config, copies)
+            module.config._attn_implementation = NAME
 
 
 def _refuse_unserved(trunk: PreTrainedModel, args: tuple, kwargs: dict) -> None:

@@ -57,5 +57,5 @@ def check_dropout(module: torch.nn.Module, dropout: float) -> None:
     if module.training and dropout > 0:
         raise NotImplementedError(
             f"the attention dropout is {dropout}, which the kernels do not have; for training, set"
-            f" it to 0 in the {type(module).__mro__[1].__name__} layers or in the model's config"
+            f" it to 0 in the model's {type(module).__name__} layers or in its config"
         )

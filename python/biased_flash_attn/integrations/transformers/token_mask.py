@@ -108,9 +108,11 @@ def create_token_mask(
     q_offset = int(q_offset)
     causal = mask_function is not bidirectional_mask_function
     window = local_size if causal else None
-    if causal and kv_offset + kv_length != q_offset + q_length:
+    n_tokens = q_offset + q_length if causal else kv_length
+    tokens = _tokens(attention_mask, n_tokens, kv_offset)
+    if kv_offset + kv_length != n_tokens:
         raise NotImplementedError(
-            f"{STATIC_CACHE}: there are {kv_length} keys for {q_offset + q_length - kv_offset} tokens"
+            f"{STATIC_CACHE}: there are {kv_length} keys for {n_tokens - kv_offset} tokens"
         )
     known = mask_function in (causal_mask_function, bidirectional_mask_function)
     if use_vmap or not (known or local_size is not None):
@@ -121,19 +123,19 @@ def create_token_mask(
     if not known:
         positions = torch.arange(q_offset, q_offset + q_length, device=device)
         _check_window(mask_function, local_size, batch_size, positions)
-    tokens = _tokens(attention_mask, kv_offset, kv_length)
     return TokenMask(q_length, kv_length, causal, window, tokens)
 
 
-def _tokens(attention_mask: Tensor | None, kv_offset: int, kv_length: int) -> Tensor | None:
+def _tokens(attention_mask: Tensor | None, n_tokens: int, dropped: int) -> Tensor | None:
+    """Which keys are tokens, without those that a sliding cache has dropped; None for all."""
     if attention_mask is None:
         return None
-    if attention_mask.shape[1] != kv_offset + kv_length:
+    if attention_mask.shape[1] != n_tokens:
         raise ValueError(
             f"attention_mask has shape {tuple(attention_mask.shape)}; it must be (batch, tokens),"
-            f" with the {kv_offset + kv_length} tokens of cache and input"
+            f" with all {n_tokens} tokens of cache and input"
         )
-    tokens = attention_mask[:, kv_offset:].bool()
+    tokens = attention_mask[:, dropped:].bool()
     return None if tokens.all() else tokens
 
 
