@@ -8,40 +8,26 @@ import sys
 import pytest
 
 MEASURE = """
-import re
 import sys
-from pathlib import Path
 
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
-from biased_flash_attn import backends
+from biased_flash_attn.cli.cost import cost
 from biased_flash_attn.integrations.transformers import accelerate
-
-def resident(field):
-    status = Path("/proc/self/status").read_text()
-    return int(re.search(rf"{field}:\\s+(\\d+) kB", status)[1]) / 1024
 
 torch.set_num_threads(2)
 config = T5Config(vocab_size=64, d_model=64, d_kv=32, d_ff=64, num_heads=4, num_layers=2,
                   dropout_rate=0.0, decoder_start_token_id=0)
 model = accelerate(T5ForConditionalGeneration(config))
 
-def training(length):
+def train(length):
     ids, mask = torch.randint(2, 64, (1, length)), torch.ones(1, length).long()
     mask[:, length - 100 :] = 0
-    loss = model(input_ids=ids, attention_mask=mask, labels=ids).loss
-    loss.backward()
+    model(input_ids=ids, attention_mask=mask, labels=ids).loss.backward()
 
-def peak(length):
-    training(256)
-    backends.release_memory()
-    Path("/proc/self/clear_refs").write_text("5")
-    before = resident("VmRSS")
-    training(length)
-    return resident("VmHWM") - before
-
-print(peak(int(sys.argv[1])))
+train(256)
+print(cost(lambda: train(int(sys.argv[1]))).mebibytes)
 """
 
 
