@@ -21,6 +21,7 @@ class Subject:
 
     make: Callable[[], PreTrainedModel]
     length: int
+    heads: int
     dim: int  # of hidden states
     reduce: Callable[[PreTrainedModel, int], None]
 
@@ -87,8 +88,8 @@ def reduce_t5_encoder(model: T5EncoderModel, length: int) -> None:
 
 
 SUBJECTS = {
-    "bloom": Subject(bloom, 2048, 1024, reduce_bloom),
-    "t5_encoder": Subject(t5_encoder, 4096, 768, reduce_t5_encoder),
+    "bloom": Subject(bloom, 2048, 16, 1024, reduce_bloom),
+    "t5_encoder": Subject(t5_encoder, 4096, 12, 768, reduce_t5_encoder),
 }
 
 
