@@ -21,6 +21,14 @@ def test_generate(window):
     assert done.stdout.count("40 tokens with equal logits") == 15
 
 
+def test_patch_bloom():
+    command = [sys.executable, EXAMPLES / "patch_bloom.py", "--steps", "3", "--tokens", "12"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "gradients of all parameters" in done.stdout
+    assert "12 tokens after each prompt" in done.stdout
+
+
 def test_generate_refuses_other_biases():
     command = [sys.executable, EXAMPLES / "generate.py", "fire"]
     done = subprocess.run(command, capture_output=True, text=True)
