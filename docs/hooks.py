@@ -1,0 +1,79 @@
+"""What the site has beyond the pages of this folder: pictures, and the files of results."""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+from mkdocs.structure.files import File, Files
+
+from biased_flash_attn import attention_plan, biases, nn
+from biased_flash_attn.cli.plot import figure_of, hidden_states
+from biased_flash_attn.extrapolation import normalized_receptive_field, pictures
+from biased_flash_attn.nn.named_biases import make_bias
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "bench" / "results"
+HEADS, LENGTH = 8, 512
+DPI = 100
+log = logging.getLogger("mkdocs.hooks")
+
+
+def on_files(files: Files, config) -> Files:
+    """Adds pictures/ and results/."""
+    for name in drawings():
+        file = File.generated(config, f"pictures/{name}.png", content=png(name))
+        files.append(file)
+    for path in sorted(RESULTS.rglob("*.*")):
+        place = Path("results") / path.relative_to(RESULTS)
+        files.append(File.generated(config, place.as_posix(), abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, **_) -> str:
+    """Links to results lead out of docs/ in the sources, and to results/ on the site."""
+    return re.sub(r"\]\(\.\./((?:\.\./)*)bench/results/", r"](\1results/", markdown)
+
+
+@cache
+def png(name: str) -> bytes:
+    log.info("Drawing %s", name)
+    torch.manual_seed(0)
+    buffer = io.BytesIO()
+    drawings()[name]().savefig(buffer, format="png", dpi=DPI)
+    return buffer.getvalue()
+
+
+def drawings() -> dict[str, Callable[[], Figure]]:
+    """Every picture by its name."""
+    of_biases = {name: partial(figure_of, name, HEADS, LENGTH) for name in nn.BIASES}
+    plans = {
+        f"plan_{name}": partial(plan_of, biases.DISTANCE_BIASES[name])
+        for name in ("alibi", "type2", "sandwich")
+    }
+    return {"biases": all_biases, "receptive_fields": receptive_fields, **of_biases, **plans}
+
+
+def all_biases() -> Figure:
+    x = hidden_states(HEADS, LENGTH)
+    made = {name: make_bias(name, HEADS, x.shape[-1])(x) for name in nn.BIASES}
+    return pictures.all_biases({name: pictures.curves(b, LENGTH) for name, b in made.items()})
+
+
+def receptive_fields() -> Figure:
+    fields = {}
+    for name, bias in biases.DISTANCE_BIASES.items():
+        weights = torch.from_numpy(pictures.curves(bias(HEADS), LENGTH)).exp().mean(0)
+        fields[name] = tuple(x.numpy() for x in normalized_receptive_field(weights))
+    return pictures.receptive_fields(fields)
+
+
+def plan_of(bias: type[biases.DistanceBias]) -> Figure:
+    q, k = torch.randn(2, 1, HEADS, 4096, 64)
+    return attention_plan(q, k, bias(HEADS)).draw()
