@@ -9,9 +9,11 @@ from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from matplotlib.figure import Figure
 from mkdocs.structure.files import File, Files
+from torch import Tensor
 
 from biased_flash_attn import attention_plan, biases, nn
 from biased_flash_attn.cli.plot import figure_of, hidden_states
@@ -57,7 +59,8 @@ def drawings() -> dict[str, Callable[[], Figure]]:
         f"plan_{name}": partial(plan_of, biases.DISTANCE_BIASES[name])
         for name in ("alibi", "type2", "sandwich")
     }
-    return {"biases": all_biases, "receptive_fields": receptive_fields, **of_biases, **plans}
+    others = {"biases": all_biases, "receptive_fields": receptive_fields, "far_mass": far_mass}
+    return {**others, **of_biases, **plans}
 
 
 def all_biases() -> Figure:
@@ -72,6 +75,40 @@ def receptive_fields() -> Figure:
         weights = torch.from_numpy(pictures.curves(bias(HEADS), LENGTH)).exp().mean(0)
         fields[name] = tuple(x.numpy() for x in normalized_receptive_field(weights))
     return pictures.receptive_fields(fields)
+
+
+def far_mass() -> Figure:
+    """How much of a query's attention lies beyond a distance, and where the plans of heads end."""
+    length, alibi = 2048, biases.ALiBi(HEADS)
+    q, k = torch.randn(2, 1, HEADS, length, 64)
+    plan = attention_plan(q, k, alibi)
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    axes.axhline(plan.tolerance, color="black", linestyle="--", linewidth=1)
+    for h, color in enumerate(pictures.HEAD_COLORS(np.linspace(0, 1, HEADS))):
+        axes.plot(
+            largest_share_beyond(q[0, h], k[0, h], alibi.dense(length, length)[h]), color=color
+        )
+        if (window := plan.window[0, h].item()) < length:
+            axes.plot(window, plan.tolerance, "o", color=color)
+    axes.set(xlabel="distance d", ylabel="share of attention at d and beyond", yscale="log")
+    axes.set(xlim=(0, length), ylim=(1e-14, 2))
+    axes.grid(alpha=0.25)
+    pictures.name_heads(figure, HEADS)
+    return figure
+
+
+def largest_share_beyond(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
+    """The share of any query's attention at each distance and beyond, at most, (length,) float64.
+
+    q and k (length, D); bias (length, length) float64.
+    """
+    length = len(q)
+    d = torch.arange(length)[:, None] - torch.arange(length)
+    logits = (q @ k.T / q.shape[1] ** 0.5 + bias).masked_fill(d < 0, -torch.inf)
+    # The key at distance d of query i is i - d: so columns become distances.
+    by_distance = logits.softmax(-1).gather(1, d.clamp(min=0)).masked_fill(d < 0, 0)
+    return by_distance.flip(1).cumsum(1).flip(1).amax(0)
 
 
 def plan_of(bias: type[biases.DistanceBias]) -> Figure:
