@@ -35,6 +35,10 @@ class Block:
     printed: str | None
 
 
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
 def blocks_of(page: Path) -> list[Block]:
     text = page.read_text()
     return [
@@ -43,8 +47,13 @@ def blocks_of(page: Path) -> list[Block]:
     ]
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_block_is_found(page):
+    assert len(blocks_of(page)) == len(re.findall(r"``` *python(?! title=)", page.read_text()))
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_code_runs_and_prints_what_is_shown(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # torch.compile looks up the names that functions use in the module they are from.
