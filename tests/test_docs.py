@@ -19,10 +19,11 @@ DOCS = ROOT / "docs"
 # A block with a title is a file, which runs elsewhere.
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+FENCE = re.compile(r"``` *python(?! title=)")
 PAGES = [
     page
     for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
-    if BLOCK.search(page.read_text())
+    if FENCE.search(page.read_text())
 ]
 
 
@@ -49,7 +50,7 @@ def blocks_of(page: Path) -> list[Block]:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_block_is_found(page):
-    assert len(blocks_of(page)) == len(re.findall(r"``` *python(?! title=)", page.read_text()))
+    assert len(blocks_of(page)) == len(FENCE.findall(page.read_text()))
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
