@@ -59,14 +59,19 @@ def drawings() -> dict[str, Callable[[], Figure]]:
         f"plan_{name}": partial(plan_of, biases.DISTANCE_BIASES[name])
         for name in ("alibi", "type2", "sandwich")
     }
-    others = {"biases": all_biases, "receptive_fields": receptive_fields, "far_mass": far_mass}
-    return {**others, **of_biases, **plans}
+    others = (all_biases, heat_maps, receptive_fields, far_mass)
+    return {**{draw.__name__: draw for draw in others}, **of_biases, **plans}
 
 
 def all_biases() -> Figure:
     x = hidden_states(HEADS, LENGTH)
     made = {name: make_bias(name, HEADS, x.shape[-1])(x) for name in nn.BIASES}
     return pictures.all_biases({name: pictures.curves(b, LENGTH) for name, b in made.items()})
+
+
+def heat_maps() -> Figure:
+    made = {name: bias(HEADS) for name, bias in biases.DISTANCE_BIASES.items()}
+    return pictures.heat_maps({name: pictures.weights(b, LENGTH) for name, b in made.items()})
 
 
 def receptive_fields() -> Figure:
