@@ -108,7 +108,7 @@ def attend(form: str, dtype: torch.dtype, head_dim: int, bias_gradient: bool) ->
     if form.endswith("-plan"):
         plan = torch.empty(2, batch, heads, n // 128, dtype=torch.int32)
     if form.endswith("-packed"):
-        rows = torch.tensor([[0, n // 2, 0, n // 2], [n // 2, n // 2, n // 2, n // 2]])
+        rows = torch.tensor([[0, n // 2, 0, n // 2, 0], [n // 2, n // 2, n // 2, n // 2, 0]])
         sequences = Sequences(rows, n // 2, n // 2, n, n, is_packed=True)
     for variant in VARIANTS:
         form = form.removesuffix(variant)

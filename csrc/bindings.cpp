@@ -21,7 +21,7 @@ namespace {
 
 // address, then the batch, head and sequence strides in elements
 using Tensor = std::array<int64_t, 4>;
-using Sizes = std::array<int64_t, 7>;
+using Sizes = std::array<int64_t, 8>;
 
 View view(const Tensor& tensor, int64_t item_bytes) {
     return {reinterpret_cast<char*>(tensor[0]), tensor[1] * item_bytes, tensor[2] * item_bytes,
@@ -116,7 +116,7 @@ void fill(Problem& problem, const std::string& dtype, const std::string& form, c
     problem.form = form_of(form);
     problem.batch = sizes[0], problem.heads = sizes[1], problem.kv_heads = sizes[2];
     problem.n_query = sizes[3], problem.n_key = sizes[4];
-    problem.head_dim = sizes[5], problem.value_dim = sizes[6];
+    problem.head_dim = sizes[5], problem.value_dim = sizes[6], problem.shift = sizes[7];
     problem.sequences = reinterpret_cast<const Sequence*>(sequences);
     problem.scale = scale, problem.causal = causal, problem.window = window;
     problem.n_terms = n_terms;

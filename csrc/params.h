@@ -27,9 +27,10 @@ struct View {
 };
 
 // Where the tokens of a sequence lie among the rows of its batch entry. A query at row i, counted
-// from the first one, stands at position i + n_key - n_query, counted from the first key.
+// from the first one, stands at position i + n_key - n_query + shift, counted from the first key:
+// the last one stands `shift` keys beyond the last key, 0 or more.
 struct Sequence {
-    int64_t first_query, n_query, first_key, n_key;
+    int64_t first_query, n_query, first_key, n_key, shift;
 };
 
 // Consecutive queries that a plan treats alike.
@@ -41,22 +42,24 @@ struct Problem {
     int64_t batch, heads, kv_heads, n_query, n_key, head_dim, value_dim;
     double scale;
     bool causal;
-    int64_t window;   // visible past keys per query, its own included; n_key for all
+    int64_t shift;    // how many keys beyond the last one the last query stands
+    int64_t window;   // visible past keys per query, its own included; n_key + shift for all
     int64_t n_terms;  // length of the last dimension of `terms`
     int threads;
     // One per batch entry, where its rows are not all of its sequence. All lie in one entry whose
-    // strides are 0, or each in its own; n_query and n_key are then those of the longest.
+    // strides are 0, or each in its own; n_query, n_key and shift are then the largest of any.
     const Sequence* sequences;
 
     View q, k, v;  // element type
-    View terms;    // real (linear: slopes; distance: table) or float64 (cumulative: sums)
-    View gain;     // real, one per query; data is null for none
+    // real (linear: slopes; distance: table) or float64 (cumulative: sums up to the last query)
+    View terms;
+    View gain;  // real, one per query; data is null for none
     // The plan, one int32 per kPlanQueries queries: of the keys they see, those from the first to
     // before the end are taken. Neither decreases along the queries; data is null for all keys.
     View first_key, end_key;
 
     // "real" is float64 for float64 inputs and float32 otherwise.
-    int64_t position(int64_t query) const { return query + n_key - n_query; }
+    int64_t position(int64_t query) const { return query + n_key - n_query + shift; }
 };
 
 struct Forward : Problem {

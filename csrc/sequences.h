@@ -11,7 +11,8 @@
 namespace bfa {
 
 static inline Sequence rows_of(const Problem& whole, int64_t b) {
-    return whole.sequences ? whole.sequences[b] : Sequence{0, whole.n_query, 0, whole.n_key};
+    return whole.sequences ? whole.sequences[b]
+                           : Sequence{0, whole.n_query, 0, whole.n_key, whole.shift};
 }
 
 // Of all sequences together.
@@ -51,16 +52,17 @@ static AnyProblem of_sequence(const AnyProblem& whole, int64_t b) {
     AnyProblem one = whole;
     if (!whole.sequences) return one;
     const Sequence rows = rows_of(whole, b);
-    one.n_query = rows.n_query, one.n_key = rows.n_key;
+    one.n_query = rows.n_query, one.n_key = rows.n_key, one.shift = rows.shift;
+    const int64_t places = rows.n_key + rows.shift;
     int64_t first_term = 0;
     if (whole.form == Form::distance) {
         // Of distances, those that the sequence has.
         const int64_t first = whole.causal ? 0 : 1 - rows.n_query;
         first_term = whole.causal ? 0 : whole.n_query - rows.n_query;
-        one.n_terms = std::max<int64_t>(0, std::min(rows.n_key, whole.window) - first);
+        one.n_terms = std::max<int64_t>(0, std::min(places, whole.window) - first);
     } else if (whole.form == Form::cumulative || whole.form == Form::log1p_square) {
         first_term = rows.first_key;
-        one.n_terms = rows.n_key;
+        one.n_terms = places;
     }
     begin_rows(one, rows, first_term);
     return one;

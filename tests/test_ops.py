@@ -92,7 +92,7 @@ def test_opcheck_of_where_sequences_lie():
         arguments = (offsets, offsets, 9, 9, *longest)
         torch.library.opcheck(operators.rows_of_offsets.default, arguments)
     mask = torch.tensor([[True, True, False], [False, True, True], 3 * [False]])
-    torch.library.opcheck(operators.rows_of_mask.default, (mask, 2))
+    torch.library.opcheck(operators.rows_of_mask.default, (mask, 2, "mask"))
     steps = torch.randn(1, 2, 9, dtype=torch.float64, requires_grad=True)
     for reverse in (False, True):
         torch.library.opcheck(

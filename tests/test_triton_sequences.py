@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,11 +19,14 @@ from packed_cases import (
     packed,
     padded,
 )
+from shifted_cases import ShiftedCase, drawn_shifted, shifted
+from test_triton_plans import random_plan
 from triton_backend import INTERPRETED, KERNELS, MARKS
 
 pytestmark = MARKS
 attend_packed = functools.partial(packed, backend="triton")
 attend_padded = functools.partial(padded, backend="triton")
+attend_shifted = functools.partial(shifted, backend="triton")
 
 # The interpreter multiplies bfloat16 in float32; tiles have 16 or 32 rows.
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -50,6 +54,17 @@ PADDED = pairwise(
 )
 
 
+SHIFTED = pairwise(
+    bias=list(FORMS),
+    dtype=DTYPES,
+    lengths=[(50, 50), (70, 33), (1, 40)],
+    shifts=[(0, 1), (17, 64), (33, 90)],
+    heads=[(1, 1), (4, 2)],
+    causal=[True, False],
+    window=[None, 5, 70],
+)
+
+
 @pytest.mark.parametrize("case", [PackedCase.of(**row) for row in PACKED], ids=str)
 def test_every_pair_of_packed_settings_is_exact(case):
     check_problem(drawn_packed(case), attend_packed)
@@ -58,6 +73,20 @@ def test_every_pair_of_packed_settings_is_exact(case):
 @pytest.mark.parametrize("case", [PaddedCase(lengths=(50, 50), **row) for row in PADDED], ids=str)
 def test_every_pair_of_padded_settings_is_exact(case):
     check_problem(drawn_padded(case), attend_padded)
+
+
+@pytest.mark.parametrize("case", [ShiftedCase(**row) for row in SHIFTED], ids=str)
+def test_every_pair_of_shifted_settings_is_exact(case):
+    check_problem(drawn_shifted(case), attend_shifted)
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
+@pytest.mark.parametrize("bias", ["linear", "distance", "cumulative-gain"])
+def test_plans_of_shifted_sequences_leave_out_what_they_say(bias, causal):
+    settings = {"lengths": (140, 60), "shifts": (100, 30), "heads": (2, 1), "causal": causal}
+    case = ShiftedCase(bias, torch.float16, **settings)
+    case = replace(case, plan=random_plan(case, 2))
+    check_problem(drawn_shifted(case), attend_shifted)
 
 
 @pytest.mark.parametrize("bias", FORMS)

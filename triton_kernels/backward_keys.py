@@ -16,7 +16,16 @@ from .factors import (
     times_factors,
 )
 from .logits import key_side, pairs, query_side
-from .primitives import FACTORS, LOG2E, dot, group_and_block, load_tile, row_address, store_tile
+from .primitives import (
+    FACTORS,
+    LOG2E,
+    dot,
+    group_and_block,
+    load_tile,
+    position,
+    row_address,
+    store_tile,
+)
 from .ranges import (
     QUERY_PARTS,
     part_block,
@@ -63,8 +72,7 @@ def gather_from_queries(
     if FACTORED and bias.form != "distance":
         k_factors = tile_key_factors(bias, problem, b, h, 0, keys[0], BLOCK_N, SIDE)
         from_keys = key_origin(bias, problem, b, h, keys[0], BLOCK_N, SIDE)
-        p_begin = begin + problem.n_key - problem.n_query
-        from_queries = query_origin(bias, problem, b, h, p_begin, BLOCK_M, SIDE)
+        from_queries = query_origin(bias, problem, b, h, position(problem, begin), BLOCK_M, SIDE)
     for i in range(begin, end, BLOCK_M):
         # [BLOCK_M, BLOCK_D], [BLOCK_M, BLOCK_DV]
         tile_q = load_tile(

@@ -27,26 +27,27 @@ def shared_gain(bias, b, h, BLOCK_M: tl.constexpr):
 
 @triton.jit
 def sum_at(bias, problem, b, h, position):
-    """C of one position, or of the key nearest to it; 0 in a sequence without keys."""
+    """C of one position, or of the nearest that has one; 0 in a sequence where none has."""
     value = position
     if bias.form == "cumulative":
-        nearest = tl.minimum(tl.maximum(position, 0), problem.n_key - 1)
+        places = problem.n_key + problem.shift
+        nearest = tl.minimum(tl.maximum(position, 0), places - 1)
         address = row_address(bias.terms, b, h, nearest)
         if problem.sequences is None:
             value = tl.load(address)
         else:
-            value = tl.load(address, problem.n_key > 0, other=0.0)
+            value = tl.load(address, places > 0, other=0.0)
     return value
 
 
 @triton.jit
 def sums_from(bias, problem, b, h, first, COUNT: tl.constexpr):
     """C of positions first, first + 1, ..., each as two float32 numbers whose sum it is but for
-    2^-48 of it; 0 where there is no key. Without sums, the positions, and 0."""
+    2^-48 of it; 0 where there is none. Without sums, the positions, and 0."""
     n = tl.arange(0, COUNT)
     high, low = first + n, 0
     if bias.form == "cumulative":
-        exists = (first + n >= 0) & (first + n < problem.n_key)
+        exists = (first + n >= 0) & (first + n < problem.n_key + problem.shift)
         high = tl.load(row_address(bias.high, b, h, first) + n, exists, other=0.0)
         low = tl.load(row_address(bias.low, b, h, first) + n, exists, other=0.0)
     return high, low

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
+from ..sequences import empty_rows
 from .decode import attn_decode_kernel, attn_decode_merge_kernel
 from .decode_choice import attn_choose_kernel
 from .launching import OPTIONS, processor, where_the_tensors_are
@@ -79,7 +80,7 @@ def decode(
     """Returns o (B, H, Nq, Dv) in q's dtype and lse (B, H, Nq) in float32."""
     batch, heads, n_query, head_dim = q.shape
     _, kv_heads, page_size, value_dim = v.shape
-    o = q.new_empty((*q.shape[:3], value_dim))
+    o = empty_rows(q, value_dim)
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     if lse.numel() == 0:
         return o, lse

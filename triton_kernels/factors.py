@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from .bias import first_distance, shared_gain, sum_at, sums_from, way_from
-from .primitives import FACTORS, LOG2E, dot, row_address, tile_addresses
+from .primitives import FACTORS, LOG2E, dot, position, row_address, tile_addresses
 from .sequences import N_KEY, N_QUERY, is_beyond, own_bias, own_keys, own_problem, own_queries
 
 # Finite, so that its parts are: a logit of a query without weights.
@@ -98,7 +98,7 @@ def store_query_factors(
     factors, bias, problem, lse_in_base_2, b, h, first, BLOCK_M: tl.constexpr, SIDE: tl.constexpr
 ):
     """What query_factors_kernel does, of a block of one sequence."""
-    p_first = first + problem.n_key - problem.n_query
+    p_first = position(problem, first)
     i = first + tl.arange(0, BLOCK_M)
     gain = shared_gain(bias, b, h, BLOCK_M)
     if bias.gain is not None:

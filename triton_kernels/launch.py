@@ -44,7 +44,7 @@ def forward(
     sequences: Sequences | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Returns o (B, H, Nq, Dv) in q's dtype and lse (B, H, Nq) in float32."""
-    o = empty_rows(q, v.shape[3], sequences)
+    o = empty_rows(q, v.shape[3])
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     if sequences is not None:  # padding stays as it is
         o.zero_(), lse.fill_(-torch.inf)
@@ -85,7 +85,7 @@ def backward(
     _delta(problem, o, grad_o, lse, grad_lse.contiguous(), *statistics)
     given = (q, k, v, grad_o, *statistics)
 
-    grad_q, grad_k, grad_v = (empty_rows(x, x.shape[3], sequences) for x in (q, k, v))
+    grad_q, grad_k, grad_v = (empty_rows(x, x.shape[3]) for x in (q, k, v))
     of_gain, of_queries = torch.empty_like(lse), torch.empty_like(lse)
     of_keys = lse.new_empty((*lse.shape[:2], k.shape[2]))
     if sequences is not None:
@@ -174,14 +174,16 @@ def _operands(
     q, k, v, terms, gain, form, scale, causal, window, sequences=None
 ) -> tuple[Bias, Problem]:
     heads, n_query, n_key = q.shape[1], q.shape[2], k.shape[2]
+    reach = n_key
     if sequences is not None:
         n_query, n_key = sequences.longest_query, sequences.longest_key
+        reach = n_key + sequences.longest_shift
     problem = Problem(
         heads,
         heads // k.shape[1],
         n_query,
         n_key,
-        n_key if window is None else min(window, n_key),
+        reach if window is None else min(window, reach),
         scale,
         scale * LOG2E.value,
         *map(constexpr, (q.shape[3], v.shape[3], causal, window is not None, scale > 0)),
@@ -260,7 +262,8 @@ def _table_gradient(
         begin -= problem.n_key - problem.n_query
         diagonals = (begin + length - 1) // block - begin // block + 2
     else:
-        begin = (begin + sequences.rows[:, 1] - sequences.rows[:, 3])[:, None, None]
+        _, n_query, _, n_key, shift = sequences.rows.unbind(1)
+        begin = (begin + n_query - n_key - shift)[:, None, None]
         diagonals = (length + block - 2) // block + 2
     first = begin // block
     place = torch.arange(length, device=q.device) + (begin - first * block)
@@ -305,12 +308,13 @@ def _sum_of_rows(x: Tensor, entries: int, sequences: Sequences | None) -> Tensor
 
 
 def _sums_gradient(of_queries: Tensor, of_keys: Tensor, sequences: Sequences | None) -> Tensor:
-    """(B, H, Nk) float64, of C[p] of each query and C[j] of each key."""
+    """(B, H, places) float64, of C[p] of each query and C[j] of each key."""
     gradient = of_keys.double()
-    if sequences is not None and sequences.is_packed:
-        # Each key has at most one query, and queries before the first key have a place at the end.
-        room = torch.nn.functional.pad(gradient, (0, 1))
-        return room.index_add_(-1, sequences.keys_of_queries(), of_queries.double())[..., :-1]
+    if sequences is not None and (sequences.is_packed or sequences.longest_shift):
+        # Each place has at most one query, and queries before the first key have one at the end.
+        room = torch.nn.functional.pad(gradient, (0, sequences.places + 1 - gradient.shape[-1]))
+        place = sequences.keys_of_queries().unsqueeze(-2).expand(of_queries.shape)
+        return room.scatter_add_(-1, place, of_queries.double())[..., :-1]
     shown = min(of_queries.shape[2], of_keys.shape[2])
     gradient[..., of_keys.shape[2] - shown :] += of_queries[..., of_queries.shape[2] - shown :]
     return gradient

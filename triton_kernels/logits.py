@@ -6,14 +6,14 @@ import triton
 import triton.language as tl
 
 from .bias import sums_from, tile_bias
-from .primitives import INFINITY, dot, keys_taken, row_address, visible
+from .primitives import INFINITY, dot, keys_taken, position, row_address, visible
 
 
 @triton.jit
 def query_side(bias, problem, b, h, first, gain, BLOCK_M: tl.constexpr, EDGE: tl.constexpr = True):
     """Of BLOCK_M queries: the first one's position, gains, or the one they share, C[p], and the
     first and end of the keys that a plan leaves to them."""
-    p_first = first + problem.n_key - problem.n_query
+    p_first = position(problem, first)
     if bias.gain is not None:
         n = tl.arange(0, BLOCK_M)
         address = row_address(bias.gain, b, h, first) + n

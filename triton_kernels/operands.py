@@ -49,11 +49,12 @@ class Plan(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """Sizes and mask; query i stands at position i + n_key - n_query and sees keys of forms.py.
+    """Sizes and mask; query i stands at position i + n_key - n_query + shift and sees keys of
+    forms.py.
 
-    sequences (B, 4) int64: of each, its first query, number of queries, first key and number of
-    keys, where these are not all rows of its batch entry. n_query and n_key are then those of the
-    longest, until a kernel has taken its own (sequences.py).
+    sequences (B, 5) int64: of each, its first query, number of queries, first key, number of keys
+    and shift, where these are not all rows of its batch entry. n_query and n_key are then those of
+    the longest, until a kernel has taken its own (sequences.py); without them, shift is 0.
     """
 
     heads: int
@@ -69,6 +70,7 @@ class Problem(NamedTuple):
     windowed: tl.constexpr
     positive_scale: tl.constexpr
     longest_query: int
+    shift: int | tl.constexpr = tl.constexpr(0)
     plan: Plan | None = None
     sequences: Tensor | None = None
 

@@ -23,8 +23,8 @@ def of_queries(plan: Tensor | None, problem: Problem, block: int) -> Plan | None
     if plan is None:
         return None
     start = torch.arange(0, problem.n_query, block, device=plan.device)
-    n_query, n_key = _lengths(problem)
-    shift = n_key - n_query
+    n_query, n_key, shift = _lengths(problem)
+    shift = n_key - n_query + shift
     first, end = plan[..., start // PLAN_TILE.value]
     if problem.windowed.value:
         first = torch.maximum(first, start + shift - problem.window + 1)
@@ -48,7 +48,7 @@ def of_keys(plan: Tensor | None, problem: Problem, block: int) -> Plan | None:
         return None
     first_key, end_key = plan
     begin = torch.arange(0, problem.n_key, block, device=plan.device, dtype=torch.int32)
-    n_query, n_key = _lengths(problem)
+    n_query, n_key, shift = _lengths(problem)
     end = (begin + block).clamp(max=n_key).int()
     begin, end = (x.expand(*plan.shape[1:3], -1).contiguous() for x in (begin, end))
     # Tiles before the first one whose end key is beyond a key do not take it; and so on.
@@ -58,7 +58,7 @@ def of_keys(plan: Tensor | None, problem: Problem, block: int) -> Plan | None:
     all_end = torch.searchsorted(first_key, begin, right=True)
     reach = (some_begin, some_end, all_begin, all_end)
     reach = [(x * PLAN_TILE.value).clamp(max=n_query).int() for x in reach]
-    seen_from = begin - (n_key - n_query) if problem.causal.value else 0 * begin
+    seen_from = begin - (n_key - n_query + shift) if problem.causal.value else 0 * begin
     queries = (reach[1] - torch.maximum(reach[0], seen_from)).clamp(min=0)
     if problem.windowed.value:
         queries = queries.clamp(max=problem.window + block)
@@ -68,11 +68,11 @@ def of_keys(plan: Tensor | None, problem: Problem, block: int) -> Plan | None:
     return Plan(*map(rows, plan), order, some_begin, some_end, all_begin, all_end)
 
 
-def _lengths(problem: Problem) -> tuple[int, int] | tuple[Tensor, Tensor]:
-    """Numbers of queries and keys: of all sequences, or (B, 1, 1) of each."""
+def _lengths(problem: Problem) -> tuple[int, int, int] | tuple[Tensor, ...]:
+    """Numbers of queries and keys, and the shift: of all sequences, or (B, 1, 1) of each."""
     if problem.sequences is None:
-        return problem.n_query, problem.n_key
-    return problem.sequences[:, 1, None, None], problem.sequences[:, 3, None, None]
+        return problem.n_query, problem.n_key, 0
+    return tuple(problem.sequences[:, column, None, None] for column in (1, 3, 4))
 
 
 def _longest_first(work: Tensor) -> Tensor:

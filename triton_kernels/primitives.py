@@ -41,6 +41,11 @@ def group_and_block(problem, LAST_FIRST: tl.constexpr):
 
 
 @triton.jit
+def position(problem, query):
+    return query + problem.n_key - problem.n_query + problem.shift
+
+
+@triton.jit
 def row_address(x, b, h, n):
     """Of row n of batch entry b, head h."""
     b, h, n = tl.cast(b, tl.int64), tl.cast(h, tl.int64), tl.cast(n, tl.int64)
@@ -105,8 +110,8 @@ def keys_taken(problem, b, h, first):
 
 @triton.jit
 def visible(problem, p, j, begin, end):
-    """Whether a query at position p, which may lie beyond the last key, sees and takes key j."""
-    sees = (j < end) & (p < problem.n_key)
+    """Whether a query at position p, which may lie beyond the last query, sees and takes key j."""
+    sees = (j < end) & (p < problem.n_key + problem.shift)
     if problem.plan is not None:
         sees &= j >= begin
     if problem.causal:

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from .bias import first_distance
-from .primitives import keys_taken, round_down, round_up, row_address
+from .primitives import keys_taken, position, round_down, round_up, row_address
 
 KEY_PARTS = tl.constexpr(5)
 QUERY_PARTS = tl.constexpr(6)
@@ -47,8 +47,8 @@ def key_ranges(problem, bias, b, h, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.co
     They are tiles that a window or plan hides in part, factored ones before the queries, those
     among and near the queries, factored ones after them, and what is left.
     """
-    p_first = first + problem.n_key - problem.n_query
-    p_last = tl.minimum(first + BLOCK_M, problem.n_query) - 1 + problem.n_key - problem.n_query
+    p_first = position(problem, first)
+    p_last = position(problem, tl.minimum(first + BLOCK_M, problem.n_query) - 1)
     taken, end = keys_taken(problem, b, h, first)
     begin, whole = round_down(taken, BLOCK_N), round_up(taken, BLOCK_N)
     whole_end = round_down(end, BLOCK_N)
@@ -103,7 +103,7 @@ def query_ranges(problem, bias, b, h, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.
     They are tiles before the keys that a plan hides in part, factored ones before the keys, masked
     ones among the keys, those near the keys, factored ones after them, and what is left.
     """
-    shift = problem.n_key - problem.n_query
+    shift = position(problem, 0)
     last = tl.minimum(first + BLOCK_N, problem.n_key) - 1
     begin, near = 0, 0
     end, whole_end = problem.n_query, round_down(problem.n_query, BLOCK_M)

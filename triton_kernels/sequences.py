@@ -14,12 +14,13 @@ import triton.language as tl
 
 from .operands import Bias, Factors, Problem, Rows
 
-FIRST_QUERY, N_QUERY, FIRST_KEY, N_KEY = (tl.constexpr(column) for column in range(4))
+COLUMNS = tl.constexpr(5)
+FIRST_QUERY, N_QUERY, FIRST_KEY, N_KEY, SHIFT = map(tl.constexpr, range(COLUMNS.value))
 
 
 @triton.jit
 def number(problem, b, COLUMN: tl.constexpr):
-    return tl.load(problem.sequences + (4 * b + COLUMN)).to(tl.int32)
+    return tl.load(problem.sequences + (COLUMNS * b + COLUMN)).to(tl.int32)
 
 
 @triton.jit
@@ -52,6 +53,7 @@ def with_lengths(problem, b):
         problem.windowed,
         problem.positive_scale,
         problem.longest_query,
+        number(problem, b, SHIFT),
         problem.plan,
         problem.sequences,
     )

@@ -7,7 +7,7 @@ import triton.language as tl
 
 from .backward import query_statistics
 from .bias import first_distance
-from .primitives import INFINITY, dot, keys_taken, load_tile, row_address
+from .primitives import INFINITY, dot, keys_taken, load_tile, position, row_address
 from .sequences import own_keys, own_problem, own_queries
 
 
@@ -41,7 +41,7 @@ def tile_gradient(
     lse, d = query_statistics(lse_in_base_2, delta, problem, b, h, i, BLOCK)
     x = dot(tile_q, tl.trans(tile_k)) * problem.scale_in_base_2 + tile_bias
     grad_s = tl.exp2(x - lse[:, None]) * (dot(tile_do, tl.trans(tile_v)) - d[:, None])
-    if problem.plan is not None or not problem.causal:
+    if problem.plan is not None or problem.sequences is not None or not problem.causal:
         key = (j + tl.arange(0, BLOCK))[None, :]
         grad_s = tl.where((first_key <= key) & (key < end_key), grad_s, 0.0)
     return grad_s
@@ -71,7 +71,7 @@ def diagonal_sums(
     end = tl.minimum(tl.cdiv(problem.n_query, BLOCK), tl.cdiv(problem.n_key, BLOCK) + diagonal)
     r, c = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
     # All distances of pairs that see each other are in the table, and no others.
-    place = diagonal * BLOCK + problem.n_key - problem.n_query + r - c - first_distance(problem)
+    place = position(problem, diagonal * BLOCK) + r - c - first_distance(problem)
     in_table = (place >= 0) & (place < length)
     tile_bias = tl.load(row_address(bias.terms, b, h, 0) + place, in_table, other=-INFINITY)
     acc = tl.zeros([BLOCK, BLOCK], tl.float32)
@@ -118,7 +118,7 @@ def attn_bwd_table_kernel(
     """Sums over one diagonal of square tiles, which all show the same distances and so one bias.
 
     Tile t of the diagonals holds the pairs of query tile I and key tile I - t, so the distance in
-    its row r and column c is t BLOCK + n_key - n_query + r - c. dS is added up over the tiles where
+    its row r and column c is position(t BLOCK) + r - c. dS is added up over the tiles where
     it lies; then once along r - c: partial (B, H, diagonals, 2, BLOCK) holds at [0, x] the sum of
     r - c = x + 1 - BLOCK and at [1, x] that of r - c = x + 1. length is that of the table. Where
     there are sequences, each has a first_diagonal of its own, (B,) int32.

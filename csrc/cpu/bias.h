@@ -196,14 +196,15 @@ public:
           key_gradient_(arena.take<Real>(kTile)),
           row_sum_gradients_(arena.take<Real>(with_gradient ? kLane * kLane : 0)),
           row_gain_gradients_(arena.take<Real>(with_gradient ? kLane * kLane : 0)),
-          sum_gradient_(with_gradient ? arena.take<double>(problem.n_key) : nullptr),
+          sum_gradient_(with_gradient ? arena.take<double>(problem.n_key + problem.shift)
+                                      : nullptr),
           gain_gradient_(with_gradient ? arena.take<double>(problem.n_query) : nullptr) {}
 
     void begin_head(int64_t b, int64_t h) {
         sums_ = problem_.terms.at<double>(b, h);
         gain_ = problem_.gain.data ? problem_.gain.at<Real>(b, h) : nullptr;
         if (sum_gradient_) {
-            std::memset(sum_gradient_, 0, problem_.n_key * sizeof(double));
+            std::memset(sum_gradient_, 0, problem_.n_terms * sizeof(double));
             std::memset(gain_gradient_, 0, problem_.n_query * sizeof(double));
         }
     }
@@ -265,7 +266,7 @@ public:
     }
     void end_head(const View& grad_terms, const View& grad_gain, int64_t b, int64_t h) {
         double* terms = grad_terms.at<double>(b, h);
-        for (int64_t j = 0; j < problem_.n_key; ++j) terms[j] += sum_gradient_[j];
+        for (int64_t j = 0; j < problem_.n_terms; ++j) terms[j] += sum_gradient_[j];
         if (!gain_) return;
         Real* gain = grad_gain.at<Real>(b, h);
         for (int64_t i = 0; i < problem_.n_query; ++i) gain[i] += Real(gain_gradient_[i]);

@@ -23,17 +23,18 @@ struct Ahead {
     int64_t key_row = 0, value_row = 0, key_bytes = 0, value_bytes = 0;
 
     BFA_INLINE void ask_for_keys(int64_t begin, int64_t end) const {
-        if (keys) ask_for(keys + begin * key_row, (end - begin) * key_row - key_row + key_bytes);
+        if (keys) ask_for(keys, key_row, key_bytes, begin, end);
     }
     BFA_INLINE void ask_for_values(int64_t begin, int64_t end) const {
-        if (values)
-            ask_for(values + begin * value_row,
-                    (end - begin) * value_row - value_row + value_bytes);
+        if (values) ask_for(values, value_row, value_bytes, begin, end);
     }
 
 private:
-    static BFA_INLINE void ask_for(const char* begin, int64_t bytes) {
-        for (int64_t x = 0; x < bytes; x += 64) __builtin_prefetch(begin + x, 0, 2);
+    // Row by row: in a cache with heads inside, those of other heads lie between them.
+    static BFA_INLINE void ask_for(const char* rows, int64_t row, int64_t bytes, int64_t begin,
+                                   int64_t end) {
+        for (int64_t n = begin; n < end; ++n)
+            for (int64_t x = 0; x < bytes; x += 64) __builtin_prefetch(rows + n * row + x, 0, 2);
     }
 };
 

@@ -33,7 +33,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Returns o (B, H, Nq, Dv) in q's dtype and lse (B, H, Nq), float32 or float64 for float64."""
     terms, gain = _per_head(terms, q, form, sequences), _per_head(gain, q, form, sequences)
-    o = empty_rows(q, v.shape[3], sequences)
+    o = empty_rows(q, v.shape[3])
     lse = torch.empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
     if sequences is not None:  # padding stays as it is
         o.zero_(), lse.fill_(-torch.inf)
@@ -67,7 +67,7 @@ def backward(
     # What autograd hands over may be expanded, as the gradient of a sum is; the kernel reads rows.
     grad_o = grad_o if grad_o.stride(3) == 1 else grad_o.contiguous()
     grad_lse = grad_lse.contiguous()
-    grad_q, grad_k, grad_v = (empty_rows(x, x.shape[3], sequences) for x in (q, k, v))
+    grad_q, grad_k, grad_v = (empty_rows(x, x.shape[3]) for x in (q, k, v))
     if sequences is not None:
         grad_q.zero_(), grad_k.zero_(), grad_v.zero_()
     full_terms, full_gain = (_per_head(x, q, form, sequences) for x in (terms, gain))
@@ -132,7 +132,7 @@ def decode(
     """Returns o and lse as `forward` does; k, v, running sums and bounds are pages of a cache."""
     batch, heads, n_query, head_dim = q.shape
     _, kv_heads, page_size, value_dim = v.shape
-    o = torch.empty((*q.shape[:3], value_dim), dtype=q.dtype)
+    o = empty_rows(q, value_dim)
     lse = torch.empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
     if form in ("linear", "distance"):  # tables are long: of these nothing is copied
         terms, peaks = (
@@ -163,18 +163,20 @@ def _problem(q, k, v, terms, gain, form, scale, causal, window, plan, sequences=
     """The arguments that both directions share. Addresses do not keep tensors alive: callers do."""
     batch, heads, n_query, head_dim = q.shape
     _, kv_heads, n_key, value_dim = v.shape
+    shift = 0
     first_key, end_key = (None, None) if plan is None else plan
     if sequences is not None:
         batch = sequences.rows.shape[0]
         n_query, n_key = sequences.longest_query, sequences.longest_key
+        shift = sequences.longest_shift
     return (
         _DTYPE_NAMES[q.dtype],
         form,
-        (batch, heads, kv_heads, n_query, n_key, head_dim, value_dim),
+        (batch, heads, kv_heads, n_query, n_key, head_dim, value_dim, shift),
         0 if sequences is None else sequences.rows.data_ptr(),
         scale,
         causal,
-        n_key if window is None else min(window, n_key),
+        n_key + shift if window is None else min(window, n_key + shift),
         torch.get_num_threads(),
         _address(q),
         _address(k),

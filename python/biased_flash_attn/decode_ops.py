@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from . import backends
+from .sequences import empty_rows
 
 _LIBRARY = torch.library.Library("biased_flash_attn", "FRAGMENT")
 
@@ -29,5 +30,5 @@ for _device in ("CPU", "CUDA"):
 
 @torch.library.register_fake("biased_flash_attn::decode", lib=_LIBRARY)
 def _(q, k, v, *rest):
-    o = q.new_empty((*q.shape[:3], v.shape[3]))
+    o = empty_rows(q, v.shape[3])
     return o, q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))

@@ -13,7 +13,7 @@ from .distance_table import DistanceTable
 from .forms import Cumulative, Distance, Geometry, Linear
 from .functional import DEFAULT_TOLERANCES, FEWEST_KEYS, Call, under_autocast
 from .kv_cache import KVCache
-from .validation import check_bias, check_form, check_options, check_tensors
+from .validation import check_bias, check_form, check_options, check_tensors, refuse_gradients
 
 
 def biased_flash_attn_with_kvcache(
@@ -176,17 +176,12 @@ def _check_cache(q: Tensor, cache: KVCache, k: Tensor, v: Tensor) -> None:
 
 
 def _check_gradients(q, k, v, bias) -> None:
-    if not torch.is_grad_enabled():
-        return
+    refuse_gradients({"q": q, "k": k, "v": v})
     of_bias = bias.parameters() if isinstance(bias, nn.Module) else ()
     if isinstance(bias, CumulativeBias):
         of_bias = (x for x in (bias.steps, bias.gain) if x is not None)
-    tensors = [("q", q), ("k", k), ("v", v), *(("bias", x) for x in of_bias)]
-    for name, x in tensors:
-        if x.requires_grad:
-            raise ValueError(
-                f"{name} requires gradients, which decoding has not; call it under torch.no_grad()"
-            )
+    for x in of_bias:
+        refuse_gradients({"bias": x})
 
 
 def _check_sums(form, q: Tensor, cache: KVCache, k: Tensor) -> None:

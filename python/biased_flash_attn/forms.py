@@ -19,11 +19,12 @@ from .sequences import Sequences
 class Geometry:
     """Where the queries stand among the keys, and which keys they see.
 
-    Query i has position p_i = i + n_key - n_query: the last query stands on the last key. It sees
-    key j when j <= p_i, unless causal is False, and, with a window, only when p_i - j < window.
+    Query i has position p_i = i + n_key - n_query + shift: the last query stands on the last key,
+    or shift keys beyond it. It sees key j when j <= p_i, unless causal is False, and, with a
+    window, only when p_i - j < window.
 
-    Where there are sequences, this holds in each of them, for its own lengths; n_query and n_key
-    are then those of the longest.
+    Where there are sequences, this holds in each of them, for its own lengths; n_query, n_key and
+    shift are then the largest of any.
     """
 
     n_query: int
@@ -31,6 +32,7 @@ class Geometry:
     causal: bool = True
     window: int | None = None
     sequences: Sequences | None = None
+    shift: int = 0
 
     @property
     def query_rows(self) -> int:
@@ -43,6 +45,11 @@ class Geometry:
         return self.n_key if self.sequences is None else self.sequences.key_rows
 
     @property
+    def places(self) -> int:
+        """How many steps a bias has that sums them: one for each key, and on to the last query."""
+        return self.n_key + self.shift if self.sequences is None else self.sequences.places
+
+    @property
     def first_distance(self) -> int:
         """The smallest distance of a visible pair, where a distance table begins."""
         return 0 if self.causal else 1 - self.n_query
@@ -50,7 +57,9 @@ class Geometry:
     @property
     def n_distances(self) -> int:
         """The length of a distance table: distances of visible pairs, and at least one."""
-        reach = self.n_key if self.window is None else min(self.n_key, self.window)
+        reach = self.n_key + self.shift
+        if self.window is not None:
+            reach = min(reach, self.window)
         return max(1, reach - self.first_distance)
 
     def distances(self, device: torch.device | None = None) -> Tensor:
@@ -61,10 +70,11 @@ class Geometry:
 
     def positions(self, device: torch.device | None = None) -> Tensor:
         """p_i, (n_query,) int64; negative for queries that stand before the first key."""
-        return torch.arange(self.n_key - self.n_query, self.n_key, device=device)
+        end = self.n_key + self.shift
+        return torch.arange(end - self.n_query, end, device=device)
 
     def running_sums(self, steps: Tensor) -> Tensor:
-        """(B or 1, H, key_rows) to sums along each sequence, float64."""
+        """(B or 1, H, places) to sums along each sequence, float64."""
         if self.sequences is None:
             return steps.double().cumsum(-1)
         return self.sequences.running_sums(steps)
@@ -134,8 +144,9 @@ class Cumulative:
         beta = g_i (C[p_i] - C[j])    for keys up to the query's position,
         beta = g_i (C[j] - C[p_i])    for keys after it.
 
-    sums C (B or 1, H or 1, n_key) float64 are inclusive cumulative sums along the keys, zero
-    before the first key; gain g is (B or 1, H or 1, n_query), or None for ones.
+    sums C (B or 1, H or 1, places) float64 are inclusive cumulative sums along the keys, and on to
+    the last query, zero before the first key; gain g is (B or 1, H or 1, n_query), or None for
+    ones.
     """
 
     sums: Tensor
@@ -155,7 +166,7 @@ class Cumulative:
         device = self.sums.device
         from_before = torch.nn.functional.pad(self.sums, (1, 0))
         at_query = from_before[..., geometry.positions(device).clamp(min=-1) + 1]
-        beta = at_query[..., :, None] - self.sums[..., None, :]
+        beta = at_query[..., :, None] - self.sums[..., None, : geometry.n_key]
         beta = torch.where(geometry.pair_distances(device) >= 0, beta, -beta)
         if self.gain is not None:
             beta = self.gain.double()[..., None] * beta

@@ -121,12 +121,13 @@ class Call:
         tensors = (x if x is None else x.detach() for x in self.tensors())
         return ops.plan(*tensors, *self.options(), self.tolerance, self.backend, *self.sequences())
 
-    def sequences(self) -> tuple[Tensor, int, int] | tuple[()]:
-        """The operators' last arguments: where sequences lie, and how long they are at most."""
+    def sequences(self) -> tuple[Tensor, int, int, int] | tuple[()]:
+        """The operators' last arguments: where sequences lie, and their largest sizes."""
         sequences = self.geometry.sequences
         if sequences is None:
             return ()
-        return sequences.rows, sequences.longest_query, sequences.longest_key
+        longest = sequences.longest_query, sequences.longest_key, sequences.longest_shift
+        return sequences.rows, *longest
 
     def run(self) -> tuple[Tensor, Tensor]:
         """o and lse."""
@@ -163,11 +164,12 @@ def prepared(
     if key_padding_mask is not None:
         check_mask(key_padding_mask, q, k, causal)
         sequences = Sequences.of_mask(key_padding_mask, q.shape[2])
-    n_query, n_key = q.shape[2], k.shape[2]
+    n_query, n_key, shift = q.shape[2], k.shape[2], 0
     if sequences is not None:
         n_query, n_key = sequences.longest_query, sequences.longest_key
-    window = None if window is None else min(window, max(1, n_key))
-    geometry = Geometry(n_query, n_key, causal, window, sequences)
+        shift = sequences.longest_shift
+    window = None if window is None else min(window, max(1, n_key + shift))
+    geometry = Geometry(n_query, n_key, causal, window, sequences, shift)
     form = None
     if bias is not None:
         check_bias(bias, q)
@@ -205,7 +207,7 @@ def _joined(results: list[tuple[Tensor, Tensor]], sequences: Sequences) -> tuple
         o, lse = (torch.cat(x, 2) for x in zip(*results, strict=True))
         return o, lse
     padded = []
-    for (o, lse), (first, count, _, _) in zip(results, sequences.rows.tolist(), strict=True):
+    for (o, lse), (first, count, *_) in zip(results, sequences.rows.tolist(), strict=True):
         around = (first, sequences.query_rows - first - count)
         padded.append((pad(o, (0, 0, *around)), pad(lse, around, value=-torch.inf)))
     o, lse = (torch.cat(x) for x in zip(*padded, strict=True))

@@ -18,7 +18,10 @@ from .sequences import Sequences, empty_rows
 
 _LIBRARY = torch.library.Library("biased_flash_attn", "DEF")
 
-_SEQUENCES = "Tensor? sequences=None, SymInt? longest_query=None, SymInt? longest_key=None"
+_SEQUENCES = (
+    "Tensor? sequences=None, SymInt? longest_query=None, SymInt? longest_key=None,"
+    " SymInt? longest_shift=None"
+)
 _LIBRARY.define(
     "forward(Tensor q, Tensor k, Tensor v, Tensor? terms, Tensor? gain, str form, float scale,"
     " bool causal, SymInt? window, Tensor? plan, str backend,"
@@ -59,20 +62,21 @@ def _backward(*arguments):
     return grad_q, grad_k, grad_v, *(nothing.clone() if g is None else g for g in grad_bias)
 
 
-def _sequences(q, k, rows=None, *longest) -> Sequences | None:
+def _sequences(q, k, rows=None, longest_query=None, longest_key=None, longest_shift=None):
     if rows is None:
         return None
     is_packed = q.shape[0] != rows.shape[0]
-    return Sequences(rows, *longest, q.shape[2], k.shape[2], is_packed)
+    all_rows = q.shape[2], k.shape[2]
+    return Sequences(rows, longest_query, longest_key, *all_rows, is_packed, longest_shift or 0)
 
 
 def _plan(q, k, v, terms, gain, form, scale, causal, window, tolerance, backend, *where):
     sequences = _sequences(q, k, *where)
-    make, longest = skipping.make, (q.shape[2], k.shape[2])
+    make, longest, shift = skipping.make, (q.shape[2], k.shape[2]), 0
     if sequences is not None:
         make = skipping.make_of_sequences
-        longest = sequences.longest_query, sequences.longest_key
-    bias = Bias(terms, gain, form, scale, Geometry(*longest, causal, window, sequences))
+        longest, shift = (sequences.longest_query, sequences.longest_key), sequences.longest_shift
+    bias = Bias(terms, gain, form, scale, Geometry(*longest, causal, window, sequences, shift))
     with torch.autocast(q.device.type, enabled=False):
         return make(q, k, v, bias, tolerance, backend)
 
@@ -84,19 +88,19 @@ for _device in ("CPU", "CUDA"):
 
 
 @torch.library.register_fake("biased_flash_attn::forward", lib=_LIBRARY)
-def _(q, k, v, terms, gain, form, scale, causal, window, plan, backend, sequences=None, *_):
-    o = empty_rows(q, v.shape[3], sequences)
+def _(q, k, v, *_):
+    o = empty_rows(q, v.shape[3])
     return o, q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
 
 
 @torch.library.register_fake("biased_flash_attn::backward", lib=_LIBRARY)
 def _(grad_o, grad_lse, q, k, v, o, lse, terms, gain, form, scale, causal, window, *rest):
-    wanted, _, _, sequences, *_ = (*rest, None)
+    wanted, *_ = rest
 
     def like(x):
         return q.new_empty(0) if x is None or not wanted else x.new_empty(x.shape)
 
-    gradients = (empty_rows(x, x.shape[3], sequences) for x in (q, k, v))
+    gradients = (empty_rows(x, x.shape[3]) for x in (q, k, v))
     return (*gradients, like(terms), like(gain))
 
 
@@ -143,7 +147,7 @@ def _differentiate(ctx, grad_o, grad_lse):
         grad_v,
         grad_terms if wants_terms else None,
         grad_gain if wants_gain else None,
-        *[None] * 9,
+        *[None] * 10,
     )
 
 

@@ -33,15 +33,15 @@ def parts(
 ) -> Iterator[Part]:
     """The sequences of a geometry that has some, one by one."""
     for b, rows in enumerate(geometry.sequences.rows.tolist()):
-        first_query, n_query, first_key, n_key = rows
-        own = Geometry(n_query, n_key, geometry.causal, geometry.window)
+        first_query, n_query, first_key, n_key, shift = rows
+        own = Geometry(n_query, n_key, geometry.causal, geometry.window, shift=shift)
         of_queries = slice(first_query, first_query + n_query)
         of_keys = slice(first_key, first_key + n_key)
         if form == "distance":
             first_term = own.first_distance - geometry.first_distance
             of_terms = slice(first_term, first_term + own.n_distances)
         else:
-            of_terms = slice(None) if form == "linear" else of_keys
+            of_terms = slice(None) if form == "linear" else slice(first_key, first_key + own.places)
         yield Part(
             own,
             _entry(q, b)[:, :, of_queries],

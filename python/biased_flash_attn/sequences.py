@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ _LIBRARY.define(
     "rows_of_offsets(Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt total_q, SymInt total_k,"
     " SymInt? max_seqlen_q, SymInt? max_seqlen_k) -> Tensor"
 )
-_LIBRARY.define("rows_of_mask(Tensor mask, SymInt n_query) -> Tensor")
+_LIBRARY.define("rows_of_mask(Tensor mask, SymInt n_query, str name) -> Tensor")
 _LIBRARY.define("running_sums(Tensor steps, Tensor lengths, bool reverse) -> Tensor")
 
 
@@ -21,9 +21,9 @@ _LIBRARY.define("running_sums(Tensor steps, Tensor lengths, bool reverse) -> Ten
 class Sequences:
     """Ranges of the rows of q and k. What lies in none of them is padding.
 
-    rows (B, 4) int64: of each sequence its first query, its number of queries, its first key and
-    its number of keys. Packed, all of them are rows of one batch entry; else sequence b lies in
-    entry b.
+    rows (B, 5) int64: of each sequence its first query, its number of queries, its first key, its
+    number of keys, and how many keys beyond the last one its last query stands. Packed, all of them
+    are rows of one batch entry; else sequence b lies in entry b.
     """
 
     rows: Tensor
@@ -32,6 +32,13 @@ class Sequences:
     query_rows: int  # of a batch entry of q
     key_rows: int
     is_packed: bool
+    longest_shift: int = 0
+
+    @staticmethod
+    def of_entries(batch: int, n_query: int, n_key: int, device=None) -> Sequences:
+        """Those that have all rows of their batch entries."""
+        rows = torch.tensor([[0, n_query, 0, n_key, 0]], device=device).expand(batch, 5)
+        return Sequences(rows.contiguous(), n_query, n_key, n_query, n_key, is_packed=False)
 
     @staticmethod
     def of_offsets(
@@ -47,32 +54,62 @@ class Sequences:
         if None in longest:
             found = totals
             if not torch.compiler.is_compiling():
-                found = rows[:, 1::2].amax(0).tolist() if len(rows) else (0, 0)
+                found = rows[:, 1:4:2].amax(0).tolist() if len(rows) else (0, 0)
             longest = [f if n is None else n for n, f in zip(longest, found, strict=True)]
         return Sequences(rows, *longest, *totals, is_packed=True)
 
     @staticmethod
-    def of_mask(mask: Tensor, n_query: int) -> Sequences:
-        """Those of padded batches, (B, n_key) bool: True for tokens, which lie side by side."""
-        rows = torch.ops.biased_flash_attn.rows_of_mask(mask, n_query)
+    def of_mask(mask: Tensor, n_query: int, name: str = "key_padding_mask") -> Sequences:
+        """Those of padded batches, (B, n_key) bool: True for tokens, which lie side by side.
+
+        Raises ValueError where they do not, calling the mask by its name.
+        """
+        rows = torch.ops.biased_flash_attn.rows_of_mask(mask, n_query, name)
         n_key = mask.shape[1]
         return Sequences(rows, n_query, n_key, n_query, n_key, is_packed=False)
 
+    def shifted(self, shift: int | Tensor, longest: int | None = None) -> Sequences:
+        """The same, the queries of each standing so many keys further on, (B,) or for all alike.
+
+        longest: at least the largest shift; else it is read, for which a GPU is waited for.
+        Raises ValueError for negative ones.
+        """
+        rows = self.rows.clone()
+        rows[:, 4] += shift
+        if longest is None:
+            least, longest = rows[:, 4].aminmax() if len(rows) else (0, 0)
+            if least < 0:
+                raise ValueError(f"shift is {int(least)}; it must be 0 or more")
+        return replace(self, rows=rows, longest_shift=int(longest))
+
+    @property
+    def places(self) -> int:
+        """How many numbers a batch entry has of a bias that sums steps up to the last query."""
+        return self.key_rows + (0 if self.is_packed else self.longest_shift)
+
     def running_sums(self, steps: Tensor) -> Tensor:
-        """(B or 1, H, key_rows) to sums that begin anew with each sequence, float64."""
+        """(B or 1, H, places) to sums that begin anew with each sequence, float64.
+
+        Raises ValueError where queries of packed sequences stand beyond their keys.
+        """
+        if self.is_packed and self.longest_shift:
+            raise ValueError("packed sequences have no steps of queries beyond their keys")
         if self.is_packed:
             lengths = self.rows[:, 3].cpu()
             return torch.ops.biased_flash_attn.running_sums(steps.double(), lengths, False)
         first, count = self.rows[:, 2, None], self.rows[:, 3, None]
-        j = torch.arange(self.key_rows, device=steps.device)
+        count = count + self.rows[:, 4, None]
+        j = torch.arange(self.places, device=steps.device)
         is_token = ((first <= j) & (j < first + count))[:, None]
         return torch.where(is_token, steps.double(), 0).cumsum(-1)
 
     def of_queries(self, keys: Tensor) -> Tensor:
         """What belongs to keys (..., key_rows), of those on which queries stand (..., query_rows).
 
-        Raises ValueError where a sequence has more queries than keys.
+        Raises ValueError where a sequence has more queries than keys, or some beyond them.
         """
+        if self.longest_shift:
+            raise ValueError("queries stand beyond the keys; gain must have one number a query")
         if not self.is_packed:
             return keys[..., self.key_rows - self.query_rows :]
         if not torch.compiler.is_compiling() and (self.rows[:, 1] > self.rows[:, 3]).any():
@@ -83,22 +120,27 @@ class Sequences:
         return keys[..., self.keys_of_queries()]
 
     def keys_of_queries(self) -> Tensor:
-        """The key on which each packed query stands, or key_rows where it stands before the first
-        of its sequence. (query_rows,) int64"""
-        first_query, n_query, first_key, n_key = self.rows.unbind(1)
-        moved = torch.stack([first_key + n_key - first_query - n_query, first_key], 1)
-        moved, first = moved.repeat_interleave(n_query, 0, output_size=self.query_rows).unbind(1)
+        """The key of its batch entry on which each query stands, or `places` where it stands before
+        the first of its sequence. (query_rows,) int64; (B, query_rows) unless packed."""
+        first_query, n_query, first_key, n_key, shift = self.rows.unbind(1)
+        moved = torch.stack([first_key + n_key + shift - first_query - n_query, first_key], 1)
+        if self.is_packed:
+            moved = moved.repeat_interleave(n_query, 0, output_size=self.query_rows)
+        else:
+            moved = moved[:, None]
+        moved, first = moved.unbind(-1)
         key = torch.arange(self.query_rows, device=self.rows.device) + moved
-        return torch.where(key >= first, key, self.key_rows)
+        return torch.where((key >= first) & (key < self.places), key, self.places)
 
 
-def empty_rows(like: Tensor, channels: int, sequences: object | None) -> Tensor:
+def empty_rows(like: Tensor, channels: int) -> Tensor:
     """Room for rows of so many channels as `like` (B, H, N, D) has rows.
 
-    With sequences, heads lie inside where those of `like` do: packed results are contiguous then.
+    Heads lie inside where those of `like` do, so that what was contiguous as (B, N, H, D), or
+    packed, comes back contiguous.
     """
     batch, heads, n, _ = like.shape
-    if sequences is None or like.stride(1) >= like.stride(2):
+    if like.stride(1) >= like.stride(2):
         return like.new_empty((batch, heads, n, channels))
     return like.new_empty((batch, n, heads, channels)).transpose(1, 2)
 
@@ -115,6 +157,7 @@ def _rows_of_offsets(cu_seqlens_q, cu_seqlens_k, total_q, total_k, max_seqlen_q,
         if not unread:
             check_offsets(side, offsets, total, longest)
         columns += [offsets[:-1], offsets.diff()]
+    columns.append(torch.zeros_like(columns[0]))
     return torch.stack(columns, 1).long()
 
 
@@ -136,7 +179,7 @@ def check_offsets(side: str, offsets: Tensor, total: int, longest: int | None) -
         raise ValueError(f"max_seqlen_{side} is {longest}; it must be at least {most}")
 
 
-def _rows_of_mask(mask, n_query):
+def _rows_of_mask(mask, n_query, name):
     n_key = mask.shape[1]
     count = mask.sum(1)
     first = mask.byte().argmax(1) if n_key else count
@@ -144,14 +187,15 @@ def _rows_of_mask(mask, n_query):
     if (holes := (end - first != count)).any():
         b = int(holes.nonzero()[0])
         raise ValueError(
-            f"key_padding_mask has padding between the tokens of batch entry {b};"
+            f"{name} has padding between the tokens of batch entry {b};"
             " the tokens of a sequence must lie side by side"
         )
     # A query on padding, or before the first slot, is padding.
-    shift = n_key - n_query
-    first_query = (first - shift).clamp(0, n_query)
-    end_query = torch.where(count > 0, (end - shift).clamp(0, n_query), first_query)
-    return torch.stack([first_query, end_query - first_query, first, count], 1)
+    before = n_key - n_query
+    first_query = (first - before).clamp(0, n_query)
+    end_query = torch.where(count > 0, (end - before).clamp(0, n_query), first_query)
+    n_query = end_query - first_query
+    return torch.stack([first_query, n_query, first, count, torch.zeros_like(count)], 1)
 
 
 def _running_sums(steps, lengths, reverse):
@@ -169,12 +213,12 @@ for _device in ("CPU", "CUDA"):
 
 @torch.library.register_fake("biased_flash_attn::rows_of_offsets", lib=_LIBRARY)
 def _(cu_seqlens_q, *rest):
-    return cu_seqlens_q.new_empty((cu_seqlens_q.shape[0] - 1, 4), dtype=torch.int64)
+    return cu_seqlens_q.new_empty((cu_seqlens_q.shape[0] - 1, 5), dtype=torch.int64)
 
 
 @torch.library.register_fake("biased_flash_attn::rows_of_mask", lib=_LIBRARY)
-def _(mask, n_query):
-    return mask.new_empty((mask.shape[0], 4), dtype=torch.int64)
+def _(mask, n_query, name):
+    return mask.new_empty((mask.shape[0], 5), dtype=torch.int64)
 
 
 @torch.library.register_fake("biased_flash_attn::running_sums", lib=_LIBRARY)

@@ -58,7 +58,8 @@ def make_of_sequences(
     plan[0] = torch.where(exists, 0, plan[1])
     each = parts(bias.geometry, q, k, v, bias.terms, bias.gain, bias.form)
     for b, part in enumerate(each):
-        if part.geometry.n_key < FEWEST_KEYS or part.geometry.n_query == 0:
+        few = part.geometry.n_key < FEWEST_KEYS or part.geometry.n_query == 0
+        if few or part.geometry.shift:  # beyond the keys, no nearest ones bound a query's lse
             continue
         own = Bias(part.terms, part.gain, bias.form, bias.scale, part.geometry)
         made = make(part.q, part.k, part.v, own, tolerance, backend)

@@ -14,44 +14,68 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 MAX_HEAD_DIM = 256
 
 
-def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Ranks, dtypes, devices, shapes and strides of q, k and v."""
-    for name, x in (("q", q), ("k", k), ("v", v)):
+LAYOUT = "(batch, heads, sequence, head_dim)"
+
+
+def check_each(tensors: dict[str, Tensor], layout: str = LAYOUT) -> None:
+    """What tensors of a call have to be one by one, and in common with the first."""
+    (first, q), *_ = tensors.items()
+    for name, x in tensors.items():
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor")
         if x.is_nested or x.layout != torch.strided:
             raise TypeError(f"{name} is a nested or sparse tensor; it must be a dense one")
-        if x.dim() != 4:
-            raise ValueError(
-                f"{name} has shape {tuple(x.shape)}; it must be (batch, heads, sequence, head_dim)"
-            )
+        if x.dim() != layout.count(",") + 1:
+            raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be {layout}")
         if x.dtype not in DTYPES:
             raise TypeError(f"{name} is {x.dtype}; it may be float64, float32, bfloat16 or float16")
         if x.dtype != q.dtype:
-            raise TypeError(f"{name} is {x.dtype} and q is {q.dtype}; they must have one dtype")
+            raise TypeError(
+                f"{name} is {x.dtype} and {first} is {q.dtype}; they must have one dtype"
+            )
         if x.device != q.device:
-            raise ValueError(f"{name} is on {x.device} and q on {q.device}; they must share one")
-        if not 1 <= x.shape[3] <= MAX_HEAD_DIM:
-            raise ValueError(f"{name} has head_dim {x.shape[3]}; it may be 1 to {MAX_HEAD_DIM}")
-        if x.stride(3) != 1 and x.shape[3] > 1:
             raise ValueError(
-                f"{name} has stride {x.stride(3)} in its last dimension; it must be contiguous"
+                f"{name} is on {x.device} and {first} on {q.device}; they must share one"
+            )
+        if not 1 <= x.shape[-1] <= MAX_HEAD_DIM:
+            raise ValueError(f"{name} has head_dim {x.shape[-1]}; it may be 1 to {MAX_HEAD_DIM}")
+        if x.stride(-1) != 1 and x.shape[-1] > 1:
+            raise ValueError(
+                f"{name} has stride {x.stride(-1)} in its last dimension; it must be contiguous"
                 f" there: pass {name}.contiguous()"
             )
-    batch, heads, _, head_dim = q.shape
-    if heads < 1 or k.shape[1] < 1:
-        raise ValueError(f"q has {heads} heads and k has {k.shape[1]}; both need at least one")
-    if k.shape[3] != head_dim:
-        raise ValueError(f"k has head_dim {k.shape[3]}; it must be that of q, {head_dim}")
+
+
+def check_heads(
+    q: Tensor, k: Tensor, heads_at: int = 1, names: tuple[str, str] = ("q", "k")
+) -> None:
+    """Whether the heads of q, in one of its dimensions, can share those of k."""
+    (heads, kv_heads), (of_q, of_k) = (x.shape[heads_at] for x in (q, k)), names
+    if heads < 1 or kv_heads < 1:
+        raise ValueError(
+            f"{of_q} has {heads} heads and {of_k} has {kv_heads}; both need at least one"
+        )
+    if k.shape[-1] != q.shape[-1]:
+        raise ValueError(
+            f"{of_k} has head_dim {k.shape[-1]}; it must be that of {of_q}, {q.shape[-1]}"
+        )
+    if heads % kv_heads:
+        raise ValueError(
+            f"{of_k} has {kv_heads} heads; their number must divide that of {of_q}, {heads}"
+        )
+
+
+def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Ranks, dtypes, devices, shapes and strides of q, k and v."""
+    check_each({"q": q, "k": k, "v": v})
+    check_heads(q, k)
     if v.shape[:3] != k.shape[:3]:
         raise ValueError(
             f"v has shape {tuple(v.shape)}; its batch, heads and sequence must be those of k,"
             f" {tuple(k.shape[:3])}"
         )
-    if k.shape[0] != batch:
-        raise ValueError(f"k has batch {k.shape[0]}; it must be that of q, {batch}")
-    if heads % k.shape[1]:
-        raise ValueError(f"k has {k.shape[1]} heads; their number must divide that of q, {heads}")
+    if k.shape[0] != q.shape[0]:
+        raise ValueError(f"k has batch {k.shape[0]}; it must be that of q, {q.shape[0]}")
 
 
 def check_mask(mask: Tensor, q: Tensor, k: Tensor, causal: bool) -> None:
@@ -118,16 +142,33 @@ def check_options(causal, window, scale, tolerance, backend) -> None:
             raise TypeError(f"window is {window!r}; it must be None or a positive int")
         if window < 1:
             raise ValueError(f"window is {window}; it must be None or a positive int")
-    if scale is not None:
-        _check_number("scale", scale, "None or a finite number")
-        if not abs(scale) <= sys.float_info.max:
-            raise ValueError(f"scale is {scale}; it must be None or a finite number")
+    check_scale("scale", scale)
     if tolerance is not None:
         _check_number("tolerance", tolerance, "None or a number in [0, 1)")
         if not 0 <= tolerance < 1:
             raise ValueError(f"tolerance is {tolerance}; it must be None or a number in [0, 1)")
     if backend is not None and not isinstance(backend, str):
         raise TypeError(f"backend is {backend!r}; it must be None or a name")
+
+
+def check_scale(name: str, scale) -> None:
+    """The factor of q k^T, by whatever name."""
+    if scale is None:
+        return
+    _check_number(name, scale, "None or a finite number")
+    if not abs(scale) <= sys.float_info.max:
+        raise ValueError(f"{name} is {scale}; it must be None or a finite number")
+
+
+def refuse_gradients(tensors: dict[str, Tensor]) -> None:
+    """Of what decoding is given, where gradients are recorded."""
+    if not torch.is_grad_enabled():
+        return
+    for name, x in tensors.items():
+        if x.requires_grad:
+            raise ValueError(
+                f"{name} requires gradients, which decoding has not; call it under torch.no_grad()"
+            )
 
 
 def check_bias(bias, q: Tensor) -> None:
@@ -153,7 +194,7 @@ def check_form(form, q: Tensor, geometry: Geometry) -> None:
     real = torch.promote_types(q.dtype, torch.float32)
     terms_dtype = torch.float64 if isinstance(form, Cumulative) else real
     lengths = {"linear": None, "distance": geometry.n_distances}
-    terms_length = lengths.get(form.name, geometry.key_rows)
+    terms_length = lengths.get(form.name, geometry.places)
     # Packed sequences share a batch entry, but not what a bias of positions has for each of them.
     shares_entry = geometry.sequences is None or form.name not in lengths
     batch = q.shape[0] if shares_entry else len(geometry.sequences.rows)

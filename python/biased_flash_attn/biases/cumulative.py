@@ -57,9 +57,9 @@ class CumulativeBias:
         Raises ValueError where steps or gain do not fit the geometry.
         """
         n_steps = self.steps.shape[-1]
-        if n_steps != geometry.key_rows:
+        if n_steps != geometry.places:
             raise ValueError(
-                f"steps has length {n_steps}; it must be the number of keys, {geometry.key_rows}"
+                f"steps has length {n_steps}; it must be the number of keys, {geometry.places}"
             )
         gain = None if self.gain is None else self._gain_of_queries(geometry).to(dtype)
         return Cumulative(geometry.running_sums(self.steps), gain, self.kernel)

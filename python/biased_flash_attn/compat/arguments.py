@@ -1,0 +1,102 @@
+"""What the arguments of flash-attn mean here, and what is not offered."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..forms import Distance, Geometry, Linear
+
+
+class Visible(NamedTuple):
+    """Which keys are seen, as `Geometry` says it: the arguments that follow `n_key`."""
+
+    causal: bool
+    window: int | None
+    shift: int  # of positions, so that a window that reaches into the future ends at them
+
+
+def visible(causal, window_size, n_query: int, n_key: int) -> Visible:
+    """What flash-attn's mask is for sequences of at most so many queries and keys."""
+    if not isinstance(causal, bool):
+        raise TypeError(f"causal is {causal!r}; it must be True or False")
+    left, right = _checked_window(window_size)
+    if causal:
+        right = 0
+    # A side on which no key lies beyond the window has none.
+    if left >= n_key - 1:
+        left = -1
+    if right >= n_query - 1 and not causal:
+        right = -1
+    if right == -1:
+        return Visible(False, None if left == -1 else left + 1, 0)
+    return Visible(True, None if left == -1 else left + right + 1, right)
+
+
+def _checked_window(window_size) -> tuple[int, int]:
+    allowed = "it must be a pair of ints (left, right), -1 for no limit"
+    if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
+        raise TypeError(f"window_size is {window_size!r}; {allowed}")
+    for side in window_size:
+        if isinstance(side, bool) or not isinstance(side, (int, torch.SymInt)):
+            raise TypeError(f"window_size is {window_size!r}; {allowed}")
+        if side < -1:
+            raise ValueError(f"window_size is {window_size!r}; {allowed}")
+    return tuple(window_size)
+
+
+class AlibiSlopes:
+    """b_ij = -slope |p_i - j| with the slopes of a call, (B or 1, H).
+
+    shift: by how much the positions of the geometry are moved beyond p_i.
+    """
+
+    def __init__(self, slopes: Tensor, shift: int):
+        self.slopes, self.shift = slopes, shift
+
+    def lower(self, geometry: Geometry, dtype: torch.dtype, device: torch.device):
+        """The slopes or, where positions are moved, the table over their distances."""
+        if self.shift == 0:
+            return Linear(self.slopes.to(dtype))
+        d = geometry.distances(device) - self.shift
+        return Distance((-self.slopes.double()[..., None] * d.abs()).to(dtype))
+
+
+def alibi(slopes, shift: int, q: Tensor, batch: int, heads: int) -> AlibiSlopes | None:
+    """The bias that flash-attn's alibi_slopes stand for."""
+    if slopes is None:
+        return None
+    name = "alibi_slopes"
+    if not isinstance(slopes, Tensor):
+        raise TypeError(f"{name} is a {type(slopes).__name__}; it must be None or a torch.Tensor")
+    if slopes.dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"{name} is {slopes.dtype}; it must be torch.float32")
+    if slopes.shape not in ((heads,), (batch, heads)):
+        raise ValueError(
+            f"{name} has shape {tuple(slopes.shape)}; it must be (heads,) or (batch, heads),"
+            f" ({heads},) or ({batch}, {heads})"
+        )
+    if slopes.device != q.device:
+        raise ValueError(f"{name} is on {slopes.device} and q on {q.device}; they must share one")
+    return AlibiSlopes(slopes.reshape(-1, heads), shift)
+
+
+def refuse_dropout(dropout_p) -> None:
+    """Anything but 0."""
+    if dropout_p != 0:
+        raise ValueError(f"dropout_p is {dropout_p!r}; it must be 0: dropout is not offered")
+
+
+def refuse_softcap(softcap) -> None:
+    """Anything but 0."""
+    if softcap != 0:
+        raise ValueError(f"softcap is {softcap!r}; it must be 0: capped logits are not offered")
+
+
+def with_rows(x):
+    """x as the kernels read it, contiguous in its last dimension, copied if it is not."""
+    if not isinstance(x, Tensor) or x.dim() == 0 or x.stride(-1) == 1:
+        return x
+    return x.contiguous()

@@ -1,0 +1,49 @@
+"""Keys and values in tensors of the caller's, which are written to and read where they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Cache:
+    """Key n of sequence b is row n % rows of entry table[b, n // rows].
+
+    k (entries, rows, Hkv, D) and v (entries, rows, Hkv, Dv) are pages or, with one column of the
+    table, whole sequences; table (B, columns) is int32.
+    """
+
+    k: Tensor
+    v: Tensor
+    table: Tensor
+
+    @property
+    def rows(self) -> int:
+        return self.k.shape[1]
+
+    @property
+    def capacity(self) -> int:
+        """How many keys of a sequence have a place."""
+        return self.table.shape[1] * self.rows
+
+    def write(self, k: Tensor, v: Tensor, keys: Tensor) -> None:
+        """k (B, n, Hkv, D) and v (B, n, Hkv, Dv) become the keys (B, n) of their sequences."""
+        entry = self.table.gather(1, keys // self.rows).long()
+        row = keys % self.rows
+        self.k[entry, row], self.v[entry, row] = k, v
+
+    def packed(self, longest: int) -> tuple[Tensor, Tensor, Tensor]:
+        """k and v (total, Hkv, D or Dv) and where in them each sequence begins, (B,).
+
+        They are the caller's own memory but for pages, of which the first `longest` keys are
+        copied, and for a cache whose entries do not follow one another.
+        """
+        if self.table.shape[1] == 1:
+            return self.k.flatten(0, 1), self.v.flatten(0, 1), self.table[:, 0].long() * self.rows
+        columns = -(-longest // self.rows)
+        pages = self.table[:, :columns].clamp(min=0).long().flatten()
+        begin = torch.arange(len(self.table), device=pages.device) * columns * self.rows
+        return self.k[pages].flatten(0, 1), self.v[pages].flatten(0, 1), begin

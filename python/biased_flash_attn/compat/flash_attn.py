@@ -1,0 +1,166 @@
+"""flash-attn 2's calls for training: one batch, or packed sequences."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..functional import prepared
+from ..sequences import Sequences
+from ..validation import check_each, check_heads, check_packed, check_scale
+from .arguments import alibi, refuse_dropout, refuse_softcap, visible, with_rows
+
+_LAYOUT = "(batch, sequence, heads, head_dim)"
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Tensor | tuple[Tensor, Tensor, None]:
+    """`biased_flash_attn` under the signature of flash-attn 2 (Dao, 2023).
+
+    Query i stands at position p = i + seqlen_k - seqlen_q, the last on the last key.
+
+    What differs from flash-attn:
+
+    - alibi_slopes have gradients, and so has lse.
+    - lse is that of the logits with the bias exactly as written. In causal calls with alibi_slopes
+      flash-attn leaves out what is the same for a whole row, so that its lse is larger by
+      slope * p; outputs are the same.
+    - lse of a row that sees no key is -inf; flash-attn has inf there. Its output is 0 in both.
+    - Windows are always what is documented below. flash-attn takes a side of seqlen_k or more as no
+      limit, which shows queries before the first key what lies beyond their window.
+    - float32 and float64 too, on CPUs too, and any head_dim up to 256; v may have another than k.
+    - No dropout and no softcap: other values than 0 are refused.
+
+    Args:
+        q: (batch, seqlen_q, heads, head_dim). The last dimension is copied if it is not contiguous.
+        k: (batch, seqlen_k, kv_heads, head_dim); kv_heads divides heads.
+        v: (batch, seqlen_k, kv_heads, value_dim).
+        dropout_p: 0.
+        softmax_scale: factor of q k^T, 1 / sqrt(head_dim) by default.
+        causal: whether key j is visible only when j <= p.
+        window_size: (left, right): key j is visible when p - left <= j <= p + right. -1 is no
+            limit; with causal, right is 0.
+        softcap: 0.
+        alibi_slopes: (heads,) or (batch, heads) float32, of the bias -slope |p - j|.
+        deterministic: taken and without effect: results do not depend on the order of threads.
+        return_attn_probs: also return lse and, in the place of the probabilities, None. flash-attn
+            has these for dropout only, and an empty tensor without.
+
+    Returns:
+        out (batch, seqlen_q, heads, value_dim) in q's dtype, contiguous where q is. With
+        return_attn_probs (out, lse, None), lse (batch, heads, seqlen_q) in float32, or float64 for
+        float64.
+
+    Raises:
+        TypeError, ValueError: naming the argument, what it was and what it may be.
+    """
+    refuse_dropout(dropout_p), refuse_softcap(softcap)
+    check_scale("softmax_scale", softmax_scale)
+    q, k, v = with_rows(q), with_rows(k), with_rows(v)
+    _check_batch(q, k, v)
+    (batch, n_query, heads, _), n_key = q.shape, k.shape[1]
+    seen = visible(causal, window_size, n_query, n_key)
+    bias = alibi(alibi_slopes, seen.shift, q, batch, heads)
+    sequences = None
+    if seen.shift:
+        sequences = Sequences.of_entries(batch, n_query, n_key, q.device)
+        sequences = sequences.shifted(seen.shift, seen.shift)
+    call = prepared(
+        *(x.transpose(1, 2) for x in (q, k, v)),
+        *(bias, seen.causal, seen.window, softmax_scale, None, None),
+        sequences=sequences,
+    )
+    o, lse = call.run()
+    o = o.transpose(1, 2)
+    return (o, lse, None) if return_attn_probs else o
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor, None]:
+    """`flash_attn_func` of sequences that lie one after the other, each on its own.
+
+    What is not said here, differences included, is as there.
+
+    Args:
+        q: (total_q, heads, head_dim).
+        k: (total_k, kv_heads, head_dim).
+        v: (total_k, kv_heads, value_dim).
+        cu_seqlens_q: (batch + 1,) int32: where the queries of each sequence begin, and at the end
+            total_q.
+        cu_seqlens_k: (batch + 1,) int32, the same of keys.
+        max_seqlen_q: at least the length of the longest sequence of queries.
+        max_seqlen_k: the same of keys.
+        alibi_slopes: (heads,) or (batch, heads) float32.
+        block_table: None. Pages are for `flash_attn_with_kvcache`.
+
+    Returns:
+        out (total_q, heads, value_dim), contiguous where q is. With return_attn_probs
+        (out, lse, None), lse (heads, total_q).
+
+    Raises:
+        TypeError, ValueError: naming the argument, what it was and what it may be.
+    """
+    refuse_dropout(dropout_p), refuse_softcap(softcap)
+    check_scale("softmax_scale", softmax_scale)
+    if block_table is not None:
+        raise ValueError(
+            "block_table is given; it must be None: flash_attn_with_kvcache reads pages"
+        )
+    for name, n in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
+        if n is None:
+            raise TypeError(f"{name} is None; it must be an int")
+    q, k, v = with_rows(q), with_rows(k), with_rows(v)
+    check_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    seen = visible(causal, window_size, max_seqlen_q, max_seqlen_k)
+    bias = alibi(alibi_slopes, seen.shift, q, len(cu_seqlens_q) - 1, q.shape[1])
+    totals, longest = (q.shape[0], k.shape[0]), (max_seqlen_q, max_seqlen_k)
+    sequences = Sequences.of_offsets(cu_seqlens_q, cu_seqlens_k, totals, longest)
+    if seen.shift:
+        sequences = sequences.shifted(seen.shift, seen.shift)
+    call = prepared(
+        *(x.transpose(0, 1)[None] for x in (q, k, v)),
+        *(bias, seen.causal, seen.window, softmax_scale, None, None),
+        sequences=sequences,
+    )
+    o, lse = call.run()
+    o, lse = o[0].transpose(0, 1), lse[0]
+    return (o, lse, None) if return_attn_probs else o
+
+
+def _check_batch(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Their shapes, in flash-attn's order."""
+    check_each({"q": q, "k": k, "v": v}, _LAYOUT)
+    check_heads(q, k, heads_at=2)
+    if v.shape[:3] != k.shape[:3]:
+        raise ValueError(
+            f"v has shape {tuple(v.shape)}; its batch, sequence and heads must be those of k,"
+            f" {tuple(k.shape[:3])}"
+        )
+    if k.shape[0] != q.shape[0]:
+        raise ValueError(f"k has batch {k.shape[0]}; it must be that of q, {q.shape[0]}")

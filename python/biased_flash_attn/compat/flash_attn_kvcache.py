@@ -1,0 +1,193 @@
+"""flash-attn 2's call for decoding, on a cache that belongs to the caller."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import backends, decode_ops
+from ..functional import prepared
+from ..sequences import Sequences
+from ..validation import check_scale
+from . import kvcache_arguments as arguments
+from .arguments import AlibiSlopes, Visible, alibi, refuse_softcap, visible, with_rows
+from .caches import Cache
+from .rotary import rotated
+
+# With more, the ordinary kernels are faster, and it pays to find what may be left out.
+_FEW_QUERIES = 128
+
+
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Tensor | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Writes k and v to a cache and attends to it, under the signature of flash-attn 2 (Dao, 2023).
+
+    The cache is the caller's: k and v become the keys cache_seqlens, cache_seqlens + 1, ... of each
+    sequence, in place, and the caller counts them. Attention is that of `flash_attn_func` to the
+    keys so far, lse included: the last query stands on the last key. There are no gradients.
+
+    A step of few queries reads the cache where it is, if it is causal or has one query, and no
+    cache_leftpad. So do other calls, but for pages and for slices of a larger cache, whose keys
+    they copy. `KVCache` is for those who have no cache yet: it also leaves out what a bias makes
+    worthless, and takes every bias.
+
+    What differs from flash-attn, beside what `flash_attn_func` says:
+
+    - Pages may be of 1 to 64 keys or of any multiple of 64, and have cache_leftpad.
+    - rotary_dim may be any even number; rotary_cos and rotary_sin may be float32 for other q.
+
+    Args:
+        q: (batch, seqlen_q, heads, head_dim).
+        k_cache: (batch_cache, seqlen_cache, kv_heads, head_dim) or, with block_table, pages
+            (num_blocks, page_size, kv_heads, head_dim). Any strides, the last dimension contiguous.
+        v_cache: the same of values, whose last dimension may differ.
+        k: (batch, seqlen_new, kv_heads, head_dim), or None.
+        v: (batch, seqlen_new, kv_heads, value_dim), given with k.
+        rotary_cos: (positions, rotary_dim / 2): if given with k, the first rotary_dim channels of k
+            are rotated at the positions cache_seqlens, cache_seqlens + 1, ..., and those of q too,
+            or all of q at cache_seqlens if the call is neither causal nor has a window.
+        rotary_sin: the same of sines.
+        cache_seqlens: keys that each sequence has before this call, an int or (batch,) int32; what
+            cache_leftpad skips is counted. None for a full cache.
+        cache_batch_idx: (batch,) int32, the entry of the cache that is each sequence's; its own
+            number by default. Of sequences that share one, any may leave its k and v there.
+        cache_leftpad: (batch,) int32, the key with which each sequence begins; 0 by default.
+        block_table: (batch, columns) int32: key n of sequence b is row n % page_size of page
+            block_table[b, n // page_size].
+        softmax_scale: factor of q k^T, 1 / sqrt(head_dim) by default.
+        causal: whether a query sees only keys up to its position.
+        window_size: (left, right), as in `flash_attn_func`.
+        softcap: 0.
+        rotary_interleaved: whether channels 0 and 1, 2 and 3, ... are rotated together, or 0 and
+            rotary_dim / 2, 1 and rotary_dim / 2 + 1, ...
+        alibi_slopes: (heads,) or (batch, heads) float32.
+        num_splits: taken and without effect: keys are split among threads as suits them.
+        return_softmax_lse: also return lse.
+
+    Returns:
+        out (batch, seqlen_q, heads, value_dim) in q's dtype and, if asked, lse (batch, heads,
+        seqlen_q) in float32, or float64 for float64.
+
+    Raises:
+        TypeError, ValueError: naming the argument, what it was and what it may be. The cache is
+            then as it was.
+    """
+    refuse_softcap(softcap), check_scale("softmax_scale", softmax_scale)
+    q, k, v = with_rows(q), with_rows(k), with_rows(v)
+    arguments.check_tensors(q, k_cache, v_cache, k, v, alibi_slopes)
+    table = arguments.table(q, k_cache, cache_batch_idx, block_table)
+    cache = Cache(k_cache, v_cache, table)
+    before, begin = arguments.lengths(q, k, cache, cache_seqlens, cache_leftpad)
+    after = before + (0 if k is None else k.shape[1])
+    arguments.check_capacity(cache, after)
+    batch, n_query, heads, _ = q.shape
+    seen = visible(causal, window_size, n_query, int((after - begin).max()) if batch else 0)
+    slopes = alibi(alibi_slopes, seen.shift, q, batch, heads)
+    if slopes is not None and slopes.slopes.isnan().any():
+        raise ValueError("alibi_slopes contain NaN")
+    in_order = causal or tuple(window_size) != (-1, -1)
+    positions = before[:, None] + torch.arange(n_query, device=q.device) * in_order
+    new = None if k is None else before[:, None] + torch.arange(k.shape[1], device=q.device)
+    arguments.check_rotary(q, k, rotary_cos, rotary_sin, positions, new)
+
+    with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
+        if rotary_cos is not None:
+            tables = rotary_cos, rotary_sin
+            q = rotated(q, *tables, positions, rotary_interleaved)
+            k = rotated(k, *tables, new, rotary_interleaved)
+        if k is not None:
+            cache.write(k, v, new)
+        step = Step(q.transpose(1, 2), cache, begin, after, seen, slopes, softmax_scale)
+        o, lse = step.run()
+    o = o.transpose(1, 2)
+    return (o, lse) if return_softmax_lse else o
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """Attention of q (B, H, n, D) to the keys from begin to before end (B,) of each sequence."""
+
+    q: Tensor
+    cache: Cache
+    begin: Tensor
+    end: Tensor
+    seen: Visible
+    slopes: AlibiSlopes | None
+    scale: float | None
+
+    def run(self) -> tuple[Tensor, Tensor]:
+        """o (B, H, n, Dv) and lse (B, H, n)."""
+        n_query = self.q.shape[2]
+        sees_no_future = self.seen.shift == 0 and (self.seen.causal or n_query == 1)
+        begins_at_0 = not self.begin.any()
+        on_cpu = backends.choose(self.q, None) == "cpu"
+        if on_cpu and self._has_few_queries and sees_no_future and begins_at_0:
+            return self._decoded()
+        return self._packed()
+
+    @property
+    def _has_few_queries(self) -> bool:
+        return self.q.shape[2] <= _FEW_QUERIES
+
+    def _decoded(self) -> tuple[Tensor, Tensor]:
+        """By the kernel of decoding, which finds the cache's keys through its table."""
+        q, form, terms = self.q, "none", None
+        if self.slopes is not None:
+            form, terms = (
+                "linear",
+                self.slopes.slopes.to(torch.promote_types(q.dtype, torch.float32)),
+            )
+        k, v = (x.transpose(1, 2) for x in (self.cache.k, self.cache.v))
+        nothing_known = [None] * 4  # of the keys, so that none are left out
+        return decode_ops.decode(
+            *(q, k, v, self.cache.table, self.end, terms, None, nothing_known, form),
+            *(q.shape[3] ** -0.5 if self.scale is None else self.scale, self.seen.window),
+            *(0.0, "cpu"),
+        )
+
+    def _packed(self) -> tuple[Tensor, Tensor]:
+        """By the ordinary kernels, to which entries of the cache are packed sequences."""
+        batch, _, n_query, _ = self.q.shape
+        count = self.end - self.begin
+        longest = int(count.max()) if batch else 0
+        k, v, first = self.cache.packed(int(self.end.max()) if batch else 0)
+        of_queries = (
+            torch.arange(batch, device=first.device) * n_query,
+            first.new_full((batch,), n_query),
+        )
+        of_keys = first + self.begin, count
+        rows = torch.stack([*of_queries, *of_keys, torch.zeros_like(first)], 1)
+        sequences = Sequences(rows, n_query, longest, batch * n_query, len(k), is_packed=True)
+        if self.seen.shift:
+            sequences = sequences.shifted(self.seen.shift, self.seen.shift)
+        q = self.q.transpose(1, 2).flatten(0, 1)
+        call = prepared(
+            *(x.transpose(0, 1)[None] for x in (q, k, v)),
+            *(self.slopes, self.seen.causal, self.seen.window, self.scale),
+            *(0.0 if self._has_few_queries else None, None),
+            sequences=sequences,
+        )
+        o, lse = call.run()
+        o, lse = (x[0].unflatten(1, (batch, n_query)).transpose(0, 1) for x in (o, lse))
+        return o, lse.contiguous()

@@ -1,0 +1,181 @@
+"""PyTorch's call, with a position bias where it has a dense mask."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..biases import CumulativeBias
+from ..functional import prepared
+from ..sequences import Sequences
+from ..validation import check_each, check_heads
+from .arguments import refuse_dropout, with_rows
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    bias=None,
+) -> Tensor:
+    """`biased_flash_attn` under the signature of torch.nn.functional.scaled_dot_product_attention.
+
+    With is_causal, query i stands at position i, as there: it sees the keys j <= i, and its
+    distance to key j is i - j, also where there are more queries than keys or fewer. Without,
+    where PyTorch has no positions, the last query stands on the last key, as in
+    `biased_flash_attn`. Both are the same for as many queries as keys; for a step of decoding,
+    leave is_causal False.
+
+    What differs from PyTorch:
+
+    - attn_mask hides keys from all queries and heads alike, or is refused: what it would add to
+      logits is what `bias` is for. It may be given together with is_causal, and both hold.
+    - Dropout is refused.
+
+    Args:
+        query: (..., heads, L, E), any number of leading dimensions, or none. The last dimension is
+            copied if it is not contiguous.
+        key: (..., kv_heads, S, E), with the same leading dimensions.
+        value: (..., kv_heads, S, Ev).
+        attn_mask: None, or bool and True for keys that take part, (..., 1, 1, S) or anything that
+            broadcasts to it from the left. They lie side by side, padding before or after them.
+            Padding is never read and moves nobody; a query that sees no key gives 0.
+        dropout_p: 0.
+        is_causal: whether query i sees only the keys j <= i.
+        scale: factor of q k^T, 1 / sqrt(E) by default.
+        enable_gqa: whether kv_heads may be a divisor of heads; else they are equal.
+        bias: a bias of `biased_flash_attn.biases`, or None. Its batch is that of all leading
+            dimensions. One that sums steps has them of S positions or, with is_causal, of
+            max(L, S).
+
+    Returns:
+        (..., heads, L, Ev) in the dtype of query.
+
+    Raises:
+        TypeError, ValueError: naming the argument, what it was and what it may be.
+    """
+    refuse_dropout(dropout_p)
+    query, key, value = (with_rows(x) for x in (query, key, value))
+    _check_shapes(query, key, value, enable_gqa)
+    if not isinstance(is_causal, bool):
+        raise TypeError(f"is_causal is {is_causal!r}; it must be True or False")
+    mask = None if attn_mask is None else _mask_of_keys(attn_mask, query, key)
+    if isinstance(bias, CumulativeBias):
+        bias = _with_positions(bias, query, key, is_causal, mask)
+    if is_causal:  # which leaves nothing to see of later keys
+        n_query = query.shape[-2]
+        key, value = key[..., :n_query, :], value[..., :n_query, :]
+        mask = None if mask is None else mask[:, :n_query]
+    q, k, v = (_as_batch(x) for x in (query, key, value))
+    sequences = _sequences(q, k, is_causal, mask)
+    # Which hides nothing, but keeps a bias from distances that there are not.
+    window = None if sequences is None else max(1, _end(q, k, is_causal))
+    call = prepared(q, k, v, bias, is_causal, window, scale, None, None, sequences=sequences)
+    o, _ = call.run()
+    return o.reshape(*query.shape[:-1], o.shape[-1])
+
+
+def _check_shapes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
+    tensors = {"query": query, "key": key, "value": value}
+    for name, x in tensors.items():
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor")
+        if x.dim() < 2 or x.dim() != query.dim() or x.shape[:-3] != query.shape[:-3]:
+            raise ValueError(
+                f"{name} has shape {tuple(x.shape)}; it must be (..., heads, sequence, head_dim),"
+                " the first dimensions those of query"
+            )
+    q, k, v = (_as_batch(x) for x in tensors.values())
+    check_each(dict(zip(tensors, (q, k, v), strict=True)))
+    check_heads(q, k, names=("query", "key"))
+    if not enable_gqa and q.shape[1] != k.shape[1]:
+        raise ValueError(
+            f"key has {k.shape[1]} heads and query {q.shape[1]}; these must be the same, or"
+            " enable_gqa True"
+        )
+    if v.shape[:3] != k.shape[:3]:
+        raise ValueError(
+            f"value has shape {tuple(value.shape)}; all but its head_dim must be as in key,"
+            f" {tuple(key.shape)}"
+        )
+
+
+def _as_batch(x: Tensor) -> Tensor:
+    """(..., heads, n, channels) to (batch, heads, n, channels); heads may be missing too."""
+    return x[None, None] if x.dim() == 2 else x.reshape(-1, *x.shape[-3:])
+
+
+def _mask_of_keys(attn_mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """(batch, n_key) bool, True for keys that take part."""
+    name, n_key = "attn_mask", key.shape[-2]
+    if not isinstance(attn_mask, Tensor):
+        raise TypeError(f"{name} is a {type(attn_mask).__name__}; it must be None or a tensor")
+    if attn_mask.dtype != torch.bool:
+        raise TypeError(
+            f"{name} is {attn_mask.dtype}; it must be torch.bool, True for keys that take part:"
+            " what is added to logits is given as bias"
+        )
+    of_keys = (*query.shape[:-3], 1, 1, n_key)
+    missing = len(of_keys) - attn_mask.dim()
+    shape = (1,) * missing + tuple(attn_mask.shape)
+    if missing < 0 or any(n not in (1, m) for n, m in zip(shape, of_keys, strict=True)):
+        raise ValueError(
+            f"{name} has shape {tuple(attn_mask.shape)}; it must hide keys from all queries and"
+            f" heads alike and broadcast to {of_keys}"
+        )
+    if attn_mask.device != query.device:
+        raise ValueError(
+            f"{name} is on {attn_mask.device} and query on {query.device}; they must share one"
+        )
+    return attn_mask.expand(of_keys).reshape(-1, n_key)
+
+
+def _end(query: Tensor, key: Tensor, is_causal: bool) -> int:
+    """The position behind that of the last query."""
+    return query.shape[-2] if is_causal else key.shape[-2]
+
+
+def _sequences(q: Tensor, k: Tensor, is_causal: bool, mask: Tensor | None) -> Sequences | None:
+    """Where queries stand that are not simply the last of all keys."""
+    (batch, _, n_query, _), n_key = q.shape, k.shape[2]
+    end = _end(q, k, is_causal)
+    if mask is not None:
+        of_tokens = Sequences.of_mask(mask, n_key, "attn_mask")
+        first, count = of_tokens.rows[:, 2], of_tokens.rows[:, 3]
+        queries = torch.zeros_like(first), torch.full_like(first, n_query)
+        rows = torch.stack([*queries, first, count, end - first - count], 1)
+        return replace(
+            of_tokens, rows=rows, longest_query=n_query, query_rows=n_query, longest_shift=end
+        )
+    if end == n_key:
+        return None
+    return Sequences.of_entries(batch, n_query, n_key, q.device).shifted(end - n_key, end - n_key)
+
+
+def _with_positions(
+    bias: CumulativeBias, query: Tensor, key: Tensor, is_causal: bool, mask: Tensor | None
+) -> CumulativeBias:
+    """The bias with its numbers where `_sequences` puts the queries."""
+    n_query, n_key = query.shape[-2], key.shape[-2]
+    places = max(n_query, n_key) if is_causal else n_key
+    if bias.steps.shape[-1] != places:
+        raise ValueError(
+            f"bias: its steps have length {bias.steps.shape[-1]}; it must be {places}, the number"
+            " of positions"
+        )
+    end = _end(query, key, is_causal)
+    steps, gain = bias.steps[..., :end], bias.gain
+    if mask is not None:
+        steps = pad(steps, (0, min(n_key, end)))  # as positions count from the first token
+    if gain is not None and gain.shape[-1] == places:
+        gain = gain[..., end - n_query : end]
+    return CumulativeBias(steps, gain, bias.kernel)
