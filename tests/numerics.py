@@ -45,3 +45,14 @@ def assert_close_to_float64(
 
 def largest(values: Tensor) -> float:
     return values.abs().max().item() if values.numel() else 0.0
+
+
+# Two ways to compute a model in float32, relative to the largest result.
+FLOAT32_MODELS = 1e-5
+
+
+def assert_same_model(actual: Tensor, expected: Tensor, what: str) -> None:
+    """Both are float32 results of one model, computed in different ways."""
+    assert actual.shape == expected.shape, f"{what}: {actual.shape}, should be {expected.shape}"
+    error, size = largest(actual - expected), largest(expected)
+    assert error <= FLOAT32_MODELS * size, f"{what}: error {error:.3g}, largest {size:.3g}"

@@ -1,0 +1,56 @@
+"""Models of transformers on this package against their own eager attention.
+
+Time is that of attention alone: in the models themselves, everything around it, projections and
+MLPs above all, gives numbers that were drawn before. What a model does once for all layers, a mask
+or a bias, is part of it. Memory is that of the whole models.
+"""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from measure import HERE, alternate, seconds
+from models import SUBJECTS, Training
+
+ROUNDS = 2  # eager attention takes half a minute
+CHECKED_LENGTH = 330
+
+
+def check(name: str) -> None:
+    """Fails when outputs or gradients differ by more than rounding."""
+    ours, theirs = (
+        Training(name, CHECKED_LENGTH, alone=True, accelerated=a) for a in (True, False)
+    )
+    expected = theirs()
+    for key, found in ours().items():
+        size = expected[key].abs().max().item()
+        torch.testing.assert_close(found, expected[key], rtol=0, atol=1e-5 * size)
+
+
+def described(name: str) -> str:
+    subject = SUBJECTS[name]
+    return f"{name}, {subject.heads} heads, {subject.length} tokens, against transformers' eager"
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_attention_is_faster(benchmark, record, name):
+    check(name)
+    length = SUBJECTS[name].length
+    ours, theirs = (Training(name, length, alone=True, accelerated=a) for a in (True, False))
+    mine, others = alternate(benchmark, ours, seconds(theirs), ROUNDS)
+    ratios = [other / m for m, other in zip(mine, others, strict=True)]
+    record(f"attention of {described(name)}", "float32", ratios, "x", ">=", 3, mine, others)
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_needs_less_memory(record, name):
+    ratio = 100 * memory(name, "accelerated") / memory(name, "eager")
+    record(f"peak memory of {described(name)}", "float32", [ratio], " %", "<=", 60)
+
+
+def memory(name: str, side: str) -> float:
+    length = str(SUBJECTS[name].length)
+    command = [sys.executable, HERE / "model_memory.py", name, length, side]
+    return float(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)

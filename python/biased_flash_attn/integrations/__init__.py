@@ -1,0 +1,1 @@
+"""What runs other packages' models on this package's attention."""

@@ -1,0 +1,26 @@
+"""transformers' models on this package's attention: `accelerate`, or by name.
+
+Importing it registers `NAME` with transformers, for `attn_implementation=NAME` where a model's
+attention layers ask for an implementation by name. Needs transformers 5.23 or newer, or raises
+ImportError.
+"""
+
+try:
+    import transformers
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "transformers is missing: pip install 'biased-flash-attn[transformers]'"
+    ) from error
+
+if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 23):
+    raise ImportError(
+        f"transformers is {transformers.__version__}; it must be 5.23 or newer:"
+        " pip install 'biased-flash-attn[transformers]'"
+    )
+
+from .acceleration import accelerate
+from .interface import NAME, register
+
+register()
+
+__all__ = ["NAME", "accelerate"]

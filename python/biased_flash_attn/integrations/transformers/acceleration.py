@@ -1,0 +1,103 @@
+"""`accelerate`: attention layers of a model are made to run on this package, in place."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from .bloom import FusedBloomAttention
+from .falcon import FusedFalconAttention
+from .interface import NAME, refuse
+from .mpt import FusedMptAttention
+from .t5 import FusedMT5Attention, FusedT5Attention, FusedUMT5Attention
+
+# By the layer of transformers that each stands in for.
+_FUSED = {
+    fused.__bases__[-1]: fused
+    for fused in (
+        FusedBloomAttention,
+        FusedMptAttention,
+        FusedFalconAttention,
+        FusedT5Attention,
+        FusedMT5Attention,
+        FusedUMT5Attention,
+    )
+}
+_SERVED = "BLOOM, MPT, Falcon with ALiBi, T5, mT5 and UMT5"
+
+
+def accelerate(model: PreTrainedModel) -> PreTrainedModel:
+    """Makes the attention layers of BLOOM, MPT, Falcon with ALiBi, T5, mT5 or UMT5 run fused.
+
+    Forward and backward passes, `generate()` with a cache, padding and beams give what they gave,
+    to rounding, in memory that grows with the number of tokens. Parameters, their names and the
+    state dict stay as they are. The model's config is replaced by a copy, as others may share it.
+
+    Returns:
+        model, which is changed in place. A model that has been accelerated is left as it is.
+
+    Raises:
+        TypeError: model is not one of transformers.
+        NotImplementedError: it cannot be served, and why; it is left as it was. Its calls raise it
+            for what is not offered: dropout of attention weights in training, output_attentions,
+            masks of pairs, static caches and, for T5, padding between tokens.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"model is a {type(model).__name__}; it must be a PreTrainedModel")
+    layers = [module for module in model.modules() if isinstance(module, tuple(_FUSED))]
+    if layers and all(type(layer) in _FUSED.values() for layer in layers):
+        return model
+    _check(model, layers)
+    trunk_types = tuple({_FUSED[type(layer)].trunk for layer in layers})
+    trunks = [module for module in model.modules() if isinstance(module, trunk_types)]
+    for layer in layers:
+        layer.__class__ = _FUSED[type(layer)]
+        layer.prepare()
+    for trunk in trunks:
+        trunk.register_forward_pre_hook(_refuse_unserved, with_kwargs=True)
+    _name_in_configs(model, tuple({type(trunk.config) for trunk in trunks}))
+    return model
+
+
+def _check(model: PreTrainedModel, layers: list[nn.Module]) -> None:
+    name = type(model).__name__
+    if not layers:
+        raise NotImplementedError(
+            f"{name} has no attention layer that accelerate() knows, which serves {_SERVED}; others"
+            f' may take attn_implementation="{NAME}"'
+        )
+    if model.config.output_attentions:
+        refuse({"output_attentions": True})
+    for layer in layers:
+        kind = type(layer).__name__
+        if type(layer) not in _FUSED:
+            raise NotImplementedError(f"{name} has layers {kind}, which accelerate() does not know")
+        if "forward" in vars(layer):
+            raise NotImplementedError(f"the forward of {name}'s {kind} has been replaced")
+        if reason := _FUSED[type(layer)].refusal(layer):
+            raise NotImplementedError(f"{name} cannot be served: {reason}")
+
+
+def _name_in_configs(model: PreTrainedModel, types: tuple[type, ...]) -> None:
+    """In copies of the configs, which others may share; modules that share one go on doing so."""
+    copies = {}
+    for module in model.modules():
+        if isinstance(config := getattr(module, "config", None), types):
+            module.config = copy.deepcopy(config, copies)
+            module.config._attn_implementation = NAME
+
+
+def _refuse_unserved(trunk: PreTrainedModel, args: tuple, kwargs: dict) -> None:
+    """Before a forward pass, what it would ignore or fail at without a reason."""
+    given = inspect.signature(trunk.forward).bind_partial(*args, **kwargs).arguments
+    given.update(given.pop("kwargs", {}))
+    refuse(given)
+    for name in ("attention_mask", "encoder_attention_mask"):
+        mask = given.get(name)
+        if isinstance(mask, Tensor) and mask.dim() != 2:
+            raise NotImplementedError(
+                f"{name} has shape {tuple(mask.shape)}; it must be (batch, tokens)"
+            )

@@ -1,0 +1,61 @@
+"""One call for all layers: attention under a `TokenMask`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...functional import prepared
+from .token_mask import TokenMask
+
+
+def attend(mask: TokenMask, q: Tensor, k: Tensor, v: Tensor, bias, scale: float) -> Tensor:
+    """Attention to the tokens, (B, Nq, H, Dv); queries that are padding get 0.
+
+    q is (B, H, Nq, D), k (B, Hkv, Nk, D) and v (B, Hkv, Nk, Dv).
+
+    Without a bias and not causal, it may be attention to other tokens' keys: all queries count.
+    """
+    _check_mask(mask)
+    if mask.has_holes:
+        return _packed(mask, q, k, v, bias, scale)
+    sequences = None
+    if mask.tokens is not None:
+        sequences = mask.padded if mask.causal or bias is not None else mask.padded_keys
+    options = (bias, mask.causal, mask.window, scale, None, None)
+    o, _ = prepared(q, k, v, *options, sequences=sequences).run()
+    return o.transpose(1, 2)
+
+
+def _packed(mask: TokenMask, q: Tensor, k: Tensor, v: Tensor, bias, scale: float) -> Tensor:
+    if mask.window is not None:
+        raise NotImplementedError(
+            "attention_mask has padding between tokens, which a sliding window counts; put the"
+            " padding before or after the tokens"
+        )
+    packing = mask.packing
+    taken = ((q, packing.queries), (k, packing.keys), (v, packing.keys))
+    rows = (x.transpose(1, 2).flatten(0, 1)[row].transpose(0, 1)[None] for x, row in taken)
+    options = (bias, mask.causal, None, scale, None, None)
+    o, _ = prepared(*rows, *options, sequences=packing.sequences).run()
+    batch, heads, n_query, _ = q.shape
+    padded = o.new_zeros(batch * n_query, heads, o.shape[3])
+    padded = padded.index_copy(0, packing.queries, o[0].transpose(0, 1))
+    return padded.unflatten(0, (batch, n_query))
+
+
+def _check_mask(mask) -> None:
+    if not isinstance(mask, TokenMask):
+        got = f"shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+        raise NotImplementedError(
+            f"attention_mask has {got}; it must be (batch, tokens): masks of pairs are not served"
+        )
+
+
+def check_dropout(module: torch.nn.Module, dropout: float) -> None:
+    """Raises NotImplementedError for dropout of attention weights."""
+    if module.training and dropout > 0:
+        raise NotImplementedError(
+            f"the attention dropout is {dropout}, which the kernels do not have; for training, set"
+            f" it to 0 in the model's {type(module).__name__} layers or in its config"
+        )

@@ -1,0 +1,47 @@
+"""BLOOM: distances between tokens, padding not counted, times slopes in float32."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers.models.bloom import modeling_bloom
+from transformers.models.bloom.modeling_bloom import BloomAttention, build_alibi_tensor, dropout_add
+
+from .attend import attend, check_dropout
+from .biases import Slopes
+
+
+class FusedBloomAttention(BloomAttention):
+    """BLOOM's attention layer with the fused call between its projections.
+
+    The bias that BLOOM computes is not used: in bfloat16 it rounds positions beyond 256.
+    """
+
+    trunk = modeling_bloom.BloomModel
+
+    def prepare(self) -> None:
+        one = torch.tensor([[1, 1]])
+        self.slopes = Slopes(build_alibi_tensor(one, self.num_heads, torch.float32)[:, 0, 1])
+
+    @staticmethod
+    def refusal(layer: BloomAttention) -> str | None:
+        if layer.pretraining_tp > 1 and layer.slow_but_exact:
+            return "slow_but_exact projections in slices are not served"
+        return None
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        residual: Tensor,
+        alibi: Tensor,
+        attention_mask,
+        layer_past=None,
+        **_,
+    ):
+        check_dropout(self, self.attention_dropout.p)
+        q, k, v = self._reshape(self.query_key_value(hidden_states))
+        if layer_past is not None:
+            k, v = layer_past.update(k, v, self.layer_idx)
+        o = attend(attention_mask, q, k, v, self.slopes, self.inv_norm_factor)
+        projected = self.dense(o.flatten(2))
+        return dropout_add(projected, residual, self.hidden_dropout, self.training), None

@@ -1,0 +1,76 @@
+"""This package's attention under its name in transformers' registries."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from .attend import attend, check_dropout
+from .biases import SharedTable
+from .token_mask import TokenMask, create_token_mask
+
+NAME = "biased_attention"  # not with "flash": transformers would look for a package of that name
+
+# What changes the result and is not offered. Other arguments are of no concern to attention.
+_REFUSED = ("softcap", "s_aux", "head_mask", "cache", "cu_seq_lens_q", "cu_seq_lens_k")
+
+
+def register() -> None:
+    AttentionInterface.register(NAME, attention_forward)
+    AttentionMaskInterface.register(NAME, create_token_mask)
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: TokenMask | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    position_bias: SharedTable | None = None,
+    **kwargs,
+) -> tuple[Tensor, None]:
+    """The `AttentionInterface` of this package; transformers documents the arguments.
+
+    query (B, H, Nq, D), key and value (B, Hkv, Nk, D); returns (B, Nq, H, D) and None.
+
+    Raises NotImplementedError for what is not offered, ValueError for windows that disagree.
+    """
+    check_dropout(module, dropout)
+    refuse(kwargs)
+    if attention_mask is None:
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        attention_mask = TokenMask(query.shape[2], key.shape[2], causal, sliding_window)
+    elif sliding_window is not None and sliding_window != getattr(attention_mask, "window", None):
+        raise ValueError(f"sliding_window is {sliding_window}, which the mask does not have")
+    if position_bias is not None:
+        _check_position_bias(position_bias, attention_mask)
+    o = attend(attention_mask, query, key, value, position_bias, scaling)
+    return o.contiguous(), None
+
+
+def refuse(kwargs: dict) -> None:
+    """Raises NotImplementedError for what is given and not offered."""
+    for name in _REFUSED:
+        if kwargs.get(name) is not None:
+            raise NotImplementedError(f"{name} is given, which {NAME} does not offer")
+    if kwargs.get("output_attentions"):
+        raise NotImplementedError(
+            "output_attentions is True; attention weights are never stored, and cannot be returned"
+        )
+
+
+def _check_position_bias(bias, mask) -> None:
+    if not isinstance(bias, SharedTable):
+        raise NotImplementedError(
+            "position_bias is a dense tensor, which is not served; of the T5 family, pass the model"
+            " to biased_flash_attn.integrations.transformers.accelerate"
+        )
+    if isinstance(mask, TokenMask) and mask.has_holes:
+        raise NotImplementedError(
+            "attention_mask has padding between tokens, which T5's positions count; put the padding"
+            " before or after the tokens"
+        )

@@ -1,0 +1,51 @@
+"""MPT: distances between positions, padding counted, times slopes in MPT's own order of heads."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers.models.mpt import modeling_mpt
+from transformers.models.mpt.modeling_mpt import MptAttention, build_mpt_alibi_tensor
+
+from .attend import attend, check_dropout
+from .biases import Slopes, bias_of_keys
+from .token_mask import TokenMask
+
+
+class FusedMptAttention(MptAttention):
+    """MPT's attention layer with the fused call between its projections."""
+
+    trunk = modeling_mpt.MptModel
+
+    def prepare(self) -> None:
+        self.slopes = Slopes(-build_mpt_alibi_tensor(self.n_heads, 2)[:, 0, 0])
+
+    @staticmethod
+    def refusal(layer: MptAttention) -> str | None:
+        return None
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_bias: Tensor,
+        past_key_values=None,
+        attention_mask=None,
+        **_,
+    ):
+        check_dropout(self, self.attn_dropout_p)
+        qkv = self.Wqkv(hidden_states)
+        if self.clip_qkv:
+            qkv = qkv.clamp(min=-self.clip_qkv, max=self.clip_qkv)
+        q, k, v = qkv.unflatten(2, (3, self.n_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
+        if past_key_values is not None:
+            k, v = past_key_values.update(k, v, self.layer_idx)
+        o = attend(attention_mask, q, k, v, self._bias(attention_mask), self.softmax_scale)
+        return self.out_proj(o.flatten(2)), None
+
+    def _bias(self, mask: TokenMask):
+        """Packing closes holes, across which distances have to stay what they were."""
+        if not isinstance(mask, TokenMask) or not mask.has_holes:
+            return self.slopes
+        position = torch.arange(mask.n_key, dtype=torch.float64, device=mask.tokens.device)
+        values = self.slopes.slopes.to(position.device)[:, None] * position
+        return bias_of_keys(values.expand(len(mask.tokens), -1, -1), mask)

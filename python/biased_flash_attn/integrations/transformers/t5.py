@@ -1,0 +1,61 @@
+"""T5, mT5 and UMT5: a table of the distance instead of a dense position bias."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from transformers.models.mt5 import modeling_mt5
+from transformers.models.t5 import modeling_t5
+from transformers.models.umt5 import modeling_umt5
+
+from .biases import SharedTable
+
+
+class _TableOfDistances:
+    """A layer whose bias is a `SharedTable`; it reaches the call through transformers' interface.
+
+    The first layer of T5 and mT5 makes it, and the others get it from there; each of UMT5's has its
+    own. Attention to the encoder has none.
+    """
+
+    def prepare(self) -> None:
+        # A layer that has none would fill a dense bias with zeros instead of asking for one.
+        self.has_relative_attention_bias = True
+
+    @staticmethod
+    def refusal(layer: nn.Module) -> str | None:
+        return None
+
+    def compute_bias(self, *_, **__) -> SharedTable | None:
+        if not hasattr(self, "relative_attention_bias"):
+            return None
+        return SharedTable(self.relative_attention_bias.weight, self.buckets)
+
+    def buckets(self, d: Tensor) -> Tensor:
+        """transformers' rounding of logarithms decides at the edges of buckets."""
+        return self._relative_position_bucket(
+            -d,
+            bidirectional=not self.is_decoder,
+            num_buckets=self.relative_attention_num_buckets,
+            max_distance=self.relative_attention_max_distance,
+        )
+
+
+class FusedT5Attention(_TableOfDistances, modeling_t5.T5Attention):
+    """T5's attention layer, without a dense bias."""
+
+    trunk = modeling_t5.T5Stack
+
+
+class FusedMT5Attention(_TableOfDistances, modeling_mt5.MT5Attention):
+    """mT5's attention layer, without a dense bias."""
+
+    trunk = modeling_mt5.MT5Stack
+
+
+class FusedUMT5Attention(_TableOfDistances, modeling_umt5.UMT5Attention):
+    """UMT5's attention layer, without a dense bias."""
+
+    trunk = modeling_umt5.UMT5Stack
+
+    def buckets(self, d: Tensor) -> Tensor:
+        return self._relative_position_bucket(-d)

@@ -1,0 +1,166 @@
+"""What attention layers are handed instead of a dense mask: which keys are tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
+
+from ...sequences import Sequences
+
+STATIC_CACHE = "static caches are not served; use a DynamicCache, which is the default"
+
+
+@dataclass(frozen=True, eq=False)
+class TokenMask:
+    """Which keys are tokens, and how the queries, which are the last positions, see them.
+
+    It is made once a forward pass, and what layers ask of it is computed once.
+    """
+
+    n_query: int
+    n_key: int
+    causal: bool
+    window: int | None = None  # keys that a query sees, its own included
+    tokens: Tensor | None = None  # (B, n_key) bool, or None where all keys are
+
+    # Models look at it to tell a dense mask.
+    ndim = 2
+
+    def to(self, target, **_) -> TokenMask:
+        """The mask on another device. Models that want a dense mask in some dtype get this one."""
+        if self.tokens is None or isinstance(target, torch.dtype):
+            return self
+        return replace(self, tokens=self.tokens.to(target))
+
+    def contiguous(self):
+        """`generate` asks for it where a static cache has masks made in advance."""
+        raise NotImplementedError(STATIC_CACHE)
+
+    @cached_property
+    def has_holes(self) -> bool:
+        """Whether there is padding between the tokens of some sequence."""
+        if self.tokens is None:
+            return False
+        starts = self.tokens.int().diff(dim=1) == 1
+        return bool((starts.sum(1) + self.tokens[:, 0] > 1).any())
+
+    @cached_property
+    def padded(self) -> Sequences:
+        """Sequences without holes, whose queries on padding are padding."""
+        return Sequences.of_mask(self.tokens, self.n_query)
+
+    @cached_property
+    def padded_keys(self) -> Sequences:
+        """Sequences without holes, to whose keys all queries attend."""
+        rows = Sequences.of_mask(self.tokens, self.n_key).rows.clone()
+        rows[:, 0], rows[:, 1] = 0, self.n_query
+        return replace(self.padded, rows=rows)
+
+    @cached_property
+    def packing(self) -> Packing:
+        """Sequences with holes, packed without them: tokens alone, but all queries if not causal.
+
+        Causal queries are the last tokens, so that they stand where they stood among them.
+        """
+        queries = torch.ones_like(self.tokens[:, : self.n_query])
+        if self.causal:
+            queries = self.tokens[:, self.n_key - self.n_query :]
+        offsets = [
+            torch.nn.functional.pad(x.sum(1).cumsum(0), (1, 0)).int()
+            for x in (queries, self.tokens)
+        ]
+        rows = [x.flatten().nonzero().squeeze(1) for x in (queries, self.tokens)]
+        totals = tuple(len(x) for x in rows)
+        return Packing(*rows, Sequences.of_offsets(*offsets, totals, (None, None)))
+
+
+@dataclass(frozen=True, eq=False)
+class Packing:
+    """Which rows of (B, N) are taken, (total,) int64, and where sequences lie among these."""
+
+    queries: Tensor
+    keys: Tensor
+    sequences: Sequences
+
+
+def create_token_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function=causal_mask_function,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    use_vmap: bool = False,
+    device: torch.device | str = "cpu",
+    **_,
+) -> TokenMask:
+    """The `AttentionMaskInterface` of this package; transformers documents the arguments.
+
+    Raises NotImplementedError for masks that are not causal, sliding or bidirectional, and for
+    caches with room behind the tokens.
+    """
+    q_offset = int(q_offset)
+    causal = mask_function is not bidirectional_mask_function
+    window = local_size if causal else None
+    n_tokens = q_offset + q_length if causal else kv_length
+    tokens = _tokens(attention_mask, n_tokens, kv_offset)
+    if kv_offset + kv_length != n_tokens:
+        raise NotImplementedError(
+            f"{STATIC_CACHE}: there are {kv_length} keys for {n_tokens - kv_offset} tokens"
+        )
+    known = mask_function in (causal_mask_function, bidirectional_mask_function)
+    if use_vmap or not (known or local_size is not None):
+        raise NotImplementedError(
+            "the attention mask is neither causal, sliding nor bidirectional; custom mask functions"
+            " and sequences packed by position_ids are not served"
+        )
+    if not known:
+        positions = torch.arange(q_offset, q_offset + q_length, device=device)
+        _check_window(mask_function, local_size, batch_size, positions)
+    return TokenMask(q_length, kv_length, causal, window, tokens)
+
+
+def _tokens(attention_mask: Tensor | None, n_tokens: int, dropped: int) -> Tensor | None:
+    """Which keys are tokens, without those that a sliding cache has dropped; None for all."""
+    if attention_mask is None:
+        return None
+    if attention_mask.shape[1] != n_tokens:
+        raise ValueError(
+            f"attention_mask has shape {tuple(attention_mask.shape)}; it must be (batch, tokens),"
+            f" with all {n_tokens} tokens of cache and input"
+        )
+    tokens = attention_mask[:, dropped:].bool()
+    return None if tokens.all() else tokens
+
+
+def _check_window(mask_function, window: int, batch_size: int, query: Tensor) -> None:
+    """Whether each query sees the last `window` keys: its own, the first of them, and none beside.
+
+    A mask function can only be asked. Chunks and packed sequences fail at the first key.
+    """
+    batch = torch.arange(batch_size, device=query.device)[:, None]
+    head = torch.zeros((), dtype=torch.int64, device=query.device)
+
+    def sees(key: Tensor) -> Tensor:
+        return mask_function(batch, head, query, key)
+
+    first = (query - window + 1).clamp(min=0)
+    before = (first - 1).clamp(min=0)
+    after = (query + 1).clamp(max=int(query[-1]))
+    is_window = (
+        sees(query).all()
+        & sees(first).all()
+        & ~(sees(before) & (first > 0)).any()
+        & ~(sees(after) & (after > query)).any()
+    )
+    if not is_window:
+        raise NotImplementedError(
+            f"a mask of size {window} is not the window of the last {window} keys; chunks, windows"
+            " to both sides and sequences packed by position_ids are not served"
+        )

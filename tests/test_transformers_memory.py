@@ -1,0 +1,47 @@
+"""T5 on this package needs memory in proportion to the tokens, whatever their padding."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+MEASURE = """
+import sys
+
+import torch
+from transformers import T5Config, T5ForConditionalGeneration
+
+from biased_flash_attn.cli.cost import cost
+from biased_flash_attn.integrations.transformers import accelerate
+
+torch.set_num_threads(2)
+config = T5Config(vocab_size=64, d_model=64, d_kv=32, d_ff=64, num_heads=4, num_layers=2,
+                  dropout_rate=0.0, decoder_start_token_id=0)
+model = accelerate(T5ForConditionalGeneration(config))
+
+def train(length):
+    ids, mask = torch.randint(2, 64, (1, length)), torch.ones(1, length).long()
+    mask[:, length - 100 :] = 0
+    model(input_ids=ids, attention_mask=mask, labels=ids).loss.backward()
+
+train(256)
+print(cost(lambda: train(int(sys.argv[1]))).mebibytes)
+"""
+
+
+def peak(length: int) -> float:
+    """The MiB that a training step adds, in a process of its own."""
+    command = [sys.executable, "-c", MEASURE, str(length)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return float(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_t5_of_8192_tokens():
+    """One dense bias of an encoder alone would take 1024 MiB, a mask of pairs 64 MiB or more."""
+    short, long = peak(4096), peak(8192)
+    assert long <= 2.2 * short, f"{short} MiB for 4096 tokens, {long} MiB for 8192"
+    assert long <= 512, f"{long} MiB"
