@@ -81,6 +81,13 @@ def test_wheel_without_compiler_says_so_and_runs(wheel_without_compiler, tmp_pat
     assert shutil.which("false") in info
 
 
+def test_only_what_is_declared_has_to_be_there(tmp_path):
+    missing = "import sys; sys.modules.update(dict.fromkeys(['numpy', 'matplotlib', 'triton']))"
+    modules = "biased_flash_attn.cli, biased_flash_attn.compat, biased_flash_attn.extrapolation"
+    script = f"{missing}; import {modules}; biased_flash_attn.cli.main(['info'])"
+    assert "portable" in run(sys.executable, "-c", script, cwd=tmp_path)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_kernels_and_torch_share_one_openmp(tmp_path):
     script = f"{ATTENTION}\nprint(open('/proc/self/maps').read())"

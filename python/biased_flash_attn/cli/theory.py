@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-import numpy as np
 import torch
 from rich.console import Console
 
@@ -46,7 +45,7 @@ def theory(names: tuple[str, ...], heads: int, eps: float, length: int, output: 
         console.print(f"{verdict}\nreceptive field at {eps}: {field}\n", highlight=False)
         curves[name] = pictures.curves(bias, length)
         pairs[name] = pictures.weights(bias, length)
-        weights = torch.from_numpy(np.exp(curves[name])).mean(0)
+        weights = torch.from_numpy(curves[name]).exp().mean(0)
         fields[name] = tuple(x.numpy() for x in normalized_receptive_field(weights))
     output.mkdir(parents=True, exist_ok=True)
     pictures.all_biases(curves).savefig(output / "curves.png", dpi=120)

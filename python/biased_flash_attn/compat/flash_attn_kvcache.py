@@ -47,14 +47,14 @@ def flash_attn_with_kvcache(
     sequence, in place, and the caller counts them. Attention is that of `flash_attn_func` to the
     keys so far, lse included: the last query stands on the last key. There are no gradients.
 
-    A step of few queries reads the cache where it is, if it is causal or has one query, and no
-    cache_leftpad. So do other calls, but for pages and for slices of a larger cache, whose keys
-    they copy. `KVCache` is for those who have no cache yet: it also leaves out what a bias makes
-    worthless, and takes every bias.
+    The cache is read where it is. Only calls that are not causal and have several queries, that
+    have cache_leftpad, or more than 128 queries, copy the keys of pages, and of a cache that is a
+    slice of a larger one. `KVCache` is for those who have no cache yet: it also leaves out what a
+    bias makes worthless, and takes every bias.
 
     What differs from flash-attn, beside what `flash_attn_func` says:
 
-    - Pages may be of 1 to 64 keys or of any multiple of 64, and have cache_leftpad.
+    - Pages may be of 1 to 64 keys or of any multiple of 64, also with cache_leftpad.
     - rotary_dim may be any even number; rotary_cos and rotary_sin may be float32 for other q.
 
     Args:
@@ -72,7 +72,8 @@ def flash_attn_with_kvcache(
             cache_leftpad skips is counted. None for a full cache.
         cache_batch_idx: (batch,) int32, the entry of the cache that is each sequence's; its own
             number by default. Of sequences that share one, any may leave its k and v there.
-        cache_leftpad: (batch,) int32, the key with which each sequence begins; 0 by default.
+        cache_leftpad: (batch,) int32, the key with which each sequence begins; 0 by default. Steps
+            with it take several times as long.
         block_table: (batch, columns) int32: key n of sequence b is row n % page_size of page
             block_table[b, n // page_size].
         softmax_scale: factor of q k^T, 1 / sqrt(head_dim) by default.
@@ -152,32 +153,27 @@ class Step:
 
     def _decoded(self) -> tuple[Tensor, Tensor]:
         """By the kernel of decoding, which finds the cache's keys through its table."""
-        q, form, terms = self.q, "none", None
+        q, slopes, form = self.q, None, "none"
         if self.slopes is not None:
-            form, terms = (
-                "linear",
-                self.slopes.slopes.to(torch.promote_types(q.dtype, torch.float32)),
-            )
+            slopes, form = self.slopes.slopes, "linear"
+            slopes = slopes.to(torch.promote_types(q.dtype, torch.float32))
         k, v = (x.transpose(1, 2) for x in (self.cache.k, self.cache.v))
-        nothing_known = [None] * 4  # of the keys, so that none are left out
+        scale = q.shape[3] ** -0.5 if self.scale is None else float(self.scale)
+        unknown = [None] * 4  # what is known of the keys, so that none are left out
         return decode_ops.decode(
-            *(q, k, v, self.cache.table, self.end, terms, None, nothing_known, form),
-            *(q.shape[3] ** -0.5 if self.scale is None else self.scale, self.seen.window),
-            *(0.0, "cpu"),
+            *(q, k, v, self.cache.table, self.end, slopes, None, unknown, form, scale),
+            *(self.seen.window, 0.0, "cpu"),
         )
 
     def _packed(self) -> tuple[Tensor, Tensor]:
         """By the ordinary kernels, to which entries of the cache are packed sequences."""
         batch, _, n_query, _ = self.q.shape
         count = self.end - self.begin
-        longest = int(count.max()) if batch else 0
-        k, v, first = self.cache.packed(int(self.end.max()) if batch else 0)
-        of_queries = (
-            torch.arange(batch, device=first.device) * n_query,
-            first.new_full((batch,), n_query),
-        )
+        longest, end = (int(x.max()) if batch else 0 for x in (count, self.end))
+        k, v, first = self.cache.packed(end)
+        same = torch.full_like(first, n_query)
         of_keys = first + self.begin, count
-        rows = torch.stack([*of_queries, *of_keys, torch.zeros_like(first)], 1)
+        rows = torch.stack([same.cumsum(0) - same, same, *of_keys, torch.zeros_like(first)], 1)
         sequences = Sequences(rows, n_query, longest, batch * n_query, len(k), is_packed=True)
         if self.seen.shift:
             sequences = sequences.shifted(self.seen.shift, self.seen.shift)
