@@ -32,6 +32,13 @@ def test_serve(window):
     assert done.stdout.count("40 steps with equal logits") == 15
 
 
+def test_patch_bloom():
+    done = run("patch_bloom.py", "--steps", "3", "--tokens", "12")
+    assert done.returncode == 0, done.stderr
+    assert "gradients of all parameters" in done.stdout
+    assert "12 tokens after each prompt" in done.stdout
+
+
 @pytest.mark.parametrize("example", ["train.py", "serve.py"])
 def test_other_biases_are_refused(example):
     done = run(example, "fire")

@@ -147,6 +147,16 @@ def test_acceleration_twice_is_acceleration_once():
     assert len(model.transformer._forward_pre_hooks) == hooks
 
 
+def test_a_part_before_the_whole():
+    model = t5()
+    expected = accelerated(model)
+    accelerate(model.encoder)
+    accelerate(model)
+    inputs = calls(model)
+    assert [type(x) for x in model.modules()] == [type(x) for x in expected.modules()]
+    assert torch.equal(model(**inputs).logits, expected(**inputs).logits)
+
+
 @pytest.mark.parametrize("make", [bloom, mpt, falcon, t5])
 def test_parameters_and_the_models_of_others_stay_as_they_are(make):
     """Two models may share a config."""

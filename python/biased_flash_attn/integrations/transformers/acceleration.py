@@ -47,8 +47,9 @@ def accelerate(model: PreTrainedModel) -> PreTrainedModel:
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"model is a {type(model).__name__}; it must be a PreTrainedModel")
-    layers = [module for module in model.modules() if isinstance(module, tuple(_FUSED))]
-    if layers and all(type(layer) in _FUSED.values() for layer in layers):
+    known = [module for module in model.modules() if isinstance(module, tuple(_FUSED))]
+    layers = [layer for layer in known if type(layer) not in _FUSED.values()]
+    if known and not layers:
         return model
     _check(model, layers)
     trunk_types = tuple({_FUSED[type(layer)].trunk for layer in layers})

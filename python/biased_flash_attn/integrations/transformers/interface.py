@@ -9,7 +9,8 @@ from .attend import attend, check_dropout
 from .biases import SharedTable
 from .token_mask import TokenMask, create_token_mask
 
-NAME = "biased_attention"  # not with "flash": transformers would look for a package of that name
+# With "flash" in it, transformers would look for a package of that name.
+NAME = "biased_attention"
 
 # What changes the result and is not offered. Other arguments are of no concern to attention.
 _REFUSED = ("softcap", "s_aux", "head_mask", "cache", "cu_seq_lens_q", "cu_seq_lens_k")
@@ -43,6 +44,10 @@ def attention_forward(
     refuse(kwargs)
     if attention_mask is None:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        if sliding_window is not None and not causal:
+            raise NotImplementedError(
+                "sliding_window is given and is_causal is not, which is not offered"
+            )
         attention_mask = TokenMask(query.shape[2], key.shape[2], causal, sliding_window)
     elif sliding_window is not None and sliding_window != getattr(attention_mask, "window", None):
         raise ValueError(f"sliding_window is {sliding_window}, which the mask does not have")

@@ -56,7 +56,7 @@ class TokenMask:
     @cached_property
     def padded_keys(self) -> Sequences:
         """Sequences without holes, to whose keys all queries attend."""
-        rows = Sequences.of_mask(self.tokens, self.n_key).rows.clone()
+        rows = self.padded.rows.clone()
         rows[:, 0], rows[:, 1] = 0, self.n_query
         return replace(self.padded, rows=rows)
 
