@@ -17,12 +17,14 @@ from torch import Tensor
 
 from biased_flash_attn import attention_plan, biases, nn
 from biased_flash_attn.cli.plot import figure_of, hidden_states
+from biased_flash_attn.distributed.layout import chunks_of
 from biased_flash_attn.extrapolation import normalized_receptive_field, pictures
 from biased_flash_attn.nn.named_biases import make_bias
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
 HEADS, LENGTH = 8, 512
+RANKS = 4
 DPI = 100
 log = logging.getLogger("mkdocs.hooks")
 
@@ -59,7 +61,7 @@ def drawings() -> dict[str, Callable[[], Figure]]:
         f"plan_{name}": partial(plan_of, biases.DISTANCE_BIASES[name])
         for name in ("alibi", "type2", "sandwich")
     }
-    others = (all_biases, heat_maps, receptive_fields, far_mass)
+    others = (all_biases, heat_maps, receptive_fields, far_mass, chunks)
     return {**{draw.__name__: draw for draw in others}, **of_biases, **plans}
 
 
@@ -119,3 +121,19 @@ def largest_share_beyond(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
 def plan_of(bias: type[biases.DistanceBias]) -> Figure:
     q, k = torch.randn(2, 1, HEADS, 4096, 64)
     return attention_plan(q, k, bias(HEADS)).draw()
+
+
+def chunks() -> Figure:
+    """Which rank computes what, of RANKS ranks under a causal mask."""
+    count = 2 * RANKS
+    owner = np.full((count, count), np.nan)
+    for rank in range(RANKS):
+        for chunk in chunks_of(rank, RANKS):
+            owner[chunk, : chunk + 1] = rank
+    figure = Figure(figsize=(5.2, 4.2), layout="constrained")
+    axes = figure.subplots()
+    colors = pictures.HEAD_COLORS.resampled(RANKS)
+    image = axes.imshow(owner, cmap=colors, vmin=-0.5, vmax=RANKS - 0.5)
+    axes.set(xlabel="chunk of keys", ylabel="chunk of queries")
+    figure.colorbar(image, label="rank", ticks=range(RANKS))
+    return figure

@@ -59,16 +59,18 @@ def seed(request) -> int:
     return value
 
 
+MAKERS = [
+    (torch, "empty"),
+    (torch, "empty_like"),
+    (torch, "empty_strided"),
+    (torch.Tensor, "new_empty"),
+]
+
+
 @pytest.fixture(autouse=True)
 def poisoned_empty(monkeypatch):
     """Fills what torch leaves unset with NaN, which a result that reads it then shows."""
-    makers = [
-        (torch, "empty"),
-        (torch, "empty_like"),
-        (torch, "empty_strided"),
-        (torch.Tensor, "new_empty"),
-    ]
-    for owner, name in makers:
+    for owner, name in MAKERS:
         monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))
 
 

@@ -39,6 +39,13 @@ def test_patch_bloom():
     assert "12 tokens after each prompt" in done.stdout
 
 
+def test_context_parallel():
+    done = run("context_parallel.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("of 2 ranks equals that of one process") == 4
+    assert "MB without skipping" in done.stdout
+
+
 @pytest.mark.parametrize("example", ["train.py", "serve.py"])
 def test_other_biases_are_refused(example):
     done = run(example, "fire")

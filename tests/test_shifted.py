@@ -88,6 +88,7 @@ def test_packed_ones_have_what_they_have_alone(bias):
         i, j = i + n_query, j + n_key
 
 
+@pytest.mark.sanitize
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
 @pytest.mark.parametrize("bias", FORMS)
 def test_plans_leave_out_what_they_say(bias, causal):

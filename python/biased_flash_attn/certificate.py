@@ -128,8 +128,8 @@ class Certificate:
         near = _near_lse(q, k, bias, backend)
         # Left out, an infinite or NaN value would be missed.
         known = near.isfinite() & _finite(v, q.shape[1])
-        rounding = _rounding(q.shape[3], logit * keys.longest, near, bias.gain)
-        near = torch.where(known, near - rounding, torch.nan)
+        lost = rounding(q.shape[3], logit * keys.longest, near, bias.gain)
+        near = torch.where(known, near - lost, torch.nan)
         taken = near - bias.scale * product
 
         def of_side(side: Side) -> Certificate:
@@ -177,7 +177,7 @@ def _near_lse(q: Tensor, k: Tensor, bias: Bias, backend: str) -> Tensor:
     return forward(q, k, values, terms, bias.gain, *options)[1].double()
 
 
-def _rounding(dim: int, logit: Tensor, near: Tensor, gain: Tensor | None) -> Tensor:
+def rounding(dim: int, logit: Tensor, near: Tensor, gain: Tensor | None) -> Tensor:
     """What float32 and fast exponentials may have changed the bound by."""
     roundings = (4 * dim + 256) * (1 + logit + near.abs())
     if gain is not None:

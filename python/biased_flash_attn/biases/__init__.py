@@ -6,6 +6,7 @@ from .cable import Cable, CableNW, KernelizedCable
 from .cumulative import CumulativeBias
 from .forget_gate import ForgetGate
 from .kerple import KerpleLog, KerplePower
+from .of_heads import of_heads
 from .sandwich import Sandwich, SmoothedSandwich
 from .series import InverseDistance, InverseLogDistance, Type1, Type2
 from .tables import T5, ClippedTable
@@ -53,4 +54,5 @@ __all__ = [
     "SmoothedSandwich",
     "Type1",
     "Type2",
+    "of_heads",
 ]

@@ -1,0 +1,70 @@
+"""Some heads of a bias, for ranks that share out heads: tensor parallelism."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..forms import Geometry, Linear
+from .base import DistanceBias, PositionBias
+from .cumulative import CumulativeBias
+
+
+def of_heads(bias: PositionBias | CumulativeBias, start: int, stop: int):
+    """The bias that heads start to before stop of a bias have, as one of stop - start heads.
+
+    Slopes and ratios stay those that the heads have among all heads; made anew for fewer heads they
+    would be others. Parameters are those of the whole bias, with gradients from these heads.
+
+    bias: one of positions, or a `CumulativeBias`; a module such as `Cable` is called first.
+
+    Raises TypeError for another, and ValueError where there are no such heads.
+    """
+    if not isinstance(bias, (PositionBias, CumulativeBias)):
+        raise TypeError(
+            f"bias is a {type(bias).__name__}; it must be a bias of positions or a CumulativeBias"
+        )
+    if not 0 <= start < stop <= bias.num_heads:
+        raise ValueError(
+            f"start and stop are {start} and {stop}; they must be 0 <= start < stop <="
+            f" {bias.num_heads}, the number of heads of the bias"
+        )
+    if isinstance(bias, CumulativeBias):
+        gain = None if bias.gain is None else bias.gain[:, start:stop]
+        return CumulativeBias(bias.steps[:, start:stop], gain, bias.kernel)
+    make = DistanceHeads if isinstance(bias, DistanceBias) else LinearHeads
+    return make(bias, start, stop)
+
+
+class DistanceHeads(DistanceBias):
+    """Some heads of a function of the distance."""
+
+    def __init__(self, bias: DistanceBias, start: int, stop: int):
+        super().__init__(stop - start)
+        self.whole, self.heads = bias, slice(start, stop)
+        self.fixed = bias.fixed
+
+    def formula(self, d: Tensor) -> Tensor:
+        return heads_of(self.whole.logits(d), self.heads)[0].expand(self.num_heads, -1)
+
+
+class LinearHeads(PositionBias):
+    """Some heads of a bias of slopes."""
+
+    def __init__(self, bias: PositionBias, start: int, stop: int):
+        super().__init__(stop - start)
+        self.whole, self.heads = bias, slice(start, stop)
+        self.fixed = bias.fixed
+
+    def lower(
+        self, geometry: Geometry, dtype: torch.dtype, device: torch.device | str | None
+    ) -> Linear:
+        return Linear(heads_of(self.whole.lower(geometry, dtype, device).slopes, self.heads))
+
+    def curve(self, d: Tensor) -> Tensor:
+        return self.whole.curve(d)[self.heads]
+
+
+def heads_of(x: Tensor, heads: slice) -> Tensor:
+    """(1, H or 1, ...) to some heads of it."""
+    return x if x.shape[1] == 1 else x[:, heads]

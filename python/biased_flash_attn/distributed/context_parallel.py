@@ -1,0 +1,133 @@
+"""The public call: validate, lower the bias for the whole sequence, attend in a ring."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .. import backends
+from ..biases import CumulativeBias
+from ..forms import Cumulative, Form, Geometry
+from ..functional import DEFAULT_TOLERANCES, SKIPPING_BACKENDS, under_autocast
+from ..validation import check_bias, check_form, check_options, check_tensors
+from .attention import RingAttention
+from .ring import Ring, Traffic
+from .running_sums import running_sums
+from .share import Problem
+
+
+def context_parallel_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias=None,
+    *,
+    group: dist.ProcessGroup | None = None,
+    causal: bool = True,
+    window: int | None = None,
+    scale: float | None = None,
+    tolerance: float | None = None,
+    return_lse: bool = False,
+    backend: str | None = None,
+    traffic: Traffic | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`biased_flash_attn` of a sequence that is spread over ranks; each gets its queries' outputs.
+
+    Every rank of the group calls it alike, with its part of each tensor as `shard` cuts them: of 2R
+    chunks, rank r of R has chunks r and 2R - 1 - r. Keys and values go from rank to rank, in
+    messages that overlap with the computation; memory holds some ranks' parts of them, two of keys
+    and those on their way, however many ranks there are. Keys that provably do not matter to a rank
+    are neither sent nor waited for, in both directions; only a few numbers about all keys are.
+    Backward has to be run by all ranks too.
+
+    Args:
+        q: (B, H, N / R, D), as for `biased_flash_attn`, but with as many queries as keys.
+        k: (B, Hkv, N / R, D) with H a multiple of Hkv.
+        v: (B, Hkv, N / R, Dv).
+        bias: a bias of `biased_flash_attn.biases`, or None: one of positions, the same on all
+            ranks, or a `CumulativeBias` with the steps and gains of this rank's tokens, such as
+            `Cable` called on their hidden states; its sums go on from rank to rank. Gradients of
+            parameters are this rank's share: the sum over ranks is that of the sum of the ranks'
+            losses, and their average, as DDP and FSDP take it, that of the average loss. A function
+            of the distance has a table of all N distances on every rank.
+        group: the ranks that share the sequence; None for all.
+        causal: whether key j is visible only when j <= p, by the positions in the sequence.
+        window: if given, the number of past keys a query sees, its own included.
+        scale: factor of q k^T, 1 / sqrt(D) by default.
+        tolerance: the share of each query's softmax mass, in [0, 1), that may be left out where
+            it is proved to be that small, over all ranks together: as in `biased_flash_attn`.
+        return_lse: also return log sum_j exp(scale q k^T + bias), natural logarithm.
+        backend: "triton" (GPUs) or "cpu", which runs or raises; None chooses.
+        traffic: counts the bytes that this rank sends for this call, its backward pass included.
+
+    Returns:
+        o (B, H, N / R, Dv) in q's dtype and, if asked, lse (B, H, N / R) in float32, or float64 for
+        float64. A query that sees no key has o = 0 and lse = -inf.
+
+    Raises:
+        TypeError, ValueError: naming the argument, what it was and what it may be.
+        RuntimeError: where a rank has ended, or did not answer within the timeout that
+            `init_process_group` was given; it names the ranks and the hop.
+
+    The ring is that of Liu et al., "Ring Attention with Blockwise Transformers for Near-Infinite
+    Context", 2023.
+    """
+    q, k, v = under_autocast(q, k, v)
+    check_tensors(q, k, v)
+    check_options(causal, window, scale, tolerance, backend)
+    n_local = q.shape[2]
+    if k.shape[2] != n_local or n_local % 2 or n_local == 0:
+        raise ValueError(
+            f"q has {n_local} rows and k has {k.shape[2]}; both must be the same even number, two"
+            " chunks: see shard"
+        )
+    if traffic is not None and not isinstance(traffic, Traffic):
+        raise TypeError(f"traffic is a {type(traffic).__name__}; it must be None or a Traffic")
+    ring = Ring(group, traffic)
+    backend = backends.choose(q, backend)
+    if backend not in SKIPPING_BACKENDS:
+        raise ValueError(f"backend={backend!r} has no kernels; it must be 'cpu' or 'triton'")
+    scale = q.shape[3] ** -0.5 if scale is None else float(scale)
+    tolerance = DEFAULT_TOLERANCES[q.dtype] if tolerance is None else float(tolerance)
+    window = None if window is None else min(window, n_local * ring.size)
+    _check_agreement(ring, q, k, v, causal, window, scale, tolerance)
+    form = _lowered(bias, q, ring, causal, window)
+    problem = Problem.of(form, scale, causal, window, tolerance, backend)
+    terms, gain = (None, None) if form is None else (form.terms, form.gain)
+    o, lse = RingAttention.apply(q, k, v, terms, gain, problem, ring)
+    return (o, lse) if return_lse else o
+
+
+def _check_agreement(ring: Ring, q, k, v, causal, window, scale, tolerance) -> None:
+    """Ranks that were called differently would wait for one another, or mix what does not fit."""
+    dtype = list(DEFAULT_TOLERANCES).index(q.dtype)
+    numbers = (*q.shape, *k.shape, v.shape[3], dtype, causal, window or 0, scale, tolerance)
+    own = torch.tensor(numbers, dtype=torch.float64, device=q.device)
+    for rank, other in enumerate(ring.gather(own, "shapes")):
+        if not torch.equal(other, own):
+            raise ValueError(
+                f"rank {rank} called context_parallel_attention with q, k and v of other shapes or"
+                f" dtype, or other options, than rank {ring.rank}: {other.tolist()} and"
+                f" {own.tolist()}; all ranks must call it alike"
+            )
+
+
+def _lowered(bias, q: Tensor, ring: Ring, causal: bool, window: int | None) -> Form | None:
+    """The form of the whole sequence or, of one with sums, what this rank has of it."""
+    if bias is None:
+        return None
+    check_bias(bias, q)
+    n_local, real = q.shape[2], torch.promote_types(q.dtype, torch.float32)
+    if isinstance(bias, CumulativeBias):
+        geometry = Geometry(n_local, n_local, causal, window)
+        form = bias.lower(geometry, real, q.device)
+        form = Cumulative(running_sums(bias.steps, ring), form.gain, bias.kernel)
+    else:
+        n = n_local * ring.size
+        geometry = Geometry(n, n, causal, window)
+        form = bias.lower(geometry, real, q.device)
+        if isinstance(form, Cumulative):
+            raise TypeError(f"bias is a {type(bias).__name__} with steps; pass a CumulativeBias")
+    check_form(form, q, geometry)
+    return form

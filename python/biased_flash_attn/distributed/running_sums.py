@@ -1,0 +1,45 @@
+"""Running sums along a sequence whose chunks lie on several ranks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .layout import chunks_of
+from .ring import Ring
+
+
+def running_sums(steps: Tensor, ring: Ring) -> Tensor:
+    """Inclusive sums of steps (B or 1, H, n_local) from the first chunk on, float64.
+
+    Gradients reach the steps of all ranks.
+    """
+    within = steps.double().unflatten(-1, (2, -1)).cumsum(-1)
+    totals = within[..., -1].movedim(-1, 0)
+    return (within + SumsBefore.apply(totals, ring).movedim(0, -1)[..., None]).flatten(-2)
+
+
+class SumsBefore(torch.autograd.Function):
+    """For each of this rank's chunks, the sum over all earlier chunks: (2, ...) to (2, ...)."""
+
+    @staticmethod
+    def forward(ctx, totals: Tensor, ring: Ring) -> Tensor:
+        ctx.ring = ring
+        everyones = in_order(totals, ring, "the sums of their steps")
+        return own(everyones.cumsum(0) - everyones, ring)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        everyones = in_order(grad, ctx.ring, "the gradients of their sums")
+        later = everyones.flip(0).cumsum(0).flip(0) - everyones
+        return own(later, ctx.ring), None
+
+
+def in_order(x: Tensor, ring: Ring, what: str) -> Tensor:
+    """What each rank has of its two chunks, (2, ...), as (chunks, ...)."""
+    places = torch.tensor([chunks_of(rank, ring.size) for rank in range(ring.size)])
+    return torch.cat(ring.gather(x, what))[places.flatten().argsort().to(x.device)]
+
+
+def own(x: Tensor, ring: Ring) -> Tensor:
+    return x[list(chunks_of(ring.rank, ring.size))]

@@ -1,0 +1,59 @@
+"""Some heads of a bias are what they are among all heads."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from biased_flash_attn import biased_flash_attn, biases
+from biased_flash_attn.biases import of_heads
+
+HEADS = 6
+
+
+@pytest.mark.parametrize("name", biases.DISTANCE_BIASES)
+def test_heads_of_a_bias_of_positions(name):
+    bias = biases.DISTANCE_BIASES[name](HEADS)
+    some = of_heads(bias, 2, 5)
+    assert some.num_heads == 3
+    assert torch.equal(some.dense(7, 9), bias.dense(7, 9)[2:5])
+    assert torch.equal(some.receptive_field(0.1), bias.receptive_field(0.1)[2:5])
+
+
+@pytest.mark.parametrize("name", ["alibi", "kerple_log", "shared", "cable", "forget_gate"])
+def test_groups_of_heads_give_together_what_all_give(name):
+    """Gradients of parameters too, which groups share."""
+    q, k, v = torch.randn(3, 2, HEADS, 20, 8, dtype=torch.float64)
+    states = torch.randn(2, 20, 5, dtype=torch.float64)
+    if name in biases.CONTEXT_BIASES:
+        module = biases.CONTEXT_BIASES[name](5, HEADS).double()
+        called = module(states)
+    elif name == "shared":
+        module = called = biases.DistanceBias.from_function(torch.nn.Softplus(), HEADS)
+    else:
+        settings = {"trainable": True} if name == "alibi" else {}
+        module = called = biases.DISTANCE_BIASES[name](HEADS, **settings).double()
+    parameters = list(module.parameters())
+    whole = biased_flash_attn(q, k, v, called)
+    groups = [(0, 1), (1, 4), (4, 6)]
+    parts = [
+        biased_flash_attn(*(x[:, a:b] for x in (q, k, v)), of_heads(called, a, b))
+        for a, b in groups
+    ]
+    torch.testing.assert_close(torch.cat(parts, 1), whole)
+    if parameters:
+        weights = torch.randn_like(whole)
+        ours, exact = (
+            torch.autograd.grad((o * weights).sum(), parameters, retain_graph=True)
+            for o in (torch.cat(parts, 1), whole)
+        )
+        for one, other in zip(ours, exact, strict=True):
+            torch.testing.assert_close(one, other)
+
+
+def test_what_is_wrong_is_named():
+    with pytest.raises(TypeError, match=r"bias is a Cable; .* or a CumulativeBias"):
+        of_heads(biases.Cable(5, HEADS), 0, 2)
+    for start, stop in ((2, 2), (-1, 2), (3, 7)):
+        with pytest.raises(ValueError, match=f"start and stop are {start} and {stop}; they must"):
+            of_heads(biases.ALiBi(HEADS), start, stop)
