@@ -183,12 +183,11 @@ def cases_of(ranks: int) -> list[Case]:
 
 
 def everything(seed: str) -> dict:
-    """What a rank finds; with more than two ranks, of the exact results only."""
+    """What a rank finds."""
     cases = cases_of(dist.get_world_size())
     found = {"exact": {str(case): caught(check_exact, case, seed) for case in cases}}
-    if dist.get_world_size() == 2:
-        found |= {f.__name__: f(seed) for f in (skipped, layouts, counted, with_fsdp)}
-    return found
+    more = {2: (skipped, layouts, counted, autocast, with_fsdp), 4: (dropped,)}
+    return found | {f.__name__: f(seed) for f in more[dist.get_world_size()]}
 
 
 def skipped(seed: str) -> dict[str, list[str]]:
@@ -269,6 +268,26 @@ def counted(seed: str) -> list[int]:
     dist.all_reduce(sent)
     assert (traffic.hops, traffic.dropped_hops) == (2 * (dist.get_world_size() - 1), 0)
     return sent.tolist()
+
+
+def autocast(seed: str) -> list[bool]:
+    """Whether results, and bytes, under autocast are those of inputs that are cast before."""
+    torch.manual_seed(int(seed) + dist.get_rank())
+    inputs, bias = torch.randn(3, 1, 2, 512, 16), biases.ALiBi(2, exponent=2.0)
+    cast, autocast = Traffic(), Traffic()
+    expected = context_parallel_attention(*inputs.bfloat16(), bias, traffic=cast)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        o = context_parallel_attention(*inputs, bias, traffic=autocast)
+    return [torch.equal(o, expected), cast.sent == autocast.sent]
+
+
+def dropped(seed: str) -> list[int]:
+    """How many hops brought keys, and how many were dropped, where only neighbours matter."""
+    torch.manual_seed(int(seed) + dist.get_rank())
+    q, k, v = torch.randn(3, 1, 2, 256, 16)
+    traffic = Traffic()
+    context_parallel_attention(q, k, v, biases.ALiBi(2, exponent=0.0), traffic=traffic)
+    return [traffic.hops, traffic.dropped_hops]
 
 
 def with_fsdp(seed: str) -> list[float]:

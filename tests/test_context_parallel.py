@@ -63,6 +63,16 @@ def test_bytes_are_counted(found):
         assert of_rank["counted"] == [2 * keys, 2 * keys, 2 * sums, 2 * keys + sums]
 
 
+def test_autocast_casts_the_inputs_and_no_bound(found):
+    for of_rank in found[2]:
+        assert of_rank["autocast"] == [True, True]
+
+
+def test_ranks_whose_keys_do_not_matter_send_none(found):
+    """Chunk c needs chunk c - 1, which is that of rank r - 1 or r + 1, or one's own."""
+    assert [of_rank["dropped"] for of_rank in found[4]] == [[1, 2], [2, 1], [2, 1], [1, 2]]
+
+
 def test_training_with_fsdp_is_that_of_one_process(found):
     for of_rank in found[2]:
         assert max(of_rank["with_fsdp"]) < 1e-5

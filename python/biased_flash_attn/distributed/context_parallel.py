@@ -95,7 +95,8 @@ def context_parallel_attention(
     form = _lowered(bias, q, ring, causal, window)
     problem = Problem.of(form, scale, causal, window, tolerance, backend)
     terms, gain = (None, None) if form is None else (form.terms, form.gain)
-    o, lse = RingAttention.apply(q, k, v, terms, gain, problem, ring)
+    with torch.autocast(q.device.type, enabled=False):
+        o, lse = RingAttention.apply(q, k, v, terms, gain, problem, ring)
     return (o, lse) if return_lse else o
 
 
