@@ -59,11 +59,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200, help="of training")
     parser.add_argument("--tokens", type=int, default=100, help="to add to each prompt")
     options = parser.parse_args()
+    for name in options.biases:
+        if name not in BIASES:
+            parser.error(f"bias is {name}; it may be {', '.join(BIASES)}")
     text = read_text().train
     prompts = [torch.tensor(list(prompt.encode())) for prompt in PROMPTS]
     for name in options.biases or BIASES:
-        if name not in BIASES:
-            parser.error(f"bias is {name}; it may be {', '.join(BIASES)}")
         model = small_model(replace(positions(name), window=options.window))
         loss = train(model, text, options.steps)[-1]
         print(f"--- {name}: loss {loss:.2f}")

@@ -64,10 +64,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200, help="of training")
     parser.add_argument("--length", type=int, default=128, help="of training, in bytes")
     options = parser.parse_args()
-    text = read_text()
-    for name in options.biases or ("alibi", "cable"):
+    for name in options.biases:
         if name not in BIASES:
             parser.error(f"bias is {name}; it may be {', '.join(BIASES)}")
+    text = read_text()
+    for name in options.biases or ("alibi", "cable"):
         model = small_model(name)
         losses = train(model, text.train, options.steps, options.length)
         first, last = losses[0], sum(losses[-10:]) / len(losses[-10:])

@@ -12,7 +12,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def test_train():
-    done = run("train.py", "--steps", "60")
+    done = run("train.py", "--steps", "40")
     assert done.returncode == 0, done.stderr
     for bias in ("alibi", "cable"):
         assert f"{bias}: loss" in done.stdout
@@ -27,9 +27,9 @@ def test_train_fails_where_nothing_is_learnt():
 @pytest.mark.parametrize("window", [None, 24])
 def test_serve(window):
     options = ["--window", str(window)] if window else []
-    done = run("serve.py", "--steps", "2", "--tokens", "40", *options)
+    done = run("serve.py", "--steps", "2", "--tokens", "26", *options)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("40 steps with equal logits") == 15
+    assert done.stdout.count("26 steps with equal logits") == 15
 
 
 def test_patch_bloom():
