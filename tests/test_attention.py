@@ -112,6 +112,15 @@ def test_each_input_may_have_strides_of_its_own(layouts):
     check_problem(problem)
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_results_lie_in_memory_as_queries_do(backend):
+    problem = drawn(Case(heads=(4, 2), dims=(8, 5), layout="heads_inside"))
+    o, _ = fused(problem, backend)
+    assert o.transpose(1, 2).is_contiguous()
+    o, _ = fused(drawn(Case(heads=(4, 2))), backend)
+    assert o.is_contiguous()
+
+
 def test_expanded_cotangents_are_read_right():
     problem = drawn(Case("linear"))
     problem.grad_o = torch.ones(()).expand_as(problem.grad_o)

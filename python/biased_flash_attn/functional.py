@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from . import backends, ops, reference
 from .forms import Form, Geometry, of_terms
 from .parts import parts
-from .sequences import Sequences
+from .sequences import Sequences, laid_out_as
 from .skipping import FEWEST_KEYS
 from .validation import (
     check_bias,
@@ -190,7 +190,7 @@ def _reference(call: Call) -> tuple[Tensor, Tensor]:
         o, lse = _joined(
             [_attend(call, x.geometry, x.q, x.k, x.v, x.terms, x.gain) for x in each], sequences
         )
-    return o.to(call.q.dtype), lse
+    return laid_out_as(call.q, o.to(call.q.dtype)), lse
 
 
 def _attend(call: Call, geometry: Geometry, q, k, v, terms, gain) -> tuple[Tensor, Tensor]:

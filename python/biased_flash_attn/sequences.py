@@ -140,9 +140,18 @@ def empty_rows(like: Tensor, channels: int) -> Tensor:
     packed, comes back contiguous.
     """
     batch, heads, n, _ = like.shape
-    if like.stride(1) >= like.stride(2):
-        return like.new_empty((batch, heads, n, channels))
-    return like.new_empty((batch, n, heads, channels)).transpose(1, 2)
+    if _has_heads_inside(like):
+        return like.new_empty((batch, n, heads, channels)).transpose(1, 2)
+    return like.new_empty((batch, heads, n, channels))
+
+
+def laid_out_as(like: Tensor, x: Tensor) -> Tensor:
+    """x (B, H, N, C) in memory as `empty_rows` would have it."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2) if _has_heads_inside(like) else x
+
+
+def _has_heads_inside(x: Tensor) -> bool:
+    return x.stride(1) < x.stride(2)
 
 
 def _rows_of_offsets(cu_seqlens_q, cu_seqlens_k, total_q, total_k, max_seqlen_q, max_seqlen_k):
