@@ -39,7 +39,9 @@ class FusedBloomAttention(BloomAttention):
         **_,
     ):
         check_dropout(self, self.attention_dropout.p)
-        q, k, v = self._reshape(self.query_key_value(hidden_states))
+        qkv = self.query_key_value(hidden_states)
+        qkv = qkv.unflatten(2, (self.num_heads, 3, self.head_dim)).transpose(1, 2)
+        q, k, v = qkv.unbind(3)
         if layer_past is not None:
             k, v = layer_past.update(k, v, self.layer_idx)
         o = attend(attention_mask, q, k, v, self.slopes, self.inv_norm_factor)
