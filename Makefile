@@ -10,7 +10,8 @@ SANITIZER_RUNTIME = $(foreach library,libasan.so libstdc++.so,$(shell $(CXX) -pr
 COMPUTE_SANITIZER := compute-sanitizer --kernel-name kns=attn_ --kernel-name kns=_factors_kernel \
 	--report-api-errors no --error-exitcode 1
 
-.PHONY: help demo test lint sanitize bench wheel gpu gpu-build gpu-test gpu-sanitize gpu-bench clean
+.PHONY: help demo test lint sanitize bench docs wheel gpu gpu-build gpu-test gpu-sanitize gpu-bench \
+	clean
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' Makefile
@@ -28,6 +29,9 @@ lint: $(INSTALLED)  ## ruff and clang-format
 
 bench: $(INSTALLED)  ## time and memory against other ways to compute the same
 	$(IN_VENV) pytest bench -v --benchmark-quiet
+
+docs: $(INSTALLED)  ## the documentation site, in build/site
+	$(IN_VENV) NO_MKDOCS_2_WARNING=1 mkdocs build --strict
 
 # OpenMP stays outside, as torch brings it: DESIGN.md, "Wheels".
 wheel: $(INSTALLED)  ## a manylinux wheel for this Python, in dist/

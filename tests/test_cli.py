@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner, Result
@@ -50,6 +51,12 @@ def test_heat_map_is_the_mean_of_exp_of_the_bias(name, length):
     past = torch.ones(n, n).tril().bool()
     assert torch.equal(pairs.isnan(), ~past)
     torch.testing.assert_close(pairs[past], (dense[0].exp() + dense[1].exp())[past] / 2)
+
+
+def test_a_deep_bias_leaves_its_top_to_be_seen():
+    logits = -np.arange(20_000.0)[None]
+    figure = pictures.one_bias("deep", logits, np.eye(4))
+    assert figure.axes[0].get_ylim() == (pictures.DEEPEST, 1)
 
 
 def test_plot_of_an_unknown_bias_lists_those_there_are(invoke):

@@ -21,20 +21,29 @@ class AttentionPlan:
 
     A query of tile t takes, of the keys it sees, those from first_key to before end_key. The mass
     of the others is proved to be at most `bound` times that of those it takes.
+
+    Attributes:
+        geometry: how queries and keys lie.
+        tolerance: the share of a query's mass that may be left out.
+        first_key: (B, H, T) int32.
+        end_key: (B, H, T) int32.
+        fraction: of the visible tiles, 128 queries by 64 keys, that is computed, (B, H).
+        window: keys from a query to the farthest that it takes, at most, (B, H) int64.
+        bound: of the mass left out, relative to that taken, at most tolerance, (B, H).
+        content: by how much q.k can lift a key above the average one, (B, H): decay has to make up
+            for it where keys are not looked at.
+        receptive_field: keys that hold all but a share `tolerance` of the bias's exponentials,
+            (H,); infinite where these have no finite sum, and None for a bias without distances.
     """
 
     geometry: Geometry
     tolerance: float
-    first_key: Tensor  # (B, H, T) int32
-    end_key: Tensor  # (B, H, T) int32
-    fraction: Tensor  # of the visible tiles, 128 queries by 64 keys, that is computed, (B, H)
-    window: Tensor  # keys from a query to the farthest that it takes, at most, (B, H) int64
-    bound: Tensor  # of the mass left out, relative to that taken, at most tolerance, (B, H)
-    # By how much q.k can lift a key above the average one, (B, H): decay has to make up for it
-    # where keys are not looked at.
+    first_key: Tensor
+    end_key: Tensor
+    fraction: Tensor
+    window: Tensor
+    bound: Tensor
     content: Tensor
-    # Keys that hold all but a share `tolerance` of the bias's exponentials, (H,); infinite where
-    # these have no finite sum, and None for a bias without distances.
     receptive_field: Tensor | None
 
     def __str__(self) -> str:

@@ -18,11 +18,12 @@ class CumulativeBias:
 
     Keys after the query get the sum over p_i < t <= j.
 
-    steps: (B or 1, H, n_key), floating point; the sums are taken in float64. For packed sequences
-        (1, H, total): sums begin anew with each of them.
-    gain: g, (B or 1, H, n_query), or (B or 1, H, n_key) of which the last n_query are used; None
-        for ones.
-    kernel: None for b = beta, "log1p_square" for b = -log(1 + beta^2).
+    Args:
+        steps: (B or 1, H, n_key), floating point; the sums are taken in float64. For packed
+            sequences (1, H, total): sums begin anew with each of them.
+        gain: g, (B or 1, H, n_query), or (B or 1, H, n_key) of which the last n_query are used;
+            None for ones.
+        kernel: None for b = beta, "log1p_square" for b = -log(1 + beta^2).
 
     Raises TypeError or ValueError for anything else.
     """

@@ -1,12 +1,19 @@
 """`plot`: the curves of a bias."""
 
+from __future__ import annotations
+
 import importlib
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import click
 import torch
+from torch import Tensor
 
 from ..nn.named_biases import BIASES, make_bias
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 HEAD_DIM = 64
 
@@ -22,15 +29,23 @@ def plot(bias: str, heads: int, length: int, output: str | None):
     Trainable biases are drawn as training starts them, those that read hidden states over random
     ones.
     """
-    pictures = needed("extrapolation.pictures")
     torch.manual_seed(0)
-    module = make_bias(bias, heads, heads * HEAD_DIM)
-    x = torch.randn(1, length, heads * HEAD_DIM)
     output = output or f"{bias}.png"
-    made = module(x)
-    figure = pictures.one_bias(bias, pictures.curves(made, length), pictures.weights(made, length))
-    figure.savefig(output, dpi=150)
+    figure_of(bias, heads, length).savefig(output, dpi=150)
     click.echo(f"saved {output}")
+
+
+def figure_of(name: str, heads: int, length: int) -> Figure:
+    """The picture of a bias as training starts it."""
+    pictures = needed("extrapolation.pictures")
+    x = hidden_states(heads, length)
+    bias = make_bias(name, heads, x.shape[-1])(x)
+    return pictures.one_bias(name, pictures.curves(bias, length), pictures.weights(bias, length))
+
+
+def hidden_states(heads: int, length: int) -> Tensor:
+    """Random ones, (1, length, heads * HEAD_DIM), for the biases that read them."""
+    return torch.randn(1, length, heads * HEAD_DIM)
 
 
 def needed(module: str) -> ModuleType:

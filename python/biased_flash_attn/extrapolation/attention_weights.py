@@ -34,7 +34,8 @@ def attention_mass(
     field. They are computed for a block of queries at a time, in memory O(Nk).
 
     Args:
-        q, k, bias, window, scale: as in `biased_flash_attn`, with Nq <= Nk.
+        q: (B, H, Nq, D), with Nq <= Nk. It and what is not named here is as in
+            `biased_flash_attn`.
         eps: the share that may be missing, in (0, 1).
 
     Raises TypeError or ValueError, naming the argument.

@@ -18,12 +18,14 @@ SUMMED = 16  # sums go up to 2^16 distances
 class Convergence:
     """Whether the sum of exp(b(d)) over all d >= 0 is finite, head by head; H heads.
 
-    numeric: the verdict of the exponents, (H,) bool.
-    exponents: p, q and r of exp(b(d)) ~ d^-p (ln d)^-q (ln ln d)^-r at d = 2^1000, (H, 3) float64.
-    sums: the sums over d < 2^k for k = 0 to 16, (H, 17) float64: what one would look at first, and
-        where 1/n and 1/n^1.01 look alike.
-    closed_form: what mathematics says, with its verdict `known`, (H,) bool; None for both where it
-        is not known here.
+    Attributes:
+        numeric: the verdict of the exponents, (H,) bool.
+        exponents: p, q and r of exp(b(d)) ~ d^-p (ln d)^-q (ln ln d)^-r at d = 2^1000, (H, 3)
+            float64.
+        sums: the sums over d < 2^k for k = 0 to 16, (H, 17) float64: what one would look at first,
+            and where 1/n and 1/n^1.01 look alike.
+        closed_form: what mathematics says, with its verdict `known`, (H,) bool; None for both where
+            it is not known here.
     """
 
     numeric: Tensor

@@ -20,8 +20,9 @@ BATCH_TOKENS = 2**13  # given to the model at once, where a sequence is no longe
 class Perplexity:
     """How well tokens were predicted: perplexity is exp of the mean of -log p.
 
-    nats: that mean, over `tokens` tokens.
-    standard_error: of nats, as if losses were independent.
+    Attributes:
+        nats: that mean, over `tokens` tokens.
+        standard_error: of nats, as if losses were independent.
     """
 
     nats: float

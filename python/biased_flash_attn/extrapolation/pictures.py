@@ -126,7 +126,9 @@ def draw(axes: Axes, x: np.ndarray, heads: np.ndarray) -> None:
 
 def deep_enough(logits: np.ndarray) -> tuple[float | None, float | None]:
     """Limits for the axis of biases."""
-    return (DEEPEST, None) if logits.min() < DEEPEST else (None, None)
+    if logits.min() >= DEEPEST:
+        return None, None
+    return DEEPEST, max(logits.max(), 0) + 1
 
 
 def name_heads(figure: Figure, num_heads: int) -> None:

@@ -16,10 +16,12 @@ from .convergence import check_position_bias
 class FieldOrder:
     """Which of two biases has the smaller theoretical receptive field as eps falls; H heads.
 
-    smaller: -1 where that is the first, 1 where it is the second, 0 where neither is known to be,
-        (H,) int64.
-    distance: t_0 of the theorem's proof, from which on the terms keep their order, (H,) float64.
-    eps: the order holds for every share below this one, (H,) float64.
+    Attributes:
+        smaller: -1 where that is the first, 1 where it is the second, 0 where neither is known to
+            be, (H,) int64.
+        distance: t_0 of the theorem's proof, from which on the terms keep their order, (H,)
+            float64.
+        eps: the order holds for every share below this one, (H,) float64.
     """
 
     smaller: Tensor

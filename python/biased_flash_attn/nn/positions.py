@@ -20,12 +20,13 @@ WINDOW = re.compile(r"window_([1-9]\d*)")
 class Positions:
     """A position scheme. `positions(name)` makes those that have a name.
 
-    bias: makes, from num_heads and dim, a module that takes hidden states (B, N, dim) to a bias of
-        `biased_flash_attn.biases`; None for attention without one.
-    embedding: "sinusoidal" or "learned", what is added to the embeddings of tokens; None for
-        nothing.
-    rotary: whether queries and keys are turned by their positions (Su et al., 2021).
-    window: if given, a query sees that many past keys, its own included.
+    Args:
+        bias: makes, from num_heads and dim, a module that takes hidden states (B, N, dim) to a bias
+            of `biased_flash_attn.biases`; None for attention without one.
+        embedding: "sinusoidal" or "learned", what is added to the embeddings of tokens; None for
+            nothing.
+        rotary: whether queries and keys are turned by their positions (Su et al., 2021).
+        window: if given, a query sees that many past keys, its own included.
     """
 
     bias: Callable[[int, int], nn.Module] | None = None

@@ -1,0 +1,139 @@
+"""What the site has beyond the pages of this folder: pictures, and the files of results."""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from mkdocs.structure.files import File, Files
+from torch import Tensor
+
+from biased_flash_attn import attention_plan, biases, nn
+from biased_flash_attn.cli.plot import figure_of, hidden_states
+from biased_flash_attn.distributed.layout import chunks_of
+from biased_flash_attn.extrapolation import normalized_receptive_field, pictures
+from biased_flash_attn.nn.named_biases import make_bias
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "bench" / "results"
+HEADS, LENGTH = 8, 512
+RANKS = 4
+DPI = 100
+log = logging.getLogger("mkdocs.hooks")
+
+
+def on_files(files: Files, config) -> Files:
+    """Adds pictures/ and results/."""
+    for name in drawings():
+        file = File.generated(config, f"pictures/{name}.png", content=png(name))
+        files.append(file)
+    for path in sorted(RESULTS.rglob("*.*")):
+        place = Path("results") / path.relative_to(RESULTS)
+        files.append(File.generated(config, place.as_posix(), abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, **_) -> str:
+    """Links to results lead out of docs/ in the sources, and to results/ on the site."""
+    return re.sub(r"\]\(\.\./((?:\.\./)*)bench/results/", r"](\1results/", markdown)
+
+
+@cache
+def png(name: str) -> bytes:
+    log.info("Drawing %s", name)
+    torch.manual_seed(0)
+    buffer = io.BytesIO()
+    drawings()[name]().savefig(buffer, format="png", dpi=DPI)
+    return buffer.getvalue()
+
+
+def drawings() -> dict[str, Callable[[], Figure]]:
+    """Every picture by its name."""
+    of_biases = {name: partial(figure_of, name, HEADS, LENGTH) for name in nn.BIASES}
+    plans = {
+        f"plan_{name}": partial(plan_of, biases.DISTANCE_BIASES[name])
+        for name in ("alibi", "type2", "sandwich")
+    }
+    others = (all_biases, heat_maps, receptive_fields, far_mass, chunks)
+    return {**{draw.__name__: draw for draw in others}, **of_biases, **plans}
+
+
+def all_biases() -> Figure:
+    x = hidden_states(HEADS, LENGTH)
+    made = {name: make_bias(name, HEADS, x.shape[-1])(x) for name in nn.BIASES}
+    return pictures.all_biases({name: pictures.curves(b, LENGTH) for name, b in made.items()})
+
+
+def heat_maps() -> Figure:
+    made = {name: bias(HEADS) for name, bias in biases.DISTANCE_BIASES.items()}
+    return pictures.heat_maps({name: pictures.weights(b, LENGTH) for name, b in made.items()})
+
+
+def receptive_fields() -> Figure:
+    fields = {}
+    for name, bias in biases.DISTANCE_BIASES.items():
+        weights = torch.from_numpy(pictures.curves(bias(HEADS), LENGTH)).exp().mean(0)
+        fields[name] = tuple(x.numpy() for x in normalized_receptive_field(weights))
+    return pictures.receptive_fields(fields)
+
+
+def far_mass() -> Figure:
+    """How much of a query's attention lies beyond a distance, and where the plans of heads end."""
+    length, alibi = 2048, biases.ALiBi(HEADS)
+    q, k = torch.randn(2, 1, HEADS, length, 64)
+    plan = attention_plan(q, k, alibi)
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    axes.axhline(plan.tolerance, color="black", linestyle="--", linewidth=1)
+    for h, color in enumerate(pictures.HEAD_COLORS(np.linspace(0, 1, HEADS))):
+        axes.plot(
+            largest_share_beyond(q[0, h], k[0, h], alibi.dense(length, length)[h]), color=color
+        )
+        if (window := plan.window[0, h].item()) < length:
+            axes.plot(window, plan.tolerance, "o", color=color)
+    axes.set(xlabel="distance d", ylabel="share of attention at d and beyond", yscale="log")
+    axes.set(xlim=(0, length), ylim=(1e-14, 2))
+    axes.grid(alpha=0.25)
+    pictures.name_heads(figure, HEADS)
+    return figure
+
+
+def largest_share_beyond(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
+    """The share of any query's attention at each distance and beyond, at most, (length,) float64.
+
+    q and k (length, D); bias (length, length) float64.
+    """
+    length = len(q)
+    d = torch.arange(length)[:, None] - torch.arange(length)
+    logits = (q @ k.T / q.shape[1] ** 0.5 + bias).masked_fill(d < 0, -torch.inf)
+    # The key at distance d of query i is i - d: so columns become distances.
+    by_distance = logits.softmax(-1).gather(1, d.clamp(min=0)).masked_fill(d < 0, 0)
+    return by_distance.flip(1).cumsum(1).flip(1).amax(0)
+
+
+def plan_of(bias: type[biases.DistanceBias]) -> Figure:
+    q, k = torch.randn(2, 1, HEADS, 4096, 64)
+    return attention_plan(q, k, bias(HEADS)).draw()
+
+
+def chunks() -> Figure:
+    """Which rank computes what, of RANKS ranks under a causal mask."""
+    count = 2 * RANKS
+    owner = np.full((count, count), np.nan)
+    for rank in range(RANKS):
+        for chunk in chunks_of(rank, RANKS):
+            owner[chunk, : chunk + 1] = rank
+    figure = Figure(figsize=(5.2, 4.2), layout="constrained")
+    axes = figure.subplots()
+    colors = pictures.HEAD_COLORS.resampled(RANKS)
+    image = axes.imshow(owner, cmap=colors, vmin=-0.5, vmax=RANKS - 0.5)
+    axes.set(xlabel="chunk of keys", ylabel="chunk of queries")
+    figure.colorbar(image, label="rank", ticks=range(RANKS))
+    return figure

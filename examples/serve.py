@@ -1,0 +1,77 @@
+"""Serves a small model of bytes: prompts of different lengths in one batch, with a KV cache.
+
+    python examples/serve.py kerple_log
+    python examples/serve.py --window 64 --tokens 400 alibi cable
+
+The model is that of train.py. The prompts are padded on the right and read in one call; the caches
+then drop the padding, and every step gives each sequence one more byte. At each step the logits are
+compared with those of a forward pass over all bytes so far, of one sequence at a time: the same
+layers train and decode, and nothing reaches from one sequence to another.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from tqdm import trange
+
+from biased_flash_attn.extrapolation.experiment import read_text
+from biased_flash_attn.nn import BIASES, CausalLM, positions
+from train import small_model, train
+
+PROMPTS = ("def read(self", "import os\nimport sys\n\nclass ", "#")
+
+
+@torch.no_grad()
+def serve(
+    model: CausalLM, prompts: list[Tensor], tokens: int, temperature: float = 0.7
+) -> list[Tensor]:
+    """Each prompt (N,) and what follows it."""
+    caches = model.make_caches(len(prompts))
+    lengths = [len(prompt) for prompt in prompts]
+    logits = model(pad_sequence(prompts, batch_first=True), caches)
+    logits = torch.stack([row[n - 1] for row, n in zip(logits, lengths, strict=True)])
+    for cache in caches:
+        cache.truncate(lengths)
+    sequences = list(prompts)
+    for _ in trange(tokens, leave=False):
+        check(model, sequences, logits)
+        following = torch.multinomial((logits / temperature).softmax(-1), 1)
+        sequences = [torch.cat(pair) for pair in zip(sequences, following, strict=True)]
+        logits = model(following, caches)[:, -1]
+    return sequences
+
+
+def check(model: CausalLM, sequences: list[Tensor], logits: Tensor) -> None:
+    """Whether the logits after each sequence are those of a full forward pass."""
+    full = torch.stack([model(sequence[None])[0, -1] for sequence in sequences])
+    torch.testing.assert_close(logits, full, rtol=1e-4, atol=1e-4)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("biases", nargs="*", metavar="BIAS", help=f"some of {', '.join(BIASES)}")
+    parser.add_argument("--window", type=int, help="see the last keys only, in a sliding cache")
+    parser.add_argument("--steps", type=int, default=200, help="of training")
+    parser.add_argument("--tokens", type=int, default=100, help="to add to each prompt")
+    options = parser.parse_args()
+    for name in options.biases:
+        if name not in BIASES:
+            parser.error(f"bias is {name}; it may be {', '.join(BIASES)}")
+    text = read_text().train
+    prompts = [torch.tensor(list(prompt.encode())) for prompt in PROMPTS]
+    for name in options.biases or BIASES:
+        model = small_model(replace(positions(name), window=options.window))
+        loss = train(model, text, options.steps)[-1]
+        print(f"--- {name}: loss {loss:.2f}")
+        for sequence in serve(model, prompts, options.tokens):
+            print(repr(bytes(sequence.tolist()).decode(errors="replace")))
+        print(f"{options.tokens} steps with equal logits")
+
+
+if __name__ == "__main__":
+    main()
