@@ -186,7 +186,8 @@ def everything(seed: str) -> dict:
     """What a rank finds."""
     cases = cases_of(dist.get_world_size())
     found = {"exact": {str(case): caught(check_exact, case, seed) for case in cases}}
-    more = {2: (skipped, layouts, counted, autocast, with_fsdp), 4: (dropped,)}
+    of_two = (skipped, layouts, counted, autocast, with_fsdp)
+    more = {2: of_two, 4: (dropped, with_tensor_parallelism)}
     return found | {f.__name__: f(seed) for f in more[dist.get_world_size()]}
 
 
@@ -312,6 +313,26 @@ def with_fsdp(seed: str) -> list[float]:
         (one - other).abs().max().item()
         for one, other in zip(alone.parameters(), whole, strict=True)
     ]
+
+
+def with_tensor_parallelism(seed: str) -> list[float]:
+    """The largest errors of this rank's part, on a mesh where each rank has some of the heads."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("context", "heads"))
+    group, n = mesh["context"].get_group(), mesh["heads"].get_local_rank()
+    torch.manual_seed(int(seed))
+    q, k, v = (torch.randn(2, heads, 48, 8).double() for heads in (6, 2, 2))
+    cumulative = biases.CumulativeBias(torch.randn(2, 6, 48).double(), torch.rand(2, 6, 48))
+    mine, of_kv, errors = slice(3 * n, 3 * n + 3), slice(n, n + 1), []
+    for bias in (biases.ALiBi(6), biases.KerpleLog(6), cumulative):
+        own = biases.of_heads(bias, mine.start, mine.stop)
+        if bias is cumulative:
+            own = replace(own, steps=shard(own.steps, 2, group), gain=shard(own.gain, 2, group))
+        parts = (shard(x, 2, group) for x in (q[:, mine], k[:, of_kv], v[:, of_kv]))
+        with torch.no_grad():
+            expected = biased_flash_attn(q, k, v, bias)[:, mine]
+            o = context_parallel_attention(*parts, own, group=group)
+        errors.append((o - shard(expected, 2, group)).abs().max().item())
+    return errors
 
 
 class Layers(torch.nn.Module):

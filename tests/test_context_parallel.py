@@ -73,6 +73,12 @@ def test_ranks_whose_keys_do_not_matter_send_none(found):
     assert [of_rank["dropped"] for of_rank in found[4]] == [[1, 2], [2, 1], [2, 1], [1, 2]]
 
 
+def test_heads_may_be_spread_too(found):
+    """On a mesh of two by two ranks: the slopes of all heads, not of a rank's number of them."""
+    for of_rank in found[4]:
+        assert max(of_rank["with_tensor_parallelism"]) < 1e-6
+
+
 def test_training_with_fsdp_is_that_of_one_process(found):
     for of_rank in found[2]:
         assert max(of_rank["with_fsdp"]) < 1e-5
