@@ -154,6 +154,14 @@ def test_channels_may_have_a_stride():
     assert torch.equal(out, flash_attn_func(q.contiguous(), k.contiguous(), v.contiguous()))
 
 
+def test_autocast_makes_dtypes_one():
+    """Norms leave float32, projections bfloat16."""
+    q, k, v = torch.randn(3, 2, 20, 4, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = flash_attn_func(q, k, v.bfloat16(), causal=True)
+    assert torch.equal(out, flash_attn_func(*(x.bfloat16() for x in (q, k, v)), causal=True))
+
+
 @pytest.mark.parametrize("window_size", [(-1, -1), (20, 7)], ids=str)
 def test_compiles_as_one_graph(window_size):
     @torch.compile(fullgraph=True, backend="aot_eager")
