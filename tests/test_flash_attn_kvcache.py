@@ -117,6 +117,10 @@ def check(case: Cached) -> None:
         at = held.entry[b, used], held.row[b, used]
         held.k[at], held.v[at] = old_k[b, used], old_v[b, used]
     was_k, was_v = held.k.clone(), held.v.clone()
+    if "block_table" in held.arguments:  # says nothing of pages that no key needs
+        table, size = held.arguments["block_table"], held.k.shape[1]
+        first_key = torch.arange(table.shape[1]) * size
+        table[first_key >= before[:, None] + n_new] = random.choice([-1, 2**31 - 1])
 
     options = {"causal": case.causal, "window_size": case.window_size}
     shape = {None: None, "heads": (heads,), "batch": (BATCH, heads)}[case.alibi]
