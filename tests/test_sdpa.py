@@ -107,7 +107,7 @@ def test_leading_dimensions(leading, is_causal):
     assert_close_to_float64(ours, by_torch(q, k, v, None, is_causal, mask), None, "output")
 
 
-@pytest.mark.parametrize("shape", [(2, HEADS, 0, 8), (0, HEADS, 6, 8), (3, 2, HEADS, 0, 8)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 4, 0, 8), (0, 4, 6, 8), (3, 2, 4, 0, 8)], ids=str)
 @pytest.mark.parametrize("n_key", [0, 5])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_nothing_to_attend_to(is_causal, n_key, shape):
