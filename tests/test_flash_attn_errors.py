@@ -100,6 +100,8 @@ TABLE = torch.tensor([[0, 2], [1, 3]], dtype=torch.int32)
 PAGES = {"k_cache": torch.randn(4, 16, 2, 8), "v_cache": torch.randn(4, 16, 2, 5)}
 ANGLES = torch.rand(20, 3)
 NEW = {"k": K[:, :4], "v": V[:, :4]}
+with torch.inference_mode():
+    INFERENCE = V.clone()
 OF_CACHE = {
     "k alone": (ValueError, "k is given and v is None", {"v": None}),
     "v alone": (ValueError, "v is given and k is None", {"k": None}),
@@ -120,7 +122,11 @@ OF_CACHE = {
     ),
     "lengths are missing": (ValueError, "cache_seqlens is None; with k", {"cache_seqlens": None}),
     "lengths are long": (TypeError, "cache_seqlens is torch.int64", {"cache_seqlens": INTS.long()}),
-    "lengths are a list": (TypeError, "cache_seqlens is a list", {"cache_seqlens": [3, 5]}),
+    "lengths are a list": (
+        TypeError,
+        "cache_seqlens is a list; it must be None, an int or a torch.Tensor",
+        {"cache_seqlens": [3, 5]},
+    ),
     "lengths of other batch": (ValueError, "cache_seqlens has shape", {"cache_seqlens": INTS[:1]}),
     "lengths are negative": (ValueError, "cache_seqlens has -3", {"cache_seqlens": -INTS + 2}),
     "cache is full": (
@@ -203,6 +209,16 @@ OF_CACHE = {
         ValueError,
         "q requires gradients.*no_grad",
         {"q": Q.clone().requires_grad_()},
+    ),
+    "slopes are infinite": (
+        ValueError,
+        "alibi_slopes contain NaN or infinities",
+        {"alibi_slopes": torch.tensor([1.0, 2.0, torch.inf, 1.0]), "window_size": (2, 1)},
+    ),
+    "values of inference": (
+        ValueError,
+        "v_cache was made in inference mode",
+        {"v_cache": INFERENCE},
     ),
     "slopes require gradients": (
         ValueError,

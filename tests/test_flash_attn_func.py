@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import random
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from biased_flash_attn import compat
 from biased_flash_attn.compat import flash_attn_func, flash_attn_varlen_func
 from cases import pairwise
-from flash_attn_cases import FlashCase, FlashProblem, check_flash, check_results, drawn_flash
+from flash_attn_cases import FlashCase, FlashProblem, Mask, check_flash, check_results, drawn_flash
 
 LENGTHS = [(1, 1), (17, 17), (63, 130), (130, 63), (1, 130), (130, 1), (2, 5), (5, 2)]
 WINDOWS = [(-1, -1), (0, 0), (3, -1), (-1, 2), (7, 5), (40, 0), (0, 9), (1000, 1), (1, 1000)]
@@ -72,6 +73,18 @@ def test_the_masks_that_the_documentation_prints(n_query, n_key, printed):
     out, lse, _ = flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
     torch.testing.assert_close(out[0, :, 0], mask / mask.sum(1, keepdim=True).clamp(min=1))
     torch.testing.assert_close(lse[0, 0].exp(), mask.sum(1))
+
+
+@pytest.mark.parametrize("n_key", [1, 2, 4])
+@pytest.mark.parametrize("n_query", [1, 2, 4])
+def test_every_window_of_short_sequences(n_query, n_key):
+    q, k = torch.zeros(1, n_query, 1, 8), torch.randn(1, n_key, 1, 8)
+    v = torch.eye(n_key)[None, :, None]
+    sides = range(-1, 5)
+    for causal, *window_size in itertools.product([False, True], sides, sides):
+        out = flash_attn_func(q, k, v, causal=causal, window_size=window_size)
+        visible = Mask(n_query, n_key, causal, tuple(window_size)).visible()
+        assert torch.equal(out[0, :, 0] > 0, visible), (causal, window_size)
 
 
 SEQUENCES = [(5, 5), (0, 3), (17, 63), (63, 17), (4, 0), (0, 0), (1, 130), (130, 130)]
@@ -152,6 +165,14 @@ def test_channels_may_have_a_stride():
     assert q.stride(-1) != 1
     out = flash_attn_func(q, k, v)
     assert torch.equal(out, flash_attn_func(q.contiguous(), k.contiguous(), v.contiguous()))
+
+
+def test_autocast_makes_dtypes_one():
+    """Norms leave float32, projections bfloat16."""
+    q, k, v = torch.randn(3, 2, 20, 4, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = flash_attn_func(q, k, v.bfloat16(), causal=True)
+    assert torch.equal(out, flash_attn_func(*(x.bfloat16() for x in (q, k, v)), causal=True))
 
 
 @pytest.mark.parametrize("window_size", [(-1, -1), (20, 7)], ids=str)

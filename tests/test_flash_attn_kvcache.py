@@ -12,7 +12,14 @@ from torch import Tensor
 from biased_flash_attn import decode_ops
 from biased_flash_attn.compat import flash_attn_func, flash_attn_kvcache, flash_attn_with_kvcache
 from cases import magnitudes, pairwise
-from flash_attn_cases import FlashCase, FlashProblem, Slopes, by_documentation
+from flash_attn_cases import (
+    FlashCase,
+    FlashProblem,
+    Mask,
+    Slopes,
+    by_documentation,
+    documented,
+)
 from numerics import assert_close_to_float64
 
 BATCH, MOST = 3, 150  # keys of a sequence
@@ -117,6 +124,10 @@ def check(case: Cached) -> None:
         at = held.entry[b, used], held.row[b, used]
         held.k[at], held.v[at] = old_k[b, used], old_v[b, used]
     was_k, was_v = held.k.clone(), held.v.clone()
+    if "block_table" in held.arguments:  # says nothing of pages that no key needs
+        table, size = held.arguments["block_table"], held.k.shape[1]
+        first_key = torch.arange(table.shape[1]) * size
+        table[first_key >= before[:, None] + n_new] = random.choice([-1, 2**31 - 1])
 
     options = {"causal": case.causal, "window_size": case.window_size}
     shape = {None: None, "heads": (heads,), "batch": (BATCH, heads)}[case.alibi]
@@ -245,6 +256,36 @@ def test_one_token_copies_no_cache(storage, monkeypatch):
         x.repeat(1, 1, 2, 1), held.k, held.v, x, x, cache_seqlens=9, **held.arguments
     )
     assert seen == [(held.k.data_ptr(), held.v.data_ptr())]
+
+
+@pytest.mark.parametrize("n_query", [1, 5, 130])
+@pytest.mark.parametrize("window_size", [(-1, -1), (-1, 0), (600, 40)], ids=str)
+def test_long_caches_are_attended_to_whole(n_query, window_size):
+    """With as many keys as make it worth asking which of them matter."""
+    length, begin = random.randint(1100, 1400), random.randint(0, 60)
+    q, slopes = torch.randn(2, n_query, 4, 8), 0.02 * torch.rand(4)
+    k_cache, v_cache = torch.randn(2, 2, 1500, 2, 8)
+    out, lse = flash_attn_with_kvcache(
+        *(q, k_cache, v_cache),
+        cache_seqlens=length,
+        cache_leftpad=torch.full((2,), begin, dtype=torch.int32),
+        window_size=window_size,
+        alibi_slopes=slopes,
+        return_softmax_lse=True,
+    )
+    mask = Mask(n_query, length - begin, False, window_size)
+    own = (x[:, begin:length].double() for x in (k_cache, v_cache))
+    exact = documented(q.double(), *own, mask, 8**-0.5, slopes)
+    for ours, truth in zip((out, lse), exact, strict=True):
+        torch.testing.assert_close(ours.double(), truth, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("n_query", [1, 130])
+def test_autocast_leaves_the_dtype_of_the_cache(n_query):
+    q, cache = torch.randn(2, n_query, 4, 8), torch.randn(2, 2, 20, 2, 8)
+    expected = flash_attn_with_kvcache(q, *cache, cache_seqlens=13)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(flash_attn_with_kvcache(q, *cache, cache_seqlens=13), expected)
 
 
 def test_steps_give_what_one_call_gives():

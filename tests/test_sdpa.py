@@ -107,6 +107,26 @@ def test_leading_dimensions(leading, is_causal):
     assert_close_to_float64(ours, by_torch(q, k, v, None, is_causal, mask), None, "output")
 
 
+@pytest.mark.parametrize("shape", [(2, 4, 0, 8), (0, 4, 6, 8), (3, 2, 4, 0, 8)], ids=str)
+@pytest.mark.parametrize("n_key", [0, 5])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_nothing_to_attend_to(is_causal, n_key, shape):
+    q, k = torch.randn(shape), torch.randn(*shape[:-2], n_key, 8)
+    mask = torch.ones(*shape[:-3], 1, 1, n_key, dtype=torch.bool)
+    for attn_mask in (None, mask):
+        ours = scaled_dot_product_attention(q, k, k, attn_mask, is_causal=is_causal)
+        assert torch.equal(ours, functional.scaled_dot_product_attention(q, k, k))
+
+
+def test_autocast_makes_dtypes_one():
+    """As PyTorch does: norms leave float32, projections bfloat16."""
+    q, k, v = torch.randn(3, 2, HEADS, 20, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ours = scaled_dot_product_attention(q, k, v.bfloat16(), is_causal=True)
+    q, k, v = (x.bfloat16() for x in (q, k, v))
+    assert torch.equal(ours, scaled_dot_product_attention(q, k, v, is_causal=True))
+
+
 def test_matrices_alone():
     q, k, v = torch.randn(3, 12, 8, dtype=torch.float64)
     ours = scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3)

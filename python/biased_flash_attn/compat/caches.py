@@ -35,15 +35,22 @@ class Cache:
         row = keys % self.rows
         self.k[entry, row], self.v[entry, row] = k, v
 
-    def packed(self, longest: int) -> tuple[Tensor, Tensor, Tensor]:
+    def holds(self, lengths: Tensor) -> Tensor:
+        """Where the table has to name entries for so many keys of each sequence, (B, columns)."""
+        columns = torch.arange(self.table.shape[1], device=self.table.device)
+        return columns * self.rows < lengths[:, None]
+
+    def packed(self, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """k and v (total, Hkv, D or Dv) and where in them each sequence begins, (B,).
 
-        They are the caller's own memory but for pages, of which the first `longest` keys are
-        copied, and for a cache whose entries do not follow one another.
+        They are the caller's own memory but for pages, of which those of the first `lengths` keys
+        are copied, and for a cache whose entries do not follow one another.
         """
-        if self.table.shape[1] == 1:
-            return self.k.flatten(0, 1), self.v.flatten(0, 1), self.table[:, 0].long() * self.rows
+        entries = torch.where(self.holds(lengths), self.table, 0).long()
+        if entries.shape[1] == 1:
+            return self.k.flatten(0, 1), self.v.flatten(0, 1), entries[:, 0] * self.rows
+        longest = int(lengths.max()) if len(lengths) else 0
         columns = -(-longest // self.rows)
-        pages = self.table[:, :columns].clamp(min=0).long().flatten()
-        begin = torch.arange(len(self.table), device=pages.device) * columns * self.rows
+        pages = entries[:, :columns].flatten()
+        begin = torch.arange(len(entries), device=pages.device) * columns * self.rows
         return self.k[pages].flatten(0, 1), self.v[pages].flatten(0, 1), begin

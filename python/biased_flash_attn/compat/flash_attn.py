@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..functional import prepared
+from ..functional import prepared, under_autocast
 from ..sequences import Sequences
 from ..validation import check_each, check_heads, check_packed, check_scale
 from .arguments import alibi, refuse_dropout, refuse_softcap, visible, with_rows
@@ -32,9 +32,9 @@ def flash_attn_func(
     What differs from flash-attn:
 
     - alibi_slopes have gradients, and so has lse.
-    - lse is that of the logits with the bias exactly as written. In causal calls with alibi_slopes
-      flash-attn leaves out what is the same for a whole row, so that its lse is larger by
-      slope * p; outputs are the same.
+    - lse is that of the logits with the bias exactly as written. With alibi_slopes, in causal calls
+      without a limit on the left, flash-attn leaves out what is the same for a whole row, so that
+      its lse is larger by slope * p; outputs are the same.
     - lse of a row that sees no key is -inf; flash-attn has inf there. Its output is 0 in both.
     - Windows are always what is documented below. flash-attn takes a side of seqlen_k or more as no
       limit, which shows queries before the first key what lies beyond their window.
@@ -66,7 +66,7 @@ def flash_attn_func(
     """
     refuse_dropout(dropout_p), refuse_softcap(softcap)
     check_scale("softmax_scale", softmax_scale)
-    q, k, v = with_rows(q), with_rows(k), with_rows(v)
+    q, k, v = (with_rows(x) for x in under_autocast(q, k, v))
     _check_batch(q, k, v)
     (batch, n_query, heads, _), n_key = q.shape, k.shape[1]
     seen = visible(causal, window_size, n_query, n_key)

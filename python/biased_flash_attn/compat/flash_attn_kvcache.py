@@ -105,8 +105,8 @@ def flash_attn_with_kvcache(
     batch, n_query, heads, _ = q.shape
     seen = visible(causal, window_size, n_query, int((after - begin).max()) if batch else 0)
     slopes = alibi(alibi_slopes, seen.shift, q, batch, heads)
-    if slopes is not None and slopes.slopes.isnan().any():
-        raise ValueError("alibi_slopes contain NaN")
+    if slopes is not None and not slopes.slopes.isfinite().all():
+        raise ValueError("alibi_slopes contain NaN or infinities; they must be finite")
     in_order = causal or tuple(window_size) != (-1, -1)
     positions = before[:, None] + torch.arange(n_query, device=q.device) * in_order
     new = None if k is None else before[:, None] + torch.arange(k.shape[1], device=q.device)
@@ -169,8 +169,8 @@ class Step:
         """By the ordinary kernels, to which entries of the cache are packed sequences."""
         batch, _, n_query, _ = self.q.shape
         count = self.end - self.begin
-        longest, end = (int(x.max()) if batch else 0 for x in (count, self.end))
-        k, v, first = self.cache.packed(end)
+        longest = int(count.max()) if batch else 0
+        k, v, first = self.cache.packed(self.end)
         same = torch.full_like(first, n_query)
         of_keys = first + self.begin, count
         rows = torch.stack([same.cumsum(0) - same, same, *of_keys, torch.zeros_like(first)], 1)

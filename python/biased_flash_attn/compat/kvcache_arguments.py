@@ -27,6 +27,10 @@ def check_tensors(q, k_cache, v_cache, k, v, alibi_slopes) -> None:
         )
     if k is not None:
         for name, x, cache in (("k", k, k_cache), ("v", v, v_cache)):
+            if cache.is_inference() and not torch.is_inference_mode_enabled():
+                raise ValueError(
+                    f"{name}_cache was made in inference mode; it can be written to in that alone"
+                )
             expected = (q.shape[0], k.shape[1], *cache.shape[2:])
             if x.shape != expected:
                 raise ValueError(
@@ -77,6 +81,10 @@ def lengths(q: Tensor, k, cache: Cache, cache_seqlens, cache_leftpad) -> tuple[T
         cache_seqlens = cache.capacity
     if isinstance(cache_seqlens, int) and not isinstance(cache_seqlens, bool):
         cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
+    if not isinstance(cache_seqlens, Tensor):
+        raise TypeError(
+            f"{name} is a {type(cache_seqlens).__name__}; it must be None, an int or a torch.Tensor"
+        )
     _check_ints(name, cache_seqlens, q, (batch,))
     if (cache_seqlens < 0).any():
         raise ValueError(f"{name} has {int(cache_seqlens.min())}; it must be 0 or more")
@@ -101,9 +109,7 @@ def check_capacity(cache: Cache, lengths: Tensor) -> None:
             f"cache_seqlens with the new tokens comes to {int(lengths.max())}; a sequence has room"
             f" for {cache.capacity}"
         )
-    columns = torch.arange(cache.table.shape[1], device=cache.table.device)
-    needed = columns * cache.rows < lengths[:, None]
-    _check_entries("block_table", cache.table[needed], cache.k.shape[0])
+    _check_entries("block_table", cache.table[cache.holds(lengths)], cache.k.shape[0])
 
 
 def check_rotary(q, k, cos, sin, positions: Tensor, new: Tensor | None) -> None:

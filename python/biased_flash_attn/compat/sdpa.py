@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..biases import CumulativeBias
-from ..functional import prepared
+from ..functional import prepared, under_autocast
 from ..sequences import Sequences
 from ..validation import check_each, check_heads
 from .arguments import refuse_dropout, with_rows
@@ -64,7 +64,7 @@ def scaled_dot_product_attention(
         TypeError, ValueError: naming the argument, what it was and what it may be.
     """
     refuse_dropout(dropout_p)
-    query, key, value = (with_rows(x) for x in (query, key, value))
+    query, key, value = (with_rows(x) for x in under_autocast(query, key, value))
     _check_shapes(query, key, value, enable_gqa)
     if not isinstance(is_causal, bool):
         raise TypeError(f"is_causal is {is_causal!r}; it must be True or False")
@@ -111,7 +111,7 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -
 
 def _as_batch(x: Tensor) -> Tensor:
     """(..., heads, n, channels) to (batch, heads, n, channels); heads may be missing too."""
-    return x[None, None] if x.dim() == 2 else x.reshape(-1, *x.shape[-3:])
+    return x[(None,) * (4 - x.dim())].flatten(0, -4)
 
 
 def _mask_of_keys(attn_mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ def _mask_of_keys(attn_mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
         raise ValueError(
             f"{name} is on {attn_mask.device} and query on {query.device}; they must share one"
         )
-    return attn_mask.expand(of_keys).reshape(-1, n_key)
+    return attn_mask.expand(of_keys).flatten(0, -2)
 
 
 def _end(query: Tensor, key: Tensor, is_causal: bool) -> int:
