@@ -44,7 +44,10 @@ def bias_of_keys(values: Tensor, mask: TokenMask) -> CumulativeBias:
 
 
 class SharedTable:
-    """A function of the distance that is evaluated once, for all layers of one forward pass.
+    """A function of the distance that the layers of one forward pass share.
+
+    It is evaluated once, or with gradients by each layer: one that is computed again for its
+    backward pass frees what it used.
 
     buckets gives the int64 entries of weight (buckets, H) for signed distances (n,).
     """
@@ -60,9 +63,9 @@ class SharedTable:
     def lower(
         self, geometry: Geometry, dtype: torch.dtype, device: torch.device | str | None
     ) -> Distance:
-        # Recomputed for a backward pass, a layer needs gradients where it had none before.
-        differentiable = torch.is_grad_enabled()
-        key = (geometry.first_distance, geometry.n_distances, dtype, device, differentiable)
+        if torch.is_grad_enabled():
+            return self.bias.lower(geometry, dtype, device)
+        key = (geometry.first_distance, geometry.n_distances, dtype, device)
         if self.last is None or self.last[0] != key:
             self.last = key, self.bias.lower(geometry, dtype, device)
         return self.last[1]
