@@ -136,7 +136,10 @@ def test_dropout_is_refused_in_training():
     [
         ("softcap", 30.0),
         ("s_aux", torch.zeros(4)),
+        ("sinks", torch.zeros(1, 4, 9, 1)),
         ("head_mask", torch.ones(4)),
+        ("indices", torch.zeros(1, 9, 4, dtype=torch.int32)),
+        ("block_indices", torch.zeros(1, 2, 9, 4, dtype=torch.int64)),
         ("cu_seq_lens_q", torch.tensor([0, 9])),
         ("output_attentions", True),
         ("position_bias", torch.zeros(1, 4, 9, 9)),

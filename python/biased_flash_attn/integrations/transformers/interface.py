@@ -13,7 +13,10 @@ from .token_mask import TokenMask, create_token_mask
 NAME = "biased_attention"
 
 # What changes the result and is not offered. Other arguments are of no concern to attention.
-_REFUSED = ("softcap", "s_aux", "head_mask", "cache", "cu_seq_lens_q", "cu_seq_lens_k")
+_REFUSED = (
+    *("softcap", "s_aux", "sinks", "head_mask", "indices", "block_indices"),
+    *("cache", "cu_seq_lens_q", "cu_seq_lens_k"),
+)
 
 
 def register() -> None:
