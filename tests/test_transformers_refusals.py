@@ -174,6 +174,18 @@ def test_parameters_and_the_models_of_others_stay_as_they_are(make):
     assert config._attn_implementation != model.config._attn_implementation
 
 
+@pytest.mark.parametrize("make", [bloom, mpt, falcon])
+def test_another_model_of_the_same_config(make):
+    """It has layers of transformers, which take no attention by name, until it is accelerated."""
+    model = accelerated(make())
+    other = type(model)(model.config).eval()
+    other.load_state_dict(model.state_dict())
+    inputs = calls(model)
+    with pytest.raises(NotImplementedError, match=r"transformers\.accelerate"):
+        other(**inputs)
+    assert torch.equal(accelerate(other)(**inputs).logits, model(**inputs).logits)
+
+
 @pytest.mark.parametrize("make", [bloom, mpt, falcon, t5])
 def test_copies_and_files(make, tmp_path):
     model = accelerated(make())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.models.falcon.modeling_falcon import FALCON_ATTENTION_CLASSES, FalconAttention
 
 from .attend import attend, check_dropout
 from .biases import SharedTable
@@ -22,6 +23,8 @@ _REFUSED = (
 def register() -> None:
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, create_token_mask)
+    # A Falcon is made with layers of this name, such as one from the config of another.
+    FALCON_ATTENTION_CLASSES[NAME] = FalconAttention
 
 
 def attention_forward(

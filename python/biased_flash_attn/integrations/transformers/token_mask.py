@@ -36,6 +36,14 @@ class TokenMask:
             return self
         return replace(self, tokens=self.tokens.to(target))
 
+    @classmethod
+    def __torch_function__(cls, *_):
+        """Of layers that compute with a mask themselves."""
+        raise NotImplementedError(
+            "attention layers compute with the mask, and do not ask for an implementation by name;"
+            " pass the model to biased_flash_attn.integrations.transformers.accelerate"
+        )
+
     def contiguous(self):
         """`generate` asks for it where a static cache has masks made in advance."""
         raise NotImplementedError(STATIC_CACHE)
