@@ -92,6 +92,28 @@ def test_masks_of_another_length_are_refused(make):
         model(**calls(model), attention_mask=torch.ones(2, 8))
 
 
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("make", [bloom, mpt, falcon, t5])
+def test_masks_of_another_batch_are_refused(make, batch):
+    model = accelerated(make())
+    with pytest.raises(ValueError, match=rf"attention_mask has shape \({batch}, 9\).*\(2, 9\)"):
+        model(**calls(model), attention_mask=torch.ones(batch, 9).tril(5))
+
+
+@pytest.mark.parametrize("length", [8, 12])
+def test_masks_of_another_length_than_the_encoders_are_refused(length):
+    model, inputs = (
+        accelerated(t5()),
+        {"input_ids": tokens(2, 9), "decoder_input_ids": tokens(2, 7)},
+    )
+    mask = torch.ones(2, length).tril(5)
+    with pytest.raises(ValueError, match=f"attention_mask is of {length} keys.* of 9 keys"):
+        model(**inputs, attention_mask=mask)
+    states = model.encoder(inputs["input_ids"]).last_hidden_state
+    with pytest.raises(ValueError, match=f"attention_mask is of {length} keys.* of 9 keys"):
+        model(**inputs, encoder_outputs=(states,), attention_mask=mask)
+
+
 def mpt_with_dropout():
     """Its config takes none but whole numbers."""
     model = mpt()
