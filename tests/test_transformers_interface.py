@@ -113,7 +113,7 @@ def test_chunks_are_refused():
 @pytest.mark.parametrize(
     "sees",
     [
-        lambda q, k: (k < q) & (k > q - 4),
+        lambda q, k: (k <= q) & (k > q - 4) & ((k < q) | (q == 0)),
         lambda q, k: (k <= q) & (k > q - 3),
         lambda q, k: (k <= q) & (k > q - 5),
         lambda q, k: (k - q).abs() < 4,

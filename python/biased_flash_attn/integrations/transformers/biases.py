@@ -44,10 +44,7 @@ def bias_of_keys(values: Tensor, mask: TokenMask) -> CumulativeBias:
 
 
 class SharedTable:
-    """A function of the distance that the layers of one forward pass share.
-
-    It is evaluated once, or with gradients by each layer: one that is computed again for its
-    backward pass frees what it used.
+    """A function of the distance that is evaluated once, for all layers of one forward pass.
 
     buckets gives the int64 entries of weight (buckets, H) for signed distances (n,).
     """
@@ -58,12 +55,14 @@ class SharedTable:
 
         self.num_heads = weight.shape[1]
         self.bias = DistanceBias.from_function(function, self.num_heads, signed=True)
+        self.differentiable = torch.is_grad_enabled()
         self.last: tuple | None = None
 
     def lower(
         self, geometry: Geometry, dtype: torch.dtype, device: torch.device | str | None
     ) -> Distance:
-        if torch.is_grad_enabled():
+        # Each layer that is computed again for its backward pass frees the graph that it used.
+        if torch.is_grad_enabled() and not self.differentiable:
             return self.bias.lower(geometry, dtype, device)
         key = (geometry.first_distance, geometry.n_distances, dtype, device)
         if self.last is None or self.last[0] != key:
