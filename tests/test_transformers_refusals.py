@@ -224,6 +224,17 @@ def test_copies_and_files(make, tmp_path):
         assert torch.equal(loaded(**inputs).logits, expected)
 
 
+@pytest.mark.parametrize("make", [bloom, mpt, t5])
+def test_models_that_get_their_parameters_later(make):
+    expected = accelerated(make())
+    with torch.device("meta"):
+        model = accelerate(make())
+    model.load_state_dict(expected.state_dict(), assign=True)
+    model.tie_weights()
+    inputs = calls(model)
+    assert torch.equal(model(**inputs).logits, expected(**inputs).logits)
+
+
 def run(program: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
 
