@@ -110,6 +110,27 @@ def test_chunks_are_refused():
         make(2, 30, 30, mask_function=chunks, local_size=8)
 
 
+@pytest.mark.parametrize(
+    "sees",
+    [
+        lambda q, k: (k <= q) & (k > q - 4) & ((k < q) | (q == 0)),
+        lambda q, k: (k <= q) & (k > q - 3),
+        lambda q, k: (k <= q) & (k > q - 5),
+        lambda q, k: (k - q).abs() < 4,
+    ],
+    ids=["not its own key", "fewer keys", "more keys", "both sides"],
+)
+def test_windows_of_other_keys_are_refused(sees):
+    make = transformers.AttentionMaskInterface()[NAME]
+
+    def window(sees):
+        return make(2, 9, 9, mask_function=lambda b, h, q, k: sees(q, k) & (b >= 0), local_size=4)
+
+    assert window(lambda q, k: (k <= q) & (k > q - 4)).window == 4
+    with pytest.raises(NotImplementedError, match="last 4 keys"):
+        window(sees)
+
+
 def test_masks_of_pairs_are_refused():
     ours, _ = llama()
     mask = torch.zeros(3, 1, 20, 20)
@@ -136,7 +157,10 @@ def test_dropout_is_refused_in_training():
     [
         ("softcap", 30.0),
         ("s_aux", torch.zeros(4)),
+        ("sinks", torch.zeros(1, 4, 9, 1)),
         ("head_mask", torch.ones(4)),
+        ("indices", torch.zeros(1, 9, 4, dtype=torch.int32)),
+        ("block_indices", torch.zeros(1, 2, 9, 4, dtype=torch.int64)),
         ("cu_seq_lens_q", torch.tensor([0, 9])),
         ("output_attentions", True),
         ("position_bias", torch.zeros(1, 4, 9, 9)),

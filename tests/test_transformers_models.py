@@ -65,6 +65,38 @@ def test_encoder_decoder_and_its_gradients(name, side):
     assert_same_training(ENCODER_DECODERS[name](), inputs, kept)
 
 
+BUCKETS = {"relative_attention_num_buckets": 10, "relative_attention_max_distance": 20}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: bloom(apply_residual_connection_post_layernorm=True),
+        lambda: mpt(attn_config={"clip_qkv": 0.5}),
+        lambda: mpt(attn_config={"softmax_scale": 0.7}),
+        lambda: falcon(bias=True, parallel_attn=True),
+        *(lambda family=family: t5(family, **BUCKETS) for family in ("T5", "MT5", "UMT5")),
+    ],
+    ids=["bloom", "mpt, clipped", "mpt, scaled", "falcon", "t5", "mt5", "umt5"],
+)
+def test_settings(make):
+    model, inputs = make(), {"input_ids": tokens(2, 40)}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = tokens(2, 40)
+    assert_same_training(model, inputs, torch.ones(2, 40, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("make", [bloom, falcon])
+def test_dropout_outside_of_attention(make):
+    """It draws the same numbers."""
+    model, ids = make(hidden_dropout=0.2).train(), tokens(2, 20)
+    results = []
+    for m in (accelerated(model), model):
+        torch.manual_seed(0)
+        results.append(m(ids).logits)
+    assert_same_model(*results, "logits")
+
+
 def test_attention_to_an_encoder_with_padding_between_tokens():
     """What a decoder is given may come from anywhere."""
     model = t5().decoder
@@ -81,8 +113,8 @@ def test_attention_to_an_encoder_with_padding_between_tokens():
 @pytest.mark.parametrize("name", ["bloom", "t5", "umt5"])
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradient_checkpointing(name, reentrant):
-    """Blocks that are computed again share what the first one made."""
-    model = (DECODERS | ENCODER_DECODERS)[name]()
+    """Blocks that are computed again, one after the other, share what the first one made."""
+    model = (DECODERS | ENCODER_DECODERS)[name](layers=3)
     ours, checkpointed = accelerated(model), accelerated(model)
     checkpointed.activation_checkpointing_enable({"use_reentrant": reentrant})
     inputs = {"input_ids": tokens(2, 40)}

@@ -92,6 +92,28 @@ def test_masks_of_another_length_are_refused(make):
         model(**calls(model), attention_mask=torch.ones(2, 8))
 
 
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("make", [bloom, mpt, falcon, t5])
+def test_masks_of_another_batch_are_refused(make, batch):
+    model = accelerated(make())
+    with pytest.raises(ValueError, match=rf"attention_mask has shape \({batch}, 9\).*\(2, 9\)"):
+        model(**calls(model), attention_mask=torch.ones(batch, 9).tril(5))
+
+
+@pytest.mark.parametrize("length", [8, 12])
+def test_masks_of_another_length_than_the_encoders_are_refused(length):
+    model, inputs = (
+        accelerated(t5()),
+        {"input_ids": tokens(2, 9), "decoder_input_ids": tokens(2, 7)},
+    )
+    mask = torch.ones(2, length).tril(5)
+    with pytest.raises(ValueError, match=f"attention_mask is of {length} keys.* of 9 keys"):
+        model(**inputs, attention_mask=mask)
+    states = model.encoder(inputs["input_ids"]).last_hidden_state
+    with pytest.raises(ValueError, match=f"attention_mask is of {length} keys.* of 9 keys"):
+        model(**inputs, encoder_outputs=(states,), attention_mask=mask)
+
+
 def mpt_with_dropout():
     """Its config takes none but whole numbers."""
     model = mpt()
@@ -174,6 +196,18 @@ def test_parameters_and_the_models_of_others_stay_as_they_are(make):
     assert config._attn_implementation != model.config._attn_implementation
 
 
+@pytest.mark.parametrize("make", [bloom, mpt, falcon])
+def test_another_model_of_the_same_config(make):
+    """It has layers of transformers, which take no attention by name, until it is accelerated."""
+    model = accelerated(make())
+    other = type(model)(model.config).eval()
+    other.load_state_dict(model.state_dict())
+    inputs = calls(model)
+    with pytest.raises(NotImplementedError, match=r"transformers\.accelerate"):
+        other(**inputs)
+    assert torch.equal(accelerate(other)(**inputs).logits, model(**inputs).logits)
+
+
 @pytest.mark.parametrize("make", [bloom, mpt, falcon, t5])
 def test_copies_and_files(make, tmp_path):
     model = accelerated(make())
@@ -188,6 +222,17 @@ def test_copies_and_files(make, tmp_path):
         model.save_pretrained(tmp_path)
         loaded = accelerate(type(model).from_pretrained(tmp_path))
         assert torch.equal(loaded(**inputs).logits, expected)
+
+
+@pytest.mark.parametrize("make", [bloom, mpt, t5])
+def test_models_that_get_their_parameters_later(make):
+    expected = accelerated(make())
+    with torch.device("meta"):
+        model = accelerate(make())
+    model.load_state_dict(expected.state_dict(), assign=True)
+    model.tie_weights()
+    inputs = calls(model)
+    assert torch.equal(model(**inputs).logits, expected(**inputs).logits)
 
 
 def run(program: str) -> subprocess.CompletedProcess:

@@ -16,7 +16,7 @@ def attend(mask: TokenMask, q: Tensor, k: Tensor, v: Tensor, bias, scale: float)
 
     Without a bias and not causal, it may be attention to other tokens' keys: all queries count.
     """
-    _check_mask(mask)
+    _check_mask(mask, q, k)
     if mask.has_holes:
         return _packed(mask, q, k, v, bias, scale)
     sequences = None
@@ -44,11 +44,17 @@ def _packed(mask: TokenMask, q: Tensor, k: Tensor, v: Tensor, bias, scale: float
     return padded.unflatten(0, (batch, n_query))
 
 
-def _check_mask(mask) -> None:
+def _check_mask(mask, q: Tensor, k: Tensor) -> None:
     if not isinstance(mask, TokenMask):
         got = f"shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
         raise NotImplementedError(
             f"attention_mask has {got}; it must be (batch, tokens): masks of pairs are not served"
+        )
+    # A mask that is not causal is made without a look at the keys.
+    if (mask.n_query, mask.n_key) != (q.shape[2], k.shape[2]):
+        raise ValueError(
+            f"attention_mask is of {mask.n_key} keys and {mask.n_query} queries; it must be of"
+            f" {k.shape[2]} keys and {q.shape[2]} queries"
         )
 
 

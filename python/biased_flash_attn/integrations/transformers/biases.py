@@ -55,14 +55,16 @@ class SharedTable:
 
         self.num_heads = weight.shape[1]
         self.bias = DistanceBias.from_function(function, self.num_heads, signed=True)
+        self.differentiable = torch.is_grad_enabled()
         self.last: tuple | None = None
 
     def lower(
         self, geometry: Geometry, dtype: torch.dtype, device: torch.device | str | None
     ) -> Distance:
-        # Recomputed for a backward pass, a layer needs gradients where it had none before.
-        differentiable = torch.is_grad_enabled()
-        key = (geometry.first_distance, geometry.n_distances, dtype, device, differentiable)
+        # Each layer that is computed again for its backward pass frees the graph that it used.
+        if torch.is_grad_enabled() and not self.differentiable:
+            return self.bias.lower(geometry, dtype, device)
+        key = (geometry.first_distance, geometry.n_distances, dtype, device)
         if self.last is None or self.last[0] != key:
             self.last = key, self.bias.lower(geometry, dtype, device)
         return self.last[1]

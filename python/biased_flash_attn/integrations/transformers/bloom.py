@@ -20,7 +20,7 @@ class FusedBloomAttention(BloomAttention):
     trunk = modeling_bloom.BloomModel
 
     def prepare(self) -> None:
-        one = torch.tensor([[1, 1]])
+        one = torch.tensor([[1, 1]], device="cpu")
         self.slopes = Slopes(build_alibi_tensor(one, self.num_heads, torch.float32)[:, 0, 1])
 
     @staticmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.models.falcon.modeling_falcon import FALCON_ATTENTION_CLASSES, FalconAttention
 
 from .attend import attend, check_dropout
 from .biases import SharedTable
@@ -13,12 +14,17 @@ from .token_mask import TokenMask, create_token_mask
 NAME = "biased_attention"
 
 # What changes the result and is not offered. Other arguments are of no concern to attention.
-_REFUSED = ("softcap", "s_aux", "head_mask", "cache", "cu_seq_lens_q", "cu_seq_lens_k")
+_REFUSED = (
+    *("softcap", "s_aux", "sinks", "head_mask", "indices", "block_indices"),
+    *("cache", "cu_seq_lens_q", "cu_seq_lens_k"),
+)
 
 
 def register() -> None:
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, create_token_mask)
+    # A Falcon is made with layers of this name, such as one from the config of another.
+    FALCON_ATTENTION_CLASSES[NAME] = FalconAttention
 
 
 def attention_forward(

@@ -18,7 +18,8 @@ class FusedMptAttention(MptAttention):
     trunk = modeling_mpt.MptModel
 
     def prepare(self) -> None:
-        self.slopes = Slopes(-build_mpt_alibi_tensor(self.n_heads, 2)[:, 0, 0])
+        alibi = build_mpt_alibi_tensor(self.n_heads, 2, device="cpu")
+        self.slopes = Slopes(-alibi[:, 0, 0])
 
     @staticmethod
     def refusal(layer: MptAttention) -> str | None:

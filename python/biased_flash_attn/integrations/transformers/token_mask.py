@@ -36,6 +36,14 @@ class TokenMask:
             return self
         return replace(self, tokens=self.tokens.to(target))
 
+    @classmethod
+    def __torch_function__(cls, *_):
+        """Of layers that compute with a mask themselves."""
+        raise NotImplementedError(
+            "attention layers compute with the mask, and do not ask for an implementation by name;"
+            " pass the model to biased_flash_attn.integrations.transformers.accelerate"
+        )
+
     def contiguous(self):
         """`generate` asks for it where a static cache has masks made in advance."""
         raise NotImplementedError(STATIC_CACHE)
@@ -109,7 +117,7 @@ def create_token_mask(
     causal = mask_function is not bidirectional_mask_function
     window = local_size if causal else None
     n_tokens = q_offset + q_length if causal else kv_length
-    tokens = _tokens(attention_mask, n_tokens, kv_offset)
+    tokens = _tokens(attention_mask, (batch_size, n_tokens), kv_offset)
     if kv_offset + kv_length != n_tokens:
         raise NotImplementedError(
             f"{STATIC_CACHE}: there are {kv_length} keys for {n_tokens - kv_offset} tokens"
@@ -126,14 +134,14 @@ def create_token_mask(
     return TokenMask(q_length, kv_length, causal, window, tokens)
 
 
-def _tokens(attention_mask: Tensor | None, n_tokens: int, dropped: int) -> Tensor | None:
+def _tokens(attention_mask: Tensor | None, shape: tuple[int, int], dropped: int) -> Tensor | None:
     """Which keys are tokens, without those that a sliding cache has dropped; None for all."""
     if attention_mask is None:
         return None
-    if attention_mask.shape[1] != n_tokens:
+    if attention_mask.shape != shape:
         raise ValueError(
             f"attention_mask has shape {tuple(attention_mask.shape)}; it must be (batch, tokens),"
-            f" with all {n_tokens} tokens of cache and input"
+            f" {shape} with all tokens of cache and input"
         )
     tokens = attention_mask[:, dropped:].bool()
     return None if tokens.all() else tokens
