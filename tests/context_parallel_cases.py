@@ -21,6 +21,7 @@ from biased_flash_attn.distributed import (
     unshard,
 )
 from biased_flash_attn.distributed.ring import Ring
+from biased_flash_attn.distributed.running_sums import running_sums
 from cases import (
     FORMS,
     Case,
@@ -186,7 +187,10 @@ def everything(seed: str) -> dict:
     """What a rank finds."""
     cases = cases_of(dist.get_world_size())
     found = {"exact": {str(case): caught(check_exact, case, seed) for case in cases}}
-    of_two = (skipped, layouts, counted, autocast, with_fsdp)
+    of_two = (
+        *(skipped, layouts, sums_of_large_steps, called_again),
+        *(counted, autocast, with_fsdp),
+    )
     more = {2: of_two, 4: (dropped, with_tensor_parallelism)}
     return found | {f.__name__: f(seed) for f in more[dist.get_world_size()]}
 
@@ -245,6 +249,11 @@ def layouts(seed: str) -> list[str]:
         lambda: context_parallel_attention(q, k, v, traffic=3),
         lambda: context_parallel_attention(q, k, v, scale=1.0 + rank),
         lambda: context_parallel_attention(q, k, v, steps),
+        lambda: context_parallel_attention(q, k, v, biases.ALiBi(2) if rank else None),
+        lambda: context_parallel_attention(q, k, v, biases.ALiBi(2) if rank else biases.Type2(2)),
+        lambda: context_parallel_attention(q, k, v, group=init_device_mesh("cpu", (ranks,))),
+        lambda: positions(7),
+        lambda: unshard(x[0, :3], 0),
     ]
     return [error_of(call) for call in calls]
 
@@ -255,6 +264,39 @@ def error_of(call) -> str:
     except (TypeError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def sums_of_large_steps(seed: str) -> list[float]:
+    """Errors of sums before a step that is larger than their digits allow, and of gradients."""
+    n = 8 * dist.get_world_size()
+    steps, weights = torch.ones(2, 1, 1, n, dtype=torch.float64)
+    steps[..., -1], weights[..., 0] = 1e17, 1e17
+    own = shard(steps, 2).requires_grad_()
+    sums = running_sums(own, Ring(None))
+    (gradient,) = torch.autograd.grad(sums, own, shard(weights, 2))
+    of_sums = unshard(sums, 2)[0, 0, :-1] - torch.arange(1, n)
+    of_gradient = unshard(gradient, 2)[0, 0, 1:] - torch.arange(n - 1, 0, -1)
+    return [x.abs().max().item() for x in (of_sums, of_gradient)]
+
+
+def called_again(seed: str) -> dict:
+    """What differs in compiled code and the second time, and the error of second derivatives."""
+    torch.manual_seed(int(seed))
+    bias = biases.ALiBi(2)
+    q, k, v = torch.randn(3, 1, 2, 64, 8).requires_grad_()
+    o = context_parallel_attention(q, k, v, bias)
+    compiled = torch.compile(
+        lambda q, k, v: 2 * context_parallel_attention(q, k, v, bias), backend="eager"
+    )
+    (first,) = torch.autograd.grad(o.sum(), q, create_graph=True)
+    (again,) = torch.autograd.grad(o.sum(), q, retain_graph=True)
+    try:
+        first.square().sum().backward()
+        error = ""
+    except RuntimeError as raised:
+        error = str(raised)
+    differences = [(compiled(q, k, v) - 2 * o), first - again]
+    return {"differences": [x.abs().max().item() for x in differences], "error": error}
 
 
 def counted(seed: str) -> list[int]:

@@ -47,12 +47,28 @@ def test_wrong_calls_are_named_on_all_ranks(found):
         "ValueError: q has 7 rows and k has 7; both must be the same even number",
         "ValueError: backend='reference' has no kernels; it must be 'cpu' or 'triton'",
         "TypeError: traffic is a int; it must be None or a Traffic",
-        "ValueError: rank [01] called context_parallel_attention with .* alike",
+        "ValueError: rank [01] called context_parallel_attention with another scale than .* alike",
         "ValueError: steps has length 16; it must be the number of keys, 8",
+        "ValueError: rank [01] called .* another form of bias, .* alike",
+        "ValueError: rank [01] called .* another form of bias, .* than rank [01]; .* alike",
+        r"TypeError: group is a DeviceMesh; pass mesh.get_group\(\)",
+        "ValueError: n_local is 7; it must be even",
+        r"ValueError: x.shape\[0\] is 3; it must be even",
     )
     for of_rank in found[2]:
         for one, pattern in zip(of_rank["layouts"], expected, strict=True):
             assert re.match(pattern, one), one
+
+
+def test_large_steps_leave_sums_before_them_exact(found):
+    for of_rank in found[2]:
+        assert of_rank["sums_of_large_steps"] == [0, 0]
+
+
+def test_compiled_code_and_another_backward_pass_change_nothing(found):
+    for of_rank in found[2]:
+        assert of_rank["called_again"]["differences"] == [0, 0]
+        assert "no second derivatives" in of_rank["called_again"]["error"]
 
 
 def test_bytes_are_counted(found):

@@ -50,7 +50,7 @@ def everyones_keys(share: Share) -> dict[int, KnownKeys]:
 def _range(share: Share, pair: Pair, known: dict[int, KnownKeys], lse: Tensor) -> Tensor:
     """(B, Hkv, 2), on the device of the keys."""
     if pair.seen_keys == (0, 0):
-        return torch.zeros((*share.keys.k.shape[:2], 2), device=lse.device)
+        return torch.zeros((*share.keys.k.shape[:2], 2), dtype=torch.int64, device=lse.device)
     at = share.keys.rows.of(pair.query_chunk)
     group = share.q.shape[1] // share.keys.k.shape[1]
     _, _, sums = share.keys.of(pair.query_chunk)

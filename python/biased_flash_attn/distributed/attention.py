@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .. import ops
 from ..skipping import FEWEST_KEYS
@@ -41,14 +40,33 @@ class RingAttention(torch.autograd.Function):
         return o, lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad_o, grad_lse):
         *tensors, o, lse = ctx.saved_tensors
-        share = Share(*tensors, ctx.problem, ctx.ring)
-        gradients = Gradients(share, grad_o, grad_lse, o, lse, any(ctx.needs_input_grad[3:5]))
-        gradients.add_own_chunks(ctx.plans)
-        gradients.add_other_chunks(ctx.needed)
-        return *gradients.of_inputs(ctx.needs_input_grad[3:5]), None, None
+        wanted = ctx.needs_input_grad[3:5]
+        with torch.no_grad():
+            share = Share(*tensors, ctx.problem, ctx.ring)
+            gradients = Gradients(share, grad_o, grad_lse, o, lse, any(wanted))
+            gradients.add_own_chunks(ctx.plans)
+            gradients.add_other_chunks(ctx.needed)
+            of_inputs = gradients.of_inputs(wanted)
+        if torch.is_grad_enabled():
+            of_inputs = [
+                None if x is None else Constant.apply(x, grad_o, grad_lse, *tensors)
+                for x in of_inputs
+            ]
+        return *of_inputs, None, None
+
+
+class Constant(torch.autograd.Function):
+    """A gradient, and an error for who differentiates it by what it was computed from."""
+
+    @staticmethod
+    def forward(ctx, gradient: Tensor, *computed_from: Tensor | None) -> Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        raise RuntimeError("context_parallel_attention has no second derivatives")
 
 
 class Merged:

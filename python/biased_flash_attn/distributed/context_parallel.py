@@ -16,7 +16,10 @@ from .ring import Ring, Traffic
 from .running_sums import running_sums
 from .share import Problem
 
+FORMS = ("linear", "distance", "cumulative", "log1p_square")
 
+
+@torch.compiler.disable  # Messages between ranks, some of which are not there, cannot be traced.
 def context_parallel_attention(
     q: Tensor,
     k: Tensor,
@@ -91,8 +94,11 @@ def context_parallel_attention(
     scale = q.shape[3] ** -0.5 if scale is None else float(scale)
     tolerance = DEFAULT_TOLERANCES[q.dtype] if tolerance is None else float(tolerance)
     window = None if window is None else min(window, n_local * ring.size)
-    _check_agreement(ring, q, k, v, causal, window, scale, tolerance)
-    form = _lowered(bias, q, ring, causal, window)
+    form = _lowered(bias, q, ring.size, causal, window)
+    options = {"causal": causal, "window": window or 0, "scale": scale, "tolerance": tolerance}
+    _check_agreement(ring, q, k, v, form, options)
+    if isinstance(form, Cumulative):
+        form = Cumulative(running_sums(bias.steps, ring), form.gain, form.kernel)
     problem = Problem.of(form, scale, causal, window, tolerance, backend)
     terms, gain = (None, None) if form is None else (form.terms, form.gain)
     with torch.autocast(q.device.type, enabled=False):
@@ -100,35 +106,40 @@ def context_parallel_attention(
     return (o, lse) if return_lse else o
 
 
-def _check_agreement(ring: Ring, q, k, v, causal, window, scale, tolerance) -> None:
+def _check_agreement(ring: Ring, q, k, v, form: Form | None, options: dict[str, float]) -> None:
     """Ranks that were called differently would wait for one another, or mix what does not fit."""
-    dtype = list(DEFAULT_TOLERANCES).index(q.dtype)
-    numbers = (*q.shape, *k.shape, v.shape[3], dtype, causal, window or 0, scale, tolerance)
-    own = torch.tensor(numbers, dtype=torch.float64, device=q.device)
+    shapes = {
+        f"{name}.shape[{dim}]": size
+        for name, x in (("q", q), ("k", k), ("v", v))
+        for dim, size in enumerate(x.shape)
+    }
+    batch_and_heads = (0, 0) if form is None else form.terms.shape[:2]
+    kinds = {
+        "dtype": list(DEFAULT_TOLERANCES).index(q.dtype),
+        "form of bias": 0 if form is None else 1 + FORMS.index(form.name),
+        "batch of bias": batch_and_heads[0],
+        "number of heads of bias": batch_and_heads[1],
+    }
+    settings = shapes | kinds | options
+    own = torch.tensor(list(settings.values()), dtype=torch.float64, device=q.device)
     for rank, other in enumerate(ring.gather(own, "shapes")):
-        if not torch.equal(other, own):
+        different = [name for name, x in zip(settings, other != own, strict=True) if x]
+        if different:
             raise ValueError(
-                f"rank {rank} called context_parallel_attention with q, k and v of other shapes or"
-                f" dtype, or other options, than rank {ring.rank}: {other.tolist()} and"
-                f" {own.tolist()}; all ranks must call it alike"
+                f"rank {rank} called context_parallel_attention with another"
+                f" {', '.join(different)} than rank {ring.rank}; all ranks must call it alike"
             )
 
 
-def _lowered(bias, q: Tensor, ring: Ring, causal: bool, window: int | None) -> Form | None:
-    """The form of the whole sequence or, of one with sums, what this rank has of it."""
+def _lowered(bias, q: Tensor, ranks: int, causal: bool, window: int | None) -> Form | None:
+    """The form of the whole sequence or, of one with sums, that of this rank's rows by itself."""
     if bias is None:
         return None
     check_bias(bias, q)
-    n_local, real = q.shape[2], torch.promote_types(q.dtype, torch.float32)
-    if isinstance(bias, CumulativeBias):
-        geometry = Geometry(n_local, n_local, causal, window)
-        form = bias.lower(geometry, real, q.device)
-        form = Cumulative(running_sums(bias.steps, ring), form.gain, bias.kernel)
-    else:
-        n = n_local * ring.size
-        geometry = Geometry(n, n, causal, window)
-        form = bias.lower(geometry, real, q.device)
-        if isinstance(form, Cumulative):
-            raise TypeError(f"bias is a {type(bias).__name__} with steps; pass a CumulativeBias")
+    n = q.shape[2] * (1 if isinstance(bias, CumulativeBias) else ranks)
+    geometry = Geometry(n, n, causal, window)
+    form = bias.lower(geometry, torch.promote_types(q.dtype, torch.float32), q.device)
+    if isinstance(form, Cumulative) and not isinstance(bias, CumulativeBias):
+        raise TypeError(f"bias is a {type(bias).__name__} with steps; pass a CumulativeBias")
     check_form(form, q, geometry)
     return form

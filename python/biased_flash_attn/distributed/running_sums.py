@@ -25,14 +25,17 @@ class SumsBefore(torch.autograd.Function):
     @staticmethod
     def forward(ctx, totals: Tensor, ring: Ring) -> Tensor:
         ctx.ring = ring
-        everyones = in_order(totals, ring, "the sums of their steps")
-        return own(everyones.cumsum(0) - everyones, ring)
+        return own(before(in_order(totals, ring, "the sums of their steps")), ring)
 
     @staticmethod
     def backward(ctx, grad: Tensor):
         everyones = in_order(grad, ctx.ring, "the gradients of their sums")
-        later = everyones.flip(0).cumsum(0).flip(0) - everyones
-        return own(later, ctx.ring), None
+        return own(before(everyones.flip(0)).flip(0), ctx.ring), None
+
+
+def before(x: Tensor) -> Tensor:
+    """The sum of all earlier ones, of which the one itself, however large, takes no digits."""
+    return torch.cat([torch.zeros_like(x[:1]), x[:-1].cumsum(0)])
 
 
 def in_order(x: Tensor, ring: Ring, what: str) -> Tensor:

@@ -1,0 +1,70 @@
+"""What ranks do not ask for holds at most its share of the tolerance, whatever keys and sums are.
+
+Some keys and sums are drawn alike, for which the bound is all but exact, and lse over all of its
+range: an error in any of its terms shows.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from biased_flash_attn.distributed.pairs import Pair
+from biased_flash_attn.distributed.selection import KnownKeys, Queries, ranges
+
+N, DIM, HEADS, KV_HEADS, TRIALS, TOLERANCE = 192, 8, 4, 2, 64, 0.5
+PAIRS = [Pair(query, key, N, 8, False, None) for query, key in [(5, 4), (6, 2), (1, 2), (3, 7)]]
+
+
+def either(*shape: int) -> torch.Tensor:
+    """Of each trial 0 or 1, (TRIALS, 1, ..)."""
+    return torch.randint(2, (TRIALS, *[1] * len(shape))).double()
+
+
+def drawn_keys(pair: Pair):
+    """q, k, scale and scale q.k (TRIALS, HEADS, N, N), of keys that are alike or not."""
+    k = 3 * torch.randn(TRIALS, KV_HEADS, 1, DIM) + 0 * torch.randn(N, 1)
+    k, q = k + either(1, 1, 1) * torch.randn(N, DIM), torch.randn(TRIALS, HEADS, 1, DIM)
+    q, k = q.double().expand(-1, -1, N, -1), k.double()
+    return q, k, q @ k.repeat_interleave(HEADS // KV_HEADS, 1).mT
+
+
+def check(pair, q, k, logits, form, terms=None, gain=None, of_queries=None, of_keys=None):
+    """logits: of all pairs, with the bias."""
+    masses = logits.double().logsumexp(-1)
+    lse = masses.amin((1, 2), keepdim=True) + 20 * torch.rand(TRIALS, 1, 1).double() - 5
+    lse = lse.expand(-1, HEADS, N)
+    longest = k.norm(dim=-1).amax(-1, keepdim=True).repeat_interleave(HEADS // KV_HEADS, 1)
+    queries = Queries(q, lse, longest, gain, of_queries, 1.0)
+    known = KnownKeys.of(k, torch.zeros_like(k), of_keys)
+    taken = ranges(pair, queries, known, form, terms, TOLERANCE)
+    begin, end = taken.repeat_interleave(HEADS // KV_HEADS, 1)[..., None, None, :].unbind(-1)
+    j = torch.arange(N)
+    left_out = logits.masked_fill((begin <= j) & (j < end), -torch.inf).logsumexp(-1)
+    share = torch.tensor(TOLERANCE / pair.others).log()
+    assert (left_out <= lse + share).all()
+    assert 0 < (taken[..., 0] < taken[..., 1]).double().mean() < 1
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_tables(pair):
+    """Those that rise, fall and jump with the distance."""
+    q, k, products = drawn_keys(pair)
+    table = torch.randn(1, HEADS, 2 * N).double() * torch.linspace(0, 3, 2 * N)
+    bias = table[..., N + torch.arange(N)[:, None] - torch.arange(N)]
+    check(pair, q, k, products + bias, "distance", table)
+
+
+@pytest.mark.parametrize("form", ["cumulative", "log1p_square"])
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_sums(pair, form):
+    """Those that go both ways, with gains of both signs."""
+    q, k, products = drawn_keys(pair)
+    of_keys = 3 * torch.randn(TRIALS, HEADS, 1).double() + 0 * torch.randn(N)
+    of_keys = of_keys + either(1, 1) * torch.randn(TRIALS, HEADS, N).cumsum(-1)
+    of_queries = torch.randn(TRIALS, HEADS, 1).double().expand(-1, -1, N)
+    gain = torch.randn(TRIALS, HEADS, 1).expand(-1, -1, N)
+    beta = gain.double()[..., None] * (of_queries[..., None] - of_keys[..., None, :])
+    bias = -beta.square().log1p() if form == "log1p_square" else beta * (1 if pair.is_past else -1)
+    sums = {"of_queries": of_queries, "of_keys": of_keys}
+    check(pair, q, k, products + bias, form, gain=gain, **sums)
