@@ -7,8 +7,8 @@
 
 namespace bfa {
 
-// Of each sequence `tokens` rows go behind the first lengths[b]. The batch dimension of pages is
-// that of the pages. See decode_params.h for the block table.
+// `tokens` rows become the last of the lengths[b] keys of each sequence. The batch dimension of pages
+// is that of the pages. See decode_params.h for the block table.
 struct Append {
     int64_t batch, heads, tokens, row_bytes;
     int64_t page_size, columns;
@@ -20,7 +20,7 @@ struct Append {
 inline void append_rows(const Append& p) {
     for (int64_t b = 0; b < p.batch; ++b)
         for (int64_t n = 0; n < p.tokens; ++n) {
-            const int64_t key = p.lengths[b] + n;
+            const int64_t key = p.lengths[b] - p.tokens + n;
             const int64_t column = key / p.page_size % p.columns;
             const int64_t page = p.block_table[b * p.columns + column];
             for (int64_t h = 0; h < p.heads; ++h)

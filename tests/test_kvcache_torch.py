@@ -37,7 +37,7 @@ def test_opcheck(bias, monkeypatch):
         biased_flash_attn_with_kvcache(q, cache, k, v, bias_of(problem, last), backend="cpu")
     (arguments,) = calls
     detached = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments]
-    torch.library.opcheck(operator, tuple(detached))
+    torch.library.opcheck(torch.ops.biased_flash_attn.decode.default, tuple(detached))
 
 
 def test_caches_of_inference_mode_go_on_outside():
@@ -125,3 +125,20 @@ def test_gains_with_strides():
             q, k, v = (x[:, :, now] for x in (problem.q, problem.k, problem.v))
             parts.append(biased_flash_attn_with_kvcache(q, cache, k, v, bias, return_lse=True))
     check_decoding(problem, *(torch.cat(x, 2) for x in zip(*parts, strict=True)))
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")  # where a pool grows
+def test_steps_inside_compiled_code():
+    bias = biases.ALiBi(H)
+    cache, other = KVCache(1, HKV, D), KVCache(1, HKV, D)
+
+    @torch.compile(backend="aot_eager")
+    def step(q, k, v):
+        return 2 * biased_flash_attn_with_kvcache(q, cache, k, v, bias)
+
+    with torch.no_grad():
+        for n in (5, 1, 70):
+            q, k, v = tokens(n)
+            expected = 2 * biased_flash_attn_with_kvcache(q, other, k, v, bias)
+            torch.testing.assert_close(step(q, k, v), expected)
+    assert cache.lengths == [76]

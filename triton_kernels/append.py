@@ -27,14 +27,14 @@ def attn_append_kernel(
     TOKENS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Rows of x go behind the first lengths[b] keys of each sequence; see BlockTable."""
+    """Rows of x become the last of the lengths[b] keys of each sequence; see BlockTable."""
     blocks = tl.cdiv(tokens, TOKENS)
     program, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     b, h = program // heads, program % heads
     n = block * TOKENS + tl.arange(0, TOKENS)
     channel = tl.arange(0, CHANNELS)[None, :]
     exists = n < tokens
-    key = tl.load(lengths + b) + n
+    key = tl.load(lengths + b) - tokens + n
     column = key // page_size % columns
     page = tl.load(block_table + b * columns + column, exists, other=0)
     copied = exists[:, None] & (channel < channels)
@@ -44,7 +44,7 @@ def attn_append_kernel(
 
 @where_the_tensors_are
 def append(pages: Tensor, x: Tensor, block_table: Tensor, lengths: Tensor) -> None:
-    """Writes x (B, heads, n, channels or nothing) into pages, behind `lengths` of each sequence."""
+    """Writes x (B, heads, n, channels or nothing) into pages, as the last of `lengths` keys."""
     batch, heads, tokens = x.shape[:3]
     channels = x.shape[3] if x.dim() == 4 else 1
     attn_append_kernel[(batch * heads * triton.cdiv(tokens, _TOKENS),)](

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import backends
+from . import decode_ops
 
 UNASSIGNED = -1
 # Pages of a ring beyond its window, for new tokens and for those that may be taken back.
@@ -109,20 +109,19 @@ class BlockTable:
                 self.entries[b, keep:] = UNASSIGNED
                 self._assigned[b] = keep
 
-    def write(self, tokens: list[tuple[Tensor, Tensor]], lengths: list[int], backend: str) -> None:
-        """Writes tokens behind so many keys of each sequence.
+    def write(self, tokens: list[tuple[Tensor, Tensor]], lengths: Tensor, backend: str) -> None:
+        """Writes tokens as the last of so many keys, (batch,) int64, of each sequence.
 
         Of each pair, the first are pages (pages, heads, page_size, ...), the second what goes there
         (batch, heads, n, ...).
         """
-        device = self.entries.device
-        first = torch.tensor(lengths, device=device)
         if backend != "reference":
             for pages, rows in tokens:
-                backends.kernels(backend).append(pages, rows, self.entries, first)
+                decode_ops.append(pages, rows, self.entries, lengths, backend)
             return
-        keys = first[:, None] + torch.arange(tokens[0][1].shape[2], device=device)
-        page, row = self.find(torch.arange(len(lengths), device=device)[:, None], keys)
+        n, sequences = tokens[0][1].shape[2], torch.arange(len(lengths), device=lengths.device)
+        keys = lengths[:, None] + torch.arange(-n, 0, device=lengths.device)
+        page, row = self.find(sequences[:, None], keys)
         for pages, rows in tokens:
             pages[page, :, row] = rows.transpose(1, 2)
 

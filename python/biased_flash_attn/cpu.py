@@ -160,9 +160,9 @@ def decode(
 
 
 def append(pages: Tensor, rows: Tensor, block_table: Tensor, lengths: Tensor) -> None:
-    """Writes rows (B, heads, n, channels or nothing) into pages, behind `lengths` of each sequence.
+    """Writes rows (B, heads, n, channels or nothing) into pages.
 
-    lengths (B,) int64.
+    They become the last of the keys of each sequence, of which there are `lengths`, (B,) int64.
     """
     channels = rows.shape[3] if rows.dim() == 4 else 1
     _C.append(

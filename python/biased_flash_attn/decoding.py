@@ -141,7 +141,7 @@ def _prepared(q, cache, k, v, bias, scale, tolerance, backend) -> Step:
             form = replace(form, sums=_continued(form.sums, q, cache))
     few = max(cache.lengths) + k.shape[2] < FEWEST_KEYS
     tolerance = 0.0 if form is None or few else tolerance
-    return Step(q.detach(), cache, k.detach(), v.detach(), form, peaks, scale, tolerance, backend)
+    return Step(q, cache, k, v, form, peaks, scale, tolerance, backend)
 
 
 def _check_cache(q: Tensor, cache: KVCache, k: Tensor, v: Tensor) -> None:
@@ -223,7 +223,9 @@ def _lowered(bias, q: Tensor, cache: KVCache, tokens: int):
             f"bias is a {type(bias).__name__}; in decoding it may be a DistanceBias, a"
             " CumulativeBias, or one that is lowered to slopes"
         )
-    _refuse_nan(form, "slopes")
+    if form.slopes is not cache.checked_slopes:
+        _refuse_nan(form, "slopes")
+        cache.checked_slopes = form.slopes
     return form, None
 
 
@@ -262,8 +264,8 @@ def _first_call(step: Step) -> tuple[Tensor, Tensor]:
     results = call.run()
     for piece in _pieces(step):
         cache, tokens = step.cache, piece.k.shape[2]
-        last_sums = cache.write(piece.k, piece.v, piece.sums, step.backend)
-        cache.advance(tokens, last_sums)
+        lengths = cache.lengths_with(tokens)
+        cache.advance(tokens, cache.write(piece.k, piece.v, piece.sums, lengths, step.backend))
     return results
 
 
@@ -277,30 +279,29 @@ def _later_call(step: Step) -> tuple[Tensor, Tensor]:
 def _appended(step: Step) -> tuple[Tensor, Tensor]:
     """Appends tokens for which there is room, and attends to them."""
     cache, tokens = step.cache, step.k.shape[2]
-    last_sums = cache.write(step.k, step.v, step.sums, step.backend)
-    lengths = [length + tokens for length in cache.lengths]
+    lengths = cache.lengths_with(tokens)
+    last_sums = cache.write(step.k, step.v, step.sums, lengths, step.backend)
     o, lse = _reference(step, lengths) if step.backend == "reference" else _kernel(step, lengths)
     cache.advance(tokens, last_sums)
     return o, lse
 
 
-def _kernel(step: Step, lengths: list[int]) -> tuple[Tensor, Tensor]:
+def _kernel(step: Step, lengths: Tensor) -> tuple[Tensor, Tensor]:
     q, cache, form = step.q, step.cache, step.form
     terms = cache.sums if isinstance(form, Cumulative) else form and form.terms
     bounds = [*cache.bounds.tensors()]
     if step.peaks is not None:
         bounds[2:] = None, step.peaks
     return decode_ops.decode(
-        *(q, cache.k, cache.v, cache.table.entries, torch.tensor(lengths, device=q.device)),
-        *(terms, form and form.gain, bounds, form.name if form else "none", step.scale),
-        *(cache.window, step.tolerance, step.backend),
+        *(q, cache.k, cache.v, cache.table.entries, lengths, terms, form and form.gain, bounds),
+        *(form.name if form else "none", step.scale, cache.window, step.tolerance, step.backend),
     )
 
 
-def _reference(step: Step, lengths: list[int]) -> tuple[Tensor, Tensor]:
+def _reference(step: Step, lengths: Tensor) -> tuple[Tensor, Tensor]:
     """One sequence after the other, half precision in float32, as the kernels do."""
     real = torch.promote_types(step.q.dtype, torch.float32)
-    results = [_reference_of(step, b, length, real) for b, length in enumerate(lengths)]
+    results = [_reference_of(step, b, length, real) for b, length in enumerate(lengths.tolist())]
     o, lse = (torch.cat(parts) for parts in zip(*results, strict=True))
     return o.to(step.q.dtype), lse
 

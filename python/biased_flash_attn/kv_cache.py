@@ -85,6 +85,7 @@ class KVCache:
         self.sums: Tensor | None = None  # (pages, H, page_size) float64
         self.last_sums: Tensor | None = None  # of each sequence's last key, (batch, H), where any
         self.distance_table = None  # of the bias, if it is a function of the distance
+        self.checked_slopes: Tensor | None = None  # of the bias, if it has slopes
 
     def __repr__(self) -> str:
         pages, kv_heads, page_size, head_dim = self.k.shape
@@ -136,13 +137,19 @@ class KVCache:
             self._grow(pages)
         self.table.assign(missing, pages)
 
+    def lengths_with(self, tokens: int) -> Tensor:
+        """Of the sequences and so many more tokens of each, (batch,) int64."""
+        return torch.tensor([length + tokens for length in self.lengths], device=self.k.device)
+
     @torch.no_grad()
-    def write(self, k: Tensor, v: Tensor, sums: Tensor | None, backend: str) -> Tensor | None:
+    def write(
+        self, k: Tensor, v: Tensor, sums: Tensor | None, lengths: Tensor, backend: str
+    ) -> Tensor | None:
         """Writes tokens (B, Hkv, n, D or Dv) behind those of each sequence, where they are not seen
         before `advance`.
 
         sums (B, H, n) float64 are running sums from the first token of a sequence on; those of the
-        last tokens are returned, (B, H).
+        last tokens are returned, (B, H). lengths are those with the tokens.
         """
         tokens = k.shape[2]
         if tokens == 0:
@@ -156,7 +163,7 @@ class KVCache:
         written = [(self.k, k), (self.v, v)]
         if sums is not None:
             written.append((self.sums, sums))
-        self.table.write(written, self.lengths, backend)
+        self.table.write(written, lengths, backend)
         self._write_bounds(tokens)
         return None if sums is None else sums[..., -1]
 
