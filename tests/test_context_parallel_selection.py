@@ -32,7 +32,7 @@ def drawn_keys(pair: Pair):
 def check(pair, q, k, logits, form, terms=None, gain=None, of_queries=None, of_keys=None):
     """logits: of all pairs, with the bias."""
     masses = logits.double().logsumexp(-1)
-    lse = masses.amin((1, 2), keepdim=True) + 20 * torch.rand(TRIALS, 1, 1).double() - 5
+    lse = masses.amin((1, 2), keepdim=True) + 60 * torch.rand(TRIALS, 1, 1).double() - 5
     lse = lse.expand(-1, HEADS, N)
     longest = k.norm(dim=-1).amax(-1, keepdim=True).repeat_interleave(HEADS // KV_HEADS, 1)
     queries = Queries(q, lse, longest, gain, of_queries, 1.0)
