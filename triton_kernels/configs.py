@@ -135,7 +135,7 @@ OF_SEQUENCES = {
         backward_table=Config(64, 64, 8, 1),
         heavy={"backward_queries": _PLANS},
     ),
-    256: replace(_WIDEST, forward=Config(64, 16, 8, 1)),
+    256: replace(_WIDEST, forward=Config(64, 16, 8, 1), backward_keys=Config(16, 32, 8, 1)),
 }
 OF_SEQUENCES_ON_AMPERE = OF_SEQUENCES | {
     128: replace(
@@ -145,11 +145,19 @@ OF_SEQUENCES_ON_AMPERE = OF_SEQUENCES | {
     )
 }
 OF_SEQUENCES_ON_BLACKWELL = OF_SEQUENCES | {
+    64: replace(
+        OF_SEQUENCES[64],
+        forward=Config(64, 64, 4, 2),
+        heavy_forward=None,
+        backward_queries=Config(128, 32, 8, 2),
+        backward_keys=Config(32, 64, 4, 1),
+    ),
     128: replace(
         OF_SEQUENCES[128],
         forward=Config(128, 32, 8, 2),
+        backward_queries=Config(128, 16, 8, 1),
         backward_keys=Config(16, 64, 4, 1),
-    )
+    ),
 }
 SINGLE = {
     64: Row(
