@@ -9,8 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import decode_ops
-
 UNASSIGNED = -1
 # Pages of a ring beyond its window, for new tokens and for those that may be taken back.
 _SPARE = 2
@@ -108,22 +106,6 @@ class BlockTable:
                 self._free += self.entries[b, keep : self._assigned[b]].tolist()[::-1]
                 self.entries[b, keep:] = UNASSIGNED
                 self._assigned[b] = keep
-
-    def write(self, tokens: list[tuple[Tensor, Tensor]], lengths: Tensor, backend: str) -> None:
-        """Writes tokens as the last of so many keys, (batch,) int64, of each sequence.
-
-        Of each pair, the first are pages (pages, heads, page_size, ...), the second what goes there
-        (batch, heads, n, ...).
-        """
-        if backend != "reference":
-            for pages, rows in tokens:
-                decode_ops.append(pages, rows, self.entries, lengths, backend)
-            return
-        n, sequences = tokens[0][1].shape[2], torch.arange(len(lengths), device=lengths.device)
-        keys = lengths[:, None] + torch.arange(-n, 0, device=lengths.device)
-        page, row = self.find(sequences[:, None], keys)
-        for pages, rows in tokens:
-            pages[page, :, row] = rows.transpose(1, 2)
 
     def find(self, sequences: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """The pages and rows of keys, which broadcast with their sequences."""

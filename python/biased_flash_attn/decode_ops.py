@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import backends
+from . import backends, reference
 from .sequences import empty_rows
 
 _LIBRARY = torch.library.Library("biased_flash_attn", "FRAGMENT")
@@ -44,7 +44,8 @@ def _decode(*arguments):
 
 def _append(*arguments):
     *problem, backend = arguments
-    backends.kernels(backend).append(*problem)
+    module = reference if backend == "reference" else backends.kernels(backend)
+    module.append(*problem)
 
 
 for _device in ("CPU", "CUDA"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from . import decode_ops
 from .block_table import BlockTable
 from .key_bounds import KeyBounds
 from .validation import DTYPES, MAX_HEAD_DIM
@@ -160,10 +161,9 @@ class KVCache:
             max(most, length + tokens)
             for most, length in zip(self._written, self.lengths, strict=True)
         ]
-        written = [(self.k, k), (self.v, v)]
-        if sums is not None:
-            written.append((self.sums, sums))
-        self.table.write(written, lengths, backend)
+        for pages, rows in ((self.k, k), (self.v, v), (self.sums, sums)):
+            if rows is not None:
+                decode_ops.append(pages, rows, self.table.entries, lengths, backend)
         self._write_bounds(tokens)
         return None if sums is None else sums[..., -1]
 

@@ -66,3 +66,14 @@ def mix(p: Tensor, v: Tensor, visible: Tensor) -> Tensor:
 
 def all_finite(*tensors: Tensor) -> bool:
     return all(bool(tensor.isfinite().all()) for tensor in tensors)
+
+
+def append(pages: Tensor, rows: Tensor, block_table: Tensor, lengths: Tensor) -> None:
+    """Writes rows (B, heads, n, ...) into pages (pages, heads, page_size, ...) of a cache.
+
+    They become the last of the keys of each sequence, of which there are `lengths`, (B,) int64.
+    """
+    keys = lengths[:, None] + torch.arange(-rows.shape[2], 0, device=lengths.device)
+    columns = keys // pages.shape[2] % block_table.shape[1]
+    page = block_table.gather(1, columns).long()
+    pages[page, :, keys % pages.shape[2]] = rows.transpose(1, 2)

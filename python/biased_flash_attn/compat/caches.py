@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .. import decode_ops
+
 
 @dataclass(frozen=True, eq=False)
 class Cache:
@@ -29,11 +31,11 @@ class Cache:
         """How many keys of a sequence have a place."""
         return self.table.shape[1] * self.rows
 
-    def write(self, k: Tensor, v: Tensor, keys: Tensor) -> None:
-        """k (B, n, Hkv, D) and v (B, n, Hkv, Dv) become the keys (B, n) of their sequences."""
-        entry = self.table.gather(1, keys // self.rows).long()
-        row = keys % self.rows
-        self.k[entry, row], self.v[entry, row] = k, v
+    def write(self, k: Tensor, v: Tensor, lengths: Tensor, backend: str) -> None:
+        """k (B, n, Hkv, D) and v (B, n, Hkv, Dv) become the last of so many keys, (B,) int64."""
+        for pages, rows in ((self.k, k), (self.v, v)):
+            pages, rows = pages.transpose(1, 2), rows.transpose(1, 2)
+            decode_ops.append(pages, rows, self.table, lengths, backend)
 
     def holds(self, lengths: Tensor) -> Tensor:
         """Where the table has to name entries for so many keys of each sequence, (B, columns)."""

@@ -112,14 +112,15 @@ def flash_attn_with_kvcache(
     new = None if k is None else before[:, None] + torch.arange(k.shape[1], device=q.device)
     arguments.check_rotary(q, k, rotary_cos, rotary_sin, positions, new)
 
+    backend = backends.choose(q, None)
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
         if rotary_cos is not None:
             tables = rotary_cos, rotary_sin
             q = rotated(q, *tables, positions, rotary_interleaved)
             k = rotated(k, *tables, new, rotary_interleaved)
         if k is not None:
-            cache.write(k, v, new)
-        step = Step(q.transpose(1, 2), cache, begin, after, seen, slopes, softmax_scale)
+            cache.write(k, v, after, backend)
+        step = Step(q.transpose(1, 2), cache, begin, after, seen, slopes, softmax_scale, backend)
         o, lse = step.run()
     o = o.transpose(1, 2)
     return (o, lse) if return_softmax_lse else o
@@ -136,14 +137,14 @@ class Step:
     seen: Visible
     slopes: AlibiSlopes | None
     scale: float | None
+    backend: str
 
     def run(self) -> tuple[Tensor, Tensor]:
         """o (B, H, n, Dv) and lse (B, H, n)."""
         n_query = self.q.shape[2]
         sees_no_future = self.seen.shift == 0 and (self.seen.causal or n_query == 1)
         begins_at_0 = not self.begin.any()
-        on_cpu = backends.choose(self.q, None) == "cpu"
-        if on_cpu and self._has_few_queries and sees_no_future and begins_at_0:
+        if self.backend == "cpu" and self._has_few_queries and sees_no_future and begins_at_0:
             return self._decoded()
         return self._packed()
 
@@ -181,7 +182,7 @@ class Step:
         call = prepared(
             *(x.transpose(0, 1)[None] for x in (q, k, v)),
             *(self.slopes, self.seen.causal, self.seen.window, self.scale),
-            *(0.0 if self._has_few_queries else None, None),
+            *(0.0 if self._has_few_queries else None, self.backend),
             sequences=sequences,
         )
         o, lse = call.run()
