@@ -19,8 +19,9 @@ def test_by_default_nothing_changes_that_the_dtype_could_show(bias, dtype):
     exact, exact_lse = biased_flash_attn(q, k, v, bias, tolerance=0.0, return_lse=True)
     ours, lse = biased_flash_attn(q, k, v, bias, return_lse=True)
     assert attention_plan(q, k, bias).fraction.max() < 0.5
+    # Of either result, each of which is rounded by itself.
     rounding = torch.finfo(dtype).eps * exact.abs().amax(2, keepdim=True)
-    assert ((ours - exact).abs() <= rounding).all()
+    assert ((ours - exact).abs() <= 2 * rounding).all()
     assert ((lse - exact_lse).abs() <= 2**-11).all()
 
 
