@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -52,6 +53,18 @@ def test_every_form_is_exact_over_many_tiles(bias, dtype):
     """Whole tiles on both sides of the queries, tiles among them, and a rest."""
     case = Case(bias, dtype, lengths=(100, 130), dims=(19, 7), heads=(2, 1), batch=1, causal=False)
     check(case, attend)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="a GPU has the one way that its configuration says")
+@pytest.mark.parametrize("ahead", [True, False], ids=["ahead", "late"])
+@pytest.mark.parametrize("dims", [(19, 7), (80, 80)], ids=str)
+@pytest.mark.parametrize("bias", [bias for bias in FORMS if bias != "none"])
+def test_factors_may_be_multiplied_ahead_or_late(bias, dims, ahead, monkeypatch):
+    """Of narrow and of wide heads, which share and sum up in ways of their own."""
+    configs = KERNELS.configs
+    monkeypatch.setattr(configs, "INTERPRETED", replace(configs.INTERPRETED, ahead=ahead))
+    check(Case(bias, torch.bfloat16, (70, 130), dims, (2, 1), batch=1, causal=False), attend)
+    check(Case(bias, torch.bfloat16, (75, 75), dims, (1, 1), batch=1), attend)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="too slow to interpret")
@@ -151,14 +164,14 @@ def test_one_large_step_leaves_its_neighbours_exact(bias, causal, dtype, step):
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="memory of a GPU is not there before it is written")
-def test_addresses_beyond_2_to_the_31_are_reached():
-    """Of rows that lie 2^25 elements apart, in memory that is not there until it is written."""
-    problem = drawn(Case("linear", torch.float16, lengths=(70, 70), heads=(1, 1), batch=1))
+@pytest.mark.parametrize(("n", "apart"), [(140, 2**24 - 16), (70, 2**25)], ids=str)
+def test_addresses_beyond_2_to_the_31_are_reached(n, apart):
+    """Of rows that lie far apart, in memory that is not there until it is written."""
+    problem = drawn(Case("linear", torch.float16, lengths=(n, n), heads=(1, 1), batch=1))
     expected = evaluate(problem, attend)
-    apart = 1 << 25
     for name in ("q", "k", "v", "grad_o"):
-        memory = np.frombuffer(mmap.mmap(-1, 2 * 70 * apart), dtype=np.float16)
-        x = torch.from_numpy(memory).as_strided((1, 1, 70, 16), (0, 0, apart, 1))
+        memory = np.frombuffer(mmap.mmap(-1, 2 * n * apart), dtype=np.float16)
+        x = torch.from_numpy(memory).as_strided((1, 1, n, 16), (0, 0, apart, 1))
         x.copy_(getattr(problem, name).detach())
         setattr(problem, name, x.requires_grad_(name != "grad_o"))
     for name, far_apart in evaluate(problem, attend).items():

@@ -76,7 +76,7 @@ def weights_and_gradients(
     delta,
     queries,
     keys,
-    factors,
+    started,
     MASKED: tl.constexpr,
     FACTORED: tl.constexpr,
     KEYS_FIRST: tl.constexpr,
@@ -86,7 +86,7 @@ def weights_and_gradients(
     offset is what is left of a query's logits in base 2: one number a query, or one for all.
     """
     x, multiplier, sees = tile_logits(
-        *(bias, problem, b, h, tile_q, tile_k, queries, keys, factors),
+        *(bias, problem, b, h, tile_q, tile_k, queries, keys, started),
         *(MASKED, FACTORED, KEYS_FIRST),
     )
     p = tl.exp2(x * multiplier + along(offset, KEYS_FIRST))

@@ -8,6 +8,7 @@ import triton.language as tl
 from .backward import query_statistics, weights_and_gradients
 from .bias import shared_gain, tile_gradients
 from .factors import (
+    following,
     key_gradient_sums,
     key_origin,
     query_origin,
@@ -68,11 +69,22 @@ def gather_from_queries(
     BLOCK_N: tl.constexpr = tile_k.shape[0]
     BLOCK_D: tl.constexpr = tile_k.shape[1]
     BLOCK_DV: tl.constexpr = tile_v.shape[1]
+    # Sums of dS times factors take registers, which wide rows, or gains under a plan, do not leave.
+    ROOM: tl.constexpr = BLOCK_D + BLOCK_DV <= 128 and (bias.gain is None or problem.plan is None)
+    PRODUCTS: tl.constexpr = BIAS_GRADIENT and FACTORED and ROOM
+    AHEAD: tl.constexpr = FACTORED and bias.ahead and not PRODUCTS
     gain = shared_gain(bias, b, h, BLOCK_M)
-    if FACTORED and bias.form != "distance":
-        k_factors = tile_key_factors(bias, problem, b, h, 0, keys[0], BLOCK_N, SIDE)
+    started = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    if FACTORED:
         from_keys = key_origin(bias, problem, b, h, keys[0], BLOCK_N, SIDE)
-        from_queries = query_origin(bias, problem, b, h, position(problem, begin), BLOCK_M, SIDE)
+        p_first, remaining = position(problem, begin), end - begin
+        from_queries = query_origin(bias, problem, b, h, p_first, BLOCK_M, SIDE)
+        q_factors = tile_query_factors(bias, b, h, begin, BLOCK_M, SIDE, remaining)
+        k_factors = tile_key_factors(
+            bias, problem, b, h, p_first, keys[0], BLOCK_N, SIDE, remaining
+        )
+    if AHEAD:
+        started = dot(k_factors, tl.trans(q_factors))
     for i in range(begin, end, BLOCK_M):
         # [BLOCK_M, BLOCK_D], [BLOCK_M, BLOCK_DV]
         tile_q = load_tile(
@@ -83,31 +95,40 @@ def gather_from_queries(
         )
         lse, d = query_statistics(lse_in_base_2, delta, problem, b, h, i, BLOCK_M, MASKED)
         queries = query_side(bias, problem, b, h, i, gain, BLOCK_M, MASKED)
-        factors, offset = (0, 0), -lse
-        if FACTORED:
+        offset = -lse
+        if FACTORED and bias.form != "distance":
+            way = (from_queries - from_keys).to(tl.float32)
+            offset = queries[1] * ((SIDE * LOG2E) * way)
+        if FACTORED and not AHEAD:
             if bias.form == "distance":
-                k_factors = tile_key_factors(
-                    bias, problem, b, h, queries[0], keys[0], BLOCK_N, SIDE
-                )
+                k_factors = tile_key_factors(bias, problem, b, h, p_first, keys[0], BLOCK_N, SIDE)
             else:
-                way = (from_queries - from_keys).to(tl.float32)
-                offset = queries[1] * ((SIDE * LOG2E) * way)
-                # That of the next tile, before which there is time to wait for it.
-                next_p = queries[0] + BLOCK_M
-                from_queries = query_origin(bias, problem, b, h, next_p, BLOCK_M, SIDE)
-            factors = k_factors, tl.trans(tile_query_factors(bias, b, h, i, BLOCK_M, SIDE))
+                q_factors = tile_query_factors(bias, b, h, i, BLOCK_M, SIDE)
+            started = dot(k_factors, tl.trans(q_factors))
         p, grad_s = weights_and_gradients(
             *(bias, problem, b, h, tile_q, tile_k, tile_v, tile_do, offset, d),
-            *(queries, keys, factors, MASKED, FACTORED),
+            *(queries, keys, started, MASKED, FACTORED),
             KEYS_FIRST=True,
         )
         dv = dot(p.to(tile_do.dtype), tile_do, dv)
         dk = dot(grad_s.to(tile_q.dtype), tile_q, dk)
-        if BIAS_GRADIENT and FACTORED:
-            products = times_factors(grad_s, factors[1], products, tile_q.dtype == tl.float16)
+        if PRODUCTS:
+            products = times_factors(grad_s, q_factors, products, tile_q.dtype == tl.float16)
         elif BIAS_GRADIENT:
             of_pairs = tile_gradients(bias, problem, grad_s, *pairs(bias, queries, keys, True))
             of_sums -= tl.sum(of_pairs[1] * queries[1][None, :], 1)
+        if FACTORED:
+            next_i = following(i, end, BLOCK_M) if AHEAD else i + BLOCK_M
+            p_first = position(problem, next_i)
+            # Queries before the first key are not among those after a key.
+            EXISTS: tl.constexpr = AHEAD and SIDE > 0
+            from_queries = query_origin(bias, problem, b, h, p_first, BLOCK_M, SIDE, EXISTS)
+        if AHEAD:
+            if bias.form == "distance":
+                k_factors = tile_key_factors(bias, problem, b, h, p_first, keys[0], BLOCK_N, SIDE)
+            else:
+                q_factors = tile_query_factors(bias, b, h, next_i, BLOCK_M, SIDE)
+            started = dot(k_factors, tl.trans(q_factors))
     return dk, dv, of_sums, products
 
 

@@ -8,6 +8,7 @@ import triton.language as tl
 from .backward import query_statistics, weights_and_gradients
 from .bias import shared_gain, tile_gradients, way_from
 from .factors import (
+    following,
     key_origin,
     query_gradient_sums,
     query_origin,
@@ -60,6 +61,8 @@ def gather_from_keys(
     BLOCK_DV: tl.constexpr = tile_do.shape[1]
     kv_head = h // problem.group
     lse, delta = statistics
+    AHEAD: tl.constexpr = FACTORED and bias.ahead
+    started = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     if FACTORED:
         q_factors = tile_query_factors(bias, b, h, first, BLOCK_M, SIDE)
         from_queries = query_origin(bias, problem, b, h, queries[0], BLOCK_M, SIDE)
@@ -67,8 +70,11 @@ def gather_from_keys(
         slope = (SIDE * LOG2E) * queries[1]
         intercept = slope * way_of_query - lse
         from_keys = key_origin(bias, problem, b, h, begin, BLOCK_N, SIDE)
-        if bias.form == "linear":  # All tiles of keys have the same.
-            k_factors = tl.trans(tile_key_factors(bias, problem, b, h, 0, 0, BLOCK_N, SIDE))
+    if AHEAD:
+        k_factors = tile_key_factors(
+            bias, problem, b, h, queries[0], begin, BLOCK_N, SIDE, end - begin
+        )
+        started = dot(q_factors, tl.trans(k_factors))
     # dS times key factors, of all tiles; and of each tile, times the way of C since its origin.
     products = tl.zeros([BLOCK_M, FACTORS], tl.float32)
     carried = tl.zeros([BLOCK_M, FACTORS], tl.float32)
@@ -82,31 +88,35 @@ def gather_from_keys(
             *(v, b, kv_head, j, problem.n_key, problem.value_dim, BLOCK_N, BLOCK_DV), EDGE=MASKED
         )
         keys = key_side(bias, problem, b, h, j, BLOCK_N)
-        factors, offset = (0, 0), -lse
-        if FACTORED:
-            if bias.form != "linear":
-                of_keys = tile_key_factors(bias, problem, b, h, queries[0], j, BLOCK_N, SIDE)
-                k_factors = tl.trans(of_keys)
-            factors = q_factors, k_factors
-            if bias.form != "distance":
-                last_way = way
-                way = (from_queries - from_keys).to(tl.float32)
-                offset = intercept + slope * way
-                # That of the next tile, before which there is time to wait for it.
-                from_keys = key_origin(bias, problem, b, h, j + BLOCK_N, BLOCK_N, SIDE)
+        offset = -lse
+        if FACTORED and not AHEAD:
+            k_factors = tile_key_factors(bias, problem, b, h, queries[0], j, BLOCK_N, SIDE)
+            started = dot(q_factors, tl.trans(k_factors))
+        if FACTORED and bias.form != "distance":
+            last_way = way
+            way = (from_queries - from_keys).to(tl.float32)
+            offset = intercept + slope * way
         _, grad_s = weights_and_gradients(
             *(bias, problem, b, h, tile_q, tile_k, tile_v, tile_do, offset, delta),
-            *(queries, keys, factors, MASKED, FACTORED),
+            *(queries, keys, started, MASKED, FACTORED),
             KEYS_FIRST=False,
         )
         dq = dot(grad_s.to(tile_k.dtype), tile_k, dq)
         if BIAS_GRADIENT and FACTORED:
             carried += products * (last_way - way)
-            products = times_factors(grad_s, factors[1], products, tile_k.dtype == tl.float16)
+            if AHEAD:
+                k_factors = tile_key_factors(bias, problem, b, h, queries[0], j, BLOCK_N, SIDE)
+            products = times_factors(grad_s, k_factors, products, tile_k.dtype == tl.float16)
         elif BIAS_GRADIENT:
             of_pairs = tile_gradients(bias, problem, grad_s, *pairs(bias, queries, keys, False))
             of_gain += tl.sum(of_pairs[0], 1)
             of_sums += tl.sum(of_pairs[1], 1)
+        if FACTORED:
+            next_j = following(j, end, BLOCK_N)
+            from_keys = key_origin(bias, problem, b, h, next_j, BLOCK_N, SIDE)
+        if AHEAD:
+            k_factors = tile_key_factors(bias, problem, b, h, queries[0], next_j, BLOCK_N, SIDE)
+            started = dot(q_factors, tl.trans(k_factors))
     if BIAS_GRADIENT and FACTORED:
         of_tiles = query_gradient_sums(products, carried, way_of_query + way, SIDE)
         of_gain += of_tiles[0]

@@ -26,13 +26,14 @@ def shared_gain(bias, b, h, BLOCK_M: tl.constexpr):
 
 
 @triton.jit
-def sum_at(bias, problem, b, h, position):
+def sum_at(bias, problem, b, h, position, EXISTS: tl.constexpr = False):
     """C of one position, or of the nearest that has one; 0 in a sequence where none has."""
     value = position
     if bias.form == "cumulative":
         places = problem.n_key + problem.shift
-        nearest = tl.minimum(tl.maximum(position, 0), places - 1)
-        address = row_address(bias.terms, b, h, nearest)
+        if not EXISTS:
+            position = tl.minimum(tl.maximum(position, 0), places - 1)
+        address = row_address(bias.terms, b, h, position)
         if problem.sequences is None:
             value = tl.load(address)
         else:

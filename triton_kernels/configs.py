@@ -15,12 +15,16 @@ import torch
 
 @dataclass(frozen=True)
 class Config:
-    """A block of queries, a tile of keys, and how a processor runs them."""
+    """A block of queries, a tile of keys, and how a processor runs them.
+
+    ahead: whether the product of a bias's factors is computed a tile before it is needed.
+    """
 
     block_m: int
     block_n: int
     num_warps: int = 4
     num_stages: int = 1
+    ahead: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,9 +43,13 @@ class Row:
     heavy: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # Whether gradients of sums make that of keys heavy.
     heavy_sums: bool = False
+    # Where warp groups multiply beside other work, the bias of a tile is computed ahead, but for
+    # problems that leave too few registers, named as heavy ones are.
+    ahead: bool = False
+    late: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-# Problems as _is_heavy names them.
+# Problems as Kind names them.
 _SUMS = ("cumulative-plan", "cumulative-gain-plan")
 _PLANS = ("linear-plan", "distance-plan", *_SUMS)
 _WIDEST = Row(
@@ -85,6 +93,7 @@ HOPPER = {
         heavy_backward_keys=Config(32, 64, 4, 2),
         backward_table=Config(64, 64, 4, 2),
         heavy={"backward_queries": ("cumulative-gain-plan",)},
+        ahead=True,
     ),
     128: Row(
         forward=Config(128, 128, 8, 2),
@@ -95,7 +104,13 @@ HOPPER = {
         heavy_backward_keys=Config(16, 128, 8, 1),
         backward_table=Config(64, 64, 4, 1),
         heavy_backward_table=Config(64, 64, 8, 1),
-        heavy={"forward": ("distance-plan",), "backward_keys": ("cumulative-gain-plan",)},
+        heavy={"forward": ("distance-plan",)},
+        ahead=True,
+        late={
+            "forward": ("linear-plan", *_SUMS),
+            "backward_queries": _SUMS,
+            "backward_keys": _SUMS,
+        },
     ),
     256: _WIDEST,
 }
@@ -155,7 +170,7 @@ OF_SEQUENCES_ON_BLACKWELL = OF_SEQUENCES | {
     128: replace(
         OF_SEQUENCES[128],
         forward=Config(128, 32, 8, 2),
-        backward_queries=Config(128, 16, 8, 1),
+        backward_queries=Config(64, 32, 4, 1),
         backward_keys=Config(16, 64, 4, 1),
     ),
 }
@@ -185,7 +200,7 @@ SINGLE = {
     ),
 }
 # Small, so that short sequences have many blocks.
-INTERPRETED = Row(Config(32, 16), Config(32, 16), Config(16, 32), Config(32, 32))
+INTERPRETED = Row(Config(32, 16), Config(32, 16), Config(16, 32), Config(32, 32), ahead=True)
 
 
 @dataclass(frozen=True)
@@ -196,6 +211,10 @@ class Kind:
     with_gain: bool = False
     planned: bool = False
     trained: bool = False  # whether gradients of sums are computed
+
+    @property
+    def name(self) -> str:
+        return self.form + "-gain" * self.with_gain + "-plan" * self.planned
 
 
 def choose(
@@ -212,15 +231,15 @@ def choose(
         table = SINGLE if dtype == torch.float32 else _of_processor(arch, with_sequences)
         row = table[min(widest for widest in table if width <= widest)]
     heavy = _is_heavy(kernel, row, kind) and getattr(row, f"heavy_{kernel}", None)
-    return heavy or getattr(row, kernel)
+    late = kind.name in row.late.get(kernel, ())
+    return replace(heavy or getattr(row, kernel), ahead=row.ahead and not late)
 
 
 def _is_heavy(kernel: str, row: Row, kind: Kind) -> bool:
     """Whether registers are taken that most problems leave to larger blocks."""
     if kernel == "backward_table":
         return kind.planned
-    name = kind.form + "-gain" * kind.with_gain + "-plan" * kind.planned
-    heavy = kind.form == "log1p_square" or name in row.heavy.get(kernel, ())
+    heavy = kind.form == "log1p_square" or kind.name in row.heavy.get(kernel, ())
     return heavy or (kernel == "backward_keys" and kind.trained and row.heavy_sums)
 
 

@@ -30,6 +30,7 @@ def with_factors(
     form, terms = bias.form.value, bias.terms and bias.terms.start
     if not bias.factored.value:
         return bias
+    bias = bias._replace(ahead=constexpr(config.ahead))
     if form == "distance":
         return _with_table_factors(bias, problem, config.block_m)
 

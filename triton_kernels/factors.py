@@ -59,26 +59,46 @@ def key_factors(x):
 
 
 @triton.jit
-def tile_query_factors(bias, b, h, first, BLOCK_M: tl.constexpr, SIDE: tl.constexpr):
+def tile_query_factors(
+    bias, b, h, first, BLOCK_M: tl.constexpr, SIDE: tl.constexpr, remaining=None
+):
     """Those of BLOCK_M queries, where all keys are on the side SIDE. [BLOCK_M, FACTORS]"""
     # Of a table, queries have the factors of their row in the tile.
     row = 0 if bias.form == "distance" else first
     address = tile_addresses(bias.query_factors, b, h, row, BLOCK_M, FACTORS)
-    return tl.load(address + (bias.query_factors.side if SIDE < 0 else 0))
+    return load_if(address + (bias.query_factors.side if SIDE < 0 else 0), remaining)
 
 
 @triton.jit
-def tile_key_factors(bias, problem, b, h, p, j, BLOCK_N: tl.constexpr, SIDE: tl.constexpr):
+def tile_key_factors(
+    bias, problem, b, h, p, j, BLOCK_N: tl.constexpr, SIDE: tl.constexpr, remaining=None
+):
     """Those of keys j, j + 1, ..., all there, for queries from position p on. [BLOCK_N, FACTORS]"""
-    row, step = 0, FACTORS
+    row, step = j, FACTORS
     if bias.form == "distance":
         row, step = p - j - first_distance(problem), -FACTORS
-    elif bias.form == "cumulative":
-        row = j
-    address = row_address(bias.key_factors, b, h, 0) + tl.cast(row, tl.int64) * FACTORS
+    address = row_address(bias.key_factors, b, h, 0) + row * bias.key_factors.row
     address += bias.key_factors.side if SIDE < 0 else 0
     n = tl.arange(0, BLOCK_N)[:, None]
-    return tl.load(address + (n * step + tl.arange(0, FACTORS)[None, :]))
+    return load_if(address + (n * step + tl.arange(0, FACTORS)[None, :]), remaining)
+
+
+@triton.jit
+def load_if(address, remaining):
+    """Zeros where nothing remains for which factors are needed, and there may be none."""
+    if remaining is None:
+        factors = tl.load(address)
+    else:
+        row = tl.arange(0, address.shape[0])[:, None]
+        factors = tl.load(address, row < tl.minimum(remaining, 1) * address.shape[0], other=0.0)
+    return factors
+
+
+@triton.jit
+def following(first, end, BLOCK: tl.constexpr):
+    """Where the tile after that from `first` on begins, or the last one again."""
+    # It is not negative anyway; a compiler that knows computes addresses in fewer steps.
+    return tl.maximum(tl.minimum(first + BLOCK, end - BLOCK), 0)
 
 
 @triton.jit
@@ -88,9 +108,11 @@ def key_origin(bias, problem, b, h, j, BLOCK_N: tl.constexpr, SIDE: tl.constexpr
 
 
 @triton.jit
-def query_origin(bias, problem, b, h, p, BLOCK_M: tl.constexpr, SIDE: tl.constexpr):
+def query_origin(
+    bias, problem, b, h, p, BLOCK_M: tl.constexpr, SIDE: tl.constexpr, EXISTS: tl.constexpr = False
+):
     """C at the query from which it is counted in the tile of queries from position p on."""
-    return sum_at(bias, problem, b, h, p if SIDE > 0 else p + BLOCK_M - 1)
+    return sum_at(bias, problem, b, h, p if SIDE > 0 else p + BLOCK_M - 1, EXISTS)
 
 
 @triton.jit
@@ -163,11 +185,11 @@ def key_factors_kernel(factors, bias, problem, BLOCK_N: tl.constexpr, SIDE: tl.c
 
 @triton.jit
 def times_factors(grad_s, factors, acc, IN_TWO: tl.constexpr):
-    """acc + grad_s factors^T. IN_TWO: for float16 inputs, which have more bits than a bfloat16."""
+    """acc + grad_s factors. IN_TWO: for float16 inputs, which have more bits than a bfloat16."""
     high = grad_s.to(tl.bfloat16)
-    acc = dot(high, tl.trans(factors), acc)
+    acc = dot(high, factors, acc)
     if IN_TWO:
-        acc = dot((grad_s - high.to(tl.float32)).to(tl.bfloat16), tl.trans(factors), acc)
+        acc = dot((grad_s - high.to(tl.float32)).to(tl.bfloat16), factors, acc)
     return acc
 
 

@@ -6,12 +6,20 @@ import triton
 import triton.language as tl
 
 from .bias import shared_gain, way_from
-from .factors import key_origin, query_origin, tile_key_factors, tile_query_factors
+from .factors import (
+    following,
+    key_origin,
+    query_origin,
+    tile_key_factors,
+    tile_query_factors,
+)
 from .logits import key_side, query_side, tile_logits
+from .operands import Rows
 from .primitives import (
     INFINITY,
     LN2,
     LOG2E,
+    LOWEST,
     dot,
     group_and_block,
     load_tile,
@@ -56,14 +64,19 @@ def attend_keys(
     BLOCK_D: tl.constexpr = tile_q.shape[1]
     BLOCK_DV: tl.constexpr = acc.shape[1]
     kv_head = h // problem.group
+    AHEAD: tl.constexpr = FACTORED and bias.ahead
+    started = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     if FACTORED:
         q_factors = tile_query_factors(bias, b, h, first, BLOCK_M, SIDE)
         from_queries = query_origin(bias, problem, b, h, queries[0], BLOCK_M, SIDE)
         slope = (SIDE * LOG2E) * queries[1]
         intercept = slope * way_from(from_queries, queries[2])
         from_keys = key_origin(bias, problem, b, h, begin, BLOCK_N, SIDE)
-        if bias.form == "linear":  # All tiles of keys have the same.
-            k_factors = tl.trans(tile_key_factors(bias, problem, b, h, 0, 0, BLOCK_N, SIDE))
+    if AHEAD:
+        k_factors = tile_key_factors(
+            bias, problem, b, h, queries[0], begin, BLOCK_N, SIDE, end - begin
+        )
+        started = dot(q_factors, tl.trans(k_factors))
     for j in range(begin, end, BLOCK_N):
         # [BLOCK_N, BLOCK_D], [BLOCK_N, BLOCK_DV]
         tile_k = load_tile(
@@ -73,28 +86,28 @@ def attend_keys(
             *(v, b, kv_head, j, problem.n_key, problem.value_dim, BLOCK_N, BLOCK_DV), EDGE=MASKED
         )
         keys = key_side(bias, problem, b, h, j, BLOCK_N)
-        factors, offset = (0, 0), 0.0
-        if FACTORED:
-            if bias.form != "linear":
-                of_keys = tile_key_factors(bias, problem, b, h, queries[0], j, BLOCK_N, SIDE)
-                k_factors = tl.trans(of_keys)
-            factors = q_factors, k_factors
-            if bias.form != "distance":
-                offset = intercept + slope * (from_queries - from_keys).to(tl.float32)
-                # That of the next tile, before which there is time to wait for it.
-                from_keys = key_origin(bias, problem, b, h, j + BLOCK_N, BLOCK_N, SIDE)
+        offset = 0.0
+        if FACTORED and not AHEAD:
+            k_factors = tile_key_factors(bias, problem, b, h, queries[0], j, BLOCK_N, SIDE)
+            started = dot(q_factors, tl.trans(k_factors))
+        if FACTORED and bias.form != "distance":
+            offset = intercept + slope * (from_queries - from_keys).to(tl.float32)
         x, multiplier, _ = tile_logits(
-            *(bias, problem, b, h, tile_q, tile_k, queries, keys, factors, MASKED, FACTORED),
+            *(bias, problem, b, h, tile_q, tile_k, queries, keys, started, MASKED, FACTORED),
             KEYS_FIRST=False,
         )
         m_new = tl.maximum(m, tl.max(x, 1) * multiplier + offset)
-        # Rows that have seen nothing but -inf yet have no maximum to subtract.
-        pivot = tl.where(m_new == -INFINITY, 0.0, m_new)
-        p = tl.exp2(x * multiplier - (pivot - offset)[:, None])
-        shrink = tl.exp2(m - pivot)
+        p = tl.exp2(x * multiplier - (m_new - offset)[:, None])
+        shrink = tl.exp2(m - m_new)
         l = l * shrink + tl.sum(p, 1)
         acc = dot(p.to(tile_v.dtype), tile_v, acc * shrink[:, None])
         m = m_new
+        if FACTORED:
+            next_j = following(j, end, BLOCK_N)
+            from_keys = key_origin(bias, problem, b, h, next_j, BLOCK_N, SIDE)
+        if AHEAD:
+            k_factors = tile_key_factors(bias, problem, b, h, queries[0], next_j, BLOCK_N, SIDE)
+            started = dot(q_factors, tl.trans(k_factors))
     return acc, m, l
 
 
@@ -116,13 +129,15 @@ def attend(
     BLOCK_DV: tl.constexpr,
 ):
     """What attn_fwd_kernel does, of the queries first, first + 1, ... of a sequence."""
+    if problem.rows_alike:
+        v = Rows(v.start, v.batch, v.head, k.row)
     tile_q = load_tile(q, b, h, first, problem.n_query, problem.head_dim, BLOCK_M, BLOCK_D)
     gain = shared_gain(bias, b, h, BLOCK_M)
     queries = query_side(bias, problem, b, h, first, gain, BLOCK_M)
     bounds = key_ranges(problem, bias, b, h, first, BLOCK_M, BLOCK_N)
 
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
-    m = tl.full([BLOCK_M], -INFINITY, tl.float32)
+    m = tl.full([BLOCK_M], LOWEST, tl.float32)
     l = tl.zeros([BLOCK_M], tl.float32)
     for PART in tl.static_range(KEY_PARTS):
         if key_part_exists(
@@ -164,7 +179,7 @@ def attn_fwd_kernel(
     """o_i = sum_j exp(s_ij - lse_i) v_j and lse_i = log sum_j exp(s_ij), of BLOCK_M queries.
 
     After each key tile, o_i is acc / l and lse_i is ln(2) (m + log2 l), of the keys so far. Rows
-    that saw no key, or only logits of -inf, have m = -inf and l = 0.
+    that saw no key, or only logits of -inf, have m = LOWEST and l = 0.
     """
     group, block = group_and_block(problem, LAST_FIRST=True)
     b, h, first = group // problem.heads, group % problem.heads, block * BLOCK_M

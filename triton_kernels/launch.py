@@ -51,7 +51,11 @@ def forward(
         o.zero_(), lse.fill_(-torch.inf)
     bias, problem = _operands(q, k, v, terms, gain, form, scale, causal, window, sequences)
     config, sizes = _sizes("forward", q, v, bias, plan is not None, sequences is not None)
-    problem = problem._replace(plan=plans.of_queries(plan, problem, config.block_m))
+    # Of wide rows, the registers that k and v can share are those that a product ahead takes.
+    alike = config.ahead and v.shape[3] > 64 and k.stride(2) == v.stride(2)
+    problem = problem._replace(
+        plan=plans.of_queries(plan, problem, config.block_m), rows_alike=constexpr(alike)
+    )
     bias = with_factors(bias, problem, config, sequences)
     tensors = map(rows, (q, k, v, o, lse))
     grid = _batch(q, sequences) * q.shape[1], triton.cdiv(problem.n_query, config.block_m)
@@ -95,6 +99,9 @@ def backward(
     batch = _batch(q, sequences)
     has_gain = with_bias_gradient and form not in ("none", "distance")
     has_sums = has_gain and form != "linear"
+    # Over the keys of a query dS sums to grad_lse: where all come before it and gains are 1, that
+    # is the gradient of C[p].
+    known = form == "cumulative" and gain is None and causal
 
     kind = plan is not None, sequences is not None
     config, sizes = _sizes("backward_queries", q, v, bias, *kind)
@@ -106,7 +113,7 @@ def backward(
         with_factors(bias, problem, config, sequences),
         problem,
         **sizes,
-        BIAS_GRADIENT=has_gain,
+        BIAS_GRADIENT=has_gain and not known,
     )
     config, sizes = _sizes("backward_keys", q, v, bias, *kind, trained=has_sums)
     tensors = map(rows, (*given, grad_k, grad_v, of_keys))
@@ -126,6 +133,8 @@ def backward(
         elif form == "distance":
             grad_terms = _table_gradient(given, bias, problem, causal, terms, sequences)
         else:
+            if known:
+                of_queries = grad_lse.masked_fill(lse == -torch.inf, 0)
             grad_terms = _sums_gradient(of_queries, of_keys, sequences)
         grad_terms = grad_terms.sum_to_size(terms.shape).to(terms.dtype)
         grad_gain = None if gain is None else of_gain.sum_to_size(gain.shape)

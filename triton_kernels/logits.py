@@ -58,20 +58,21 @@ def tile_logits(
     tile_k,
     queries,
     keys,
-    factors,
+    started,
     MASKED: tl.constexpr,
     FACTORED: tl.constexpr,
     KEYS_FIRST: tl.constexpr,
 ):
     """x, multiplier and who sees whom: x multiplier are the logits, but for what one more number a
     query adds where they are FACTORED. x is [BLOCK_M, BLOCK_N], or with KEYS_FIRST its transpose,
-    and so is the product of the factors.
+    and so is what it is started with: the product of the factors, or zeros.
     """
     multiplier, sees = problem.scale_in_base_2, None
-    x = dot(tile_k, tl.trans(tile_q)) if KEYS_FIRST else dot(tile_q, tl.trans(tile_k))
-    if FACTORED:
-        x = dot(factors[0], factors[1], x)
-    elif MASKED or bias.form != "none" or not problem.positive_scale:
+    if KEYS_FIRST:
+        x = dot(tile_k, tl.trans(tile_q), started)
+    else:
+        x = dot(tile_q, tl.trans(tile_k), started)
+    if not FACTORED and (MASKED or bias.form != "none" or not problem.positive_scale):
         p, j, gain, difference = pairs(bias, queries, keys, KEYS_FIRST)
         if MASKED:
             sees = visible(problem, p, j, queries[3], queries[4])

@@ -7,6 +7,9 @@ from typing import NamedTuple
 import triton.language as tl
 from torch import Tensor
 
+# Elements from row to row: those of a tile, 128 at most, are counted in 32 bits.
+ROW_LIMIT = 2**24
+
 
 class Rows(NamedTuple):
     """A (batch, heads, sequence, channels) or (batch, heads, sequence) tensor.
@@ -73,6 +76,7 @@ class Problem(NamedTuple):
     shift: int | tl.constexpr = tl.constexpr(0)
     plan: Plan | None = None
     sequences: Tensor | None = None
+    rows_alike: tl.constexpr = tl.constexpr(False)  # v's rows are as far apart as k's
 
 
 class Bias(NamedTuple):
@@ -82,6 +86,7 @@ class Bias(NamedTuple):
     these. squared: the bias is -log(1 + beta^2).
     factored: whole tiles take it from query_factors and key_factors, as factors.py says; of a
     table, those from far (B or 1, H or 1, 2) on, whose numbers are places in it: polynomials.py.
+    ahead: their product is computed a tile before it is needed.
     """
 
     form: tl.constexpr
@@ -94,6 +99,7 @@ class Bias(NamedTuple):
     query_factors: Factors | None = None
     key_factors: Factors | None = None
     far: Rows | None = None
+    ahead: tl.constexpr = tl.constexpr(False)
 
 
 def per_head(x: Tensor | None) -> Rows | None:
@@ -112,5 +118,7 @@ def of_entries(x: Rows | None, entries: slice) -> Rows | None:
 
 def rows(x: Tensor) -> Rows:
     """x (B, H, N, D), (B, H, N) or (B, H); one batch entry serves all."""
+    if x.dim() == 4 and x.stride(2) >= ROW_LIMIT:
+        x = x.contiguous()
     batch = 0 if x.shape[0] == 1 else x.stride(0)
     return Rows(x, batch, x.stride(1), x.stride(2) if x.dim() > 2 else 1)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 
+import torch
 import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(math.log2(math.e))
 LN2 = tl.constexpr(math.log(2))
 INFINITY = tl.constexpr(math.inf)
+LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 # Columns of one extra step of a matrix product.
 FACTORS = tl.constexpr(16)
 # Queries of a tile of a plan; blocks of queries are at most as large.
@@ -54,8 +56,8 @@ def row_address(x, b, h, n):
 
 @triton.jit
 def tile_addresses(x, b, h, first, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
-    """Of rows first, first + 1, ...  [ROWS, CHANNELS]"""
-    row = tl.arange(0, ROWS)[:, None].to(tl.int64)
+    """Of rows first, first + 1, ..., which are less than 2^31 elements apart.  [ROWS, CHANNELS]"""
+    row = tl.arange(0, ROWS)[:, None]
     return row_address(x, b, h, first) + (row * x.row + tl.arange(0, CHANNELS)[None, :])
 
 

@@ -56,6 +56,7 @@ def with_lengths(problem, b):
         number(problem, b, SHIFT),
         problem.plan,
         problem.sequences,
+        problem.rows_alike,
     )
 
 
@@ -98,6 +99,7 @@ def with_own_rows(bias, problem, b):
         own_query_factors(bias, problem, b),
         own_key_factors(bias, problem, b),
         bias.far,
+        bias.ahead,
     )
 
 

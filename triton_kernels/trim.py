@@ -56,6 +56,7 @@ def attn_trim_kernel(
     STEP: tl.constexpr = -BLOCK_N if FROM_END else BLOCK_N
 
     sums = tl.zeros([BLOCK_M], tl.float32)
+    started = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     seen, gone = 0, 0
     # Loops of known length are those in which the next tiles arrive while one is computed.
     while (seen == gone) & (seen < tiles):
@@ -66,7 +67,7 @@ def attn_trim_kernel(
             )
             keys = key_side(bias, problem, b, h, j, BLOCK_N)
             x, multiplier, _ = tile_logits(
-                *(bias, problem, b, h, tile_q, tile_k, queries, keys, (0, 0)),
+                *(bias, problem, b, h, tile_q, tile_k, queries, keys, started),
                 MASKED=True,
                 FACTORED=False,
                 KEYS_FIRST=False,
