@@ -82,7 +82,7 @@ AMPERE = {
         heavy={"backward_keys": _PLANS},
         heavy_sums=True,
     ),
-    256: _WIDEST,
+    256: replace(_WIDEST, heavy_forward=Config(64, 64, 8, 1)),
 }
 HOPPER = {
     64: Row(
@@ -122,7 +122,10 @@ BLACKWELL = {
         heavy_backward_queries=Config(64, 64, 8, 1),
         backward_keys=Config(32, 128, 8, 2),
         backward_table=Config(64, 64, 4, 2),
-        heavy={"forward": _SUMS, "backward_queries": ("distance-plan", *_SUMS)},
+        heavy={
+            "forward": ("distance-plan", *_SUMS),
+            "backward_queries": ("distance-plan", *_SUMS),
+        },
     ),
     128: Row(
         forward=Config(128, 64, 8, 2),
@@ -193,7 +196,7 @@ SINGLE = {
     256: Row(
         forward=Config(16, 32, 8),
         heavy_forward=Config(16, 16, 8),
-        backward_queries=Config(16, 16, 8),
+        backward_queries=Config(16, 16),
         backward_keys=Config(16, 16, 8),
         backward_table=Config(16, 16),
         heavy={"forward": ("distance-plan", "cumulative-gain", "cumulative-gain-plan")},

@@ -62,7 +62,10 @@ def key_factors(x):
 def tile_query_factors(
     bias, b, h, first, BLOCK_M: tl.constexpr, SIDE: tl.constexpr, remaining=None
 ):
-    """Those of BLOCK_M queries, where all keys are on the side SIDE. [BLOCK_M, FACTORS]"""
+    """Those of BLOCK_M queries, where all keys are on the side SIDE. [BLOCK_M, FACTORS]
+
+    remaining: see load_if.
+    """
     # Of a table, queries have the factors of their row in the tile.
     row = 0 if bias.form == "distance" else first
     address = tile_addresses(bias.query_factors, b, h, row, BLOCK_M, FACTORS)
@@ -73,7 +76,10 @@ def tile_query_factors(
 def tile_key_factors(
     bias, problem, b, h, p, j, BLOCK_N: tl.constexpr, SIDE: tl.constexpr, remaining=None
 ):
-    """Those of keys j, j + 1, ..., all there, for queries from position p on. [BLOCK_N, FACTORS]"""
+    """Those of keys j, j + 1, ..., all there, for queries from position p on. [BLOCK_N, FACTORS]
+
+    remaining: see load_if.
+    """
     row, step = j, FACTORS
     if bias.form == "distance":
         row, step = p - j - first_distance(problem), -FACTORS
@@ -85,7 +91,7 @@ def tile_key_factors(
 
 @triton.jit
 def load_if(address, remaining):
-    """Zeros where nothing remains for which factors are needed, and there may be none."""
+    """Factors, or zeros where no rows remain in the tiles that need them: there may be none."""
     if remaining is None:
         factors = tl.load(address)
     else:
