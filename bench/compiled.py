@@ -193,13 +193,20 @@ def count(instructions: list[str], name: str) -> int:
     return sum(bool(re.match(rf"({name})(\.|$)", one)) for one in instructions)
 
 
+def with_fixed_bias(form: str, dtype: torch.dtype, head_dim: int) -> Iterator[Compiled]:
+    """What backward has in half precision where a bias is not trained."""
+    if dtype != torch.float32:
+        backward = "attn_bwd_dq_kernel", "attn_bwd_dkv_kernel"
+        yield from compiled(form, dtype, head_dim, False, backward)
+
+
 def main(arch: str, *head_dims: str) -> None:
     driver.set_active(Processor(int(arch)))
     widths = map(int, head_dims) if head_dims else WIDTHS
     for width, dtype, form in itertools.product(widths, DTYPES, FORMS):
         if form.endswith(VARIANTS) and dtype == torch.float32:
             continue
-        for one in compiled(form, dtype, width):
+        for one in (*compiled(form, dtype, width), *with_fixed_bias(form, dtype, width)):
             print(json.dumps(asdict(one)), flush=True)
 
 

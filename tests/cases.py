@@ -46,12 +46,14 @@ class Case:
     window: int | None = None
     scale: float | None = None
     layout: str = "contiguous"
+    trained: bool = True  # whether the bias has gradients
 
     def __str__(self) -> str:
         sizes = ["x".join(map(str, pair)) for pair in (self.lengths, self.dims, self.heads)]
         dtype = str(self.dtype).removeprefix("torch.")
         mask = ("causal" if self.causal else "both") + (f"-w{self.window}" if self.window else "")
-        return "-".join([self.bias, dtype, "n{}-d{}-h{}".format(*sizes), mask, self.layout])
+        bias = self.bias + "-fixed" * (not self.trained)
+        return "-".join([bias, dtype, "n{}-d{}-h{}".format(*sizes), mask, self.layout])
 
     @property
     def geometry(self) -> Geometry:
@@ -182,9 +184,13 @@ class Problem:
         form = bias.lower(geometry, real, self.q.device)
         return replace(form, sums=form.sums.to(real)).dense(geometry)
 
-    def leaves(self) -> dict[str, Tensor]:
+    def trained(self) -> dict[str, Tensor]:
+        """The bias's parameters, where they have gradients."""
         own = {} if self.bias is None else dict(self.bias.named_parameters())
-        return {"q": self.q, "k": self.k, "v": self.v, **own}
+        return {name: x for name, x in own.items() if x.requires_grad}
+
+    def leaves(self) -> dict[str, Tensor]:
+        return {"q": self.q, "k": self.k, "v": self.v, **self.trained()}
 
     def double(self) -> Problem:
         """The same numbers in float64, of their own."""
@@ -211,7 +217,7 @@ def drawn(case: Case) -> Problem:
         tensor(heads, n_query, dim),
         tensor(kv_heads, n_key, dim),
         tensor(kv_heads, n_key, value_dim),
-        None if bias is None else bias.to(real),
+        None if bias is None else bias.to(real).requires_grad_(case.trained),
         LAYOUTS[case.layout](torch.randn(case.batch, heads, n_query, value_dim).to(case.dtype)),
         torch.randn(case.batch, heads, n_query).to(real),
     )
@@ -280,13 +286,17 @@ def magnitudes(problem: Problem, dtype: torch.dtype, of_logits: float = 0) -> di
         for name, of_heads in of_keys.items():
             sums[f"gradient of {name}"] = of_heads.unflatten(1, (-1, group)).sum(2)
 
-    own = {} if problem.bias is None else dict(problem.bias.named_parameters())
-    if own:
+    if own := problem.trained():
         # As long as the bias rises, or falls, with a parameter everywhere. These gradients are in
         # the finer precision, and made from outputs in dtype.
         grad_bias = (grad_logits / coarseness).sum_to_size(bias.shape)
         grads = torch.autograd.grad(bias, own.values(), grad_bias)
-        sums |= {f"gradient of {name}": g.abs() for name, g in zip(own, grads, strict=True)}
+        # What a query and its own key have from each other cancels, but where it is computed twice.
+        n_query, n_key = problem.case.lengths
+        twice = grad_bias.diagonal(n_key - n_query, -2, -1).sum(-1).max()
+        if not isinstance(problem.called_bias(), biases.CumulativeBias):
+            twice = 0
+        sums |= {f"gradient of {name}": g.abs() + twice for name, g in zip(own, grads, strict=True)}
     return sums
 
 

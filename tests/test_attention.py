@@ -57,6 +57,7 @@ COMBINATIONS = pairwise(
     causal=[True, False],
     window=[None, 1, 5, 64, 500],
     layout=list(LAYOUTS),
+    trained=[True, False],
     instruction_set=INSTRUCTION_SETS,
 )
 

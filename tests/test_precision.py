@@ -168,3 +168,18 @@ def test_one_large_step_leaves_its_neighbours_exact(bias, causal, step):
     truth, sums = evaluate(before, naive), magnitudes(before, torch.float32)
     for name, actual in evaluate(problem).items():
         assert_close_to_float64(actual, truth[name], None, name, sums[name])
+
+
+def steps_error(attend) -> float:
+    """Of the gradient of a forget gate's steps in bfloat16, relative to it."""
+    problem = drawn(Case("cumulative", torch.bfloat16, lengths=(400, 400), heads=(1, 1), batch=1))
+    with torch.no_grad():
+        problem.bias.steps.abs_().neg_()
+    exact = evaluate(problem.double(), naive)["gradient of steps"]
+    error = evaluate(problem, attend)["gradient of steps"] - exact
+    return (error.norm() / exact.norm()).item()
+
+
+def test_rounding_does_not_gather_in_gradients_of_steps():
+    """They are sums over all later queries and keys, between which errors of a pair cancel."""
+    assert steps_error(fused) <= 2**-7

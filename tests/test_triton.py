@@ -22,6 +22,7 @@ from cases import (
     evaluate,
     pairwise,
 )
+from test_precision import steps_error
 from triton_backend import INTERPRETED, KERNELS, MARKS, Config, attend
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -39,6 +40,7 @@ COMBINATIONS = pairwise(
     causal=[True, False],
     window=[None, 1, 5, 32, 500],
     layout=list(LAYOUTS),
+    trained=[True, False],
 )
 
 
@@ -57,14 +59,16 @@ def test_every_form_is_exact_over_many_tiles(bias, dtype):
 
 @pytest.mark.skipif(not INTERPRETED, reason="a GPU has the one way that its configuration says")
 @pytest.mark.parametrize("ahead", [True, False], ids=["ahead", "late"])
+@pytest.mark.parametrize("trained", [True, False], ids=["trained", "fixed"])
 @pytest.mark.parametrize("dims", [(19, 7), (80, 80)], ids=str)
 @pytest.mark.parametrize("bias", [bias for bias in FORMS if bias != "none"])
-def test_factors_may_be_multiplied_ahead_or_late(bias, dims, ahead, monkeypatch):
+def test_factors_may_be_multiplied_ahead_or_late(bias, dims, trained, ahead, monkeypatch):
     """Of narrow and of wide heads, which share and sum up in ways of their own."""
     configs = KERNELS.configs
     monkeypatch.setattr(configs, "INTERPRETED", replace(configs.INTERPRETED, ahead=ahead))
-    check(Case(bias, torch.bfloat16, (70, 130), dims, (2, 1), batch=1, causal=False), attend)
-    check(Case(bias, torch.bfloat16, (75, 75), dims, (1, 1), batch=1), attend)
+    settings = {"dtype": torch.bfloat16, "dims": dims, "batch": 1, "trained": trained}
+    check(Case(bias, lengths=(70, 130), heads=(2, 1), causal=False, **settings), attend)
+    check(Case(bias, lengths=(75, 75), heads=(1, 1), **settings), attend)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="too slow to interpret")
@@ -72,7 +76,8 @@ def test_factors_may_be_multiplied_ahead_or_late(bias, dims, ahead, monkeypatch)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("bias", FORMS)
 def test_every_form_is_exact_at_real_sizes(bias, dtype, dims):
-    check(Case(bias, dtype, lengths=(2000, 2000), dims=dims, heads=(4, 2)), attend)
+    for trained in (True, False):
+        check(Case(bias, dtype, (2000, 2000), dims, heads=(4, 2), trained=trained), attend)
     check(Case(bias, dtype, lengths=(700, 1500), dims=dims, causal=False, window=400), attend)
 
 
@@ -161,6 +166,10 @@ def test_one_large_step_leaves_its_neighbours_exact(bias, causal, dtype, step):
         if problem.bias.gain is not None:
             problem.bias.gain.abs_()  # a penalty, not a logit that float32 cannot hold
     check_problem(problem, attend)
+
+
+def test_rounding_does_not_gather_in_gradients_of_steps():
+    assert steps_error(attend) <= 2**-7
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="memory of a GPU is not there before it is written")

@@ -64,11 +64,10 @@ def ours(problem, plan: Tensor) -> dict[str, Tensor]:
     o, lse = KERNELS.forward(*qkv, *rest, plan)
     zero = torch.zeros_like(lse)
     *grads, grad_terms, grad_gain = KERNELS.backward(
-        problem.grad_o, zero, *qkv, o, lse, *rest, True, plan
+        problem.grad_o, zero, *qkv, o, lse, *rest, case.trained, plan
     )
     found = {"o": o, **{f"gradient of {n}": x for n, x in zip("qkv", grads, strict=True)}}
-    own = {n: x for n, x in problem.leaves().items() if n not in "qkv"}
-    if own:
+    if own := problem.trained():
         outputs = [(x, g) for x, g in ((terms, grad_terms), (gain, grad_gain)) if x is not None]
         x, g = zip(*outputs, strict=True)
         of_own = torch.autograd.grad(x, list(own.values()), g)
@@ -79,11 +78,17 @@ def ours(problem, plan: Tensor) -> dict[str, Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
 @pytest.mark.parametrize(
-    "bias", ["none", "linear", "kerple_log", "distance", "cumulative-gain", "log1p_square"]
+    "bias",
+    [
+        *("none", "linear", "kerple_log", "distance", "cumulative-gain", "log1p_square"),
+        *("linear-fixed", "cumulative-gain-fixed"),
+    ],
 )
 def test_what_a_plan_leaves_out_has_no_part_in_the_result(bias, causal, dtype):
     window = 150 if bias == "linear" else None
-    case = Case(bias, dtype, (290, 330), heads=(2, 1), batch=1, causal=causal, window=window)
+    bias, fixed, _ = bias.partition("-fixed")
+    settings = {"causal": causal, "window": window, "trained": not fixed}
+    case = Case(bias, dtype, (290, 330), heads=(2, 1), batch=1, **settings)
     problem = drawn(case)
     plan = random_plan(case, 2)
     truth, found = exact(problem, plan), ours(problem, plan)

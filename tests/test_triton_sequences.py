@@ -43,6 +43,7 @@ PACKED = pairwise(
     causal=[True, False],
     window=[None, 5, 32],
     layout=["contiguous", "heads_inside", "sliced"],
+    trained=[True, False],
 )
 PADDED = pairwise(
     bias=list(FORMS),
@@ -51,6 +52,7 @@ PADDED = pairwise(
     heads=[(1, 1), (4, 2)],
     causal=[True, False],
     window=[None, 20],
+    trained=[True, False],
 )
 
 
@@ -62,6 +64,7 @@ SHIFTED = pairwise(
     heads=[(1, 1), (4, 2)],
     causal=[True, False],
     window=[None, 5, 70],
+    trained=[True, False],
 )
 
 
@@ -102,7 +105,9 @@ def test_some_queries_of_padded_keys_are_exact(bias):
 def test_sequences_of_real_sizes_are_exact(bias, dtype, dims):
     lengths = ((1000, 1000), (37, 37), (300, 900), (0, 0), (513, 513))
     settings = {"bias": bias, "dtype": dtype, "dims": dims, "heads": (4, 2)}
-    check_problem(drawn_packed(PackedCase.of(lengths, **settings)), attend_packed)
+    for trained in (True, False):
+        case = PackedCase.of(lengths, **settings, trained=trained)
+        check_problem(drawn_packed(case), attend_packed)
     case = PaddedCase(lengths=(700, 700), padding=((0, 300), (500, 3)), **settings)
     check_problem(drawn_padded(case), attend_padded)
 

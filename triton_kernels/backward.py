@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from .logits import along, tile_logits
-from .primitives import INFINITY, LOG2E, dot, load_tile, row_address
+from .primitives import INFINITY, LOG2E, dot, load_numbers, load_tile, row_address
 
 
 @triton.jit
@@ -25,12 +25,13 @@ def attn_bwd_delta_kernel(
     grad_lse,
     lse_in_base_2,
     delta,
+    gain,
     problem,
     BLOCK_M: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    """D, and lse in base 2. Queries without weights get lse = inf, which makes every P of theirs 0,
-    and D = 0."""
+    """lse in base 2, and D, beside it the query's gain where it has one. Queries without weights
+    get lse = inf, which makes every P of theirs 0, and D = 0."""
     b, h = tl.program_id(0) // problem.heads, tl.program_id(0) % problem.heads
     first = tl.program_id(1) * BLOCK_M
     i = first + tl.arange(0, BLOCK_M)
@@ -43,7 +44,10 @@ def attn_bwd_delta_kernel(
     empty = values == -INFINITY
     d = tl.sum(tile_o.to(tl.float32) * tile_do.to(tl.float32), 1) - cotangents
     values = (values.to(tl.float64) * LOG2E).to(tl.float32)
-    tl.store(row_address(delta, b, h, 0) + i, tl.where(empty, 0.0, d), exists)
+    address = row_address(delta, b, h, first) + tl.arange(0, BLOCK_M) * delta.row
+    tl.store(address, tl.where(empty, 0.0, d), exists)
+    if gain is not None:
+        tl.store(address + 1, tl.load(row_address(gain, b, h, 0) + i, exists), exists)
     tl.store(row_address(lse_in_base_2, b, h, 0) + i, tl.where(empty, INFINITY, values), exists)
 
 
@@ -52,14 +56,17 @@ def query_statistics(
     lse_in_base_2, delta, problem, b, h, first, BLOCK_M: tl.constexpr, EDGE: tl.constexpr = True
 ):
     """lse in base 2 and D, [BLOCK_M]; beyond the last query, those of one without weights."""
-    n = tl.arange(0, BLOCK_M)
-    lse, delta = row_address(lse_in_base_2, b, h, first), row_address(delta, b, h, first)
-    if EDGE:
-        exists = first + n < problem.n_query
-        lse, delta = tl.load(lse + n, exists, INFINITY), tl.load(delta + n, exists, 0.0)
-    else:
-        lse, delta = tl.load(lse + n), tl.load(delta + n)
-    return lse, delta
+    lse = load_numbers(lse_in_base_2, problem, b, h, first, INFINITY, BLOCK_M, EDGE)
+    return lse, load_numbers(delta, problem, b, h, first, 0.0, BLOCK_M, EDGE)
+
+
+@triton.jit
+def delta_and_gain(delta, problem, b, h, first, BLOCK_M: tl.constexpr, EDGE: tl.constexpr):
+    """D and the gains beside it, [BLOCK_M] each, read at once; 0 beyond the last query."""
+    n = tl.arange(0, BLOCK_M)[:, None]
+    exists = first + n < problem.n_query if EDGE else tl.full([BLOCK_M, 1], True, tl.int1)
+    address = row_address(delta, b, h, first) + (2 * n + tl.arange(0, 2)[None, :])
+    return tl.split(tl.load(address, exists, other=0.0))
 
 
 @triton.jit

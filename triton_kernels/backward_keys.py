@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .backward import query_statistics, weights_and_gradients
+from .backward import delta_and_gain, query_statistics, weights_and_gradients
 from .bias import shared_gain, tile_gradients
 from .factors import (
     following,
@@ -22,6 +22,7 @@ from .primitives import (
     LOG2E,
     dot,
     group_and_block,
+    load_numbers,
     load_tile,
     position,
     row_address,
@@ -36,7 +37,16 @@ from .ranges import (
     query_part_side,
     query_ranges,
 )
-from .sequences import N_KEY, is_beyond, own_bias, own_keys, own_problem, own_queries
+from .sequences import (
+    N_KEY,
+    OwnBias,
+    OwnProblem,
+    is_beyond,
+    own_keys,
+    own_lengths,
+    own_queries,
+    own_rows,
+)
 
 
 @triton.jit
@@ -73,7 +83,7 @@ def gather_from_queries(
     ROOM: tl.constexpr = BLOCK_D + BLOCK_DV <= 128 and (bias.gain is None or problem.plan is None)
     PRODUCTS: tl.constexpr = BIAS_GRADIENT and FACTORED and ROOM
     AHEAD: tl.constexpr = FACTORED and bias.ahead and not PRODUCTS
-    gain = shared_gain(bias, b, h, BLOCK_M)
+    shared = shared_gain(bias, b, h, BLOCK_M)
     started = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     if FACTORED:
         from_keys = key_origin(bias, problem, b, h, keys[0], BLOCK_N, SIDE)
@@ -94,7 +104,14 @@ def gather_from_queries(
             *(grad_o, b, h, i, problem.n_query, problem.value_dim, BLOCK_M, BLOCK_DV), EDGE=MASKED
         )
         lse, d = query_statistics(lse_in_base_2, delta, problem, b, h, i, BLOCK_M, MASKED)
-        queries = query_side(bias, problem, b, h, i, gain, BLOCK_M, MASKED)
+        gain = shared
+        if bias.gain is not None:
+            # Read with D, gains take the registers that sums of gradients need.
+            if BIAS_GRADIENT:
+                gain = load_numbers(bias.gain, problem, b, h, i, 0.0, BLOCK_M, MASKED)
+            else:
+                d, gain = delta_and_gain(delta, problem, b, h, i, BLOCK_M, MASKED)
+        queries = query_side(bias, problem, b, h, i, gain, BLOCK_M)
         offset = -lse
         if FACTORED and bias.form != "distance":
             way = (from_queries - from_keys).to(tl.float32)
@@ -225,7 +242,7 @@ def attn_bwd_dkv_kernel(
         own_keys(grad_k, problem, b),
         own_keys(grad_v, problem, b),
         own_keys(grad_sums, problem, b),
-        own_bias(bias, problem, b),
-        own_problem(problem, b),
+        OwnBias(bias, own_rows(bias, problem, b)),
+        OwnProblem(problem, own_lengths(problem, b)),
         *(b, kv_head, first, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV, BIAS_GRADIENT),
     )

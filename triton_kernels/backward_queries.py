@@ -6,10 +6,11 @@ import triton
 import triton.language as tl
 
 from .backward import query_statistics, weights_and_gradients
-from .bias import shared_gain, tile_gradients, way_from
+from .bias import gains, tile_gradients, way_from
 from .factors import (
     following,
     key_origin,
+    key_product,
     query_gradient_sums,
     query_origin,
     tile_key_factors,
@@ -27,7 +28,16 @@ from .ranges import (
     key_ranges,
     part_block,
 )
-from .sequences import N_QUERY, is_beyond, own_bias, own_keys, own_problem, own_queries
+from .sequences import (
+    N_QUERY,
+    OwnBias,
+    OwnProblem,
+    is_beyond,
+    own_keys,
+    own_lengths,
+    own_queries,
+    own_rows,
+)
 
 
 @triton.jit
@@ -71,10 +81,9 @@ def gather_from_keys(
         intercept = slope * way_of_query - lse
         from_keys = key_origin(bias, problem, b, h, begin, BLOCK_N, SIDE)
     if AHEAD:
-        k_factors = tile_key_factors(
-            bias, problem, b, h, queries[0], begin, BLOCK_N, SIDE, end - begin
+        started = key_product(
+            bias, problem, b, h, q_factors, queries[0], begin, BLOCK_N, SIDE, end - begin
         )
-        started = dot(q_factors, tl.trans(k_factors))
     # dS times key factors, of all tiles; and of each tile, times the way of C since its origin.
     products = tl.zeros([BLOCK_M, FACTORS], tl.float32)
     carried = tl.zeros([BLOCK_M, FACTORS], tl.float32)
@@ -90,8 +99,7 @@ def gather_from_keys(
         keys = key_side(bias, problem, b, h, j, BLOCK_N)
         offset = -lse
         if FACTORED and not AHEAD:
-            k_factors = tile_key_factors(bias, problem, b, h, queries[0], j, BLOCK_N, SIDE)
-            started = dot(q_factors, tl.trans(k_factors))
+            started = key_product(bias, problem, b, h, q_factors, queries[0], j, BLOCK_N, SIDE)
         if FACTORED and bias.form != "distance":
             last_way = way
             way = (from_queries - from_keys).to(tl.float32)
@@ -104,8 +112,7 @@ def gather_from_keys(
         dq = dot(grad_s.to(tile_k.dtype), tile_k, dq)
         if BIAS_GRADIENT and FACTORED:
             carried += products * (last_way - way)
-            if AHEAD:
-                k_factors = tile_key_factors(bias, problem, b, h, queries[0], j, BLOCK_N, SIDE)
+            k_factors = tile_key_factors(bias, problem, b, h, queries[0], j, BLOCK_N, SIDE)
             products = times_factors(grad_s, k_factors, products, tile_k.dtype == tl.float16)
         elif BIAS_GRADIENT:
             of_pairs = tile_gradients(bias, problem, grad_s, *pairs(bias, queries, keys, False))
@@ -115,8 +122,7 @@ def gather_from_keys(
             next_j = following(j, end, BLOCK_N)
             from_keys = key_origin(bias, problem, b, h, next_j, BLOCK_N, SIDE)
         if AHEAD:
-            k_factors = tile_key_factors(bias, problem, b, h, queries[0], next_j, BLOCK_N, SIDE)
-            started = dot(q_factors, tl.trans(k_factors))
+            started = key_product(bias, problem, b, h, q_factors, queries[0], next_j, BLOCK_N, SIDE)
     if BIAS_GRADIENT and FACTORED:
         of_tiles = query_gradient_sums(products, carried, way_of_query + way, SIDE)
         of_gain += of_tiles[0]
@@ -151,7 +157,7 @@ def gather(
     tile_q = load_tile(q, b, h, first, problem.n_query, problem.head_dim, BLOCK_M, BLOCK_D)
     tile_do = load_tile(grad_o, b, h, first, problem.n_query, problem.value_dim, BLOCK_M, BLOCK_DV)
     statistics = query_statistics(lse_in_base_2, delta, problem, b, h, first, BLOCK_M)
-    gain = shared_gain(bias, b, h, BLOCK_M)
+    gain = gains(bias, problem, b, h, first, BLOCK_M)
     queries = query_side(bias, problem, b, h, first, gain, BLOCK_M)
     bounds = key_ranges(problem, bias, b, h, first, BLOCK_M, BLOCK_N)
 
@@ -219,7 +225,7 @@ def attn_bwd_dq_kernel(
         own_queries(grad_q, problem, b),
         own_queries(grad_gain, problem, b),
         own_queries(grad_sums, problem, b),
-        own_bias(bias, problem, b),
-        own_problem(problem, b),
+        OwnBias(bias, own_rows(bias, problem, b)),
+        OwnProblem(problem, own_lengths(problem, b)),
         *(b, h, first, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV, BIAS_GRADIENT),
     )

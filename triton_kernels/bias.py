@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from .primitives import INTERPRETED, LOG2E, row_address
+from .primitives import INTERPRETED, LOG2E, load_numbers, row_address
 
 
 @triton.jit
@@ -22,6 +22,15 @@ def shared_gain(bias, b, h, BLOCK_M: tl.constexpr):
     gain = tl.full([BLOCK_M], 1.0, tl.float32)
     if bias.form == "linear":
         gain *= -tl.load(row_address(bias.terms, b, h, 0))
+    return gain
+
+
+@triton.jit
+def gains(bias, problem, b, h, first, BLOCK_M: tl.constexpr):
+    """Those of BLOCK_M queries; where each has its own, 0 beyond the last query."""
+    gain = shared_gain(bias, b, h, BLOCK_M)
+    if bias.gain is not None:
+        gain = load_numbers(bias.gain, problem, b, h, first, 0.0, BLOCK_M)
     return gain
 
 

@@ -30,17 +30,18 @@ LARGEST_SHARE = tl.constexpr(2**-4)
 
 
 @triton.jit
-def highest_bias(bias, bounds, problem, b, h, p, gain, query_sums, first, page, tile):
+def highest_bias(bias, lows, highs, problem, b, h, p, gain, query_sums, first, page, tile):
     """No bias of the tiles of keys from `first` on is larger, in natural logarithms.
 
     h, p, gain and query_sums [BLOCK_M, 1], the others [1, BLOCK_N]. Float64, which keeps what is
-    left of large numbers of either sign.
+    left of large numbers of either sign. lows and highs are those of sums, or highs the peaks of a
+    table: see KeyBounds.
     """
     nearest = tl.minimum(p - (first + problem.tile_keys - 1), problem.window - 1)
     farthest = tl.minimum(p - first, problem.window - 1)
     if bias.form == "distance":
         # The distances of a tile lie in two blocks at most.
-        table = row_address(bounds.highest, b, h, 0)
+        table = row_address(highs, b, h, 0)
         of_nearest = tl.load(table + nearest // PEAK_DISTANCES)
         of_farthest = tl.load(table + farthest // PEAK_DISTANCES)
         highest = tl.maximum(of_nearest, of_farthest).to(tl.float64)
@@ -48,8 +49,8 @@ def highest_bias(bias, bounds, problem, b, h, p, gain, query_sums, first, page, 
         slope = gain.to(tl.float64)  # its sign turned
         highest = slope * tl.where(slope < 0, nearest, farthest).to(tl.float64)
     else:
-        low = tl.load(row_address(bounds.lowest, page, h, 0) + tile)
-        high = tl.load(row_address(bounds.highest, page, h, 0) + tile)
+        low = tl.load(row_address(lows, page, h, 0) + tile)
+        high = tl.load(row_address(highs, page, h, 0) + tile)
         gain = gain.to(tl.float64)
         from_low, from_high = gain * (query_sums - low), gain * (query_sums - high)
         highest = tl.maximum(from_low, from_high)
@@ -65,8 +66,11 @@ def highest_bias(bias, bounds, problem, b, h, p, gain, query_sums, first, page, 
 def attn_choose_kernel(
     q,
     k,
+    centres,
+    extents,
+    lows,
+    highs,
     bias,
-    bounds,
     problem,
     log_share,
     rounding,
@@ -123,18 +127,18 @@ def attn_choose_kernel(
         key = tl.where(is_far, tile, first) * SIZE
         page, row = page_of(problem, b, key)
         place = row // SIZE
-        centres = tl.load(
-            row_address(bounds.centres, page, kv_head, place)[:, None] + channel,
+        tile_centres = tl.load(
+            row_address(centres, page, kv_head, place)[:, None] + channel,
             channel < problem.head_dim,
             other=0.0,
         )
-        extent = row_address(bounds.extents, page, kv_head, place)
+        extent = row_address(extents, page, kv_head, place)
         radius = tl.load(extent) + rounding * tl.load(extent + 1)
         # [BLOCK_M, BLOCK_N]
-        logits = dot(tile_q, tl.trans(centres)) * (problem.scale_in_base_2 * LN2)
+        logits = dot(tile_q, tl.trans(tile_centres)) * (problem.scale_in_base_2 * LN2)
         logits = logits.to(tl.float64) + (reach[:, None] * radius[None, :]).to(tl.float64)
         logits += highest_bias(
-            *(bias, bounds, problem, b, h[:, None], p[:, None], gain[:, None]),
+            *(bias, lows, highs, problem, b, h[:, None], p[:, None], gain[:, None]),
             *(query_sums[:, None], key[None, :], page[None, :], place[None, :]),
         )
         bound = tl.exp2(((logits - budget[:, None]) * LOG2E).to(tl.float32))

@@ -53,15 +53,6 @@ class Pages(NamedTuple):
     counts: Tensor | None = None
 
 
-class Bounds(NamedTuple):
-    """What is known of tiles: see KeyBounds. highest is that of sums, or the peaks of a table."""
-
-    centres: Rows
-    extents: Rows
-    lowest: Rows | None
-    highest: Rows | None
-
-
 @where_the_tensors_are
 def decode(
     q: Tensor,
@@ -110,7 +101,7 @@ def decode(
     if tolerance > 0 and form != "none":
         problem = _with_lists(problem, blocks)
         attn_choose_kernel[blocks](
-            *(rows(q), rows(k), bias, _bounds(bounds, form), problem),
+            *(rows(q), rows(k), *_bounds(bounds, form), bias, problem),
             *(math.log(tolerance / tile_keys), 2.0**-23 * (4 * head_dim + 256)),
             BLOCK_N=min(_MOST_CHOICES, block_n),
             num_warps=4,
@@ -146,12 +137,12 @@ def _with_lists(problem: Pages, blocks: tuple[int, int]) -> Pages:
     return problem._replace(most_tiles=most, lists=lists, counts=lists.new_empty(len(lists)))
 
 
-def _bounds(bounds: list[Tensor | None], form: str) -> Bounds:
+def _bounds(bounds: list[Tensor | None], form: str) -> list[Rows | None]:
+    """Centres and extents of tiles, lowest and highest sums, or a table's peaks as the highest."""
     centres, extents, lowest, highest = bounds
     if lowest is not None:
-        return Bounds(*map(rows, bounds))
-    of_table = per_head(highest) if form == "distance" else None
-    return Bounds(rows(centres), rows(extents), None, of_table)
+        return [*map(rows, bounds)]
+    return [rows(centres), rows(extents), None, per_head(highest) if form == "distance" else None]
 
 
 def _parts(programs: int, tiles: int) -> int:

@@ -17,9 +17,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .bias import first_distance, shared_gain, sum_at, sums_from, way_from
+from .bias import first_distance, gains, sum_at, sums_from, way_from
 from .primitives import FACTORS, LOG2E, dot, position, row_address, tile_addresses
-from .sequences import N_KEY, N_QUERY, is_beyond, own_bias, own_keys, own_problem, own_queries
+from .sequences import (
+    N_KEY,
+    N_QUERY,
+    OwnBias,
+    OwnProblem,
+    is_beyond,
+    own_keys,
+    own_lengths,
+    own_queries,
+    own_rows,
+)
 
 # Finite, so that its parts are: a logit of a query without weights.
 LEAST = tl.constexpr(-1e30)
@@ -90,6 +100,18 @@ def tile_key_factors(
 
 
 @triton.jit
+def key_product(
+    bias, problem, b, h, q_factors, p, j, BLOCK_N: tl.constexpr, SIDE: tl.constexpr, remaining=None
+):
+    """The product of the factors of queries from position p on with those of keys j, j + 1, ...
+
+    [BLOCK_M, BLOCK_N], what the logits of a tile are started with.
+    """
+    k_factors = tile_key_factors(bias, problem, b, h, p, j, BLOCK_N, SIDE, remaining)
+    return dot(q_factors, tl.trans(k_factors))
+
+
+@triton.jit
 def load_if(address, remaining):
     """Factors, or zeros where no rows remain in the tiles that need them: there may be none."""
     if remaining is None:
@@ -128,9 +150,7 @@ def store_query_factors(
     """What query_factors_kernel does, of a block of one sequence."""
     p_first = position(problem, first)
     i = first + tl.arange(0, BLOCK_M)
-    gain = shared_gain(bias, b, h, BLOCK_M)
-    if bias.gain is not None:
-        gain = tl.load(row_address(bias.gain, b, h, 0) + i, i < problem.n_query, other=0.0)
+    gain = gains(bias, problem, b, h, first, BLOCK_M)
     rest = tl.zeros([BLOCK_M], tl.float32)
     if lse_in_base_2 is not None:
         lse = tl.load(row_address(lse_in_base_2, b, h, 0) + i, i < problem.n_query, other=0.0)
@@ -157,8 +177,8 @@ def query_factors_kernel(
         return
     store_query_factors(
         own_queries(factors, problem, b),
-        own_bias(bias, problem, b),
-        own_problem(problem, b),
+        OwnBias(bias, own_rows(bias, problem, b)),
+        OwnProblem(problem, own_lengths(problem, b)),
         None if lse_in_base_2 is None else own_queries(lse_in_base_2, problem, b),
         *(b, h, first, BLOCK_M, SIDE),
     )
@@ -183,8 +203,8 @@ def key_factors_kernel(factors, bias, problem, BLOCK_N: tl.constexpr, SIDE: tl.c
         return
     store_key_factors(
         own_keys(factors, problem, b),
-        own_bias(bias, problem, b),
-        own_problem(problem, b),
+        OwnBias(bias, own_rows(bias, problem, b)),
+        OwnProblem(problem, own_lengths(problem, b)),
         *(b, h, first, BLOCK_N, SIDE),
     )
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .bias import shared_gain, way_from
+from .bias import gains, way_from
 from .factors import (
     following,
     key_origin,
+    key_product,
     query_origin,
-    tile_key_factors,
     tile_query_factors,
 )
 from .logits import key_side, query_side, tile_logits
@@ -35,7 +35,16 @@ from .ranges import (
     key_ranges,
     part_block,
 )
-from .sequences import N_QUERY, is_beyond, own_bias, own_keys, own_problem, own_queries
+from .sequences import (
+    N_QUERY,
+    OwnBias,
+    OwnProblem,
+    is_beyond,
+    own_keys,
+    own_lengths,
+    own_queries,
+    own_rows,
+)
 
 
 @triton.jit
@@ -73,10 +82,9 @@ def attend_keys(
         intercept = slope * way_from(from_queries, queries[2])
         from_keys = key_origin(bias, problem, b, h, begin, BLOCK_N, SIDE)
     if AHEAD:
-        k_factors = tile_key_factors(
-            bias, problem, b, h, queries[0], begin, BLOCK_N, SIDE, end - begin
+        started = key_product(
+            bias, problem, b, h, q_factors, queries[0], begin, BLOCK_N, SIDE, end - begin
         )
-        started = dot(q_factors, tl.trans(k_factors))
     for j in range(begin, end, BLOCK_N):
         # [BLOCK_N, BLOCK_D], [BLOCK_N, BLOCK_DV]
         tile_k = load_tile(
@@ -88,8 +96,7 @@ def attend_keys(
         keys = key_side(bias, problem, b, h, j, BLOCK_N)
         offset = 0.0
         if FACTORED and not AHEAD:
-            k_factors = tile_key_factors(bias, problem, b, h, queries[0], j, BLOCK_N, SIDE)
-            started = dot(q_factors, tl.trans(k_factors))
+            started = key_product(bias, problem, b, h, q_factors, queries[0], j, BLOCK_N, SIDE)
         if FACTORED and bias.form != "distance":
             offset = intercept + slope * (from_queries - from_keys).to(tl.float32)
         x, multiplier, _ = tile_logits(
@@ -106,8 +113,7 @@ def attend_keys(
             next_j = following(j, end, BLOCK_N)
             from_keys = key_origin(bias, problem, b, h, next_j, BLOCK_N, SIDE)
         if AHEAD:
-            k_factors = tile_key_factors(bias, problem, b, h, queries[0], next_j, BLOCK_N, SIDE)
-            started = dot(q_factors, tl.trans(k_factors))
+            started = key_product(bias, problem, b, h, q_factors, queries[0], next_j, BLOCK_N, SIDE)
     return acc, m, l
 
 
@@ -132,7 +138,7 @@ def attend(
     if problem.rows_alike:
         v = Rows(v.start, v.batch, v.head, k.row)
     tile_q = load_tile(q, b, h, first, problem.n_query, problem.head_dim, BLOCK_M, BLOCK_D)
-    gain = shared_gain(bias, b, h, BLOCK_M)
+    gain = gains(bias, problem, b, h, first, BLOCK_M)
     queries = query_side(bias, problem, b, h, first, gain, BLOCK_M)
     bounds = key_ranges(problem, bias, b, h, first, BLOCK_M, BLOCK_N)
 
@@ -191,7 +197,7 @@ def attn_fwd_kernel(
         own_keys(v, problem, b),
         own_queries(o, problem, b),
         own_queries(lse, problem, b),
-        own_bias(bias, problem, b),
-        own_problem(problem, b),
+        OwnBias(bias, own_rows(bias, problem, b)),
+        OwnProblem(problem, own_lengths(problem, b)),
         *(b, h, first, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV),
     )

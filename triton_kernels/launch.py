@@ -20,7 +20,7 @@ from .decode_launch import decode as decode
 from .factored import with_factors
 from .forward import attn_fwd_kernel
 from .launching import OPTIONS, processor, where_the_tensors_are
-from .operands import Bias, Problem, of_entries, per_head, rows
+from .operands import Bias, Problem, Rows, of_entries, per_head, rows
 from .primitives import INTERPRETED as INTERPRETED
 from .primitives import LOG2E
 from .table import attn_bwd_table_kernel
@@ -86,8 +86,13 @@ def backward(
     # What autograd hands over may be expanded, as the gradient of a sum is; the kernels read rows.
     grad_o = grad_o if grad_o.stride(3) == 1 else grad_o.contiguous()
     bias, problem = _operands(q, k, v, terms, gain, form, scale, causal, window, sequences)
-    statistics = torch.empty_like(lse), torch.empty_like(lse)
-    _delta(problem, o, grad_o, lse, grad_lse.contiguous(), *statistics)
+    has_gain = with_bias_gradient and form not in ("none", "distance")
+    has_sums = has_gain and form != "linear"
+    # Beside D, gains are read at once with it where no sums of gradients take the registers.
+    beside = None if has_sums else bias.gain
+    delta = torch.empty_like(lse) if beside is None else lse.new_empty((*lse.shape, 2))
+    statistics = torch.empty_like(lse), delta
+    _delta(problem, beside, o, grad_o, lse, grad_lse.contiguous(), *statistics)
     given = (q, k, v, grad_o, *statistics)
 
     grad_q, grad_k, grad_v = (empty_rows(x, x.shape[3]) for x in (q, k, v))
@@ -97,11 +102,6 @@ def backward(
         for x in (grad_q, grad_k, grad_v, of_gain, of_queries, of_keys):
             x.zero_()
     batch = _batch(q, sequences)
-    has_gain = with_bias_gradient and form not in ("none", "distance")
-    has_sums = has_gain and form != "linear"
-    # Over the keys of a query dS sums to grad_lse: where all come before it and gains are 1, that
-    # is the gradient of C[p].
-    known = form == "cumulative" and gain is None and causal
 
     kind = plan is not None, sequences is not None
     config, sizes = _sizes("backward_queries", q, v, bias, *kind)
@@ -113,7 +113,7 @@ def backward(
         with_factors(bias, problem, config, sequences),
         problem,
         **sizes,
-        BIAS_GRADIENT=has_gain and not known,
+        BIAS_GRADIENT=has_gain,
     )
     config, sizes = _sizes("backward_keys", q, v, bias, *kind, trained=has_sums)
     tensors = map(rows, (*given, grad_k, grad_v, of_keys))
@@ -133,8 +133,6 @@ def backward(
         elif form == "distance":
             grad_terms = _table_gradient(given, bias, problem, causal, terms, sequences)
         else:
-            if known:
-                of_queries = grad_lse.masked_fill(lse == -torch.inf, 0)
             grad_terms = _sums_gradient(of_queries, of_keys, sequences)
         grad_terms = grad_terms.sum_to_size(terms.shape).to(terms.dtype)
         grad_gain = None if gain is None else of_gain.sum_to_size(gain.shape)
@@ -248,13 +246,13 @@ def _launch(kernel, grid: tuple[int, int], config: Config):
     )
 
 
-def _delta(problem: Problem, o: Tensor, *tensors: Tensor) -> None:
+def _delta(problem: Problem, gain: Rows | None, o: Tensor, *tensors: Tensor) -> None:
     """Of all rows, whatever sequences they belong to."""
     block_dv = max(16, triton.next_power_of_2(o.shape[3]))
     config, (batch, heads, n_query, _) = Config(16, 0, num_warps=4), o.shape
     problem = problem._replace(n_query=n_query, sequences=None)
     _launch(attn_bwd_delta_kernel, (batch * heads, triton.cdiv(n_query, config.block_m)), config)(
-        *map(rows, (o, *tensors)), problem, BLOCK_M=config.block_m, BLOCK_DV=block_dv
+        *map(rows, (o, *tensors)), gain, problem, BLOCK_M=config.block_m, BLOCK_DV=block_dv
     )
 
 

@@ -6,18 +6,14 @@ import triton
 import triton.language as tl
 
 from .bias import sums_from, tile_bias
-from .primitives import INFINITY, dot, keys_taken, position, row_address, visible
+from .primitives import INFINITY, dot, keys_taken, position, visible
 
 
 @triton.jit
-def query_side(bias, problem, b, h, first, gain, BLOCK_M: tl.constexpr, EDGE: tl.constexpr = True):
-    """Of BLOCK_M queries: the first one's position, gains, or the one they share, C[p], and the
-    first and end of the keys that a plan leaves to them."""
+def query_side(bias, problem, b, h, first, gain, BLOCK_M: tl.constexpr):
+    """Of BLOCK_M queries with these gains: the first one's position, the gains, C[p], and the first
+    and end of the keys that a plan leaves to them."""
     p_first = position(problem, first)
-    if bias.gain is not None:
-        n = tl.arange(0, BLOCK_M)
-        address = row_address(bias.gain, b, h, first) + n
-        gain = tl.load(address, first + n < problem.n_query, 0.0) if EDGE else tl.load(address)
     sums = sums_from(bias, problem, b, h, p_first, BLOCK_M)
     first_key, end_key = keys_taken(problem, b, h, first)
     return p_first, gain, sums, first_key, end_key
@@ -67,7 +63,7 @@ def tile_logits(
     query adds where they are FACTORED. x is [BLOCK_M, BLOCK_N], or with KEYS_FIRST its transpose,
     and so is what it is started with: the product of the factors, or zeros.
     """
-    multiplier, sees = problem.scale_in_base_2, None
+    multiplier, sees = problem.scale_in_base_2, True
     if KEYS_FIRST:
         x = dot(tile_k, tl.trans(tile_q), started)
     else:

@@ -34,21 +34,26 @@ class Factors(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Which keys queries take: those of tile t, of PLAN_TILE queries, from first_key to before
-    end_key, neither of which decreases with t. (B, H, tiles) int32
+    """Which keys queries take, for a pass with a program a block of queries.
 
-    order (programs,): the programs of a pass, those with most to do first. Of a tile of keys, in
-    the pass that has one a program, some queries take keys from some_begin to before some_end, and
-    all from all_begin to before all_end. (B, H, tiles of keys) int32
+    keys (B, H, tiles, 2): of each tile of PLAN_TILE queries, the first key and the end; neither
+    decreases from tile to tile. order (programs,): those with most to do first. int32
     """
 
-    first_key: Rows
-    end_key: Rows
+    keys: Rows
     order: Tensor
-    some_begin: Rows | None = None
-    some_end: Rows | None = None
-    all_begin: Rows | None = None
-    all_end: Rows | None = None
+
+
+class PlanOfKeys(NamedTuple):
+    """The same, for a pass with a program a tile of keys.
+
+    queries (B, H, tiles of keys, 4): from the first to before the second, some queries take keys of
+    the tile; from the third to before the fourth, all take all.
+    """
+
+    keys: Rows
+    order: Tensor
+    queries: Rows
 
 
 class Problem(NamedTuple):
@@ -74,7 +79,7 @@ class Problem(NamedTuple):
     positive_scale: tl.constexpr
     longest_query: int
     shift: int | tl.constexpr = tl.constexpr(0)
-    plan: Plan | None = None
+    plan: Plan | PlanOfKeys | None = None
     sequences: Tensor | None = None
     rows_alike: tl.constexpr = tl.constexpr(False)  # v's rows are as far apart as k's
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from . import operands
-from .operands import Plan, Problem, rows
+from .operands import Plan, PlanOfKeys, Problem, Rows, rows
 from .primitives import PLAN_TILE
 
 
@@ -14,8 +14,7 @@ def of_entries(plan: Plan | None, entries: slice) -> Plan | None:
     """The ranges of some batch entries, without programs."""
     if plan is None:
         return None
-    first_key, end_key = (operands.of_entries(x, entries) for x in (plan.first_key, plan.end_key))
-    return Plan(first_key, end_key, plan.order)
+    return Plan(operands.of_entries(plan.keys, entries), plan.order)
 
 
 def of_queries(plan: Tensor | None, problem: Problem, block: int) -> Plan | None:
@@ -30,7 +29,7 @@ def of_queries(plan: Tensor | None, problem: Problem, block: int) -> Plan | None
         first = torch.maximum(first, start + shift - problem.window + 1)
     if problem.causal.value:
         end = torch.minimum(end, (start + block).clamp(max=n_query) + shift)
-    return Plan(*map(rows, plan), _longest_first((end - first).clamp(min=0).flatten(0, 1)))
+    return Plan(_side_by_side(plan), _longest_first((end - first).clamp(min=0).flatten(0, 1)))
 
 
 def cut_of_tiles(cut: Tensor, block: int, from_end: bool) -> Tensor:
@@ -42,7 +41,7 @@ def cut_of_tiles(cut: Tensor, block: int, from_end: bool) -> Tensor:
     return of_blocks.amax(-1) if from_end else of_blocks.amin(-1)
 
 
-def of_keys(plan: Tensor | None, problem: Problem, block: int) -> Plan | None:
+def of_keys(plan: Tensor | None, problem: Problem, block: int) -> PlanOfKeys | None:
     """For a pass with a program for each block of keys of the heads that share them."""
     if plan is None:
         return None
@@ -56,16 +55,18 @@ def of_keys(plan: Tensor | None, problem: Problem, block: int) -> Plan | None:
     some_end = torch.searchsorted(first_key, end)
     all_begin = torch.searchsorted(end_key, end)
     all_end = torch.searchsorted(first_key, begin, right=True)
-    reach = (some_begin, some_end, all_begin, all_end)
-    reach = [(x * PLAN_TILE.value).clamp(max=n_query).int() for x in reach]
+    reach = torch.stack([some_begin, some_end, all_begin, all_end]) * PLAN_TILE.value
+    reach = reach.clamp(max=n_query).int()
     seen_from = begin - (n_key - n_query + shift) if problem.causal.value else 0 * begin
     queries = (reach[1] - torch.maximum(reach[0], seen_from)).clamp(min=0)
     if problem.windowed.value:
         queries = queries.clamp(max=problem.window + block)
     of_programs = queries.unflatten(1, (-1, problem.group)).sum(2).flatten(0, 1)
-    order = _longest_first(of_programs)
-    some_begin, some_end, all_begin, all_end = map(rows, reach)
-    return Plan(*map(rows, plan), order, some_begin, some_end, all_begin, all_end)
+    return PlanOfKeys(_side_by_side(plan), _longest_first(of_programs), _side_by_side(reach))
+
+
+def _side_by_side(numbers: Tensor) -> Rows:
+    return rows(numbers.movedim(0, -1).contiguous())
 
 
 def _lengths(problem: Problem) -> tuple[int, int, int] | tuple[Tensor, ...]:

@@ -91,6 +91,14 @@ def load_tile(
 
 
 @triton.jit
+def load_numbers(x, problem, b, h, first, other, BLOCK_M: tl.constexpr, EDGE: tl.constexpr = True):
+    """One a query, [BLOCK_M]; beyond the last, `other`. Without EDGE all queries are there."""
+    n = tl.arange(0, BLOCK_M)
+    exists = first + n < problem.n_query if EDGE else tl.full([BLOCK_M], True, tl.int1)
+    return tl.load(row_address(x, b, h, first) + n * x.row, exists, other=other)
+
+
+@triton.jit
 def store_tile(x, b, h, first, n_rows, tile, DIM: tl.constexpr):
     ROWS: tl.constexpr = tile.shape[0]
     CHANNELS: tl.constexpr = tile.shape[1]
@@ -104,9 +112,8 @@ def keys_taken(problem, b, h, first):
     """The first key that the plan leaves to the tile of queries from `first` on, and the end."""
     begin, end = 0, problem.n_key
     if problem.plan is not None:
-        tile = first // PLAN_TILE
-        begin = tl.load(row_address(problem.plan.first_key, b, h, tile))
-        end = tl.load(row_address(problem.plan.end_key, b, h, tile))
+        keys = row_address(problem.plan.keys, b, h, first // PLAN_TILE)
+        begin, end = tl.load(keys), tl.load(keys + 1)
     return begin, end
 
 

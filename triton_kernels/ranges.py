@@ -117,11 +117,11 @@ def query_ranges(problem, bias, b, h, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.
     whole_end = tl.where(first + BLOCK_N <= problem.n_key, whole_end, 0)
     start = begin
     if problem.plan is not None:
-        plan, tile = problem.plan, first // BLOCK_N
-        begin = tl.maximum(begin, tl.load(row_address(plan.some_begin, b, h, tile)))
-        start = tl.maximum(begin, tl.load(row_address(plan.all_begin, b, h, tile)))
-        end = tl.minimum(end, tl.load(row_address(plan.some_end, b, h, tile)))
-        whole_end = tl.minimum(whole_end, tl.load(row_address(plan.all_end, b, h, tile)))
+        queries = row_address(problem.plan.queries, b, h, first // BLOCK_N)
+        begin = tl.maximum(begin, tl.load(queries))
+        end = tl.minimum(end, tl.load(queries + 1))
+        start = tl.maximum(begin, tl.load(queries + 2))
+        whole_end = tl.minimum(whole_end, tl.load(queries + 3))
     future_end, past = start, whole_end
     if bias.factored:
         behind, ahead = far_distances(bias, problem, b, h, BLOCK_M)

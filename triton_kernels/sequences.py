@@ -18,6 +18,23 @@ COLUMNS = tl.constexpr(5)
 FIRST_QUERY, N_QUERY, FIRST_KEY, N_KEY, SHIFT = map(tl.constexpr, range(COLUMNS.value))
 
 
+class OwnProblem(Problem):
+    """A problem with numbers of queries and keys, and a shift, of its own."""
+
+    def __new__(cls, problem, lengths):
+        own = dict(zip(("n_query", "n_key", "shift"), lengths, strict=True))
+        return Problem(**dict(zip(Problem._fields, problem, strict=True)) | own)
+
+
+class OwnBias(Bias):
+    """A bias with the rows of own_rows."""
+
+    def __new__(cls, bias, rows):
+        names = "terms", "gain", "high", "low", "query_factors", "key_factors"
+        own = {name: x for name, x in zip(names, rows, strict=True) if len(x)}
+        return Bias(**dict(zip(Bias._fields, bias, strict=True)) | own)
+
+
 @triton.jit
 def number(problem, b, COLUMN: tl.constexpr):
     return tl.load(problem.sequences + (COLUMNS * b + COLUMN)).to(tl.int32)
@@ -33,31 +50,12 @@ def is_beyond(problem, b, first, COLUMN: tl.constexpr):
 
 
 @triton.jit
-def own_problem(problem, b):
-    return problem if problem.sequences is None else with_lengths(problem, b)
-
-
-@triton.jit
-def with_lengths(problem, b):
-    return Problem(
-        problem.heads,
-        problem.group,
-        number(problem, b, N_QUERY),
-        number(problem, b, N_KEY),
-        problem.window,
-        problem.scale,
-        problem.scale_in_base_2,
-        problem.head_dim,
-        problem.value_dim,
-        problem.causal,
-        problem.windowed,
-        problem.positive_scale,
-        problem.longest_query,
-        number(problem, b, SHIFT),
-        problem.plan,
-        problem.sequences,
-        problem.rows_alike,
-    )
+def own_lengths(problem, b):
+    """Number of queries, number of keys, shift."""
+    lengths = problem.n_query, problem.n_key, problem.shift
+    if problem.sequences is not None:
+        lengths = number(problem, b, N_QUERY), number(problem, b, N_KEY), number(problem, b, SHIFT)
+    return lengths
 
 
 @triton.jit
@@ -81,39 +79,21 @@ def factors_from(x, row):
 
 
 @triton.jit
-def own_bias(bias, problem, b):
-    return bias if problem.sequences is None else with_own_rows(bias, problem, b)
+def own_rows(bias, problem, b):
+    """The terms, gain, high, low and factors that a bias has a query or key of; () for others."""
+    terms, gain, high, low, query_factors, key_factors = (), (), (), (), (), ()
+    if bias.form == "cumulative":
+        terms = own_keys(bias.terms, problem, b)
+        high, low = own_keys(bias.high, problem, b), own_keys(bias.low, problem, b)
+    if bias.gain is not None:
+        gain = own_queries(bias.gain, problem, b)
+    # Those of tables belong to distances.
+    if bias.query_factors is not None and bias.form != "distance":
+        query_factors = own_factors(bias.query_factors, problem, b, FIRST_QUERY)
+        key_factors = own_factors(bias.key_factors, problem, b, FIRST_KEY)
+    return terms, gain, high, low, query_factors, key_factors
 
 
 @triton.jit
-def with_own_rows(bias, problem, b):
-    """What a bias has a query or key of. Tables, and their factors, belong to distances."""
-    return Bias(
-        bias.form,
-        bias.squared,
-        bias.factored,
-        own_keys(bias.terms, problem, b) if bias.form == "cumulative" else bias.terms,
-        None if bias.gain is None else own_queries(bias.gain, problem, b),
-        None if bias.high is None else own_keys(bias.high, problem, b),
-        None if bias.low is None else own_keys(bias.low, problem, b),
-        own_query_factors(bias, problem, b),
-        own_key_factors(bias, problem, b),
-        bias.far,
-        bias.ahead,
-    )
-
-
-@triton.jit
-def own_query_factors(bias, problem, b):
-    if bias.query_factors is None or bias.form == "distance":
-        return bias.query_factors
-    else:
-        return factors_from(bias.query_factors, number(problem, b, FIRST_QUERY))
-
-
-@triton.jit
-def own_key_factors(bias, problem, b):
-    if bias.key_factors is None or bias.form == "distance":
-        return bias.key_factors
-    else:
-        return factors_from(bias.key_factors, number(problem, b, FIRST_KEY))
+def own_factors(x, problem, b, FIRST: tl.constexpr):
+    return x if problem.sequences is None else factors_from(x, number(problem, b, FIRST))

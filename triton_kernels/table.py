@@ -8,7 +8,7 @@ import triton.language as tl
 from .backward import query_statistics
 from .bias import first_distance
 from .primitives import INFINITY, dot, keys_taken, load_tile, position, row_address
-from .sequences import own_keys, own_problem, own_queries
+from .sequences import OwnProblem, own_keys, own_lengths, own_queries
 
 
 @triton.jit
@@ -133,5 +133,6 @@ def attn_bwd_table_kernel(
         own_queries(grad_o, problem, b),
         own_queries(lse_in_base_2, problem, b),
         own_queries(delta, problem, b),
-        *(partial, diagonal, bias, own_problem(problem, b), b, h, length, BLOCK, BLOCK_D, BLOCK_DV),
+        *(partial, diagonal, bias, OwnProblem(problem, own_lengths(problem, b)), b, h, length),
+        *(BLOCK, BLOCK_D, BLOCK_DV),
     )

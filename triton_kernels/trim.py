@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .bias import shared_gain
+from .bias import gains
 from .logits import key_side, query_side, tile_logits
 from .primitives import LOG2E, group_and_block, load_tile, round_down, round_up, row_address
 
@@ -37,7 +37,7 @@ def attn_trim_kernel(
     group, block = group_and_block(problem, LAST_FIRST=True)
     b, h, first = group // problem.heads, group % problem.heads, block * BLOCK_M
     tile_q = load_tile(q, b, h, first, problem.n_query, problem.head_dim, BLOCK_M, BLOCK_D)
-    gain = shared_gain(bias, b, h, BLOCK_M)
+    gain = gains(bias, problem, b, h, first, BLOCK_M)
     queries = query_side(bias, problem, b, h, first, gain, BLOCK_M)
     i = first + tl.arange(0, BLOCK_M)
     exists = i < problem.n_query
