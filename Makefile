@@ -2,6 +2,7 @@ PYTHON := python3
 IN_VENV := . .venv/bin/activate &&
 INSTALLED := .venv/installed
 KERNELS := $(shell find csrc -type f)
+OLDEST_TRITON = $(shell sed -n 's/.*"triton>=\([0-9.]*\);.*/\1/p' pyproject.toml)
 # Calls where the compiler would inline checks halve the time it takes.
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined \
 	--param asan-instrumentation-with-call-threshold=0
@@ -10,7 +11,7 @@ SANITIZER_RUNTIME = $(foreach library,libasan.so libstdc++.so,$(shell $(CXX) -pr
 COMPUTE_SANITIZER := compute-sanitizer --kernel-name kns=attn_ --kernel-name kns=_factors_kernel \
 	--report-api-errors no --error-exitcode 1
 
-.PHONY: help demo test lint sanitize bench docs wheel gpu gpu-build gpu-test gpu-sanitize gpu-bench \
+.PHONY: help demo test lint oldest sanitize bench docs wheel gpu gpu-build gpu-test gpu-sanitize gpu-bench \
 	clean
 
 help:  ## list these targets
@@ -38,6 +39,10 @@ wheel: $(INSTALLED)  ## a manylinux wheel for this Python, in dist/
 	rm -rf build/wheel build/lib.* build/bdist.*
 	$(IN_VENV) pip wheel --no-deps --no-build-isolation --wheel-dir build/wheel .
 	$(IN_VENV) auditwheel repair --exclude libgomp.so.1 --wheel-dir dist build/wheel/*.whl
+
+oldest: $(INSTALLED)  ## compile the Triton kernels with the oldest Triton that is supported
+	$(IN_VENV) pip install --upgrade --no-deps --target build/oldest triton==$(OLDEST_TRITON)
+	$(IN_VENV) PYTHONPATH=build/oldest python bench/compiled.py 90 64 > build/oldest/compiled.json
 
 # A second copy of the package, so that the installed one keeps its fast kernels.
 sanitize: $(INSTALLED)  ## kernel tests under AddressSanitizer and UBSan

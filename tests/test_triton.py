@@ -22,7 +22,7 @@ from cases import (
     evaluate,
     pairwise,
 )
-from test_precision import steps_error
+from test_precision import left_of_cancelling
 from triton_backend import INTERPRETED, KERNELS, MARKS, Config, attend
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -168,8 +168,11 @@ def test_one_large_step_leaves_its_neighbours_exact(bias, causal, dtype, step):
     check_problem(problem, attend)
 
 
-def test_rounding_does_not_gather_in_gradients_of_steps():
-    assert steps_error(attend) <= 2**-7
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
+@pytest.mark.parametrize("dims", [(16, 16), (80, 80)], ids=str)
+@pytest.mark.parametrize("bias", ["cumulative", "cumulative-gain"])
+def test_shares_of_queries_and_keys_cancel_in_gradients_of_steps(bias, dims, causal):
+    assert left_of_cancelling(attend, bias, dims, causal) <= 2**-12
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="memory of a GPU is not there before it is written")

@@ -5,12 +5,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .backward import delta_and_gain, query_statistics, weights_and_gradients
+from .backward import (
+    coarse,
+    delta_and_gain,
+    query_statistics,
+    sums_are_coarse,
+    weights_and_gradients,
+)
 from .bias import shared_gain, tile_gradients
 from .factors import (
     following,
     key_gradient_sums,
     key_origin,
+    query_factors,
     query_origin,
     tile_key_factors,
     tile_query_factors,
@@ -79,10 +86,13 @@ def gather_from_queries(
     BLOCK_N: tl.constexpr = tile_k.shape[0]
     BLOCK_D: tl.constexpr = tile_k.shape[1]
     BLOCK_DV: tl.constexpr = tile_v.shape[1]
-    # Sums of dS times factors take registers, which wide rows, or gains under a plan, do not leave.
-    ROOM: tl.constexpr = BLOCK_D + BLOCK_DV <= 128 and (bias.gain is None or problem.plan is None)
-    PRODUCTS: tl.constexpr = BIAS_GRADIENT and FACTORED and ROOM
-    AHEAD: tl.constexpr = FACTORED and bias.ahead and not PRODUCTS
+    WIDTH: tl.constexpr = BLOCK_D + BLOCK_DV
+    COARSE: tl.constexpr = sums_are_coarse(bias.factored, WIDTH, bias.gain is not None)
+    # Where all pairs have the same sign, gradients of sums are products of dS and factors: those of
+    # the queries or, where wide rows leave them no registers, others, made of their gains.
+    PRODUCTS: tl.constexpr = BIAS_GRADIENT and COARSE and (FACTORED or problem.causal)
+    KEPT: tl.constexpr = PRODUCTS and FACTORED and WIDTH <= 128
+    AHEAD: tl.constexpr = FACTORED and bias.ahead and not KEPT
     shared = shared_gain(bias, b, h, BLOCK_M)
     started = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     if FACTORED:
@@ -122,6 +132,10 @@ def gather_from_queries(
             else:
                 q_factors = tile_query_factors(bias, b, h, i, BLOCK_M, SIDE)
             started = dot(k_factors, tl.trans(q_factors))
+        if KEPT:
+            factors = q_factors
+        elif PRODUCTS:
+            factors = query_factors((gain * (-SIDE / problem.scale))[:, None], 0.0)
         p, grad_s = weights_and_gradients(
             *(bias, problem, b, h, tile_q, tile_k, tile_v, tile_do, offset, d),
             *(queries, keys, started, MASKED, FACTORED),
@@ -130,8 +144,10 @@ def gather_from_queries(
         dv = dot(p.to(tile_do.dtype), tile_do, dv)
         dk = dot(grad_s.to(tile_q.dtype), tile_q, dk)
         if PRODUCTS:
-            products = times_factors(grad_s, q_factors, products, tile_q.dtype == tl.float16)
+            products = times_factors(grad_s, factors, products, tile_q.dtype == tl.float16)
         elif BIAS_GRADIENT:
+            if COARSE:
+                grad_s = coarse(grad_s, tile_q.dtype == tl.float16)
             of_pairs = tile_gradients(bias, problem, grad_s, *pairs(bias, queries, keys, True))
             of_sums -= tl.sum(of_pairs[1] * queries[1][None, :], 1)
         if FACTORED:

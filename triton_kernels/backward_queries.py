@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .backward import query_statistics, weights_and_gradients
+from .backward import coarse, query_statistics, sums_are_coarse, weights_and_gradients
 from .bias import gains, tile_gradients, way_from
 from .factors import (
     following,
@@ -72,6 +72,9 @@ def gather_from_keys(
     kv_head = h // problem.group
     lse, delta = statistics
     AHEAD: tl.constexpr = FACTORED and bias.ahead
+    COARSE: tl.constexpr = sums_are_coarse(
+        bias.factored, BLOCK_D + BLOCK_DV, bias.gain is not None or bias.form == "linear"
+    )
     started = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     if FACTORED:
         q_factors = tile_query_factors(bias, b, h, first, BLOCK_M, SIDE)
@@ -110,11 +113,15 @@ def gather_from_keys(
             KEYS_FIRST=False,
         )
         dq = dot(grad_s.to(tile_k.dtype), tile_k, dq)
-        if BIAS_GRADIENT and FACTORED:
+        if BIAS_GRADIENT and FACTORED and COARSE:
             carried += products * (last_way - way)
             k_factors = tile_key_factors(bias, problem, b, h, queries[0], j, BLOCK_N, SIDE)
             products = times_factors(grad_s, k_factors, products, tile_k.dtype == tl.float16)
+        elif BIAS_GRADIENT and FACTORED:
+            of_sums += SIDE * tl.sum(grad_s, 1)
         elif BIAS_GRADIENT:
+            if COARSE:
+                grad_s = coarse(grad_s, tile_k.dtype == tl.float16)
             of_pairs = tile_gradients(bias, problem, grad_s, *pairs(bias, queries, keys, False))
             of_gain += tl.sum(of_pairs[0], 1)
             of_sums += tl.sum(of_pairs[1], 1)
@@ -123,7 +130,7 @@ def gather_from_keys(
             from_keys = key_origin(bias, problem, b, h, next_j, BLOCK_N, SIDE)
         if AHEAD:
             started = key_product(bias, problem, b, h, q_factors, queries[0], next_j, BLOCK_N, SIDE)
-    if BIAS_GRADIENT and FACTORED:
+    if BIAS_GRADIENT and FACTORED and COARSE:
         of_tiles = query_gradient_sums(products, carried, way_of_query + way, SIDE)
         of_gain += of_tiles[0]
         of_sums += of_tiles[1]

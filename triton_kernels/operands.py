@@ -1,4 +1,8 @@
-"""What kernels are given: addresses with their strides, the problem's sizes, and its bias."""
+"""What kernels are given: addresses with their strides, the problem's sizes, and its bias.
+
+A tuple that holds Rows ends with a constexpr, or Triton 3.6 forgets the numbers in them that are 1;
+those of a plan, within a problem, have none that is 1.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,9 @@ A kernel hands its work to a function that is given the shares of one sequence, 
 there were no others: rows begin at 0, and lengths are its own. Where all rows of a batch entry are
 one sequence, shares are what they are shares of.
 
-Shares are arguments, never variables: assigned, what is known at compile time is so no longer.
+Shares are arguments, never variables: assigned or, up to some version of Triton, returned, what is
+known at compile time is so no longer. So problems and biases are put together by classes, which the
+compiler calls as they are, from what functions return.
 """
 
 from __future__ import annotations
