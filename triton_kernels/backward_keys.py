@@ -89,8 +89,10 @@ def gather_from_queries(
     WIDTH: tl.constexpr = BLOCK_D + BLOCK_DV
     COARSE: tl.constexpr = sums_are_coarse(bias.factored, WIDTH, bias.gain is not None)
     # Where all pairs have the same sign, gradients of sums are products of dS and factors: those of
-    # the queries or, where wide rows leave them no registers, others, made of their gains.
-    PRODUCTS: tl.constexpr = BIAS_GRADIENT and COARSE and (FACTORED or problem.causal)
+    # the queries or, where wide rows leave them no registers, others, made of their gains. These
+    # take as many as what comes ahead does, and else sums of pairs take the place of products.
+    HAVE_ROOM: tl.constexpr = WIDTH <= 128 or bias.ahead
+    PRODUCTS: tl.constexpr = BIAS_GRADIENT and COARSE and HAVE_ROOM and (FACTORED or problem.causal)
     KEPT: tl.constexpr = PRODUCTS and FACTORED and WIDTH <= 128
     AHEAD: tl.constexpr = FACTORED and bias.ahead and not KEPT
     shared = shared_gain(bias, b, h, BLOCK_M)

@@ -71,7 +71,10 @@ AMPERE = {
         heavy_backward_keys=Config(32, 128, 8, 2),
         backward_table=Config(64, 64, 8, 2),
         heavy_backward_table=Config(32, 32, 4, 1),
-        heavy={"forward": ("distance-plan", *_SUMS)},
+        heavy={
+            "forward": ("distance-plan", *_SUMS),
+            "backward_keys": ("cumulative-gain", "cumulative-gain-plan"),
+        },
     ),
     128: Row(
         forward=Config(64, 64, 4, 2),
