@@ -11,8 +11,8 @@ SANITIZER_RUNTIME = $(foreach library,libasan.so libstdc++.so,$(shell $(CXX) -pr
 COMPUTE_SANITIZER := compute-sanitizer --kernel-name kns=attn_ --kernel-name kns=_factors_kernel \
 	--report-api-errors no --error-exitcode 1
 
-.PHONY: help demo test lint oldest sanitize bench docs wheel gpu gpu-build gpu-test gpu-sanitize gpu-bench \
-	clean
+.PHONY: help demo test lint oldest sanitize bench docs wheel gpu gpu-build gpu-test gpu-sanitize \
+	gpu-bench clean
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' Makefile

@@ -291,11 +291,12 @@ def magnitudes(problem: Problem, dtype: torch.dtype, of_logits: float = 0) -> di
         # the finer precision, and made from outputs in dtype.
         grad_bias = (grad_logits / coarseness).sum_to_size(bias.shape)
         grads = torch.autograd.grad(bias, own.values(), grad_bias)
-        # What a query and its own key have from each other cancels, but where it is computed twice.
-        n_query, n_key = problem.case.lengths
-        twice = grad_bias.diagonal(n_key - n_query, -2, -1).sum(-1).max()
-        if not isinstance(problem.called_bias(), biases.CumulativeBias):
-            twice = 0
+        twice = 0
+        if isinstance(problem.called_bias(), biases.CumulativeBias):
+            # What a query and its own key have from each other cancels, but for what rounds where
+            # it is computed twice.
+            n_query, n_key = problem.case.lengths
+            twice = grad_bias.diagonal(n_key - n_query, -2, -1).sum(-1).max()
         sums |= {f"gradient of {name}": g.abs() + twice for name, g in zip(own, grads, strict=True)}
     return sums
 
