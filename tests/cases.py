@@ -326,10 +326,10 @@ def pairwise(**factors: list) -> list[dict]:
     rng = random.Random(0)
     values = [(name, value) for name, options in factors.items() for value in options]
     pairs = itertools.combinations(values, 2)
-    unmet = dict.fromkeys(frozenset(pair) for pair in pairs if pair[0][0] != pair[1][0])
+    unmet = {frozenset(pair): pair for pair in pairs if pair[0][0] != pair[1][0]}
     rows = []
     while unmet:
-        row = dict(next(iter(unmet)))
+        row = dict(next(iter(unmet.values())))
         others = [name for name in factors if name not in row]
         for name in rng.sample(others, len(others)):
 
@@ -339,5 +339,5 @@ def pairwise(**factors: list) -> list[dict]:
             row[name] = max(factors[name], key=lambda value: (newly_met(value), rng.random()))
         for pair in itertools.combinations(row.items(), 2):
             unmet.pop(frozenset(pair), None)
-        rows.append(row)
+        rows.append({name: row[name] for name in factors})
     return rows

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("triton", reason="needs Triton")
+# All of them look at what one process compiled.
+pytestmark = pytest.mark.xdist_group("compiled")
 
 BENCH = Path(__file__).parents[1] / "bench"
 SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
