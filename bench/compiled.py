@@ -1,9 +1,10 @@
 """Compiles the Triton kernels as they are launched, for processors that need not be here.
 
-    python bench/compiled.py 90
+    python bench/compiled.py 90 64 128
 
-prints one JSON object a line for every kernel that ships for the processor: its registers, bytes of
-stack, shared memory, and the instructions of its loops. Nothing is run.
+prints one JSON object a line for every kernel that ships for the processor, for heads of these
+widths or of all: its registers, bytes of stack, shared memory, and the instructions of its loops.
+Nothing is run.
 """
 
 from __future__ import annotations
@@ -202,12 +203,13 @@ def with_fixed_bias(form: str, dtype: torch.dtype, head_dim: int) -> Iterator[Co
 
 def main(arch: str, *head_dims: str) -> None:
     driver.set_active(Processor(int(arch)))
+    made_for = {"arch": int(arch), "triton": triton.__version__}
     widths = map(int, head_dims) if head_dims else WIDTHS
     for width, dtype, form in itertools.product(widths, DTYPES, FORMS):
         if form.endswith(VARIANTS) and dtype == torch.float32:
             continue
         for one in (*compiled(form, dtype, width), *with_fixed_bias(form, dtype, width)):
-            print(json.dumps(asdict(one)), flush=True)
+            print(json.dumps({**made_for, **asdict(one)}), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The table of what a bias costs in instructions.
 
-    python bench/instructions.py 90 > bench/results/instructions-sm_90.md
+    python bench/compiled.py 90 64 128 | python bench/instructions.py > table.md
 
 Instructions of a thread for a pair of query and key, in the loop over whole tiles, of tables over
 far ones, and their ratio to those without a bias. Counts, not times: nothing has run.
@@ -8,16 +8,9 @@ far ones, and their ratio to those without a bias. Counts, not times: nothing ha
 
 from __future__ import annotations
 
-import os
+import json
 import sys
 
-import torch
-import triton
-from triton.runtime import driver
-
-import compiled
-
-WIDTHS = (64, 128)
 FORMS = {
     "none": "none",
     "linear": "linear: ALiBi",
@@ -26,46 +19,51 @@ FORMS = {
     "distance": "distance, far",
     "log1p_square-gain": "with outer function",
 }
-FORWARD, *BACKWARD = "attn_fwd_kernel", "attn_bwd_dq_kernel", "attn_bwd_dkv_kernel"
+FORWARD, DQ, DKV = "attn_fwd_kernel", "attn_bwd_dq_kernel", "attn_bwd_dkv_kernel"
+# Their kernels, and whether the bias is trained.
+ROWS = {
+    "forward": ([FORWARD], False),
+    "dQ": ([DQ], False),
+    "dK and dV": ([DKV], False),
+    "backward": ([DQ, DKV], False),
+    "backward, bias trained": ([DQ, DKV], True),
+}
 
 
-def a_pair(form: str, width: int, bias_gradient: bool) -> dict[str, float]:
-    """Instructions of each kernel for a pair."""
-    kernels = compiled.compiled(form, torch.bfloat16, width, bias_gradient, (FORWARD, *BACKWARD))
-    return {one.kernel: one.instructions for one in kernels}
+def instructions(kernels: list[dict]) -> dict[tuple[str, int], dict[str, float]]:
+    """For a pair, of each row's name and each width of a head, and of each form."""
+    a_pair = {}
+    for one in kernels:
+        if one["dtype"] == "bfloat16":
+            # What is computed forward does not depend on what is trained.
+            trained = one["bias_gradient"] and one["kernel"] != FORWARD
+            key = one["kernel"], one["head_dim"], trained, one["form"]
+            a_pair[key] = one["instructions"]
+    return {
+        (row, width): {
+            form: sum(a_pair[kernel, width, trained, form] for kernel in names) for form in FORMS
+        }
+        for width in sorted({one["head_dim"] for one in kernels})
+        for row, (names, trained) in ROWS.items()
+    }
 
 
-def table() -> list[str]:
+def document(kernels: list[dict]) -> str:
+    arch, triton = (kernels[0][name] for name in ("arch", "triton"))
     columns = ["kernels", "head_dim", *FORMS.values()]
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for width in WIDTHS:
-        plain = [a_pair(form, width, False) for form in FORMS]
-        trained = [a_pair(form, width, True) for form in FORMS]
-        lines += [
-            row("forward", width, [x[FORWARD] for x in plain]),
-            row("dQ", width, [x[BACKWARD[0]] for x in plain]),
-            row("dK and dV", width, [x[BACKWARD[1]] for x in plain]),
-            row("backward", width, [sum(x[k] for k in BACKWARD) for x in plain]),
-            row("backward, bias trained", width, [sum(x[k] for k in BACKWARD) for x in trained]),
-        ]
-    return lines
-
-
-def row(kernels: str, width: int, instructions: list[float]) -> str:
-    none = instructions[0]
-    cells = [f"{one:.1f} ({one / none:.2f})" for one in instructions]
-    return f"| {kernels} | {width} | {' | '.join(cells)} |"
-
-
-def main(arch: str) -> None:
-    driver.set_active(compiled.Processor(int(arch)))
-    print(f"# Instructions of the Triton kernels on sm_{arch}\n")
-    print(f"Made with Triton {triton.__version__} by bench/instructions.py, for bfloat16.\n")
-    print("\n".join(__doc__.split("\n\n")[2].splitlines()))
-    print("The gradient of a table takes a pass of its own, which is not counted.\n")
-    print("\n".join(table()))
+    lines = [
+        f"# Instructions of the Triton kernels on sm_{arch}\n",
+        f"Made with Triton {triton} by bench/instructions.py, for bfloat16.\n",
+        __doc__.split("\n\n")[2].rstrip(),
+        "The gradient of a table takes a pass of its own, which is not counted.\n",
+        f"| {' | '.join(columns)} |",
+        "|---" * len(columns) + "|",
+    ]
+    for (row, width), counts in instructions(kernels).items():
+        cells = [f"{one:.1f} ({one / counts['none']:.2f})" for one in counts.values()]
+        lines.append(f"| {row} | {width} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
-    os.environ.pop("TRITON_INTERPRET", None)
-    main(*sys.argv[1:])
+    sys.stdout.write(document([json.loads(line) for line in sys.stdin]))

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import instructions
+
 pytest.importorskip("triton", reason="needs Triton")
 # All of them look at what one process compiled.
 pytestmark = pytest.mark.xdist_group("compiled")
@@ -90,3 +92,28 @@ def test_half_precision_runs_on_matrix_units(variant):
         small = one["head_dim"] == 256 and "_bwd_" in one["kernel"]
         small |= one["kernel"] in ("attn_choose_kernel", "attn_decode_kernel")
         assert one["warpgroup" if arch == 90 and not small else "matrix"], one
+
+
+# What a bias may cost in instructions, as a ratio.
+AIMS = {"forward": 1.06, "backward": 1.05}
+MISSED = {("forward", 128, "distance"): 1.09, ("backward", 128, "cumulative-gain"): 1.06}
+
+
+@pytest.fixture
+def on_hopper(reports) -> list[dict]:
+    return reports[90, 64] + reports[90, 128]
+
+
+def test_a_bias_costs_few_instructions(on_hopper):
+    counts = instructions.instructions(on_hopper)
+    for (row, aim), width in itertools.product(AIMS.items(), (64, 128)):
+        for form in ("linear", "cumulative", "cumulative-gain", "distance"):
+            ratio = counts[row, width][form] / counts[row, width]["none"]
+            assert round(ratio, 2) <= MISSED.get((row, width, form), aim), (row, width, form)
+
+
+def test_the_table_of_instructions_is_that_of_the_kernels(on_hopper):
+    table = (BENCH / "results" / "instructions-sm_90.md").read_text()
+    if f"Triton {on_hopper[0]['triton']} " not in table:
+        pytest.skip("another version of Triton compiles to other instructions")
+    assert instructions.document(on_hopper) == table

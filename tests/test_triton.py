@@ -168,6 +168,20 @@ def test_one_large_step_leaves_its_neighbours_exact(bias, causal, dtype, step):
     check_problem(problem, attend)
 
 
+@pytest.mark.parametrize("bias", ["cumulative", "cumulative-gain"])
+def test_logits_behind_a_closed_gate_may_be_any(bias):
+    """2^20 is more than float16 holds, and less than a logit of -4e9 is rounded by."""
+    case = Case(bias, torch.float16, lengths=(200, 200), heads=(1, 1), batch=1)
+    problem = drawn(case)
+    with torch.no_grad():
+        problem.bias.steps[..., 150] = -4e9
+        if problem.bias.gain is not None:
+            problem.bias.gain.fill_(1)
+        problem.q[:, :, 150:] *= 8
+        problem.k[:, :, :150] *= 2
+    check_problem(problem, attend)
+
+
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
 @pytest.mark.parametrize("dims", [(16, 16), (80, 80)], ids=str)
 @pytest.mark.parametrize("bias", ["cumulative", "cumulative-gain"])

@@ -46,6 +46,9 @@ from .sequences import (
     own_rows,
 )
 
+# Its highest power of two.
+MOST_IN_FLOAT16 = tl.constexpr(15)
+
 
 @triton.jit
 def attend_keys(
@@ -103,8 +106,14 @@ def attend_keys(
             *(bias, problem, b, h, tile_q, tile_k, queries, keys, started, MASKED, FACTORED),
             KEYS_FIRST=False,
         )
-        m_new = tl.maximum(m, tl.max(x, 1) * multiplier + offset)
-        p = tl.exp2(x * multiplier - (m_new - offset)[:, None])
+        highest = tl.max(x, 1) * multiplier
+        m_new = tl.maximum(m, highest + offset)
+        pivot = m_new - offset
+        if tile_v.dtype == tl.float16:
+            # Keys behind a step of -1e9 count for nothing once others are seen. Until then m, which
+            # is rounded to hundreds there, leaves them weights that would be infinite.
+            pivot = tl.maximum(pivot, highest - MOST_IN_FLOAT16)
+        p = tl.exp2(x * multiplier - pivot[:, None])
         shrink = tl.exp2(m - m_new)
         l = l * shrink + tl.sum(p, 1)
         acc = dot(p.to(tile_v.dtype), tile_v, acc * shrink[:, None])
