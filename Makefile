@@ -2,6 +2,8 @@ PYTHON := python3
 IN_VENV := . .venv/bin/activate &&
 INSTALLED := .venv/installed
 KERNELS := $(shell find csrc -type f)
+# A file's tests run one after another, as they share what takes long to make.
+PYTEST := pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 OLDEST_TRITON = $(shell sed -n 's/.*"triton>=\([0-9.]*\);.*/\1/p' pyproject.toml)
 # Calls where the compiler would inline checks halve the time it takes.
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined \
@@ -21,7 +23,7 @@ demo: $(INSTALLED)  ## every bias on real text: errors, time and memory
 	$(IN_VENV) python -m biased_flash_attn demo
 
 test: $(INSTALLED)  ## the whole test suite
-	$(IN_VENV) pytest
+	$(IN_VENV) $(PYTEST)
 
 lint: $(INSTALLED)  ## ruff and clang-format
 	$(IN_VENV) ruff check
@@ -54,7 +56,7 @@ sanitize: $(INSTALLED)  ## kernel tests under AddressSanitizer and UBSan
 	rm -f build/sanitize/package/biased_flash_attn/_C.*
 	$(IN_VENV) cmake --install build/sanitize --prefix build/sanitize/package/biased_flash_attn
 	$(IN_VENV) PYTHONPATH=build/sanitize/package LD_PRELOAD="$(SANITIZER_RUNTIME)" \
-		ASAN_OPTIONS=detect_leaks=0 pytest -m sanitize
+		ASAN_OPTIONS=detect_leaks=0 $(PYTEST) -m sanitize
 
 # In an environment that already holds torch for the GPU, Triton, the build tools and pytest, and
 # compute-sanitizer: works offline.

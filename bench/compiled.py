@@ -10,7 +10,6 @@ Nothing is run.
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import os
 import re
@@ -39,7 +38,7 @@ FORMS = (
 VARIANTS = ("-plan", "-packed")  # which leave what counts in float32 as it is
 
 WIDTHS = (64, 128, 256)
-DTYPES = (torch.bfloat16, torch.float32)
+BACKWARD = ("attn_bwd_dq_kernel", "attn_bwd_dkv_kernel")
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
@@ -194,21 +193,21 @@ def count(instructions: list[str], name: str) -> int:
     return sum(bool(re.match(rf"({name})(\.|$)", one)) for one in instructions)
 
 
-def with_fixed_bias(form: str, dtype: torch.dtype, head_dim: int) -> Iterator[Compiled]:
-    """What backward has in half precision where a bias is not trained."""
-    if dtype != torch.float32:
-        backward = "attn_bwd_dq_kernel", "attn_bwd_dkv_kernel"
-        yield from compiled(form, dtype, head_dim, False, backward)
+def shipped(head_dim: int) -> Iterator[Compiled]:
+    """The kernels for a width of a head, but for some that are as those of another dtype."""
+    for form in FORMS:
+        yield from compiled(form, torch.bfloat16, head_dim)
+        yield from compiled(form, torch.bfloat16, head_dim, False, BACKWARD)
+        yield from compiled(form, torch.float16, head_dim, True, ("attn_fwd_kernel", *BACKWARD))
+        if not form.endswith(VARIANTS):
+            yield from compiled(form, torch.float32, head_dim)
 
 
 def main(arch: str, *head_dims: str) -> None:
     driver.set_active(Processor(int(arch)))
     made_for = {"arch": int(arch), "triton": triton.__version__}
-    widths = map(int, head_dims) if head_dims else WIDTHS
-    for width, dtype, form in itertools.product(widths, DTYPES, FORMS):
-        if form.endswith(VARIANTS) and dtype == torch.float32:
-            continue
-        for one in (*compiled(form, dtype, width), *with_fixed_bias(form, dtype, width)):
+    for width in map(int, head_dims) if head_dims else WIDTHS:
+        for one in shipped(width):
             print(json.dumps({**made_for, **asdict(one)}), flush=True)
 
 

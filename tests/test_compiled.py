@@ -15,8 +15,6 @@ import pytest
 import instructions
 
 pytest.importorskip("triton", reason="needs Triton")
-# All of them look at what one process compiled.
-pytestmark = pytest.mark.xdist_group("compiled")
 
 BENCH = Path(__file__).parents[1] / "bench"
 SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
@@ -31,6 +29,7 @@ WITH_PRODUCTS = (
     "attn_choose_kernel",
     "attn_decode_kernel",
 )
+OF_FLOAT16 = WITH_PRODUCTS[:3]
 ATTENTION = (*WITH_PRODUCTS, "attn_append_kernel")
 # Kernels that are not started without a bias, or for other forms.
 OF_BIASES = {
@@ -70,6 +69,8 @@ def test_every_kernel_of_every_form_compiles(variant):
     for kernel, dtype in itertools.product(ATTENTION, ("bfloat16", "float32")):
         for form in OF_BIASES.get(kernel, FORMS):
             assert (kernel, form, dtype) in made
+    for kernel, form in itertools.product(OF_FLOAT16, FORMS):
+        assert (kernel, form, "float16") in made
 
 
 def test_every_kernel_fits_shared_memory(variant):
@@ -86,7 +87,7 @@ def test_half_precision_runs_on_matrix_units(variant):
     """On Hopper those of warp groups, but for backward passes of the widest heads and for decoding,
     whose tiles have fewer rows than a warp group."""
     arch, kernels = variant
-    half = [one for one in kernels if one["dtype"] == "bfloat16" and one["kernel"] in WITH_PRODUCTS]
+    half = [one for one in kernels if one["dtype"] != "float32" and one["kernel"] in WITH_PRODUCTS]
     assert half
     for one in half:
         small = one["head_dim"] == 256 and "_bwd_" in one["kernel"]

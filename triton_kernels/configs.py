@@ -47,10 +47,13 @@ class Row:
     # problems that leave too few registers, named as heavy ones are.
     ahead: bool = False
     late: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # Those of float16, whose dS is multiplied in two parts, by field and problem.
+    in_float16: Mapping[tuple[str, str], Config] = field(default_factory=dict)
 
 
 # Problems as Kind names them.
 _SUMS = ("cumulative-plan", "cumulative-gain-plan")
+_GAINS = ("cumulative-gain", "cumulative-gain-plan")
 _PLANS = ("linear-plan", "distance-plan", *_SUMS)
 _WIDEST = Row(
     forward=Config(64, 32, 8, 1),
@@ -73,8 +76,9 @@ AMPERE = {
         heavy_backward_table=Config(32, 32, 4, 1),
         heavy={
             "forward": ("distance-plan", *_SUMS),
-            "backward_keys": ("cumulative-gain", "cumulative-gain-plan"),
+            "backward_keys": _GAINS,
         },
+        in_float16={("backward_keys", "cumulative"): Config(32, 128, 8, 2)},
     ),
     128: Row(
         forward=Config(64, 64, 4, 2),
@@ -97,6 +101,11 @@ HOPPER = {
         backward_table=Config(64, 64, 4, 2),
         heavy={"backward_queries": ("cumulative-gain-plan",)},
         ahead=True,
+        in_float16={
+            ("backward_queries", "linear"): Config(128, 64, 8, 2),
+            ("backward_queries", "linear-plan"): Config(128, 64, 8, 2),
+            ("backward_queries", "cumulative-gain"): Config(128, 64, 8, 2),
+        },
     ),
     128: Row(
         forward=Config(128, 128, 8, 2),
@@ -114,6 +123,11 @@ HOPPER = {
             "backward_queries": _SUMS,
             "backward_keys": _SUMS,
         },
+        in_float16={
+            ("forward", "cumulative-gain-plan"): Config(128, 64, 8, 2),
+            ("backward_queries", "cumulative-gain-plan"): Config(128, 32, 8, 2),
+            ("backward_keys", "cumulative-gain"): Config(32, 128, 8, 2),
+        },
     ),
     256: _WIDEST,
 }
@@ -129,6 +143,7 @@ BLACKWELL = {
             "forward": ("distance-plan", *_SUMS),
             "backward_queries": ("distance-plan", *_SUMS),
         },
+        in_float16={("backward_keys", name): Config(32, 64, 8, 2) for name in _GAINS},
     ),
     128: Row(
         forward=Config(128, 64, 8, 2),
@@ -147,6 +162,7 @@ OF_SEQUENCES = {
         forward=Config(128, 64, 8, 2),
         backward_keys=Config(32, 128, 8, 1),
         heavy_backward_keys=None,
+        in_float16={},
     ),
     128: Row(
         forward=Config(64, 64, 4, 2),
@@ -194,7 +210,7 @@ SINGLE = {
         backward_queries=Config(16, 32, 8),
         backward_keys=Config(16, 32, 8),
         backward_table=Config(32, 32, 8),
-        heavy={"forward": ("distance-plan", "cumulative-gain", "cumulative-gain-plan")},
+        heavy={"forward": ("distance-plan", *_GAINS)},
     ),
     256: Row(
         forward=Config(16, 32, 8),
@@ -202,7 +218,7 @@ SINGLE = {
         backward_queries=Config(16, 16),
         backward_keys=Config(16, 16, 8),
         backward_table=Config(16, 16),
-        heavy={"forward": ("distance-plan", "cumulative-gain", "cumulative-gain-plan")},
+        heavy={"forward": ("distance-plan", *_GAINS)},
     ),
 }
 # Small, so that short sequences have many blocks.
@@ -236,6 +252,8 @@ def choose(
     if arch != "interpreter":
         table = SINGLE if dtype == torch.float32 else _of_processor(arch, with_sequences)
         row = table[min(widest for widest in table if width <= widest)]
+    if dtype == torch.float16 and (kernel, kind.name) in row.in_float16:
+        return row.in_float16[kernel, kind.name]
     heavy = _is_heavy(kernel, row, kind) and getattr(row, f"heavy_{kernel}", None)
     late = kind.name in row.late.get(kernel, ())
     return replace(heavy or getattr(row, kernel), ahead=row.ahead and not late)
