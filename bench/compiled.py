@@ -36,6 +36,7 @@ FORMS = (
     *("none-packed", "linear-packed", "distance-packed", "cumulative-gain-packed"),
 )
 VARIANTS = ("-plan", "-packed")  # which leave what counts in float32 as it is
+SUMS = ("linear", "cumulative")  # whose kernels are others in float16 than in bfloat16
 
 WIDTHS = (64, 128, 256)
 BACKWARD = ("attn_bwd_dq_kernel", "attn_bwd_dkv_kernel")
@@ -198,7 +199,8 @@ def shipped(head_dim: int) -> Iterator[Compiled]:
     for form in FORMS:
         yield from compiled(form, torch.bfloat16, head_dim)
         yield from compiled(form, torch.bfloat16, head_dim, False, BACKWARD)
-        yield from compiled(form, torch.float16, head_dim, True, ("attn_fwd_kernel", *BACKWARD))
+        if form.startswith(SUMS):
+            yield from compiled(form, torch.float16, head_dim, True, ("attn_fwd_kernel", *BACKWARD))
         if not form.endswith(VARIANTS):
             yield from compiled(form, torch.float32, head_dim)
 
