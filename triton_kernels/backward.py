@@ -82,7 +82,7 @@ def delta_and_gain(delta, problem, b, h, first, BLOCK_M: tl.constexpr, EDGE: tl.
     """D and the gains beside it, [BLOCK_M] each, read at once; 0 beyond the last query."""
     n = tl.arange(0, BLOCK_M)[:, None]
     exists = first + n < problem.n_query if EDGE else tl.full([BLOCK_M, 1], True, tl.int1)
-    address = row_address(delta, b, h, first) + (2 * n + tl.arange(0, 2)[None, :])
+    address = row_address(delta, b, h, 0) + 2 * first + (2 * n + tl.arange(0, 2)[None, :])
     return tl.split(tl.load(address, exists, other=0.0))
 
 

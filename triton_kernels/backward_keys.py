@@ -24,6 +24,7 @@ from .factors import (
     times_factors,
 )
 from .logits import key_side, pairs, query_side
+from .operands import Rows
 from .primitives import (
     FACTORS,
     LOG2E,
@@ -110,10 +111,12 @@ def gather_from_queries(
     for i in range(begin, end, BLOCK_M):
         # [BLOCK_M, BLOCK_D], [BLOCK_M, BLOCK_DV]
         tile_q = load_tile(
-            *(q, b, h, i, problem.n_query, problem.head_dim, BLOCK_M, BLOCK_D), EDGE=MASKED
+            *(q, b, h, i, problem.n_query, problem.head_dim, BLOCK_M, BLOCK_D),
+            *(MASKED, problem.rows_alike),
         )
         tile_do = load_tile(
-            *(grad_o, b, h, i, problem.n_query, problem.value_dim, BLOCK_M, BLOCK_DV), EDGE=MASKED
+            *(grad_o, b, h, i, problem.n_query, problem.value_dim, BLOCK_M, BLOCK_DV),
+            *(MASKED, problem.rows_alike),
         )
         lse, d = query_statistics(lse_in_base_2, delta, problem, b, h, i, BLOCK_M, MASKED)
         gain = shared
@@ -190,6 +193,8 @@ def gather(
     BIAS_GRADIENT: tl.constexpr,
 ):
     """What attn_bwd_dkv_kernel does, of the keys first, first + 1, ... of a sequence."""
+    if problem.rows_alike:
+        grad_o = Rows(grad_o.start, grad_o.batch, grad_o.head, q.row)
     # [BLOCK_N, BLOCK_D], [BLOCK_N, BLOCK_DV]
     tile_k = load_tile(k, b, kv_head, first, problem.n_key, problem.head_dim, BLOCK_N, BLOCK_D)
     tile_v = load_tile(v, b, kv_head, first, problem.n_key, problem.value_dim, BLOCK_N, BLOCK_DV)

@@ -18,6 +18,7 @@ from .factors import (
     times_factors,
 )
 from .logits import key_side, pairs, query_side
+from .operands import Rows
 from .primitives import FACTORS, LOG2E, dot, group_and_block, load_tile, row_address, store_tile
 from .ranges import (
     KEY_PARTS,
@@ -94,10 +95,12 @@ def gather_from_keys(
     for j in range(begin, end, BLOCK_N):
         # [BLOCK_N, BLOCK_D], [BLOCK_N, BLOCK_DV]
         tile_k = load_tile(
-            *(k, b, kv_head, j, problem.n_key, problem.head_dim, BLOCK_N, BLOCK_D), EDGE=MASKED
+            *(k, b, kv_head, j, problem.n_key, problem.head_dim, BLOCK_N, BLOCK_D),
+            *(MASKED, problem.rows_alike),
         )
         tile_v = load_tile(
-            *(v, b, kv_head, j, problem.n_key, problem.value_dim, BLOCK_N, BLOCK_DV), EDGE=MASKED
+            *(v, b, kv_head, j, problem.n_key, problem.value_dim, BLOCK_N, BLOCK_DV),
+            *(MASKED, problem.rows_alike),
         )
         keys = key_side(bias, problem, b, h, j, BLOCK_N)
         offset = -lse
@@ -160,6 +163,8 @@ def gather(
     BIAS_GRADIENT: tl.constexpr,
 ):
     """What attn_bwd_dq_kernel does, of the queries first, first + 1, ... of a sequence."""
+    if problem.rows_alike:
+        v = Rows(v.start, v.batch, v.head, k.row)
     # [BLOCK_M, BLOCK_D], [BLOCK_M, BLOCK_DV]
     tile_q = load_tile(q, b, h, first, problem.n_query, problem.head_dim, BLOCK_M, BLOCK_D)
     tile_do = load_tile(grad_o, b, h, first, problem.n_query, problem.value_dim, BLOCK_M, BLOCK_DV)

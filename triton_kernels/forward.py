@@ -91,10 +91,12 @@ def attend_keys(
     for j in range(begin, end, BLOCK_N):
         # [BLOCK_N, BLOCK_D], [BLOCK_N, BLOCK_DV]
         tile_k = load_tile(
-            *(k, b, kv_head, j, problem.n_key, problem.head_dim, BLOCK_N, BLOCK_D), EDGE=MASKED
+            *(k, b, kv_head, j, problem.n_key, problem.head_dim, BLOCK_N, BLOCK_D),
+            *(MASKED, problem.rows_alike),
         )
         tile_v = load_tile(
-            *(v, b, kv_head, j, problem.n_key, problem.value_dim, BLOCK_N, BLOCK_DV), EDGE=MASKED
+            *(v, b, kv_head, j, problem.n_key, problem.value_dim, BLOCK_N, BLOCK_DV),
+            *(MASKED, problem.rows_alike),
         )
         keys = key_side(bias, problem, b, h, j, BLOCK_N)
         offset = 0.0

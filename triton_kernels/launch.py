@@ -51,13 +51,12 @@ def forward(
         o.zero_(), lse.fill_(-torch.inf)
     bias, problem = _operands(q, k, v, terms, gain, form, scale, causal, window, sequences)
     config, sizes = _sizes("forward", q, v, bias, plan is not None, sequences is not None)
-    # Of wide rows, the registers that k and v can share are those that a product ahead takes.
-    alike = config.ahead and v.shape[3] > 64 and k.stride(2) == v.stride(2)
+    tensors = [rows(x) for x in (q, k, v, o, lse)]
     problem = problem._replace(
-        plan=plans.of_queries(plan, problem, config.block_m), rows_alike=constexpr(alike)
+        plan=plans.of_queries(plan, problem, config.block_m),
+        rows_alike=_alike(*tensors[1:3], problem.n_key, config),
     )
     bias = with_factors(bias, problem, config, sequences)
-    tensors = map(rows, (q, k, v, o, lse))
     grid = _batch(q, sequences) * q.shape[1], triton.cdiv(problem.n_query, config.block_m)
     _launch(attn_fwd_kernel, grid, config)(*tensors, bias, problem, **sizes)
     return o, lse
@@ -105,8 +104,11 @@ def backward(
 
     kind = plan is not None, sequences is not None
     config, sizes = _sizes("backward_queries", q, v, bias, *kind)
-    problem = problem._replace(plan=plans.of_queries(plan, problem, config.block_m))
-    tensors = map(rows, (*given, grad_q, of_gain, of_queries))
+    tensors = [rows(x) for x in (*given, grad_q, of_gain, of_queries)]
+    problem = problem._replace(
+        plan=plans.of_queries(plan, problem, config.block_m),
+        rows_alike=_alike(*tensors[1:3], problem.n_key, config),
+    )
     grid = batch * q.shape[1], triton.cdiv(problem.n_query, config.block_m)
     _launch(attn_bwd_dq_kernel, grid, config)(
         *tensors,
@@ -116,12 +118,16 @@ def backward(
         BIAS_GRADIENT=has_gain,
     )
     config, sizes = _sizes("backward_keys", q, v, bias, *kind, trained=has_sums)
-    tensors = map(rows, (*given, grad_k, grad_v, of_keys))
+    tensors = [rows(x) for x in (*given, grad_k, grad_v, of_keys)]
+    through_queries = problem._replace(
+        plan=plans.of_keys(plan, problem, config.block_n),
+        rows_alike=_alike(tensors[0], tensors[3], problem.n_query, config),
+    )
     grid = batch * k.shape[1], triton.cdiv(problem.n_key, config.block_n)
     _launch(attn_bwd_dkv_kernel, grid, config)(
         *tensors,
         with_factors(bias, problem, config, sequences, statistics[0]),
-        problem._replace(plan=plans.of_keys(plan, problem, config.block_n)),
+        through_queries,
         **sizes,
         BIAS_GRADIENT=has_sums,
     )
@@ -211,6 +217,13 @@ def _operands(
         high = terms.float()
         low = torch.where(high.isfinite(), terms - high, 0).float()
     return Bias(*flags, *map(per_head, (terms, gain, high, low))), problem
+
+
+def _alike(x: Rows, y: Rows, n: int, config: Config) -> constexpr:
+    """Whether a kernel finds the n rows of x and of y at the same offsets, in 32 bits: they share
+    registers, of which a product ahead takes some."""
+    furthest = (n + max(config.block_m, config.block_n)) * x.row
+    return constexpr(config.ahead and x.row == y.row and furthest < 2**31)
 
 
 def _batch(q: Tensor, sequences: Sequences | None) -> int:

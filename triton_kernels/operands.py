@@ -85,7 +85,9 @@ class Problem(NamedTuple):
     shift: int | tl.constexpr = tl.constexpr(0)
     plan: Plan | PlanOfKeys | None = None
     sequences: Tensor | None = None
-    rows_alike: tl.constexpr = tl.constexpr(False)  # v's rows are as far apart as k's
+    # Whether rows of the two tensors through which a kernel goes are equally far apart, and those
+    # of a head less than 2^31 elements.
+    rows_alike: tl.constexpr = tl.constexpr(False)
 
 
 class Bias(NamedTuple):

@@ -55,10 +55,17 @@ def row_address(x, b, h, n):
 
 
 @triton.jit
-def tile_addresses(x, b, h, first, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
-    """Of rows first, first + 1, ..., which are less than 2^31 elements apart.  [ROWS, CHANNELS]"""
-    row = tl.arange(0, ROWS)[:, None]
-    return row_address(x, b, h, first) + (row * x.row + tl.arange(0, CHANNELS)[None, :])
+def tile_addresses(
+    x, b, h, first, ROWS: tl.constexpr, CHANNELS: tl.constexpr, NEAR: tl.constexpr = False
+):
+    """Of rows first, first + 1, ..., which are less than 2^31 elements apart; with NEAR, from row 0
+    on.  [ROWS, CHANNELS]"""
+    row, channel = tl.arange(0, ROWS)[:, None], tl.arange(0, CHANNELS)[None, :]
+    if NEAR:
+        address = row_address(x, b, h, 0) + ((first + row) * x.row + channel)
+    else:
+        address = row_address(x, b, h, first) + (row * x.row + channel)
+    return address
 
 
 @triton.jit
@@ -78,9 +85,13 @@ def load_tile(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
     EDGE: tl.constexpr = True,
+    NEAR: tl.constexpr = False,
 ):
-    """Rows first, first + 1, ..., zero beyond n_rows and DIM. Without EDGE all rows are there."""
-    address = tile_addresses(x, b, h, first, ROWS, CHANNELS)
+    """Rows first, first + 1, ..., zero beyond n_rows and DIM. Without EDGE all rows are there.
+
+    NEAR: see tile_addresses.
+    """
+    address = tile_addresses(x, b, h, first, ROWS, CHANNELS, NEAR)
     if EDGE:
         tile = tl.load(address, tile_mask(first, n_rows, DIM, ROWS, CHANNELS), other=0.0)
     elif DIM != CHANNELS:
