@@ -34,8 +34,10 @@ FORMS = (
     *("none", "linear", "distance", "cumulative", "cumulative-gain", "log1p_square-gain"),
     *("linear-plan", "distance-plan", "cumulative-gain-plan"),
     *("none-packed", "linear-packed", "distance-packed", "cumulative-gain-packed"),
+    *("linear-strided", "distance-strided", "cumulative-gain-strided"),
 )
-VARIANTS = ("-plan", "-packed")  # which leave what counts in float32 as it is
+# They leave what counts in float32 as it is. Strided are those whose v has rows further apart.
+VARIANTS = ("-plan", "-packed", "-strided")
 SUMS = ("linear", "cumulative")  # whose kernels are others in float16 than in bfloat16
 
 WIDTHS = (64, 128, 256)
@@ -105,6 +107,10 @@ def compiled(
 def attend(form: str, dtype: torch.dtype, head_dim: int, bias_gradient: bool) -> None:
     batch, heads, n = 1, 16, 4096
     q, k, v, grad_o = (torch.empty(batch, heads, n, head_dim, dtype=dtype) for _ in range(4))
+    if form.endswith("-strided"):
+        v, grad_o = (
+            x.new_empty(batch, heads, n, 2 * head_dim)[..., :head_dim] for x in (v, grad_o)
+        )
     terms, gain, plan, sequences = None, None, None, None
     if form.endswith("-plan"):
         plan = torch.empty(2, batch, heads, n // 128, dtype=torch.int32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -52,10 +53,11 @@ def forward(
     bias, problem = _operands(q, k, v, terms, gain, form, scale, causal, window, sequences)
     config, sizes = _sizes("forward", q, v, bias, plan is not None, sequences is not None)
     tensors = [rows(x) for x in (q, k, v, o, lse)]
+    alike = _alike(*tensors[1:3], problem.n_key, config)
     problem = problem._replace(
-        plan=plans.of_queries(plan, problem, config.block_m),
-        rows_alike=_alike(*tensors[1:3], problem.n_key, config),
+        plan=plans.of_queries(plan, problem, config.block_m), rows_alike=constexpr(alike)
     )
+    config = replace(config, ahead=alike)
     bias = with_factors(bias, problem, config, sequences)
     grid = _batch(q, sequences) * q.shape[1], triton.cdiv(problem.n_query, config.block_m)
     _launch(attn_fwd_kernel, grid, config)(*tensors, bias, problem, **sizes)
@@ -107,7 +109,7 @@ def backward(
     tensors = [rows(x) for x in (*given, grad_q, of_gain, of_queries)]
     problem = problem._replace(
         plan=plans.of_queries(plan, problem, config.block_m),
-        rows_alike=_alike(*tensors[1:3], problem.n_key, config),
+        rows_alike=constexpr(_alike(*tensors[1:3], problem.n_key, config)),
     )
     grid = batch * q.shape[1], triton.cdiv(problem.n_query, config.block_m)
     _launch(attn_bwd_dq_kernel, grid, config)(
@@ -121,7 +123,7 @@ def backward(
     tensors = [rows(x) for x in (*given, grad_k, grad_v, of_keys)]
     through_queries = problem._replace(
         plan=plans.of_keys(plan, problem, config.block_n),
-        rows_alike=_alike(tensors[0], tensors[3], problem.n_query, config),
+        rows_alike=constexpr(_alike(tensors[0], tensors[3], problem.n_query, config)),
     )
     grid = batch * k.shape[1], triton.cdiv(problem.n_key, config.block_n)
     _launch(attn_bwd_dkv_kernel, grid, config)(
@@ -219,11 +221,11 @@ def _operands(
     return Bias(*flags, *map(per_head, (terms, gain, high, low))), problem
 
 
-def _alike(x: Rows, y: Rows, n: int, config: Config) -> constexpr:
+def _alike(x: Rows, y: Rows, n: int, config: Config) -> bool:
     """Whether a kernel finds the n rows of x and of y at the same offsets, in 32 bits: they share
-    registers, of which a product ahead takes some."""
+    registers, of which a product ahead takes some, in forward passes more than there are else."""
     furthest = (n + max(config.block_m, config.block_n)) * x.row
-    return constexpr(config.ahead and x.row == y.row and furthest < 2**31)
+    return config.ahead and x.row == y.row and furthest < 2**31
 
 
 def _batch(q: Tensor, sequences: Sequences | None) -> int:
