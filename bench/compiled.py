@@ -36,7 +36,7 @@ FORMS = (
     *("none-packed", "linear-packed", "distance-packed", "cumulative-gain-packed"),
     *("linear-strided", "distance-strided", "cumulative-gain-strided"),
 )
-# They leave what counts in float32 as it is. Strided are those whose v has rows further apart.
+# They leave what counts in float32 as it is. Of strided problems, rows of v are further apart.
 VARIANTS = ("-plan", "-packed", "-strided")
 SUMS = ("linear", "cumulative")  # whose kernels are others in float16 than in bfloat16
 
@@ -108,9 +108,7 @@ def attend(form: str, dtype: torch.dtype, head_dim: int, bias_gradient: bool) ->
     batch, heads, n = 1, 16, 4096
     q, k, v, grad_o = (torch.empty(batch, heads, n, head_dim, dtype=dtype) for _ in range(4))
     if form.endswith("-strided"):
-        v, grad_o = (
-            x.new_empty(batch, heads, n, 2 * head_dim)[..., :head_dim] for x in (v, grad_o)
-        )
+        v, grad_o = torch.empty(2, batch, heads, n, 2 * head_dim, dtype=dtype)[..., :head_dim]
     terms, gain, plan, sequences = None, None, None, None
     if form.endswith("-plan"):
         plan = torch.empty(2, batch, heads, n // 128, dtype=torch.int32)
