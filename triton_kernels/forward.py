@@ -114,7 +114,7 @@ def attend_keys(
         if tile_v.dtype == tl.float16:
             # Keys behind a step of -1e9 count for nothing once others are seen. Until then m, which
             # is rounded to hundreds there, leaves them weights that would be infinite.
-            pivot = tl.maximum(pivot, highest - MOST_IN_FLOAT16)
+            pivot += tl.maximum(highest - pivot - MOST_IN_FLOAT16, 0.0)
         p = tl.exp2(x * multiplier - pivot[:, None])
         shrink = tl.exp2(m - m_new)
         l = l * shrink + tl.sum(p, 1)
