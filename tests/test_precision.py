@@ -175,11 +175,13 @@ def left_of_cancelling(attend, bias: str, dims: tuple[int, int], causal: bool) -
 
     It moves all sums alike, and so nothing: what a pair adds to the sum of its query and to that of
     its key cancels, unless the two are rounded apart. That would gather in the gradients of all
-    steps, which are sums over later queries and keys.
+    steps, which are sums over later queries and keys. Where products of tiles come out otherwise
+    by a last bit, a pair that lies between two numbers is rounded apart as well, in some of the
+    heads.
     """
-    settings = {"lengths": (200, 200), "dims": dims, "heads": (1, 1), "batch": 1, "causal": causal}
+    settings = {"lengths": (140, 140), "dims": dims, "heads": (3, 3), "batch": 1, "causal": causal}
     gradient = evaluate(drawn(Case(bias, torch.bfloat16, **settings)), attend)["gradient of steps"]
-    return (gradient[..., 0].abs() / gradient.square().mean().sqrt()).item()
+    return (gradient[..., 0].abs() / gradient.square().mean(-1).sqrt()).median().item()
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
