@@ -138,6 +138,14 @@ def test_dropout_is_refused_in_training(model):
         model.train()(**calls(model))
 
 
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_other_implementations_are_refused_after_acceleration(implementation):
+    model = accelerated(t5())
+    model.set_attn_implementation(implementation)
+    with pytest.raises(NotImplementedError, match=f"^attn_implementation is '{implementation}'"):
+        model(**calls(model))
+
+
 @pytest.mark.parametrize("make", [bloom, mpt, falcon])
 def test_static_caches_are_refused(make):
     model = accelerated(make())

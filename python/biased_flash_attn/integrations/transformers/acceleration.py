@@ -93,6 +93,10 @@ def _name_in_configs(model: PreTrainedModel, types: tuple[type, ...]) -> None:
 
 def _refuse_unserved(trunk: PreTrainedModel, args: tuple, kwargs: dict) -> None:
     """Before a forward pass, what it would ignore or fail at without a reason."""
+    if (implementation := trunk.config._attn_implementation) != NAME:
+        raise NotImplementedError(
+            f"attn_implementation is {implementation!r}; an accelerated model keeps {NAME!r}"
+        )
     given = inspect.signature(trunk.forward).bind_partial(*args, **kwargs).arguments
     given.update(given.pop("kwargs", {}))
     refuse(given)
