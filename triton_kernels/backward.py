@@ -51,20 +51,10 @@ def attn_bwd_delta_kernel(
     tl.store(row_address(lse_in_base_2, b, h, 0) + i, tl.where(empty, INFINITY, values), exists)
 
 
-@triton.constexpr_function
-def sums_are_coarse(factored, width, with_gain):
-    """Whether the gradients of C are sums of dS in bfloat16, as products with factors are.
-
-    width: that of rows of q and v together. It is one or the other in both passes and all tiles: in
-    the gradients of steps, what a pair adds to C of its query and to C of its key has to cancel,
-    its rounding too.
-    """
-    return factored and (width <= 128 or with_gain)
-
-
 @triton.jit
 def coarse(grad_s, IN_TWO: tl.constexpr):
-    """dS as times_factors rounds it, but for float16 inputs, where that is next to nothing."""
+    """dS as times_factors rounds it, so that in gradients of steps what a pair adds to C of its
+    query and to C of its key cancels. For float16 inputs that is next to nothing."""
     return grad_s if IN_TWO else grad_s.to(tl.bfloat16).to(tl.float32)
 
 

@@ -9,15 +9,15 @@ from .backward import (
     coarse,
     delta_and_gain,
     query_statistics,
-    sums_are_coarse,
     weights_and_gradients,
 )
 from .bias import shared_gain, tile_gradients
 from .factors import (
+    SUMS,
     following,
+    gain_factors,
     key_gradient_sums,
     key_origin,
-    query_factors,
     query_origin,
     tile_key_factors,
     tile_query_factors,
@@ -30,7 +30,6 @@ from .primitives import (
     LOG2E,
     dot,
     group_and_block,
-    load_numbers,
     load_tile,
     position,
     row_address,
@@ -75,7 +74,6 @@ def gather_from_queries(
     dk,
     dv,
     of_sums,
-    products,
     BLOCK_M: tl.constexpr,
     MASKED: tl.constexpr,
     FACTORED: tl.constexpr,
@@ -87,16 +85,19 @@ def gather_from_queries(
     BLOCK_N: tl.constexpr = tile_k.shape[0]
     BLOCK_D: tl.constexpr = tile_k.shape[1]
     BLOCK_DV: tl.constexpr = tile_v.shape[1]
-    WIDTH: tl.constexpr = BLOCK_D + BLOCK_DV
-    COARSE: tl.constexpr = sums_are_coarse(bias.factored, WIDTH, bias.gain is not None)
-    # Where all pairs have the same sign, gradients of sums are products of dS and factors: those of
-    # the queries or, where wide rows leave them no registers, others, made of their gains. These
-    # take as many as what comes ahead does, and else sums of pairs take the place of products.
-    HAVE_ROOM: tl.constexpr = WIDTH <= 128 or bias.ahead
-    PRODUCTS: tl.constexpr = BIAS_GRADIENT and COARSE and HAVE_ROOM and (FACTORED or problem.causal)
-    KEPT: tl.constexpr = PRODUCTS and FACTORED and WIDTH <= 128
-    AHEAD: tl.constexpr = FACTORED and bias.ahead and not KEPT
+    # Where all pairs have the same sign, gradients of sums are products of dS and factors. Those of
+    # gains take registers, which wide heads have left where a tile's bias is computed ahead.
+    HAVE_ROOM: tl.constexpr = bias.gain is None or BLOCK_D + BLOCK_DV <= 128 or bias.ahead
+    PRODUCTS: tl.constexpr = (
+        BIAS_GRADIENT and bias.factored and HAVE_ROOM and (FACTORED or problem.causal)
+    )
+    AHEAD: tl.constexpr = FACTORED and bias.ahead
+    # Those that a tile begins with serve again, in all their columns, unless they came ahead.
+    KEPT: tl.constexpr = PRODUCTS and bias.gain is not None and FACTORED and not AHEAD
     shared = shared_gain(bias, b, h, BLOCK_M)
+    if PRODUCTS and bias.gain is None:
+        factors = gain_factors(problem, shared, SIDE)
+    products = tl.zeros([BLOCK_N, FACTORS if KEPT else SUMS], tl.float32)
     started = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     if FACTORED:
         from_keys = key_origin(bias, problem, b, h, keys[0], BLOCK_N, SIDE)
@@ -112,20 +113,16 @@ def gather_from_queries(
         # [BLOCK_M, BLOCK_D], [BLOCK_M, BLOCK_DV]
         tile_q = load_tile(
             *(q, b, h, i, problem.n_query, problem.head_dim, BLOCK_M, BLOCK_D),
-            *(MASKED, problem.rows_alike),
+            *(MASKED, problem.rows_near),
         )
         tile_do = load_tile(
             *(grad_o, b, h, i, problem.n_query, problem.value_dim, BLOCK_M, BLOCK_DV),
-            *(MASKED, problem.rows_alike),
+            *(MASKED, problem.rows_near),
         )
         lse, d = query_statistics(lse_in_base_2, delta, problem, b, h, i, BLOCK_M, MASKED)
         gain = shared
         if bias.gain is not None:
-            # Read with D, gains take the registers that sums of gradients need.
-            if BIAS_GRADIENT:
-                gain = load_numbers(bias.gain, problem, b, h, i, 0.0, BLOCK_M, MASKED)
-            else:
-                d, gain = delta_and_gain(delta, problem, b, h, i, BLOCK_M, MASKED)
+            d, gain = delta_and_gain(delta, problem, b, h, i, BLOCK_M, MASKED)
         queries = query_side(bias, problem, b, h, i, gain, BLOCK_M)
         offset = -lse
         if FACTORED and bias.form != "distance":
@@ -139,8 +136,11 @@ def gather_from_queries(
             started = dot(k_factors, tl.trans(q_factors))
         if KEPT:
             factors = q_factors
-        elif PRODUCTS:
-            factors = query_factors((gain * (-SIDE / problem.scale))[:, None], 0.0)
+        elif PRODUCTS and bias.gain is not None:
+            if FACTORED:
+                factors = tile_query_factors(bias, b, h, i, BLOCK_M, SIDE, COLUMNS=SUMS)
+            else:
+                factors = gain_factors(problem, gain, SIDE)
         p, grad_s = weights_and_gradients(
             *(bias, problem, b, h, tile_q, tile_k, tile_v, tile_do, offset, d),
             *(queries, keys, started, MASKED, FACTORED),
@@ -151,7 +151,7 @@ def gather_from_queries(
         if PRODUCTS:
             products = times_factors(grad_s, factors, products, tile_q.dtype == tl.float16)
         elif BIAS_GRADIENT:
-            if COARSE:
+            if bias.factored:
                 grad_s = coarse(grad_s, tile_q.dtype == tl.float16)
             of_pairs = tile_gradients(bias, problem, grad_s, *pairs(bias, queries, keys, True))
             of_sums -= tl.sum(of_pairs[1] * queries[1][None, :], 1)
@@ -167,7 +167,9 @@ def gather_from_queries(
             else:
                 q_factors = tile_query_factors(bias, b, h, next_i, BLOCK_M, SIDE)
             started = dot(k_factors, tl.trans(q_factors))
-    return dk, dv, of_sums, products
+    if PRODUCTS:
+        of_sums += key_gradient_sums(problem, products)
+    return dk, dv, of_sums
 
 
 @triton.jit
@@ -205,14 +207,13 @@ def gather(
         keys = key_side(bias, problem, b, h, first, BLOCK_N)
         bounds = query_ranges(problem, bias, b, h, first, BLOCK_M, BLOCK_N)
         of_sums = tl.zeros([BLOCK_N], tl.float32)
-        products = tl.zeros([BLOCK_N, FACTORS], tl.float32)
         for PART in tl.static_range(QUERY_PARTS):
             if query_part_exists(
                 *(PART, problem.causal, problem.plan is not None, bias.form, bias.factored)
             ):
-                dk, dv, of_sums, products = gather_from_queries(
+                dk, dv, of_sums = gather_from_queries(
                     *(q, grad_o, lse_in_base_2, delta, bias, problem, b, h, tile_k, tile_v),
-                    *(keys, bounds[PART], bounds[PART + 1], dk, dv, of_sums, products),
+                    *(keys, bounds[PART], bounds[PART + 1], dk, dv, of_sums),
                     BLOCK_M=part_block(BLOCK_M, query_part_is_factored(PART), bias.factored),
                     MASKED=query_part_is_masked(PART),
                     FACTORED=query_part_is_factored(PART),
@@ -220,7 +221,6 @@ def gather(
                     BIAS_GRADIENT=BIAS_GRADIENT,
                 )
         if BIAS_GRADIENT:
-            of_sums += key_gradient_sums(problem, products)
             j = first + tl.arange(0, BLOCK_N)
             tl.store(row_address(grad_sums, b, h, 0) + j, of_sums, j < problem.n_key)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .backward import coarse, query_statistics, sums_are_coarse, weights_and_gradients
+from .backward import coarse, query_statistics, weights_and_gradients
 from .bias import gains, tile_gradients, way_from
 from .factors import (
+    SUMS,
+    alike_key_factors,
     following,
     key_origin,
     key_product,
@@ -19,7 +21,7 @@ from .factors import (
 )
 from .logits import key_side, pairs, query_side
 from .operands import Rows
-from .primitives import FACTORS, LOG2E, dot, group_and_block, load_tile, row_address, store_tile
+from .primitives import LOG2E, dot, group_and_block, load_tile, row_address, store_tile
 from .ranges import (
     KEY_PARTS,
     key_part_exists,
@@ -73,9 +75,9 @@ def gather_from_keys(
     kv_head = h // problem.group
     lse, delta = statistics
     AHEAD: tl.constexpr = FACTORED and bias.ahead
-    COARSE: tl.constexpr = sums_are_coarse(
-        bias.factored, BLOCK_D + BLOCK_DV, bias.gain is not None or bias.form == "linear"
-    )
+    PRODUCTS: tl.constexpr = BIAS_GRADIENT and FACTORED
+    if PRODUCTS and bias.gain is None:
+        factors = alike_key_factors(BLOCK_N, SIDE)
     started = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     if FACTORED:
         q_factors = tile_query_factors(bias, b, h, first, BLOCK_M, SIDE)
@@ -89,18 +91,18 @@ def gather_from_keys(
             bias, problem, b, h, q_factors, queries[0], begin, BLOCK_N, SIDE, end - begin
         )
     # dS times key factors, of all tiles; and of each tile, times the way of C since its origin.
-    products = tl.zeros([BLOCK_M, FACTORS], tl.float32)
-    carried = tl.zeros([BLOCK_M, FACTORS], tl.float32)
+    products = tl.zeros([BLOCK_M, SUMS], tl.float32)
+    carried = tl.zeros([BLOCK_M, SUMS], tl.float32)
     way = 0.0
     for j in range(begin, end, BLOCK_N):
         # [BLOCK_N, BLOCK_D], [BLOCK_N, BLOCK_DV]
         tile_k = load_tile(
             *(k, b, kv_head, j, problem.n_key, problem.head_dim, BLOCK_N, BLOCK_D),
-            *(MASKED, problem.rows_alike),
+            *(MASKED, problem.rows_near),
         )
         tile_v = load_tile(
             *(v, b, kv_head, j, problem.n_key, problem.value_dim, BLOCK_N, BLOCK_DV),
-            *(MASKED, problem.rows_alike),
+            *(MASKED, problem.rows_near),
         )
         keys = key_side(bias, problem, b, h, j, BLOCK_N)
         offset = -lse
@@ -116,14 +118,15 @@ def gather_from_keys(
             KEYS_FIRST=False,
         )
         dq = dot(grad_s.to(tile_k.dtype), tile_k, dq)
-        if BIAS_GRADIENT and FACTORED and COARSE:
+        if PRODUCTS:
             carried += products * (last_way - way)
-            k_factors = tile_key_factors(bias, problem, b, h, queries[0], j, BLOCK_N, SIDE)
-            products = times_factors(grad_s, k_factors, products, tile_k.dtype == tl.float16)
-        elif BIAS_GRADIENT and FACTORED:
-            of_sums += SIDE * tl.sum(grad_s, 1)
+            if bias.gain is not None:
+                factors = tile_key_factors(
+                    bias, problem, b, h, queries[0], j, BLOCK_N, SIDE, COLUMNS=SUMS
+                )
+            products = times_factors(grad_s, factors, products, tile_k.dtype == tl.float16)
         elif BIAS_GRADIENT:
-            if COARSE:
+            if bias.factored:
                 grad_s = coarse(grad_s, tile_k.dtype == tl.float16)
             of_pairs = tile_gradients(bias, problem, grad_s, *pairs(bias, queries, keys, False))
             of_gain += tl.sum(of_pairs[0], 1)
@@ -133,7 +136,7 @@ def gather_from_keys(
             from_keys = key_origin(bias, problem, b, h, next_j, BLOCK_N, SIDE)
         if AHEAD:
             started = key_product(bias, problem, b, h, q_factors, queries[0], next_j, BLOCK_N, SIDE)
-    if BIAS_GRADIENT and FACTORED and COARSE:
+    if PRODUCTS:
         of_tiles = query_gradient_sums(products, carried, way_of_query + way, SIDE)
         of_gain += of_tiles[0]
         of_sums += of_tiles[1]

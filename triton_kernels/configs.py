@@ -209,8 +209,9 @@ SINGLE = {
         heavy_forward=Config(16, 16, 8),
         backward_queries=Config(16, 32, 8),
         backward_keys=Config(16, 32, 8),
+        heavy_backward_keys=Config(16, 16, 8),
         backward_table=Config(32, 32, 8),
-        heavy={"forward": ("distance-plan", *_GAINS)},
+        heavy={"forward": ("distance-plan", *_GAINS), "backward_keys": _GAINS},
     ),
     256: Row(
         forward=Config(16, 32, 8),

@@ -9,7 +9,8 @@ rows are keys, it is three more columns, along with the query's lse, but for its
 queries share. What a large step would round away, were C counted from elsewhere, it hides.
 
 The same columns, multiplied with dS, give the sums of the gradients: those of the keys' numbers
-over keys, of the queries' numbers over queries. Tables have factors of their own: polynomials.py.
+over keys, of the queries' numbers over queries. The first SUMS of them do; where queries have no
+gains of their own, tiles have these alike. Tables have factors of their own: polynomials.py.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from .sequences import (
 
 # Finite, so that its parts are: a logit of a query without weights.
 LEAST = tl.constexpr(-1e30)
+# Of the FACTORS columns, those that sums of gradients take: as few as matrix units allow.
+SUMS = tl.constexpr(8)
 
 
 @triton.jit
@@ -46,47 +49,63 @@ def parts(x, is_middle, is_low):
 
 
 @triton.jit
-def query_factors(x, y):
+def query_factors(x, y, COLUMNS: tl.constexpr = FACTORS):
     """Columns high, high, high, middle, middle, low of x, high, middle, low of y, and zeros.
 
-    [n, 1] to [n, FACTORS].
+    [n, 1] to [n, COLUMNS], as many of them.
     """
-    column = tl.arange(0, FACTORS)[None, :]
+    column = tl.arange(0, COLUMNS)[None, :]
     values = tl.where(column < 6, x, tl.where(column < 9, y, 0.0))
     is_middle = (column == 3) | (column == 4) | (column == 7)
     return parts(values, is_middle, (column == 5) | (column == 8))
 
 
 @triton.jit
-def key_factors(x):
+def key_factors(x, COLUMNS: tl.constexpr = FACTORS):
     """Columns high, middle, low, high, middle, high of x, three ones, and zeros.
 
-    [n, 1] to [n, FACTORS].
+    [n, 1] to [n, COLUMNS], as many of them.
     """
-    column = tl.arange(0, FACTORS)[None, :]
+    column = tl.arange(0, COLUMNS)[None, :]
     values = tl.where(column < 6, x, tl.where(column < 9, 1.0, 0.0))
     return parts(values, (column == 1) | (column == 4), column == 2)
 
 
 @triton.jit
 def tile_query_factors(
-    bias, b, h, first, BLOCK_M: tl.constexpr, SIDE: tl.constexpr, remaining=None
+    bias,
+    b,
+    h,
+    first,
+    BLOCK_M: tl.constexpr,
+    SIDE: tl.constexpr,
+    remaining=None,
+    COLUMNS: tl.constexpr = FACTORS,
 ):
-    """Those of BLOCK_M queries, where all keys are on the side SIDE. [BLOCK_M, FACTORS]
+    """Those of BLOCK_M queries, where all keys are on the side SIDE. [BLOCK_M, COLUMNS]
 
     remaining: see load_if.
     """
     # Of a table, queries have the factors of their row in the tile.
     row = 0 if bias.form == "distance" else first
-    address = tile_addresses(bias.query_factors, b, h, row, BLOCK_M, FACTORS)
+    address = tile_addresses(bias.query_factors, b, h, row, BLOCK_M, COLUMNS)
     return load_if(address + (bias.query_factors.side if SIDE < 0 else 0), remaining)
 
 
 @triton.jit
 def tile_key_factors(
-    bias, problem, b, h, p, j, BLOCK_N: tl.constexpr, SIDE: tl.constexpr, remaining=None
+    bias,
+    problem,
+    b,
+    h,
+    p,
+    j,
+    BLOCK_N: tl.constexpr,
+    SIDE: tl.constexpr,
+    remaining=None,
+    COLUMNS: tl.constexpr = FACTORS,
 ):
-    """Those of keys j, j + 1, ..., all there, for queries from position p on. [BLOCK_N, FACTORS]
+    """Those of keys j, j + 1, ..., all there, for queries from position p on. [BLOCK_N, COLUMNS]
 
     remaining: see load_if.
     """
@@ -96,7 +115,7 @@ def tile_key_factors(
     address = row_address(bias.key_factors, b, h, 0) + row * bias.key_factors.row
     address += bias.key_factors.side if SIDE < 0 else 0
     n = tl.arange(0, BLOCK_N)[:, None]
-    return load_if(address + (n * step + tl.arange(0, FACTORS)[None, :]), remaining)
+    return load_if(address + (n * step + tl.arange(0, COLUMNS)[None, :]), remaining)
 
 
 @triton.jit
@@ -220,13 +239,26 @@ def times_factors(grad_s, factors, acc, IN_TWO: tl.constexpr):
 
 
 @triton.jit
+def alike_key_factors(BLOCK_N: tl.constexpr, SIDE: tl.constexpr):
+    """Those of a tile of keys, where C is the position; where it is not, only their ones count."""
+    from_origin = tl.arange(0, BLOCK_N) - (BLOCK_N - 1 if SIDE > 0 else 0)
+    return key_factors(from_origin.to(tl.float32)[:, None], SUMS)
+
+
+@triton.jit
+def gain_factors(problem, gain, SIDE: tl.constexpr):
+    """Those of queries with these gains. [BLOCK_M, SUMS]"""
+    return query_factors((gain * (-SIDE / problem.scale))[:, None], 0.0, SUMS)
+
+
+@triton.jit
 def query_gradient_sums(sums, carried, way, SIDE: tl.constexpr):
     """The gradients of the gain and, still to be multiplied by it, of C[p]. [BLOCK_M] each.
 
     sums: those of dS times key factors over all tiles. carried: those of each tile, times the way
     of C from its origin to that of the last tile, from which it is way to C[p].
     """
-    column = tl.arange(0, FACTORS)[None, :]
+    column = tl.arange(0, SUMS)[None, :]
     of_ones = tl.sum(tl.where(column == 6, sums, 0.0), 1)
     of_keys = tl.sum(tl.where(column < 3, sums, 0.0), 1)
     of_origins = tl.sum(tl.where(column == 6, carried, 0.0), 1)
@@ -236,6 +268,6 @@ def query_gradient_sums(sums, carried, way, SIDE: tl.constexpr):
 @triton.jit
 def key_gradient_sums(problem, sums):
     """The gradient of C[j], from dS times query factors."""
-    column = tl.arange(0, FACTORS)[None, :]
+    column = tl.arange(0, sums.shape[1])[None, :]
     parts = (column == 0) | (column == 3) | (column == 5)
     return tl.sum(tl.where(parts, sums, 0.0), 1) * problem.scale

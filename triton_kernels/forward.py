@@ -92,11 +92,11 @@ def attend_keys(
         # [BLOCK_N, BLOCK_D], [BLOCK_N, BLOCK_DV]
         tile_k = load_tile(
             *(k, b, kv_head, j, problem.n_key, problem.head_dim, BLOCK_N, BLOCK_D),
-            *(MASKED, problem.rows_alike),
+            *(MASKED, problem.rows_near),
         )
         tile_v = load_tile(
             *(v, b, kv_head, j, problem.n_key, problem.value_dim, BLOCK_N, BLOCK_DV),
-            *(MASKED, problem.rows_alike),
+            *(MASKED, problem.rows_near),
         )
         keys = key_side(bias, problem, b, h, j, BLOCK_N)
         offset = 0.0

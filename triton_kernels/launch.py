@@ -53,11 +53,9 @@ def forward(
     bias, problem = _operands(q, k, v, terms, gain, form, scale, causal, window, sequences)
     config, sizes = _sizes("forward", q, v, bias, plan is not None, sequences is not None)
     tensors = [rows(x) for x in (q, k, v, o, lse)]
-    alike = _alike(*tensors[1:3], problem.n_key, config)
-    problem = problem._replace(
-        plan=plans.of_queries(plan, problem, config.block_m), rows_alike=constexpr(alike)
-    )
-    config = replace(config, ahead=alike)
+    problem = _through(*tensors[1:3], problem.n_key, problem, config)
+    config = replace(config, ahead=problem.rows_alike.value)
+    problem = problem._replace(plan=plans.of_queries(plan, problem, config.block_m))
     bias = with_factors(bias, problem, config, sequences)
     grid = _batch(q, sequences) * q.shape[1], triton.cdiv(problem.n_query, config.block_m)
     _launch(attn_fwd_kernel, grid, config)(*tensors, bias, problem, **sizes)
@@ -89,11 +87,10 @@ def backward(
     bias, problem = _operands(q, k, v, terms, gain, form, scale, causal, window, sequences)
     has_gain = with_bias_gradient and form not in ("none", "distance")
     has_sums = has_gain and form != "linear"
-    # Beside D, gains are read at once with it where no sums of gradients take the registers.
-    beside = None if has_sums else bias.gain
-    delta = torch.empty_like(lse) if beside is None else lse.new_empty((*lse.shape, 2))
+    # Gains lie beside D, so that they are read at once with it.
+    delta = torch.empty_like(lse) if gain is None else lse.new_empty((*lse.shape, 2))
     statistics = torch.empty_like(lse), delta
-    _delta(problem, beside, o, grad_o, lse, grad_lse.contiguous(), *statistics)
+    _delta(problem, bias.gain, o, grad_o, lse, grad_lse.contiguous(), *statistics)
     given = (q, k, v, grad_o, *statistics)
 
     grad_q, grad_k, grad_v = (empty_rows(x, x.shape[3]) for x in (q, k, v))
@@ -107,24 +104,22 @@ def backward(
     kind = plan is not None, sequences is not None
     config, sizes = _sizes("backward_queries", q, v, bias, *kind)
     tensors = [rows(x) for x in (*given, grad_q, of_gain, of_queries)]
-    problem = problem._replace(
-        plan=plans.of_queries(plan, problem, config.block_m),
-        rows_alike=constexpr(_alike(*tensors[1:3], problem.n_key, config)),
-    )
+    problem = problem._replace(plan=plans.of_queries(plan, problem, config.block_m))
+    through_keys = _through(*tensors[1:3], problem.n_key, problem, config)
+    config = replace(config, ahead=through_keys.rows_near.value)
     grid = batch * q.shape[1], triton.cdiv(problem.n_query, config.block_m)
     _launch(attn_bwd_dq_kernel, grid, config)(
         *tensors,
         with_factors(bias, problem, config, sequences),
-        problem,
+        through_keys,
         **sizes,
         BIAS_GRADIENT=has_gain,
     )
     config, sizes = _sizes("backward_keys", q, v, bias, *kind, trained=has_sums)
     tensors = [rows(x) for x in (*given, grad_k, grad_v, of_keys)]
-    through_queries = problem._replace(
-        plan=plans.of_keys(plan, problem, config.block_n),
-        rows_alike=constexpr(_alike(tensors[0], tensors[3], problem.n_query, config)),
-    )
+    through_queries = problem._replace(plan=plans.of_keys(plan, problem, config.block_n))
+    through_queries = _through(tensors[0], tensors[3], problem.n_query, through_queries, config)
+    config = replace(config, ahead=through_queries.rows_near.value)
     grid = batch * k.shape[1], triton.cdiv(problem.n_key, config.block_n)
     _launch(attn_bwd_dkv_kernel, grid, config)(
         *tensors,
@@ -221,11 +216,13 @@ def _operands(
     return Bias(*flags, *map(per_head, (terms, gain, high, low))), problem
 
 
-def _alike(x: Rows, y: Rows, n: int, config: Config) -> bool:
-    """Whether a kernel finds the n rows of x and of y at the same offsets, in 32 bits: they share
-    registers, of which a product ahead takes some, in forward passes more than there are else."""
-    furthest = (n + max(config.block_m, config.block_n)) * x.row
-    return config.ahead and x.row == y.row and furthest < 2**31
+def _through(x: Rows, y: Rows, n: int, problem: Problem, config: Config) -> Problem:
+    """The problem of a kernel that goes through the n rows of x and of y. Products ahead take the
+    registers that offsets of 32 bits leave, in forward passes those of one of two offsets."""
+    furthest = (n + max(config.block_m, config.block_n)) * max(x.row, y.row)
+    near = config.ahead and furthest < 2**31
+    alike = near and x.row == y.row
+    return problem._replace(rows_near=constexpr(near), rows_alike=constexpr(alike))
 
 
 def _batch(q: Tensor, sequences: Sequences | None) -> int:

@@ -85,8 +85,9 @@ class Problem(NamedTuple):
     shift: int | tl.constexpr = tl.constexpr(0)
     plan: Plan | PlanOfKeys | None = None
     sequences: Tensor | None = None
-    # Whether rows of the two tensors through which a kernel goes are equally far apart, and those
-    # of a head less than 2^31 elements.
+    # Whether rows of a head, of the two tensors through which a kernel goes, are less than 2^31
+    # elements apart, so that offsets take 32 bits; and equally far, so that both have the same.
+    rows_near: tl.constexpr = tl.constexpr(False)
     rows_alike: tl.constexpr = tl.constexpr(False)
 
 
