@@ -188,6 +188,7 @@ OF_SEQUENCES_ON_BLACKWELL = OF_SEQUENCES | {
         heavy_forward=None,
         backward_queries=Config(128, 32, 8, 2),
         backward_keys=Config(32, 64, 4, 1),
+        in_float16={("backward_keys", name): Config(32, 32, 4, 1) for name in _GAINS},
     ),
     128: replace(
         OF_SEQUENCES[128],
