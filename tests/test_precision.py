@@ -179,7 +179,7 @@ def left_of_cancelling(attend, bias: str, dims: tuple[int, int], causal: bool) -
     by a last bit, a pair that lies between two numbers is rounded apart as well, in some of the
     heads.
     """
-    settings = {"lengths": (140, 140), "dims": dims, "heads": (3, 3), "batch": 1, "causal": causal}
+    settings = {"lengths": (140, 140), "dims": dims, "heads": (5, 5), "batch": 1, "causal": causal}
     gradient = evaluate(drawn(Case(bias, torch.bfloat16, **settings)), attend)["gradient of steps"]
     return (gradient[..., 0].abs() / gradient.square().mean(-1).sqrt()).median().item()
 
