@@ -36,7 +36,7 @@ FORMS = (
     *("none-packed", "linear-packed", "distance-packed", "cumulative-gain-packed"),
     *("linear-strided", "distance-strided", "cumulative-gain-strided"),
 )
-# They leave what counts in float32 as it is. Of strided problems, rows of v are further apart.
+# They leave what counts in float32 as it is. Strided: rows of v and grad_o are twice as far apart.
 VARIANTS = ("-plan", "-packed", "-strided")
 SUMS = ("linear", "cumulative")  # whose kernels are others in float16 than in bfloat16
 

@@ -217,8 +217,11 @@ def _operands(
 
 
 def _through(x: Rows, y: Rows, n: int, problem: Problem, config: Config) -> Problem:
-    """The problem of a kernel that goes through the n rows of x and of y. Products ahead take the
-    registers that offsets of 32 bits leave, in forward passes those of one of two offsets."""
+    """The problem of a kernel that goes through the n rows of x and of y.
+
+    No registers are left for products ahead where offsets take 64 bits nor, in forward passes,
+    where x and y have offsets of their own.
+    """
     furthest = (n + max(config.block_m, config.block_n)) * max(x.row, y.row)
     near = config.ahead and furthest < 2**31
     alike = near and x.row == y.row

@@ -43,7 +43,8 @@ def accelerate(model: PreTrainedModel) -> PreTrainedModel:
         TypeError: model is not one of transformers.
         NotImplementedError: it cannot be served, and why; it is left as it was. Its calls raise it
             for what is not offered: dropout of attention weights in training, output_attentions,
-            masks of pairs, static caches and, for T5, padding between tokens.
+            masks of pairs, static caches, another attn_implementation set since and, for T5,
+            padding between tokens.
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"model is a {type(model).__name__}; it must be a PreTrainedModel")
