@@ -22,7 +22,7 @@ from cases import (
     evaluate,
     pairwise,
 )
-from test_precision import left_of_cancelling
+from test_precision import check_beyond_float32, left_of_cancelling, one_large_step
 from triton_backend import INTERPRETED, KERNELS, MARKS, Config, attend
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -158,14 +158,8 @@ def test_distances_of_minus_infinity_are_masked(causal, dtype):
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
 @pytest.mark.parametrize("bias", ["cumulative", "cumulative-gain", "log1p_square"])
 def test_one_large_step_leaves_its_neighbours_exact(bias, causal, dtype, step):
-    """As between two documents, or at a gate that closes; in the middle of a tile."""
     case = Case(bias, dtype, lengths=(100, 130), heads=(1, 1), batch=1, causal=causal)
-    problem = drawn(case)
-    with torch.no_grad():
-        problem.bias.steps[..., 70] = step
-        if problem.bias.gain is not None:
-            problem.bias.gain.abs_()  # a penalty, not a logit that float32 cannot hold
-    check_problem(problem, attend)
+    check_beyond_float32(one_large_step(case, step), attend)
 
 
 @pytest.mark.parametrize("bias", ["cumulative", "cumulative-gain"])
@@ -179,7 +173,7 @@ def test_logits_behind_a_closed_gate_may_be_any(bias):
             problem.bias.gain.fill_(1)
         problem.q[:, :, 150:] *= 8
         problem.k[:, :, :150] *= 2
-    check_problem(problem, attend)
+    check_beyond_float32(problem, attend)
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])

@@ -90,7 +90,7 @@ def gather_from_keys(
         started = key_product(
             bias, problem, b, h, q_factors, queries[0], begin, BLOCK_N, SIDE, end - begin
         )
-    # dS times key factors, of all tiles; and of each tile, times the way of C since its origin.
+    # dS times key factors, of all tiles; and of each tile, times the way of C from its origin.
     products = tl.zeros([BLOCK_M, SUMS], tl.float32)
     carried = tl.zeros([BLOCK_M, SUMS], tl.float32)
     way = 0.0
@@ -109,7 +109,6 @@ def gather_from_keys(
         if FACTORED and not AHEAD:
             started = key_product(bias, problem, b, h, q_factors, queries[0], j, BLOCK_N, SIDE)
         if FACTORED and bias.form != "distance":
-            last_way = way
             way = (from_queries - from_keys).to(tl.float32)
             offset = intercept + slope * way
         _, grad_s = weights_and_gradients(
@@ -119,12 +118,13 @@ def gather_from_keys(
         )
         dq = dot(grad_s.to(tile_k.dtype), tile_k, dq)
         if PRODUCTS:
-            carried += products * (last_way - way)
+            before = products
             if bias.gain is not None:
                 factors = tile_key_factors(
                     bias, problem, b, h, queries[0], j, BLOCK_N, SIDE, COLUMNS=SUMS
                 )
             products = times_factors(grad_s, factors, products, tile_k.dtype == tl.float16)
+            carried += (products - before) * way
         elif BIAS_GRADIENT:
             if bias.factored:
                 grad_s = coarse(grad_s, tile_k.dtype == tl.float16)
@@ -137,7 +137,7 @@ def gather_from_keys(
         if AHEAD:
             started = key_product(bias, problem, b, h, q_factors, queries[0], next_j, BLOCK_N, SIDE)
     if PRODUCTS:
-        of_tiles = query_gradient_sums(products, carried, way_of_query + way, SIDE)
+        of_tiles = query_gradient_sums(products, carried, way_of_query, SIDE)
         of_gain += of_tiles[0]
         of_sums += of_tiles[1]
     return dq, of_gain, of_sums

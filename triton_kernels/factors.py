@@ -256,7 +256,7 @@ def query_gradient_sums(sums, carried, way, SIDE: tl.constexpr):
     """The gradients of the gain and, still to be multiplied by it, of C[p]. [BLOCK_M] each.
 
     sums: those of dS times key factors over all tiles. carried: those of each tile, times the way
-    of C from its origin to that of the last tile, from which it is way to C[p].
+    of C from its origin to that of the queries, from which it is way to C[p].
     """
     column = tl.arange(0, SUMS)[None, :]
     of_ones = tl.sum(tl.where(column == 6, sums, 0.0), 1)
