@@ -61,6 +61,7 @@ class Compiled:
     spills: int  # instructions of all loops that move registers to memory or back
     matrix: int  # instructions of matrix units in all loops
     warpgroup: int  # of them, those of Hopper's warp groups
+    blocks: list[tuple[int, int]]  # rows and columns of what Blackwell's matrix units add up
 
 
 class Processor:
@@ -161,6 +162,8 @@ def facts(binary) -> dict:
         usage = tool("cuobjdump", "-res-usage", file.name)
         loops = loops_of(tool("nvdisasm", "-c", "--no-dataflow", file.name))
     registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
+    memory = r"tensor_memory_encoding<blockM = (\d+), blockN = (\d+)"
+    blocks = re.findall(memory, binary.asm["ttgir"])
     # Each pair has one exponential.
     over_pairs = [loop for loop in loops if count(loop, r"MUFU\.EX2")]
     a_pair = (len(loop) / count(loop, r"MUFU\.EX2") for loop in over_pairs)
@@ -172,6 +175,7 @@ def facts(binary) -> dict:
         "spills": sum(count(loop, "LDL|STL") for loop in loops),
         "matrix": sum(count(loop, r"\w*MMA") for loop in loops),
         "warpgroup": sum(count(loop, "HGMMA") for loop in loops),
+        "blocks": [(int(rows), int(columns)) for rows, columns in set(blocks)],
     }
 
 

@@ -94,6 +94,14 @@ def test_half_precision_runs_on_matrix_units(variant):
         assert one["warpgroup" if arch == 90 and not small else "matrix"], one
 
 
+def test_matrix_units_of_blackwell_have_the_blocks_that_they_take(variant):
+    """Multiples of 8 columns for 64 rows, and of 16 for 128; compilers do not refuse others."""
+    arch, kernels = variant
+    blocks = [(one["kernel"], *block) for one in kernels for block in one["blocks"]]
+    assert bool(blocks) == (arch == 100)
+    assert [(name, rows, columns) for name, rows, columns in blocks if columns % (rows // 8)] == []
+
+
 BIASES = ("linear", "cumulative", "cumulative-gain", "distance")
 # What they may cost in instructions, as a ratio. Trained, other forms take more.
 AIMS = {

@@ -58,14 +58,20 @@ def test_every_form_is_exact_over_many_tiles(bias, dtype):
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="a GPU has the one way that its configuration says")
-@pytest.mark.parametrize("ahead", [True, False], ids=["ahead", "late"])
-@pytest.mark.parametrize("trained", [True, False], ids=["trained", "fixed"])
+@pytest.mark.parametrize(
+    ("trained", "ahead", "columns"),
+    [(True, False, 8), (True, True, 8), (True, False, 16), (False, False, 8), (False, True, 8)],
+    ids=["Ampere", "Hopper", "Blackwell", "fixed-Ampere", "fixed-Hopper"],
+)
 @pytest.mark.parametrize("dims", [(19, 7), (80, 80)], ids=str)
 @pytest.mark.parametrize("bias", [bias for bias in FORMS if bias != "none"])
-def test_factors_may_be_multiplied_ahead_or_late(bias, dims, trained, ahead, monkeypatch):
+def test_factors_are_multiplied_as_each_processor_does(
+    bias, dims, trained, ahead, columns, monkeypatch
+):
     """Of narrow and of wide heads, which share and sum up in ways of their own."""
     configs = KERNELS.configs
     monkeypatch.setattr(configs, "INTERPRETED", replace(configs.INTERPRETED, ahead=ahead))
+    monkeypatch.setattr(configs, "sum_columns", lambda arch: columns)
     settings = {"dtype": torch.bfloat16, "dims": dims, "batch": 1, "trained": trained}
     check(Case(bias, lengths=(70, 130), heads=(2, 1), causal=False, **settings), attend)
     check(Case(bias, lengths=(75, 75), heads=(1, 1), **settings), attend)

@@ -13,7 +13,6 @@ from .backward import (
 )
 from .bias import shared_gain, tile_gradients
 from .factors import (
-    SUMS,
     following,
     gain_factors,
     key_gradient_sums,
@@ -96,8 +95,8 @@ def gather_from_queries(
     KEPT: tl.constexpr = PRODUCTS and bias.gain is not None and FACTORED and not AHEAD
     shared = shared_gain(bias, b, h, BLOCK_M)
     if PRODUCTS and bias.gain is None:
-        factors = gain_factors(problem, shared, SIDE)
-    products = tl.zeros([BLOCK_N, FACTORS if KEPT else SUMS], tl.float32)
+        factors = gain_factors(problem, shared, SIDE, bias.sum_columns)
+    products = tl.zeros([BLOCK_N, FACTORS if KEPT else bias.sum_columns], tl.float32)
     started = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     if FACTORED:
         from_keys = key_origin(bias, problem, b, h, keys[0], BLOCK_N, SIDE)
@@ -138,9 +137,9 @@ def gather_from_queries(
             factors = q_factors
         elif PRODUCTS and bias.gain is not None:
             if FACTORED:
-                factors = tile_query_factors(bias, b, h, i, BLOCK_M, SIDE, COLUMNS=SUMS)
+                factors = tile_query_factors(bias, b, h, i, BLOCK_M, SIDE, COLUMNS=bias.sum_columns)
             else:
-                factors = gain_factors(problem, gain, SIDE)
+                factors = gain_factors(problem, gain, SIDE, bias.sum_columns)
         p, grad_s = weights_and_gradients(
             *(bias, problem, b, h, tile_q, tile_k, tile_v, tile_do, offset, d),
             *(queries, keys, started, MASKED, FACTORED),

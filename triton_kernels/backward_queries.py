@@ -8,7 +8,6 @@ import triton.language as tl
 from .backward import coarse, query_statistics, weights_and_gradients
 from .bias import gains, tile_gradients, way_from
 from .factors import (
-    SUMS,
     alike_key_factors,
     following,
     key_origin,
@@ -77,7 +76,7 @@ def gather_from_keys(
     AHEAD: tl.constexpr = FACTORED and bias.ahead
     PRODUCTS: tl.constexpr = BIAS_GRADIENT and FACTORED
     if PRODUCTS and bias.gain is None:
-        factors = alike_key_factors(BLOCK_N, SIDE)
+        factors = alike_key_factors(BLOCK_N, SIDE, bias.sum_columns)
     started = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     if FACTORED:
         q_factors = tile_query_factors(bias, b, h, first, BLOCK_M, SIDE)
@@ -91,8 +90,8 @@ def gather_from_keys(
             bias, problem, b, h, q_factors, queries[0], begin, BLOCK_N, SIDE, end - begin
         )
     # dS times key factors, of all tiles; and of each tile, times the way of C from its origin.
-    products = tl.zeros([BLOCK_M, SUMS], tl.float32)
-    carried = tl.zeros([BLOCK_M, SUMS], tl.float32)
+    products = tl.zeros([BLOCK_M, bias.sum_columns], tl.float32)
+    carried = tl.zeros([BLOCK_M, bias.sum_columns], tl.float32)
     way = 0.0
     for j in range(begin, end, BLOCK_N):
         # [BLOCK_N, BLOCK_D], [BLOCK_N, BLOCK_DV]
@@ -121,7 +120,7 @@ def gather_from_keys(
             before = products
             if bias.gain is not None:
                 factors = tile_key_factors(
-                    bias, problem, b, h, queries[0], j, BLOCK_N, SIDE, COLUMNS=SUMS
+                    bias, problem, b, h, queries[0], j, BLOCK_N, SIDE, COLUMNS=bias.sum_columns
                 )
             products = times_factors(grad_s, factors, products, tile_k.dtype == tl.float16)
             carried += (products - before) * way

@@ -187,8 +187,9 @@ OF_SEQUENCES_ON_BLACKWELL = OF_SEQUENCES | {
         forward=Config(64, 64, 4, 2),
         heavy_forward=None,
         backward_queries=Config(128, 32, 8, 2),
+        heavy_backward_queries=Config(64, 64, 4, 1),
         backward_keys=Config(32, 64, 4, 1),
-        in_float16={("backward_keys", name): Config(32, 32, 4, 1) for name in _GAINS},
+        heavy={"backward_queries": _GAINS},
     ),
     128: replace(
         OF_SEQUENCES[128],
@@ -259,6 +260,14 @@ def choose(
     heavy = _is_heavy(kernel, row, kind) and getattr(row, f"heavy_{kernel}", None)
     late = kind.name in row.late.get(kernel, ())
     return replace(heavy or getattr(row, kernel), ahead=row.ahead and not late)
+
+
+def sum_columns(arch: int | str) -> int:
+    """Of a bias's factors, the columns that sums of gradients take: as few as matrix units allow.
+
+    A block of 128 rows takes 16 at least where they are Blackwell's.
+    """
+    return 8 if isinstance(arch, int) and arch < 100 else 16
 
 
 def _is_heavy(kernel: str, row: Row, kind: Kind) -> bool:

@@ -8,9 +8,10 @@ from torch import Tensor
 from triton.language import constexpr
 
 from ..sequences import Sequences
+from . import configs
 from .configs import Config
 from .factors import key_factors_kernel, query_factors_kernel
-from .launching import OPTIONS
+from .launching import OPTIONS, processor
 from .operands import Bias, Factors, Problem, per_head, rows
 from .polynomials import TABLE_ROWS, interpolation, table_factors_kernel
 from .primitives import FACTORS
@@ -30,7 +31,8 @@ def with_factors(
     form, terms = bias.form.value, bias.terms and bias.terms.start
     if not bias.factored.value:
         return bias
-    bias = bias._replace(ahead=constexpr(config.ahead))
+    columns = configs.sum_columns(processor())
+    bias = bias._replace(ahead=constexpr(config.ahead), sum_columns=constexpr(columns))
     if form == "distance":
         return _with_table_factors(bias, problem, config.block_m)
 

@@ -9,7 +9,7 @@ rows are keys, it is three more columns, along with the query's lse, but for its
 queries share. What a large step would round away, were C counted from elsewhere, it hides.
 
 The same columns, multiplied with dS, give the sums of the gradients: those of the keys' numbers
-over keys, of the queries' numbers over queries. The first SUMS of them do; where queries have no
+over keys, of the queries' numbers over queries. The first eight of them do; where queries have no
 gains of their own, tiles have these alike. Tables have factors of their own: polynomials.py.
 """
 
@@ -34,8 +34,6 @@ from .sequences import (
 
 # Finite, so that its parts are: a logit of a query without weights.
 LEAST = tl.constexpr(-1e30)
-# Of the FACTORS columns, those that sums of gradients take: as few as matrix units allow.
-SUMS = tl.constexpr(8)
 
 
 @triton.jit
@@ -239,16 +237,16 @@ def times_factors(grad_s, factors, acc, IN_TWO: tl.constexpr):
 
 
 @triton.jit
-def alike_key_factors(BLOCK_N: tl.constexpr, SIDE: tl.constexpr):
+def alike_key_factors(BLOCK_N: tl.constexpr, SIDE: tl.constexpr, COLUMNS: tl.constexpr):
     """Those of a tile of keys, where C is the position; where it is not, only their ones count."""
     from_origin = tl.arange(0, BLOCK_N) - (BLOCK_N - 1 if SIDE > 0 else 0)
-    return key_factors(from_origin.to(tl.float32)[:, None], SUMS)
+    return key_factors(from_origin.to(tl.float32)[:, None], COLUMNS)
 
 
 @triton.jit
-def gain_factors(problem, gain, SIDE: tl.constexpr):
-    """Those of queries with these gains. [BLOCK_M, SUMS]"""
-    return query_factors((gain * (-SIDE / problem.scale))[:, None], 0.0, SUMS)
+def gain_factors(problem, gain, SIDE: tl.constexpr, COLUMNS: tl.constexpr):
+    """Those of queries with these gains. [BLOCK_M, COLUMNS]"""
+    return query_factors((gain * (-SIDE / problem.scale))[:, None], 0.0, COLUMNS)
 
 
 @triton.jit
@@ -258,7 +256,7 @@ def query_gradient_sums(sums, carried, way, SIDE: tl.constexpr):
     sums: those of dS times key factors over all tiles. carried: those of each tile, times the way
     of C from its origin to that of the queries, from which it is way to C[p].
     """
-    column = tl.arange(0, SUMS)[None, :]
+    column = tl.arange(0, sums.shape[1])[None, :]
     of_ones = tl.sum(tl.where(column == 6, sums, 0.0), 1)
     of_keys = tl.sum(tl.where(column < 3, sums, 0.0), 1)
     of_origins = tl.sum(tl.where(column == 6, carried, 0.0), 1)

@@ -98,7 +98,8 @@ class Bias(NamedTuple):
     these. squared: the bias is -log(1 + beta^2).
     factored: whole tiles take it from query_factors and key_factors, as factors.py says; of a
     table, those from far (B or 1, H or 1, 2) on, whose numbers are places in it: polynomials.py.
-    ahead: their product is computed a tile before it is needed.
+    ahead: their product is computed a tile before it is needed. sum_columns: how many of their
+    columns sums of gradients take.
     """
 
     form: tl.constexpr
@@ -112,6 +113,7 @@ class Bias(NamedTuple):
     key_factors: Factors | None = None
     far: Rows | None = None
     ahead: tl.constexpr = tl.constexpr(False)
+    sum_columns: tl.constexpr = tl.constexpr(8)
 
 
 def per_head(x: Tensor | None) -> Rows | None:
