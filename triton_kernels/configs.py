@@ -265,7 +265,7 @@ def choose(
 def sum_columns(arch: int | str) -> int:
     """Of a bias's factors, the columns that sums of gradients take: as few as matrix units allow.
 
-    A block of 128 rows takes 16 at least where they are Blackwell's.
+    Blackwell's multiply 128 rows with 16 columns at least, and AMD's any rows.
     """
     return 8 if isinstance(arch, int) and arch < 100 else 16
 
