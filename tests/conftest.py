@@ -117,3 +117,18 @@ def quick_interpreter():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(InterpretedFunction, "__call__", call)
         yield
+
+
+@pytest.fixture(scope="module")
+def checked_memory():
+    """No kernel that is interpreted reads or writes beyond its tensors."""
+    from triton_backend import INTERPRETED, KERNELS
+
+    if not INTERPRETED or KERNELS is None:
+        yield
+        return
+    from interpreted_memory import check_memory
+
+    with pytest.MonkeyPatch.context() as patch:
+        check_memory(patch)
+        yield

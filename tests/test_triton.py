@@ -189,6 +189,16 @@ def test_shares_of_queries_and_keys_cancel_in_gradients_of_steps(bias, dims, cau
     assert left_of_cancelling(attend, bias, dims, causal) <= 2**-12
 
 
+@pytest.mark.skipif(not INTERPRETED, reason="a GPU may read what lies beside a tensor")
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
+def test_reads_beside_a_tensor_are_errors(causal, monkeypatch):
+    """Were tables not given margins, tiles with rows beyond the last query would read there."""
+    monkeypatch.setattr(KERNELS, "with_margins", lambda table: table)
+    problem = drawn(Case("distance", torch.float32, lengths=(33, 70), batch=1, causal=causal))
+    with pytest.raises(Exception, match="none of the kernel's tensors"):
+        attend(problem)
+
+
 @pytest.mark.skipif(not INTERPRETED, reason="memory of a GPU is not there before it is written")
 @pytest.mark.parametrize(("n", "apart"), [(140, 2**24 - 16), (70, 2**25)], ids=str)
 def test_addresses_beyond_2_to_the_31_are_reached(n, apart):

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 import triton.language as tl
 from torch import Tensor
 
-# Elements from row to row: those of a tile, 128 at most, are counted in 32 bits.
+LARGEST_TILE = 128
+# Elements from row to row: those of a tile are counted in 32 bits.
 ROW_LIMIT = 2**24
 
 
@@ -94,8 +96,8 @@ class Problem(NamedTuple):
 class Bias(NamedTuple):
     """A form of forms.py: "none", "linear", "distance" or "cumulative".
 
-    terms: slopes, the table in base 2, or float64 sums; high and low: float32, and add up to
-    these. squared: the bias is -log(1 + beta^2).
+    terms: slopes, the table in base 2 as with_margins lays it out, or float64 sums; high and low:
+    float32, and add up to these. squared: the bias is -log(1 + beta^2).
     factored: whole tiles take it from query_factors and key_factors, as factors.py says; of a
     table, those from far (B or 1, H or 1, 2) on, whose numbers are places in it: polynomials.py.
     ahead: their product is computed a tile before it is needed. sum_columns: how many of their
@@ -114,6 +116,13 @@ class Bias(NamedTuple):
     far: Rows | None = None
     ahead: tl.constexpr = tl.constexpr(False)
     sum_columns: tl.constexpr = tl.constexpr(8)
+
+
+def with_margins(table: Tensor) -> Tensor:
+    """A table that may be read a tile beyond either end, as it is for pairs of a whole tile with a
+    query or a key beyond the last one."""
+    padded = torch.nn.functional.pad(table.flatten(), (LARGEST_TILE, LARGEST_TILE))
+    return padded[LARGEST_TILE:-LARGEST_TILE].view(table.shape)
 
 
 def per_head(x: Tensor | None) -> Rows | None:
