@@ -95,40 +95,16 @@ def on_the_device_of_triton():
 
 
 @pytest.fixture(scope="module")
-def quick_interpreter():
-    """The language is prepared where a kernel is launched, and once for a module of Triton's, not
-    for every function that is called: that takes most of the interpreter's time."""
+def quick_and_strict_interpreter():
+    """Where kernels are interpreted, sooner, and within the memory of their tensors."""
     from triton_backend import INTERPRETED, KERNELS
 
     if not INTERPRETED or KERNELS is None:
         yield
         return
-    from triton.runtime.interpreter import InterpretedFunction
-
-    prepare_and_call, prepared = InterpretedFunction.__call__, set()
-
-    def call(self, *args, **kwargs):
-        module = self.fn.__module__
-        if module in prepared or module.startswith(KERNELS.__package__):
-            return self.rewrite()(*args, **kwargs)
-        prepared.add(module)
-        return prepare_and_call(self, *args, **kwargs)
+    from interpreter import check_memory, prepare_once
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(InterpretedFunction, "__call__", call)
-        yield
-
-
-@pytest.fixture(scope="module")
-def checked_memory():
-    """No kernel that is interpreted reads or writes beyond its tensors."""
-    from triton_backend import INTERPRETED, KERNELS
-
-    if not INTERPRETED or KERNELS is None:
-        yield
-        return
-    from interpreted_memory import check_memory
-
-    with pytest.MonkeyPatch.context() as patch:
+        prepare_once(patch, KERNELS.__package__)
         check_memory(patch)
         yield

@@ -195,8 +195,30 @@ def test_reads_beside_a_tensor_are_errors(causal, monkeypatch):
     """Were tables not given margins, tiles with rows beyond the last query would read there."""
     monkeypatch.setattr(KERNELS, "with_margins", lambda table: table)
     problem = drawn(Case("distance", torch.float32, lengths=(33, 70), batch=1, causal=causal))
-    with pytest.raises(Exception, match="none of the kernel's tensors"):
+    with pytest.raises(Exception, match="no tensor of the kernel"):
         attend(problem)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="addresses on a GPU are left to compute-sanitizer")
+@pytest.mark.parametrize("place", [-1, 4, 5])
+def test_addresses_are_checked_before_and_behind_a_tensor(place):
+    """And not where a mask leaves them out."""
+    from triton.runtime.interpreter import _interpreter
+
+    from interpreter import CheckedMemory
+
+    x, values = torch.zeros(4), np.ones(2, np.float32)
+    memory = CheckedMemory(_interpreter.native)
+    memory.hold([x])
+    addresses = x.data_ptr() + 4 * np.array([1, place], np.int64)
+    addresses, every, first = addresses.astype(np.uint64), np.full(2, True), np.array([True, False])
+    with pytest.raises(IndexError):
+        memory.load(addresses, every, values, np.float32)
+    with pytest.raises(IndexError):
+        memory.store(addresses, values, every)
+    assert x.tolist() == [0, 0, 0, 0]
+    memory.store(addresses, values, first)
+    assert memory.load(addresses, first, np.zeros(2, np.float32), np.float32).tolist() == [1, 0]
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="memory of a GPU is not there before it is written")

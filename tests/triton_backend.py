@@ -15,7 +15,7 @@ INTERPRETED = KERNELS is None or KERNELS.INTERPRETED
 # Of every module of tests that runs kernels.
 MARKS = [
     pytest.mark.skipif(KERNELS is None, reason="needs Triton"),
-    pytest.mark.usefixtures("on_the_device_of_triton", "quick_interpreter", "checked_memory"),
+    pytest.mark.usefixtures("on_the_device_of_triton", "quick_and_strict_interpreter"),
     # The interpreter computes with NumPy, which speaks of infinities that are meant.
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
