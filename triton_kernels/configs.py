@@ -12,6 +12,9 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+# Rows or columns of a tile: offsets within it and margins of tables are made for as many.
+LARGEST_TILE = 128
+
 
 @dataclass(frozen=True)
 class Config:
@@ -25,6 +28,10 @@ class Config:
     num_warps: int = 4
     num_stages: int = 1
     ahead: bool = False
+
+    def __post_init__(self):
+        if max(self.block_m, self.block_n) > LARGEST_TILE:
+            raise ValueError(f"{self} has a tile of more than {LARGEST_TILE} rows or columns")
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from .decode_launch import decode as decode
 from .factored import with_factors
 from .forward import attn_fwd_kernel
 from .launching import OPTIONS, processor, where_the_tensors_are
-from .operands import Bias, Problem, Rows, of_entries, per_head, rows, with_margins
+from .operands import Bias, Problem, Rows, of_entries, per_head, rows, with_margin
 from .primitives import INTERPRETED as INTERPRETED
 from .primitives import LOG2E
 from .table import attn_bwd_table_kernel
@@ -207,7 +207,7 @@ def _operands(
     factored = form in ("linear", "distance", "cumulative") and q.dtype != torch.float32
     factored = factored and max(q.shape[3], v.shape[3]) <= 128 and scale > 0 and n_key > 0
     if form == "distance":
-        terms = with_margins(terms * LOG2E.value)
+        terms = with_margin(terms * LOG2E.value)
     flags = map(constexpr, ("cumulative" if squared else form, squared, factored))
     high, low = None, None
     if form in ("cumulative", "log1p_square"):

@@ -12,7 +12,8 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-LARGEST_TILE = 128
+from .configs import LARGEST_TILE
+
 # Elements from row to row: those of a tile are counted in 32 bits.
 ROW_LIMIT = 2**24
 
@@ -96,8 +97,8 @@ class Problem(NamedTuple):
 class Bias(NamedTuple):
     """A form of forms.py: "none", "linear", "distance" or "cumulative".
 
-    terms: slopes, the table in base 2 as with_margins lays it out, or float64 sums; high and low:
-    float32, and add up to these. squared: the bias is -log(1 + beta^2).
+    terms: slopes, the table in base 2, with_margin, or float64 sums; high and low: float32, and
+    add up to these. squared: the bias is -log(1 + beta^2).
     factored: whole tiles take it from query_factors and key_factors, as factors.py says; of a
     table, those from far (B or 1, H or 1, 2) on, whose numbers are places in it: polynomials.py.
     ahead: their product is computed a tile before it is needed. sum_columns: how many of their
@@ -118,11 +119,10 @@ class Bias(NamedTuple):
     sum_columns: tl.constexpr = tl.constexpr(8)
 
 
-def with_margins(table: Tensor) -> Tensor:
-    """A table that may be read a tile beyond either end, as it is for pairs of a whole tile with a
-    query or a key beyond the last one."""
-    padded = torch.nn.functional.pad(table.flatten(), (LARGEST_TILE, LARGEST_TILE))
-    return padded[LARGEST_TILE:-LARGEST_TILE].view(table.shape)
+def with_margin(table: Tensor) -> Tensor:
+    """A table that may be read a tile beyond its end, as it is for queries beyond the last one."""
+    padded = torch.nn.functional.pad(table.flatten(), (0, LARGEST_TILE))
+    return padded[: table.numel()].view(table.shape)
 
 
 def per_head(x: Tensor | None) -> Rows | None:
