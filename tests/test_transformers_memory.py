@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -34,7 +35,10 @@ print(cost(lambda: train(int(sys.argv[1]))).mebibytes)
 def peak(length: int) -> float:
     """The MiB that a training step adds, in a process of its own."""
     command = [sys.executable, "-c", MEASURE, str(length)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    # glibc then returns a tensor's pages when it is freed. Else what it keeps, and where it finds
+    # room again, differ from run to run by some 10 %.
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     return float(done.stdout.splitlines()[-1])
 
@@ -43,5 +47,5 @@ def peak(length: int) -> float:
 def test_t5_of_8192_tokens():
     """One dense bias of an encoder alone would take 512 MiB, a mask of pairs 64 MiB or more."""
     short, long = peak(4096), peak(8192)
-    assert long <= 2.2 * short, f"{short} MiB for 4096 tokens, {long} MiB for 8192"
-    assert long <= 320, f"{long} MiB"
+    assert long <= 2.1 * short, f"{short} MiB for 4096 tokens, {long} MiB for 8192"
+    assert long <= 192, f"{long} MiB"
