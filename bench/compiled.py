@@ -30,14 +30,20 @@ from triton.runtime.jit import JITFunction
 from biased_flash_attn.key_bounds import KeyBounds
 from biased_flash_attn.sequences import Sequences
 
-FORMS = (
-    *("none", "linear", "distance", "cumulative", "cumulative-gain", "log1p_square-gain"),
-    *("linear-plan", "distance-plan", "cumulative-gain-plan"),
-    *("none-packed", "linear-packed", "distance-packed", "cumulative-gain-packed"),
-    *("linear-strided", "distance-strided", "cumulative-gain-strided"),
-)
-# They leave what counts in float32 as it is. Strided: rows of v and grad_o are twice as far apart.
-VARIANTS = ("-plan", "-packed", "-strided")
+FORMS = ("none", "linear", "distance", "cumulative", "cumulative-gain", "log1p_square-gain")
+# Those with blocks of their own where plans or ranges of rows take registers.
+BIASES = ("linear", "distance", "cumulative-gain")
+# What else makes other kernels of half precision. Strided: rows of v and grad_o are twice as far
+# apart as those of q and k. Far: rows of a head reach 2^31 elements.
+VARIANTS = {
+    "noncausal": FORMS,
+    "window": FORMS,
+    "plan": BIASES,
+    "packed": ("none", *BIASES),
+    "packed-plan": BIASES,
+    "strided": BIASES,
+    "far": ("none", "cumulative", *BIASES),
+}
 SUMS = ("linear", "cumulative")  # whose kernels are others in float16 than in bfloat16
 
 WIDTHS = (64, 128, 256)
@@ -106,48 +112,57 @@ def compiled(
 
 
 def attend(form: str, dtype: torch.dtype, head_dim: int, bias_gradient: bool) -> None:
+    """Both directions of a causal problem of a form, or of a variant of it."""
+    form, *words = form.split("-")
     batch, heads, n = 1, 16, 4096
-    q, k, v, grad_o = (torch.empty(batch, heads, n, head_dim, dtype=dtype) for _ in range(4))
-    if form.endswith("-strided"):
-        v, grad_o = torch.empty(2, batch, heads, n, 2 * head_dim, dtype=dtype)[..., :head_dim]
+    longest = n // 2 if "packed" in words else n
+    causal, window = "noncausal" not in words, 1000 if "window" in words else None
+
+    def rows(apart: int) -> torch.Tensor:
+        strides = n * apart, head_dim, apart, 1
+        return torch.empty_strided((batch, heads, n, head_dim), strides, dtype=dtype)
+
+    # Memory that is far apart is not there until it is written, and nothing is.
+    apart = 2**31 // n if "far" in words else heads * head_dim
+    q, k, v, grad_o = (rows(apart) for _ in range(4))
+    if "strided" in words:
+        v, grad_o = rows(2 * apart), rows(2 * apart)
     terms, gain, plan, sequences = None, None, None, None
-    if form.endswith("-plan"):
-        plan = torch.empty(2, batch, heads, n // 128, dtype=torch.int32)
-    if form.endswith("-packed"):
-        rows = torch.tensor([[0, n // 2, 0, n // 2, 0], [n // 2, n // 2, n // 2, n // 2, 0]])
-        sequences = Sequences(rows, n // 2, n // 2, n, n, is_packed=True)
-    for variant in VARIANTS:
-        form = form.removesuffix(variant)
-    form, with_gain, _ = form.partition("-gain")
+    if "packed" in words:
+        ranges = [[0, longest, 0, longest, 0], [longest, longest, longest, longest, 0]]
+        sequences = Sequences(torch.tensor(ranges), longest, longest, n, n, is_packed=True)
+    if "plan" in words:
+        entries = batch if sequences is None else len(sequences.rows)
+        plan = torch.empty(2, entries, heads, longest // 128, dtype=torch.int32)
     if form == "linear":
         terms = torch.empty(1, heads)
     elif form == "distance":
-        terms = torch.empty(1, heads, n if sequences is None else n // 2)
+        terms = torch.empty(1, heads, longest if causal else 2 * longest - 1)
     elif form != "none":
         terms = torch.empty(batch, heads, n).double()
-        gain = torch.empty(batch, heads, n) if with_gain else None
-    problem = terms, gain, form, head_dim**-0.5, True, None
+        gain = torch.empty(batch, heads, n) if "gain" in words else None
+    problem = terms, gain, form, head_dim**-0.5, causal, window
     o, lse = launch.forward(q, k, v, *problem, plan, sequences)
     launch.backward(grad_o, lse, q, k, v, o, lse, *problem, bias_gradient, plan, sequences)
     if form != "none" and sequences is None:
         everything = torch.empty(2, batch, heads, n // 128, dtype=torch.int32)
         launch.trim(q, k, *problem, everything, lse, 1e-6, 128, False)
-    if plan is None:
-        decode(q[:, :, :1], k, v, terms, gain, form)
+    if words in ([], ["gain"]):
+        decode(q[:, :, :1], terms, gain, form)
 
 
-def decode(q: torch.Tensor, k, v, terms, gain, form: str) -> None:
-    """One query against keys in pages of 64, with a fourth as many heads."""
-    heads, n = k.shape[1:3]
-    k, v = (x.view(n // 64, heads, 64, -1)[:, ::4] for x in (k, v))
+def decode(q: torch.Tensor, terms, gain, form: str) -> None:
+    """One query against keys in 64 pages of 64, with a fourth as many heads."""
+    heads, pages = q.shape[1], 64
+    k, v = (q.new_empty(pages, heads // 4, 64, q.shape[3]) for _ in range(2))
     if terms is not None and terms.dtype == torch.float64:
-        terms = terms.view(n // 64, heads, 64)
-    block_table, lengths = torch.empty(1, n // 64).int(), torch.empty(1).long()
+        terms = terms.view(pages, heads, 64)
+    block_table, lengths = torch.empty(1, pages).int(), torch.empty(1).long()
     gain = None if gain is None else gain[..., :1]
-    known = KeyBounds(n // 64, k, None if form in ("none", "linear", "distance") else heads)
+    known = KeyBounds(pages, k, None if form in ("none", "linear", "distance") else heads)
     bounds = [*known.tensors()]
     if form == "distance":
-        bounds[3] = torch.empty(1, heads, n // 64)
+        bounds[3] = torch.empty(1, heads, pages)
     options = bounds, form, q.shape[3] ** -0.5, None, 1e-6
     launch.append(k, q, block_table, lengths)
     launch.decode(q, k, v, block_table, lengths, terms, gain, *options)
@@ -202,23 +217,26 @@ def count(instructions: list[str], name: str) -> int:
     return sum(bool(re.match(rf"({name})(\.|$)", one)) for one in instructions)
 
 
-def shipped(head_dim: int) -> Iterator[Compiled]:
-    """The kernels for a width of a head, but for some that are as those of another dtype."""
-    for form in FORMS:
-        yield from compiled(form, torch.bfloat16, head_dim)
-        yield from compiled(form, torch.bfloat16, head_dim, False, BACKWARD)
-        if form.startswith(SUMS):
-            yield from compiled(form, torch.float16, head_dim, True, ("attn_fwd_kernel", *BACKWARD))
-        if not form.endswith(VARIANTS):
-            yield from compiled(form, torch.float32, head_dim)
+def problems() -> Iterator[tuple]:
+    """What `compiled` takes beside a width, so that every kernel that ships is among it; but for
+    some that are as those of another dtype."""
+    every, backward = None, BACKWARD
+    for name in (*FORMS, *(f"{form}-{x}" for x, forms in VARIANTS.items() for form in forms)):
+        yield name, torch.bfloat16, True, every
+        yield name, torch.bfloat16, False, backward
+        if name.startswith(SUMS):
+            yield name, torch.float16, True, ("attn_fwd_kernel", *backward)
+    for name in FORMS:
+        yield name, torch.float32, True, every
 
 
 def main(arch: str, *head_dims: str) -> None:
     driver.set_active(Processor(int(arch)))
     made_for = {"arch": int(arch), "triton": triton.__version__}
     for width in map(int, head_dims) if head_dims else WIDTHS:
-        for one in shipped(width):
-            print(json.dumps({**made_for, **asdict(one)}), flush=True)
+        for form, dtype, *which in problems():
+            for one in compiled(form, dtype, width, *which):
+                print(json.dumps({**made_for, **asdict(one)}), flush=True)
 
 
 if __name__ == "__main__":

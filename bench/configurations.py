@@ -2,10 +2,10 @@
 
     python bench/configurations.py 90 [64 128 256]
 
-Prints, for each width of a head, kernel and kind of problem, the best configuration with which no
-form of the kind spills registers. They are compiled, not run: what is compared is an estimate of
-cycles a pair of query and key takes on a multiprocessor, from the instructions of the loop over
-whole tiles, its products, exponentials and loads, and how well latency is hidden.
+Takes the problems that share a configuration now, for each width of a head and kernel, and prints
+the best one with which none of them spills registers. They are compiled, not run: what is compared
+is an estimate of cycles a pair of query and key takes on a multiprocessor, from the instructions of
+the loop over whole tiles, its products, exponentials and loads, and how well latency is hidden.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ import itertools
 import math
 import os
 import sys
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from biased_flash_attn.triton_kernels import configs
@@ -37,6 +40,14 @@ REGISTERS, THREADS, ISSUES, EXPONENTIALS = 65536, 2048, 4, 16  # of a multiproce
 LOAD_CYCLES, STEP_CYCLES = 800, 300  # a load from memory that nothing hides; dependent steps
 
 
+class Problem(NamedTuple):
+    """As `compiled` names it; trained: whether gradients of the bias are computed."""
+
+    form: str
+    dtype: torch.dtype
+    trained: bool
+
+
 @dataclass(frozen=True)
 class Multiprocessor:
     """What it does in a cycle, and what it has."""
@@ -55,7 +66,7 @@ MULTIPROCESSORS = {
 
 def tiles(kernel: str, width: int) -> list[tuple[int, int, int]]:
     """Queries, keys and warps, large tiles first; fewer pairs a thread the wider a head is."""
-    sizes = (128, 64, 32) if width <= 128 else (64, 32, 16)
+    sizes = (128, 64, 32, 16) if width <= 128 else (64, 32, 16)
     most = min(64, 64 * 128 // width)
     found = itertools.product(sizes, sizes, (8, 4))
     square = kernel == "backward_table"
@@ -87,28 +98,37 @@ def cycles(arch: int, kernel: str, width: int, config: Config, one: compiled.Com
     return max(issue, products, loads, tile / EXPONENTIALS, unhidden / blocks) / tile
 
 
-def most_demanding(kernel: str, heavy: bool) -> tuple[str, ...]:
-    """The forms of a kind, as configs.choose tells them, that need most registers."""
-    light, demanding = {
-        "forward": (
-            "distance cumulative-gain",
-            "log1p_square-gain cumulative-gain-plan distance-plan",
-        ),
-        "backward_queries": (
-            "distance-plan cumulative-gain",
-            "log1p_square-gain cumulative-gain-plan",
-        ),
-        "backward_keys": (
-            "distance-plan cumulative-gain",
-            "log1p_square-gain cumulative-gain-plan",
-        ),
-        "backward_table": ("distance", "distance-plan"),
-    }[kernel]
-    return tuple((demanding if heavy else light).split())
+@contextmanager
+def choosing(choose: Callable) -> Iterator[None]:
+    """With another function instead of configs.choose."""
+    shipped, configs.choose = configs.choose, choose
+    try:
+        yield
+    finally:
+        configs.choose = shipped
 
 
-def search(arch: int, kernel: str, width: int, forms: tuple[str, ...]) -> tuple[float, Config]:
-    """The configuration whose worst form takes the fewest cycles.
+def served(kernel: str, width: int) -> dict[Config, list[Problem]]:
+    """The configurations of a kernel that ship, each with its problems."""
+    found, shipped, chosen = {}, configs.choose, {}
+
+    def choose(name, *rest):
+        chosen.setdefault(name, shipped(name, *rest))
+        return chosen[name]
+
+    with choosing(choose):
+        for form, dtype, trained, kernels in compiled.problems():
+            chosen.clear()
+            list(compiled.compiled(form, dtype, width, trained, ()))
+            if kernel in chosen and (kernels is None or KERNELS[kernel] in kernels):
+                found.setdefault(chosen[kernel], []).append(Problem(form, dtype, trained))
+    return found
+
+
+def search(
+    arch: int, kernel: str, width: int, ahead: bool, problems: list[Problem]
+) -> tuple[float, Config | None]:
+    """The configuration whose worst problem takes the fewest cycles.
 
     What spills in one stage spills in two. Five tiles in a row that are no better end the search,
     as those that follow are smaller.
@@ -117,8 +137,8 @@ def search(arch: int, kernel: str, width: int, forms: tuple[str, ...]) -> tuple[
     for tile in tiles(kernel, width):
         no_better += best[1] is not None
         for stages in (1, 2):
-            config = Config(*tile, stages)
-            found = worst_form(arch, kernel, width, config, forms, best[0])
+            config = Config(*tile, stages, ahead)
+            found = worst(arch, kernel, width, config, problems, best[0])
             # An estimate is not worth smaller tiles for less than a tenth.
             if found < (best[0] if best[1] is None else 0.9 * best[0]):
                 best, no_better = (found, config), 0
@@ -129,31 +149,35 @@ def search(arch: int, kernel: str, width: int, forms: tuple[str, ...]) -> tuple[
     return best
 
 
-def worst_form(
-    arch: int, kernel: str, width: int, config: Config, forms: tuple[str, ...], enough: float
+def worst(
+    arch: int, kernel: str, width: int, config: Config, problems: list[Problem], enough: float
 ) -> float:
-    """Cycles, infinite where a form does not compile or spills; more than `enough` is any more."""
-    shipped, worst = configs.choose, 0.0
+    """Cycles, infinite where a problem does not compile or spills; more than `enough` is any more.
+
+    The problem that decided comes first next time.
+    """
+    shipped, most = configs.choose, 0.0
 
     def choose(name, *rest):
-        usual = shipped(name, *rest)
-        return replace(config, ahead=usual.ahead) if name == kernel else usual
+        return config if name == kernel else shipped(name, *rest)
 
-    configs.choose = choose
-    try:
-        for form in forms:
-            if worst <= enough:
-                worst = max(worst, measured(arch, kernel, width, config, form))
-    except (CompilationError, OutOfResources, RuntimeError):
-        return math.inf
-    finally:
-        configs.choose = shipped
-    return worst
+    with choosing(choose):
+        for problem in tuple(problems):
+            try:
+                most = max(most, measured(arch, kernel, width, config, problem))
+            except (CompilationError, OutOfResources, RuntimeError):
+                most = math.inf
+            if most > enough or most == math.inf:
+                problems.remove(problem)
+                problems.insert(0, problem)
+                break
+    return most
 
 
-def measured(arch: int, kernel: str, width: int, config: Config, form: str) -> float:
+def measured(arch: int, kernel: str, width: int, config: Config, problem: Problem) -> float:
     """Cycles, infinite where registers spill or memory does not suffice."""
-    (one,) = compiled.compiled(form, torch.bfloat16, width, kernels=(KERNELS[kernel],))
+    form, dtype, trained = problem
+    (one,) = compiled.compiled(form, dtype, width, trained, (KERNELS[kernel],))
     if one.spills or one.shared > MULTIPROCESSORS[arch].shared:
         return math.inf
     return cycles(arch, kernel, width, config, one)
@@ -161,10 +185,11 @@ def measured(arch: int, kernel: str, width: int, config: Config, form: str) -> f
 
 def main(arch: str, *widths: str) -> None:
     driver.set_active(compiled.Processor(int(arch)))
-    for width, kernel, heavy in itertools.product(map(int, widths), KERNELS, (False, True)):
-        found, config = search(int(arch), kernel, width, most_demanding(kernel, heavy))
-        kind = "heavy" if heavy else "light"
-        print(f"{width} {kernel} {kind} {found:.3f} {config}", flush=True)
+    for width, kernel in itertools.product(map(int, widths), KERNELS):
+        for shipped, problems in served(kernel, width).items():
+            found, config = search(int(arch), kernel, width, shipped.ahead, problems)
+            print(f"{width} {kernel}, {len(problems)} problems: {shipped}", flush=True)
+            print(f"    {found:.3f} {config}", flush=True)
 
 
 if __name__ == "__main__":

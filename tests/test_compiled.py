@@ -30,6 +30,8 @@ WITH_PRODUCTS = (
     "attn_decode_kernel",
 )
 ATTENTION = (*WITH_PRODUCTS, "attn_append_kernel")
+# Of a causal problem, what makes other kernels of it.
+CHANGES = ("noncausal", "window", "plan", "packed", "packed-plan", "strided", "far")
 # Kernels that are not started without a bias, or for other forms.
 OF_BIASES = {
     "attn_bwd_table_kernel": ["distance"],
@@ -70,6 +72,8 @@ def test_every_kernel_of_every_form_compiles(variant):
             assert (kernel, form, dtype) in made
     for kernel, form in itertools.product(WITH_PRODUCTS[:3], ("linear", "cumulative-gain")):
         assert (kernel, form, "float16") in made
+        for changed in CHANGES:
+            assert (kernel, f"{form}-{changed}", "bfloat16") in made
 
 
 def test_every_kernel_fits_shared_memory(variant):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -57,6 +58,11 @@ def test_every_form_is_exact_over_many_tiles(bias, dtype):
     check(case, attend)
 
 
+def chosen(choose, ahead: bool, *problem):
+    """A configuration that multiplies ahead, or that does not."""
+    return replace(choose(*problem), ahead=ahead)
+
+
 @pytest.mark.skipif(not INTERPRETED, reason="a GPU has the one way that its configuration says")
 @pytest.mark.parametrize(
     ("trained", "ahead", "columns"),
@@ -70,7 +76,7 @@ def test_factors_are_multiplied_as_each_processor_does(
 ):
     """Of narrow and of wide heads, which share and sum up in ways of their own."""
     configs = KERNELS.configs
-    monkeypatch.setattr(configs, "INTERPRETED", replace(configs.INTERPRETED, ahead=ahead))
+    monkeypatch.setattr(configs, "choose", partial(chosen, configs.choose, ahead))
     monkeypatch.setattr(configs, "sum_columns", lambda arch: columns)
     settings = {"dtype": torch.bfloat16, "dims": dims, "batch": 1, "trained": trained}
     check(Case(bias, lengths=(70, 130), heads=(2, 1), causal=False, **settings), attend)

@@ -1,4 +1,4 @@
-"""Sizes of blocks, by processor, head width, direction and bias. Nothing is tuned at call time.
+"""Sizes of blocks, by processor, head width, direction and problem. Nothing is tuned at call time.
 
 Those of half precision for heads up to 128 come from bench/configurations.py, which compiles and
 estimates, and from trials beside it; the others are the largest tried that spill no registers. None
@@ -8,7 +8,7 @@ was timed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -34,205 +34,228 @@ class Config:
             raise ValueError(f"{self} has a tile of more than {LARGEST_TILE} rows or columns")
 
 
+# By lists of problems, in words of Kind: the first that names a problem serves it. "" names all.
+Choices = Mapping[str, Config]
+
+
 @dataclass(frozen=True)
 class Row:
-    """The configurations for a width, and those of heavy problems where they differ."""
+    """The configurations for a width of a head."""
 
-    forward: Config
-    backward_queries: Config
-    backward_keys: Config
-    backward_table: Config
-    heavy_forward: Config | None = None
-    heavy_backward_queries: Config | None = None
-    heavy_backward_keys: Config | None = None
-    heavy_backward_table: Config | None = None
-    # Which problems are heavy beside those with an outer function, by the field that serves them.
-    heavy: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    # Whether gradients of sums make that of keys heavy.
-    heavy_sums: bool = False
-    # Where warp groups multiply beside other work, the bias of a tile is computed ahead, but for
-    # problems that leave too few registers, named as heavy ones are.
-    ahead: bool = False
-    late: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    # Those of float16, whose dS is multiplied in two parts, by field and problem.
-    in_float16: Mapping[tuple[str, str], Config] = field(default_factory=dict)
+    forward: Choices
+    backward_queries: Choices
+    backward_keys: Choices
+    backward_table: Choices
 
 
-# Problems as Kind names them.
-_SUMS = ("cumulative-plan", "cumulative-gain-plan")
-_GAINS = ("cumulative-gain", "cumulative-gain-plan")
-_PLANS = ("linear-plan", "distance-plan", *_SUMS)
 _WIDEST = Row(
-    forward=Config(64, 32, 8, 1),
-    backward_queries=Config(32, 32, 8, 1),
-    backward_keys=Config(32, 32, 8, 1),
-    heavy_backward_keys=Config(16, 32, 8, 1),
-    backward_table=Config(16, 16, 4, 1),
-    heavy={"backward_keys": _PLANS},
-    heavy_sums=True,
+    forward={"": Config(64, 32, 8)},
+    backward_queries={"linear noncausal": Config(32, 32), "": Config(32, 32, 8)},
+    backward_keys={
+        "log1p_square, linear plan, distance plan, cumulative plan, trained": Config(16, 32, 8),
+        "": Config(32, 32, 8),
+    },
+    backward_table={"": Config(16, 16)},
 )
 # By the widest head they serve; no head is wider than 256.
 AMPERE = {
     64: Row(
-        forward=Config(128, 128, 8, 2),
-        heavy_forward=Config(128, 64, 8, 2),
-        backward_queries=Config(128, 64, 8, 2),
-        backward_keys=Config(64, 64, 8, 2),
-        heavy_backward_keys=Config(32, 128, 8, 2),
-        backward_table=Config(64, 64, 8, 2),
-        heavy_backward_table=Config(32, 32, 4, 1),
-        heavy={
-            "forward": ("distance-plan", *_SUMS),
-            "backward_keys": _GAINS,
+        forward={
+            "cumulative gain noncausal": Config(128, 32, 8, 2),
+            "log1p_square, distance plan, cumulative plan": Config(128, 64, 8, 2),
+            "": Config(128, 128, 8, 2),
         },
-        in_float16={("backward_keys", "cumulative"): Config(32, 128, 8, 2)},
+        backward_queries={
+            "log1p_square noncausal, log1p_square window": Config(128, 32, 8, 2),
+            "": Config(128, 64, 8, 2),
+        },
+        backward_keys={
+            "cumulative float16, cumulative window, cumulative plan": Config(32, 128, 8, 2),
+            "log1p_square, cumulative gain": Config(32, 128, 8, 2),
+            "": Config(64, 64, 8, 2),
+        },
+        backward_table={"plan": Config(32, 32), "": Config(64, 64, 8, 2)},
     ),
     128: Row(
-        forward=Config(64, 64, 4, 2),
-        backward_queries=Config(128, 32, 8, 2),
-        backward_keys=Config(32, 64, 8, 2),
-        heavy_backward_keys=Config(16, 64, 8, 1),
-        backward_table=Config(32, 32, 4, 1),
-        heavy={"backward_keys": _PLANS},
-        heavy_sums=True,
+        forward={
+            "noncausal window, noncausal plan": Config(64, 32, 4, 2),
+            "": Config(64, 64, 4, 2),
+        },
+        backward_queries={"": Config(128, 32, 8, 2)},
+        backward_keys={
+            "log1p_square, plan, trained": Config(16, 64, 8),
+            "": Config(32, 64, 8, 2),
+        },
+        backward_table={"": Config(32, 32)},
     ),
-    256: replace(_WIDEST, heavy_forward=Config(64, 64, 8, 1)),
+    256: replace(_WIDEST, forward={"log1p_square": Config(64, 64, 8), "": Config(64, 32, 8)}),
 }
 HOPPER = {
     64: Row(
-        forward=Config(128, 128, 8, 2),
-        backward_queries=Config(128, 128, 8, 2),
-        heavy_backward_queries=Config(128, 64, 8, 2),
-        backward_keys=Config(64, 128, 8, 2),
-        heavy_backward_keys=Config(32, 64, 4, 2),
-        backward_table=Config(64, 64, 4, 2),
-        heavy={"backward_queries": ("cumulative-gain-plan",)},
-        ahead=True,
-        in_float16={
-            ("backward_queries", "linear"): Config(128, 64, 8, 2),
-            ("backward_queries", "linear-plan"): Config(128, 64, 8, 2),
-            ("backward_queries", "cumulative-gain"): Config(128, 64, 8, 2),
+        forward={
+            "log1p_square noncausal, log1p_square window": Config(128, 64, 8, 2, ahead=True),
+            "": Config(128, 128, 8, 2, ahead=True),
         },
+        backward_queries={
+            "cumulative noncausal, cumulative window": Config(128, 64, 8, 2, ahead=True),
+            "log1p_square, cumulative gain plan": Config(128, 64, 8, 2, ahead=True),
+            "linear float16, cumulative gain float16": Config(128, 64, 8, 2),
+            "": Config(128, 128, 8, 2, ahead=True),
+        },
+        backward_keys={
+            "log1p_square": Config(32, 64, 4, 2, ahead=True),
+            "cumulative far, cumulative plan noncausal": Config(32, 128, 8, 2, ahead=True),
+            "": Config(64, 128, 8, 2, ahead=True),
+        },
+        backward_table={"": Config(64, 64, 4, 2)},
     ),
     128: Row(
-        forward=Config(128, 128, 8, 2),
-        heavy_forward=Config(128, 64, 8, 2),
-        backward_queries=Config(128, 64, 8, 2),
-        heavy_backward_queries=Config(128, 32, 8, 2),
-        backward_keys=Config(32, 128, 8, 2),
-        heavy_backward_keys=Config(16, 128, 8, 1),
-        backward_table=Config(64, 64, 4, 1),
-        heavy_backward_table=Config(64, 64, 8, 1),
-        heavy={"forward": ("distance-plan",)},
-        ahead=True,
-        late={
-            "forward": ("linear-plan", *_SUMS),
-            "backward_queries": _SUMS,
-            "backward_keys": _SUMS,
+        forward={
+            "cumulative window, cumulative plan noncausal": Config(128, 64, 8, 2, ahead=True),
+            "cumulative gain plan float16": Config(128, 64, 8, 2),
+            "linear plan, cumulative plan": Config(128, 128, 8, 2),
+            "log1p_square noncausal, log1p_square window": Config(128, 32, 8, 2),
+            "log1p_square, distance plan": Config(128, 64, 8, 2, ahead=True),
+            "": Config(128, 128, 8, 2, ahead=True),
         },
-        in_float16={
-            ("forward", "cumulative-gain-plan"): Config(128, 64, 8, 2),
-            ("backward_queries", "cumulative-gain-plan"): Config(128, 32, 8, 2),
-            ("backward_keys", "cumulative-gain"): Config(32, 128, 8, 2),
+        backward_queries={
+            "cumulative gain plan float16, cumulative gain window float16": Config(128, 32, 8, 2),
+            "cumulative plan": Config(128, 64, 8, 2),
+            "log1p_square": Config(128, 32, 8, 2, ahead=True),
+            "": Config(128, 64, 8, 2, ahead=True),
         },
+        backward_keys={
+            "cumulative far, cumulative plan noncausal": Config(16, 128, 8, 2),
+            "cumulative float16 noncausal, cumulative float16 window": Config(16, 128, 8, 2),
+            "cumulative plan, cumulative gain float16": Config(32, 128, 8, 2),
+            "log1p_square": Config(16, 128, 8, 1, ahead=True),
+            "": Config(32, 128, 8, 2, ahead=True),
+        },
+        backward_table={"plan": Config(64, 64, 8), "": Config(64, 64)},
     ),
     256: _WIDEST,
 }
 BLACKWELL = {
     64: Row(
-        forward=Config(128, 128, 8, 2),
-        heavy_forward=Config(128, 64, 8, 1),
-        backward_queries=Config(128, 32, 8, 2),
-        heavy_backward_queries=Config(64, 64, 8, 1),
-        backward_keys=Config(32, 128, 8, 2),
-        backward_table=Config(64, 64, 4, 2),
-        heavy={
-            "forward": ("distance-plan", *_SUMS),
-            "backward_queries": ("distance-plan", *_SUMS),
+        forward={
+            "log1p_square plan": Config(64, 64, 4, 2),
+            "noncausal, window": Config(128, 64, 8, 2),
+            "log1p_square, distance plan, cumulative plan": Config(128, 64, 8),
+            "": Config(128, 128, 8, 2),
         },
-        in_float16={("backward_keys", name): Config(32, 64, 8, 2) for name in _GAINS},
+        backward_queries={
+            "noncausal, window": Config(64, 64),
+            "log1p_square, distance plan, cumulative plan": Config(64, 64, 8),
+            "": Config(128, 32, 8, 2),
+        },
+        backward_keys={
+            "noncausal, window, cumulative gain float16": Config(32, 64, 8, 2),
+            "": Config(32, 128, 8, 2),
+        },
+        backward_table={"": Config(64, 64, 4, 2)},
     ),
     128: Row(
-        forward=Config(128, 64, 8, 2),
-        backward_queries=Config(128, 64, 8, 2),
-        heavy_backward_queries=Config(128, 32, 8, 2),
-        backward_keys=Config(16, 64, 4, 1),
-        backward_table=Config(64, 64, 4, 1),
-        heavy_backward_table=Config(64, 64, 8, 1),
+        forward={
+            "log1p_square plan": Config(128, 32, 8),
+            "noncausal, window": Config(128, 32, 8, 2),
+            "": Config(128, 64, 8, 2),
+        },
+        backward_queries={
+            "noncausal, window": Config(64, 32, 4, 2),
+            "log1p_square": Config(128, 32, 8, 2),
+            "": Config(128, 64, 8, 2),
+        },
+        backward_keys={"": Config(16, 64)},
+        backward_table={"plan": Config(64, 64, 8), "": Config(64, 64)},
     ),
     256: _WIDEST,
 }
 # Sequences that are ranges of rows have lengths and addresses of their own, which take registers.
 OF_SEQUENCES = {
-    64: replace(
-        AMPERE[64],
-        forward=Config(128, 64, 8, 2),
-        backward_keys=Config(32, 128, 8, 1),
-        heavy_backward_keys=None,
-        in_float16={},
+    64: Row(
+        forward={"cumulative gain noncausal": Config(128, 32, 8, 2), "": Config(128, 64, 8, 2)},
+        backward_queries={
+            "log1p_square noncausal": Config(128, 32, 8, 2),
+            "": Config(128, 64, 8, 2),
+        },
+        backward_keys={"": Config(32, 128, 8)},
+        backward_table={"plan": Config(64, 64), "": Config(64, 64, 8, 2)},
     ),
     128: Row(
-        forward=Config(64, 64, 4, 2),
-        backward_queries=Config(128, 32, 8, 1),
-        heavy_backward_queries=Config(128, 16, 8, 1),
-        backward_keys=Config(16, 64, 8, 1),
-        backward_table=Config(64, 64, 8, 1),
-        heavy={"backward_queries": _PLANS},
+        forward={"": Config(64, 64, 4, 2)},
+        backward_queries={"log1p_square, plan": Config(128, 16, 8), "": Config(128, 32, 8)},
+        backward_keys={"": Config(16, 64, 8)},
+        backward_table={"": Config(64, 64, 8)},
     ),
-    256: replace(_WIDEST, forward=Config(64, 16, 8, 1), backward_keys=Config(16, 32, 8, 1)),
+    256: replace(_WIDEST, forward={"": Config(64, 16, 8)}, backward_keys={"": Config(16, 32, 8)}),
 }
 OF_SEQUENCES_ON_AMPERE = OF_SEQUENCES | {
     128: replace(
         OF_SEQUENCES[128],
-        backward_queries=Config(128, 16, 8, 1),
-        backward_table=Config(32, 32, 4, 1),
+        forward={
+            "log1p_square, cumulative noncausal, cumulative window": Config(64, 32, 4, 2),
+            "cumulative plan": Config(64, 32, 4, 2),
+            "": Config(64, 64, 4, 2),
+        },
+        backward_queries={"": Config(128, 16, 8)},
+        backward_table={"": Config(32, 32)},
     )
 }
 OF_SEQUENCES_ON_BLACKWELL = OF_SEQUENCES | {
-    64: replace(
-        OF_SEQUENCES[64],
-        forward=Config(64, 64, 4, 2),
-        heavy_forward=None,
-        backward_queries=Config(128, 32, 8, 2),
-        heavy_backward_queries=Config(64, 64, 4, 1),
-        backward_keys=Config(32, 64, 4, 1),
-        heavy={"backward_queries": _GAINS},
+    64: Row(
+        forward={"": Config(64, 64, 4, 2)},
+        backward_queries={
+            "noncausal, window, plan": Config(64, 32, 4, 2),
+            "log1p_square, cumulative gain": Config(64, 64),
+            "": Config(128, 32, 8, 2),
+        },
+        backward_keys={"plan": Config(32, 64, 8, 2), "": Config(32, 64)},
+        backward_table={"plan": Config(64, 64), "": Config(64, 64, 8, 2)},
     ),
-    128: replace(
-        OF_SEQUENCES[128],
-        forward=Config(128, 32, 8, 2),
-        backward_queries=Config(64, 32, 4, 1),
-        backward_keys=Config(16, 64, 4, 1),
+    128: Row(
+        forward={"noncausal, window": Config(64, 32, 4, 2), "": Config(128, 32, 8, 2)},
+        backward_queries={
+            "noncausal, window, plan": Config(64, 32, 4, 2),
+            "log1p_square": Config(128, 16, 8),
+            "": Config(64, 32),
+        },
+        backward_keys={"": Config(16, 64)},
+        backward_table={"": Config(64, 64, 8)},
     ),
 }
 SINGLE = {
     64: Row(
-        forward=Config(32, 32),
-        backward_queries=Config(32, 32),
-        backward_keys=Config(32, 32),
-        heavy_backward_keys=Config(16, 32),
-        backward_table=Config(32, 32),
+        forward={"": Config(32, 32)},
+        backward_queries={"window": Config(16, 32), "": Config(32, 32)},
+        backward_keys={"log1p_square": Config(16, 32), "": Config(32, 32)},
+        backward_table={"": Config(32, 32)},
     ),
     128: Row(
-        forward=Config(16, 32, 8),
-        heavy_forward=Config(16, 16, 8),
-        backward_queries=Config(16, 32, 8),
-        backward_keys=Config(16, 32, 8),
-        heavy_backward_keys=Config(16, 16, 8),
-        backward_table=Config(32, 32, 8),
-        heavy={"forward": ("distance-plan", *_GAINS), "backward_keys": _GAINS},
+        forward={
+            "log1p_square, distance plan, cumulative gain": Config(16, 16, 8),
+            "": Config(16, 32, 8),
+        },
+        backward_queries={"": Config(16, 32, 8)},
+        backward_keys={"log1p_square, cumulative gain": Config(16, 16, 8), "": Config(16, 32, 8)},
+        backward_table={"": Config(32, 32, 8)},
     ),
     256: Row(
-        forward=Config(16, 32, 8),
-        heavy_forward=Config(16, 16, 8),
-        backward_queries=Config(16, 16),
-        backward_keys=Config(16, 16, 8),
-        backward_table=Config(16, 16),
-        heavy={"forward": ("distance-plan", *_GAINS)},
+        forward={
+            "log1p_square, distance plan, cumulative gain": Config(16, 16, 8),
+            "": Config(16, 32, 8),
+        },
+        backward_queries={"": Config(16, 16)},
+        backward_keys={"": Config(16, 16, 8)},
+        backward_table={"": Config(16, 16)},
     ),
 }
 # Small, so that short sequences have many blocks.
-INTERPRETED = Row(Config(32, 16), Config(32, 16), Config(16, 32), Config(32, 32), ahead=True)
+INTERPRETED = Row(
+    forward={"": Config(32, 16, ahead=True)},
+    backward_queries={"": Config(32, 16, ahead=True)},
+    backward_keys={"": Config(16, 32, ahead=True)},
+    backward_table={"": Config(32, 32)},
+)
 
 
 @dataclass(frozen=True)
@@ -243,30 +266,39 @@ class Kind:
     with_gain: bool = False
     planned: bool = False
     trained: bool = False  # whether gradients of sums are computed
+    causal: bool = True
+    windowed: bool = False
+    far: bool = False  # whether offsets in a head take 64 bits
+    dtype: torch.dtype = torch.bfloat16
 
     @property
-    def name(self) -> str:
-        return self.form + "-gain" * self.with_gain + "-plan" * self.planned
+    def words(self) -> set[str]:
+        """Its form, and what else it has of what Choices name."""
+        said = {
+            "gain": self.with_gain,
+            "plan": self.planned,
+            "trained": self.trained,
+            "noncausal": not self.causal,
+            "window": self.windowed,
+            "far": self.far,
+            "float16": self.dtype == torch.float16,
+        }
+        return {self.form, *(word for word, holds in said.items() if holds)}
 
 
 def choose(
-    kernel: str,
-    arch: int | str,
-    dtype: torch.dtype,
-    width: int,
-    kind: Kind,
-    with_sequences: bool = False,
+    kernel: str, arch: int | str, width: int, kind: Kind, with_sequences: bool = False
 ) -> Config:
     """For the field `kernel` of a row, width being the larger of q's and v's padded head_dim."""
     row = INTERPRETED
     if arch != "interpreter":
-        table = SINGLE if dtype == torch.float32 else _of_processor(arch, with_sequences)
+        single = kind.dtype == torch.float32
+        table = SINGLE if single else _of_processor(arch, with_sequences)
         row = table[min(widest for widest in table if width <= widest)]
-    if dtype == torch.float16 and (kernel, kind.name) in row.in_float16:
-        return row.in_float16[kernel, kind.name]
-    heavy = _is_heavy(kernel, row, kind) and getattr(row, f"heavy_{kernel}", None)
-    late = kind.name in row.late.get(kernel, ())
-    return replace(heavy or getattr(row, kernel), ahead=row.ahead and not late)
+    for problems, config in getattr(row, kernel).items():
+        if any(kind.words.issuperset(problem.split()) for problem in problems.split(",")):
+            return config
+    raise LookupError(f"no configuration of {kernel} for {kind}")
 
 
 def sum_columns(arch: int | str) -> int:
@@ -275,14 +307,6 @@ def sum_columns(arch: int | str) -> int:
     Blackwell's multiply 128 rows with 16 columns at least, and AMD's any rows.
     """
     return 8 if isinstance(arch, int) and arch < 100 else 16
-
-
-def _is_heavy(kernel: str, row: Row, kind: Kind) -> bool:
-    """Whether registers are taken that most problems leave to larger blocks."""
-    if kernel == "backward_table":
-        return kind.planned
-    heavy = kind.form == "log1p_square" or kind.name in row.heavy.get(kernel, ())
-    return heavy or (kernel == "backward_keys" and kind.trained and row.heavy_sums)
 
 
 def _of_processor(arch: int | str, with_sequences: bool) -> dict[int, Row]:

@@ -51,9 +51,10 @@ def forward(
     if sequences is not None:  # padding stays as it is
         o.zero_(), lse.fill_(-torch.inf)
     bias, problem = _operands(q, k, v, terms, gain, form, scale, causal, window, sequences)
-    config, sizes = _sizes("forward", q, v, bias, plan is not None, sequences is not None)
     tensors = [rows(x) for x in (q, k, v, o, lse)]
-    problem = _through(*tensors[1:3], problem.n_key, problem, config)
+    far = _are_far(*tensors[1:3], problem.n_key)
+    config, sizes = _sizes("forward", q, v, bias, problem, plan is not None, far)
+    problem = _through(*tensors[1:3], problem, config, far)
     config = replace(config, ahead=problem.rows_alike.value)
     problem = problem._replace(plan=plans.of_queries(plan, problem, config.block_m))
     bias = with_factors(bias, problem, config, sequences)
@@ -101,11 +102,11 @@ def backward(
             x.zero_()
     batch = _batch(q, sequences)
 
-    kind = plan is not None, sequences is not None
-    config, sizes = _sizes("backward_queries", q, v, bias, *kind)
     tensors = [rows(x) for x in (*given, grad_q, of_gain, of_queries)]
+    far = _are_far(*tensors[1:3], problem.n_key)
+    config, sizes = _sizes("backward_queries", q, v, bias, problem, plan is not None, far)
     problem = problem._replace(plan=plans.of_queries(plan, problem, config.block_m))
-    through_keys = _through(*tensors[1:3], problem.n_key, problem, config)
+    through_keys = _through(*tensors[1:3], problem, config, far)
     config = replace(config, ahead=through_keys.rows_near.value)
     grid = batch * q.shape[1], triton.cdiv(problem.n_query, config.block_m)
     _launch(attn_bwd_dq_kernel, grid, config)(
@@ -115,10 +116,12 @@ def backward(
         **sizes,
         BIAS_GRADIENT=has_gain,
     )
-    config, sizes = _sizes("backward_keys", q, v, bias, *kind, trained=has_sums)
     tensors = [rows(x) for x in (*given, grad_k, grad_v, of_keys)]
+    far = _are_far(tensors[0], tensors[3], problem.n_query)
+    kind = plan is not None, far, has_sums
+    config, sizes = _sizes("backward_keys", q, v, bias, problem, *kind)
     through_queries = problem._replace(plan=plans.of_keys(plan, problem, config.block_n))
-    through_queries = _through(tensors[0], tensors[3], problem.n_query, through_queries, config)
+    through_queries = _through(tensors[0], tensors[3], through_queries, config, far)
     config = replace(config, ahead=through_queries.rows_near.value)
     grid = batch * k.shape[1], triton.cdiv(problem.n_key, config.block_n)
     _launch(attn_bwd_dkv_kernel, grid, config)(
@@ -164,8 +167,9 @@ def trim(
     its `reach` nearest past keys stay. Nothing goes where near, (B, H, Nq) float32, is NaN.
     """
     bias, problem = _operands(q, k, k, terms, gain, form, scale, causal, window)
-    # All its pairs are computed one by one.
-    config, sizes = _sizes("forward", q, k, bias._replace(squared=constexpr(True)), planned=True)
+    # As all its pairs are computed.
+    one_by_one = bias._replace(squared=constexpr(True))
+    config, sizes = _sizes("forward", q, k, one_by_one, problem, planned=True)
     sizes["BLOCK_N"] = max(16, config.block_n // 2)
     blocks = triton.cdiv(problem.n_query, config.block_m)
     cut = plan.new_empty((*q.shape[:2], blocks))
@@ -216,14 +220,18 @@ def _operands(
     return Bias(*flags, *map(per_head, (terms, gain, high, low))), problem
 
 
-def _through(x: Rows, y: Rows, n: int, problem: Problem, config: Config) -> Problem:
-    """The problem of a kernel that goes through the n rows of x and of y.
+def _are_far(x: Rows, y: Rows, n: int) -> bool:
+    """Whether offsets in a head's n rows of x or of y, and in a tile behind them, take 64 bits."""
+    return (n + configs.LARGEST_TILE) * max(x.row, y.row) >= 2**31
+
+
+def _through(x: Rows, y: Rows, problem: Problem, config: Config, far: bool) -> Problem:
+    """The problem of a kernel that goes through the rows of x and of y.
 
     No registers are left for products ahead where offsets take 64 bits nor, in forward passes,
     where x and y have offsets of their own.
     """
-    furthest = (n + max(config.block_m, config.block_n)) * max(x.row, y.row)
-    near = config.ahead and furthest < 2**31
+    near = config.ahead and not far
     alike = near and x.row == y.row
     return problem._replace(rows_near=constexpr(near), rows_alike=constexpr(alike))
 
@@ -237,15 +245,18 @@ def _sizes(
     q: Tensor,
     v: Tensor,
     bias: Bias,
+    problem: Problem,
     planned: bool,
-    with_sequences: bool = False,
+    far: bool = False,
     trained: bool = False,
 ) -> tuple[Config, dict[str, int]]:
     """The configuration of a kernel, and what of it the kernel has to know."""
     block_d, block_dv = (max(16, triton.next_power_of_2(x.shape[3])) for x in (q, v))
     form, width = "log1p_square" if bias.squared.value else bias.form.value, max(block_d, block_dv)
-    kind = configs.Kind(form, bias.gain is not None, planned, trained)
-    config = configs.choose(kernel, processor(), q.dtype, width, kind, with_sequences)
+    masks = problem.causal.value, problem.windowed.value
+    kind = configs.Kind(form, bias.gain is not None, planned, trained, *masks, far, q.dtype)
+    with_sequences = problem.sequences is not None
+    config = configs.choose(kernel, processor(), width, kind, with_sequences)
     return config, {
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
@@ -276,8 +287,7 @@ def _table_gradient(
 ) -> Tensor:
     """(B or 1, H, length), from sums over the diagonals of tiles: see attn_bwd_table_kernel."""
     q, _, v, *_ = given
-    kind = problem.plan is not None, sequences is not None
-    config, sizes = _sizes("backward_table", q, v, bias, *kind)
+    config, sizes = _sizes("backward_table", q, v, bias, problem, problem.plan is not None)
     block, length = config.block_m, terms.shape[2]
     # The difference of row and column at the table's begin, in a tile on the diagonal 0.
     begin = (0 if causal else 1 - problem.n_query) - 1
