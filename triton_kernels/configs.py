@@ -187,7 +187,11 @@ OF_SEQUENCES = {
         backward_keys={"": Config(16, 64, 8)},
         backward_table={"": Config(64, 64, 8)},
     ),
-    256: replace(_WIDEST, forward={"": Config(64, 16, 8)}, backward_keys={"": Config(16, 32, 8)}),
+    256: replace(
+        _WIDEST,
+        forward={"": Config(64, 16, 8)},
+        backward_keys={"distance plan": Config(32, 16, 8), "": Config(16, 32, 8)},
+    ),
 }
 OF_SEQUENCES_ON_AMPERE = OF_SEQUENCES | {
     128: replace(
