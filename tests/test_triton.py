@@ -58,6 +58,19 @@ def test_every_form_is_exact_over_many_tiles(bias, dtype):
     check(case, attend)
 
 
+def test_configurations_are_for_problems_that_there_are():
+    """A word that no problem has would never be found, nor one behind those for all problems."""
+    configs = KERNELS.configs
+    every = configs.Kind("", True, True, True, False, True, True, torch.float16).words - {""}
+    every |= {"none", "linear", "distance", "cumulative", "log1p_square"}
+    tables = [x for x in vars(configs).values() if isinstance(x, dict) and 256 in x]
+    assert len(tables) == 7
+    for row in (*(row for table in tables for row in table.values()), configs.INTERPRETED):
+        for choices in vars(row).values():
+            assert list(choices).index("") == len(choices) - 1
+            assert set(" ".join(choices).replace(",", "").split()) <= every
+
+
 def chosen(choose, ahead: bool, *problem):
     """A configuration that multiplies ahead, or that does not."""
     return replace(choose(*problem), ahead=ahead)

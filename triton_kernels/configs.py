@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 
@@ -290,6 +291,7 @@ class Kind:
         return {self.form, *(word for word, holds in said.items() if holds)}
 
 
+@cache
 def choose(
     kernel: str, arch: int | str, width: int, kind: Kind, with_sequences: bool = False
 ) -> Config:
@@ -299,10 +301,12 @@ def choose(
         single = kind.dtype == torch.float32
         table = SINGLE if single else _of_processor(arch, with_sequences)
         row = table[min(widest for widest in table if width <= widest)]
-    for problems, config in getattr(row, kernel).items():
-        if any(kind.words.issuperset(problem.split()) for problem in problems.split(",")):
-            return config
-    raise LookupError(f"no configuration of {kernel} for {kind}")
+    words = kind.words
+    return next(
+        config
+        for problems, config in getattr(row, kernel).items()
+        if any(words.issuperset(problem.split()) for problem in problems.split(","))
+    )
 
 
 def sum_columns(arch: int | str) -> int:
