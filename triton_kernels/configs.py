@@ -145,6 +145,7 @@ BLACKWELL = {
             "": Config(128, 128, 8, 2),
         },
         backward_queries={
+            "log1p_square noncausal, log1p_square window": Config(64, 32),
             "noncausal, window": Config(64, 64),
             "log1p_square, distance plan, cumulative plan": Config(64, 64, 8),
             "": Config(128, 32, 8, 2),
@@ -183,7 +184,7 @@ OF_SEQUENCES = {
         backward_table={"plan": Config(64, 64), "": Config(64, 64, 8, 2)},
     ),
     128: Row(
-        forward={"": Config(64, 64, 4, 2)},
+        forward={"log1p_square noncausal": Config(128, 32, 8, 2), "": Config(64, 64, 4, 2)},
         backward_queries={"log1p_square, plan": Config(128, 16, 8), "": Config(128, 32, 8)},
         backward_keys={"": Config(16, 64, 8)},
         backward_table={"": Config(64, 64, 8)},
@@ -214,7 +215,10 @@ OF_SEQUENCES_ON_BLACKWELL = OF_SEQUENCES | {
             "log1p_square, cumulative gain": Config(64, 64),
             "": Config(128, 32, 8, 2),
         },
-        backward_keys={"plan": Config(32, 64, 8, 2), "": Config(32, 64)},
+        backward_keys={
+            "plan, log1p_square noncausal": Config(32, 64, 8, 2),
+            "": Config(32, 64),
+        },
         backward_table={"plan": Config(64, 64), "": Config(64, 64, 8, 2)},
     ),
     128: Row(
