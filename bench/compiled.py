@@ -2,9 +2,9 @@
 
     python bench/compiled.py 90 64 128
 
-prints one JSON object a line for every kernel that ships for the processor, for heads of these
-widths or of all: its registers, bytes of stack, shared memory, and the instructions of its loops.
-Nothing is run.
+prints one JSON object a line for every kernel of `problems` as it ships for the processor, for
+heads of these widths or of all: its registers, bytes of stack, shared memory, and the instructions
+of its loops. Nothing is run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from biased_flash_attn.sequences import Sequences
 FORMS = ("none", "linear", "distance", "cumulative", "cumulative-gain", "log1p_square-gain")
 # Those with blocks of their own where plans or ranges of rows take registers.
 BIASES = ("linear", "distance", "cumulative-gain")
-# What else makes other kernels of half precision. Strided: rows of v and grad_o are twice as far
+# What else makes other kernels. Strided: rows of v and grad_o are twice as far
 # apart as those of q and k. Far: rows of a head reach 2^31 elements.
 VARIANTS = {
     "noncausal": FORMS,
@@ -218,16 +218,17 @@ def count(instructions: list[str], name: str) -> int:
 
 
 def problems() -> Iterator[tuple]:
-    """What `compiled` takes beside a width, so that every kernel that ships is among it; but for
-    some that are as those of another dtype."""
-    every, backward = None, BACKWARD
+    """What `compiled` takes beside a width: every form, and variants that differ in one way.
+
+    Not among them are variants of variants but for packed plans, and those of float32.
+    """
     for name in (*FORMS, *(f"{form}-{x}" for x, forms in VARIANTS.items() for form in forms)):
-        yield name, torch.bfloat16, True, every
-        yield name, torch.bfloat16, False, backward
+        yield name, torch.bfloat16, True, None
+        yield name, torch.bfloat16, False, BACKWARD
         if name.startswith(SUMS):
-            yield name, torch.float16, True, ("attn_fwd_kernel", *backward)
+            yield name, torch.float16, True, ("attn_fwd_kernel", *BACKWARD)
     for name in FORMS:
-        yield name, torch.float32, True, every
+        yield name, torch.float32, True, None
 
 
 def main(arch: str, *head_dims: str) -> None:

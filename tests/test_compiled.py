@@ -30,7 +30,7 @@ WITH_PRODUCTS = (
     "attn_decode_kernel",
 )
 ATTENTION = (*WITH_PRODUCTS, "attn_append_kernel")
-# Of a causal problem, what makes other kernels of it.
+# Each makes other kernels of a causal problem.
 CHANGES = ("noncausal", "window", "plan", "packed", "packed-plan", "strided", "far")
 # Kernels that are not started without a bias, or for other forms.
 OF_BIASES = {
@@ -41,7 +41,7 @@ OF_BIASES = {
 
 
 def compiled(arch: int, head_dim: int) -> list[dict]:
-    """Every kernel that ships for an architecture, at one width of a head."""
+    """The kernels that compiled.py lists, for an architecture and one width of a head."""
     done = subprocess.run(
         [sys.executable, BENCH / "compiled.py", str(arch), str(head_dim)],
         env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},

@@ -167,7 +167,7 @@ def trim(
     its `reach` nearest past keys stay. Nothing goes where near, (B, H, Nq) float32, is NaN.
     """
     bias, problem = _operands(q, k, k, terms, gain, form, scale, causal, window)
-    # As all its pairs are computed.
+    # Its pairs are computed one by one, as those of outer functions are.
     one_by_one = bias._replace(squared=constexpr(True))
     config, sizes = _sizes("forward", q, k, one_by_one, problem, planned=True)
     sizes["BLOCK_N"] = max(16, config.block_n // 2)
