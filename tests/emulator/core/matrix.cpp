@@ -166,7 +166,7 @@ Matrix load_described(const Warp& w, const Descriptor& d, int rows, int depth, E
     for (int row = 0; row < rows; ++row) {
         for (int k = 0; k < depth; ++k) {
             const uint32_t at = described_address(d, row, k, bytes, transposed);
-            if (at + 16 > shared.size()) {
+            if (at + static_cast<uint32_t>(bytes) > shared.size()) {
                 w.fault(kind::kOutOfBounds, "a matrix descriptor reaches beyond shared memory", -1, at);
             }
             uint32_t bits = 0;
