@@ -57,6 +57,7 @@ void Warp::step(Fragment& f) {
     const Instruction& i = launch.program.code[f.pc];
     fragment = &f;
     active = f.lanes;
+    ++block.cluster.ticks;
     if (i.guard.kind == Operand::Kind::kRegister) active &= predicate(i.guard);
     const bool resumed = f.wait.kind != Wait::Kind::kNone;
     if (!resumed) {
