@@ -30,7 +30,7 @@ struct Violation {
 };
 
 class SharedMemory {
-   public:
+public:
     // `readers` is the number of agents that may read, which are those below it.
     SharedMemory(uint32_t bytes, uint32_t readers, int granule_shift);
 
@@ -43,7 +43,7 @@ class SharedMemory {
     std::optional<Violation> write(uint32_t address, uint32_t size, const Access& access,
                                    const uint8_t* data);
 
-   private:
+private:
     struct Cell {
         Epoch last_write;
         int32_t instruction = -1;  // of the last write; none where negative
