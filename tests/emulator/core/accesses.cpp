@@ -49,8 +49,8 @@ void check_global(const Warp& w, int lane, uint64_t address, uint32_t size, bool
     const std::string refusal = memory.refusal(address, size, writes);
     const std::string what = writes ? "write of " : "read of ";
     if (!refusal.empty()) {
-        w.fault(kind::kOutOfBounds, what + std::to_string(size) + " bytes: the address " + refusal, lane,
-                address);
+        w.fault(kind::kOutOfBounds, what + std::to_string(size) + " bytes: the address " + refusal,
+                lane, address);
     }
     if (is_strong) return;
     const std::string conflict = memory.conflict(address, size, writes, w.block.linear_index());
@@ -85,7 +85,8 @@ std::pair<Space, uint64_t> resolved(uint64_t generic) {
 
 void require_aligned(const Warp& w, int lane, uint64_t address, uint32_t size) {
     if (address % size) {
-        w.fault(kind::kMisaligned, "address is no multiple of " + std::to_string(size), lane, address);
+        w.fault(kind::kMisaligned, "address is no multiple of " + std::to_string(size), lane,
+                address);
     }
 }
 
@@ -127,7 +128,8 @@ Space take_space(Modifiers& m) {
     if (m.take("local")) return Space::kLocal;
     if (m.take("const")) return Space::kConstant;
     if (m.take("param") || m.take("param::entry")) return Space::kParameter;
-    if (m.take("shared") || m.take("shared::cta") || m.take("shared::cluster")) return Space::kShared;
+    if (m.take("shared") || m.take("shared::cta") || m.take("shared::cluster"))
+        return Space::kShared;
     return Space::kGeneric;
 }
 

@@ -40,7 +40,8 @@ std::optional<Violation> SharedMemory::after_write(const Cell& cell, const Acces
         return Violation{"race", std::string(what) + at(address) + " is not ordered after" + of};
     }
     if (access.is_async && !cell.is_async && !access.known->fenced.covers(before)) {
-        return Violation{"race", std::string(what) + at(address) + " by the asynchronous proxy: no" +
+        return Violation{"race", std::string(what) + at(address) +
+                                     " by the asynchronous proxy: no" +
                                      " fence.proxy.async lies between it and" + of};
     }
     return {};
@@ -52,7 +53,8 @@ std::optional<Violation> SharedMemory::read(uint32_t address, uint32_t size, con
     for (uint32_t i = address >> shift_; i <= (address + size - 1) >> shift_; ++i) {
         const Cell& cell = cells_[i];
         if (cell.instruction < 0) {
-            return Violation{"uninitialized", "read of " + at(i << shift_) + ", which nothing wrote"};
+            return Violation{"uninitialized",
+                             "read of " + at(i << shift_) + ", which nothing wrote"};
         }
         if (auto found = after_write(cell, access, "read of ", i << shift_)) return found;
         uint32_t& last = reads_[i * readers_ + access.epoch.agent];
@@ -77,9 +79,9 @@ std::optional<Violation> SharedMemory::write(uint32_t address, uint32_t size,
             if (!entry || (access.is_strong && entry & kStrong)) continue;
             const Epoch before{agent, entry >> kTimeShift};
             const bool own = agent == access.epoch.agent && access.in_order;
-            const bool race = own ? before.time == access.epoch.time &&
-                                        lanes_conflict(entry & kLane, access.lane)
-                                  : !access.known->seen.covers(before);
+            const bool race =
+                own ? before.time == access.epoch.time && lanes_conflict(entry & kLane, access.lane)
+                    : !access.known->seen.covers(before);
             if (race) {
                 const std::string reader = own ? "another lane" : "agent " + std::to_string(agent);
                 return Violation{"race", "write to " + at(i << shift_) +

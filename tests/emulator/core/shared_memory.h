@@ -29,7 +29,7 @@ struct Violation {
 };
 
 class SharedMemory {
-   public:
+public:
     // `readers` is the number of agents that may read, which are those below it.
     SharedMemory(uint32_t bytes, uint32_t readers, int granule_shift);
 
@@ -39,7 +39,7 @@ class SharedMemory {
     std::optional<Violation> read(uint32_t address, uint32_t size, const Access& access);
     std::optional<Violation> write(uint32_t address, uint32_t size, const Access& access);
 
-   private:
+private:
     struct Cell {
         Epoch last_write;
         int32_t instruction = -1;  // of the last write; none where negative
