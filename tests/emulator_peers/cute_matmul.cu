@@ -6,7 +6,6 @@
 #include <cutlass/arch/barrier.h>
 #include <cutlass/arch/reg_reconfig.h>
 #include <cutlass/numeric_types.h>
-#include <cutlass/pipeline/sm90_pipeline.hpp>
 
 #include <cute/arch/cluster_sm90.hpp>
 #include <cute/arch/copy_sm90_desc.hpp>
@@ -40,6 +39,16 @@ struct Shared {
   Empty empty[STAGES];
 };
 
+// A place in the ring, and the parity of the round.
+struct Stage {
+  int index;
+  uint32_t parity;
+  __device__ void advance() {
+    index = (index + 1) % STAGES;
+    parity ^= index == 0;
+  }
+};
+
 template <int CLUSTER>
 __device__ void load(Shared& shared, TmaDescriptor const& a, TmaDescriptor const& b, int k_tiles) {
   constexpr int bytes = (BLOCK_M + BLOCK_N) * BLOCK_K * sizeof(Half);
@@ -47,10 +56,10 @@ __device__ void load(Shared& shared, TmaDescriptor const& a, TmaDescriptor const
   constexpr auto hint = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_NORMAL);
   int const rank = CLUSTER == 1 ? 0 : block_rank_in_cluster();
   // Of a fresh barrier the phase before the first counts as completed.
-  cutlass::PipelineState<STAGES> stage{0, 1, 0};
-  for (int k = 0; k < k_tiles; ++k, ++stage) {
-    int const i = stage.index();
-    shared.empty[i].wait(stage.phase());
+  Stage stage{0, 1};
+  for (int k = 0; k < k_tiles; ++k, stage.advance()) {
+    int const i = stage.index;
+    shared.empty[i].wait(stage.parity);
     shared.full[i].arrive_and_expect_tx(bytes);
     auto* barrier = reinterpret_cast<uint64_t*>(&shared.full[i]);
     Half* const tile_b = shared.b + (i * BLOCK_N + rank * part) * BLOCK_K;
@@ -80,11 +89,11 @@ __device__ void multiply(Shared& shared, TmaDescriptor const& c, int k_tiles) {
   auto const release = [&](int i) {
     if (thread % 128 < CLUSTER) shared.empty[i].arrive(thread % 128);
   };
-  cutlass::PipelineState<STAGES> stage{0, 0, 0};
+  Stage stage{0, 0};
   int previous = 0;
-  for (int k = 0; k < k_tiles; ++k, ++stage) {
-    int const i = stage.index();
-    shared.full[i].wait(stage.phase());
+  for (int k = 0; k < k_tiles; ++k, stage.advance()) {
+    int const i = stage.index;
+    shared.full[i].wait(stage.parity);
     warpgroup_fence_operand(sums);
     warpgroup_arrive();
     gemm(mma, fragments_a(_, _, _, i), fragments_b(_, _, _, i), sums);

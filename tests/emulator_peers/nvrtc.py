@@ -13,13 +13,16 @@ def compile_to_ptx(source: Path, arch: str, *options: str) -> str:
     nvrtc = library()
     program = ctypes.c_void_p()
     text = source.read_bytes()
-    check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, source.name.encode(), 0, None, None))
+    check(
+        nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, source.name.encode(), 0, None, None)
+    )
     try:
         words = [f"--gpu-architecture={arch}", "--std=c++17", "--generate-line-info", *options]
         words += [f"--include-path={folder}" for folder in include_folders()]
         array = (ctypes.c_char_p * len(words))(*(word.encode() for word in words))
         if nvrtc.nvrtcCompileProgram(program, len(words), array):
-            raise RuntimeError(text_of(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program))
+            sizes, logs = nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog
+            raise RuntimeError(text_of(sizes, logs, program))
         return text_of(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
