@@ -57,6 +57,7 @@ __device__ void load(Shared& shared, TmaDescriptor const& a, TmaDescriptor const
   int const rank = CLUSTER == 1 ? 0 : block_rank_in_cluster();
   // Of a fresh barrier the phase before the first counts as completed.
   Stage stage{0, 1};
+#pragma unroll 1
   for (int k = 0; k < k_tiles; ++k, stage.advance()) {
     int const i = stage.index;
     shared.empty[i].wait(stage.parity);
@@ -91,6 +92,7 @@ __device__ void multiply(Shared& shared, TmaDescriptor const& c, int k_tiles) {
   };
   Stage stage{0, 0};
   int previous = 0;
+#pragma unroll 1
   for (int k = 0; k < k_tiles; ++k, stage.advance()) {
     int const i = stage.index;
     shared.full[i].wait(stage.parity);
