@@ -1,0 +1,134 @@
+#include "accesses.h"
+
+#include <algorithm>
+#include <set>
+
+namespace ptx {
+
+Access access_of(const Warp& w, int lane, bool is_strong) {
+    Access access{&w.known, w.epoch()};
+    access.lane = static_cast<uint8_t>(lane);
+    access.is_strong = is_strong;
+    access.instruction = w.pc();
+    return access;
+}
+
+uint32_t shared_offset(const Warp& w, int lane, uint64_t address, uint32_t size) {
+    const Block& owner = w.block.cluster.block_of(w, address, lane);
+    const auto offset = static_cast<uint32_t>(address & kRankMask);
+    if (offset + size > owner.shared.size()) {
+        w.fault(kind::kOutOfBounds,
+                std::to_string(size) + " bytes beyond the " + std::to_string(owner.shared.size()) +
+                    " bytes of shared memory",
+                lane, address);
+    }
+    return offset;
+}
+
+void read_shared(const Warp& w, int lane, uint64_t address, uint32_t size, uint8_t* out,
+                 const Access& access) {
+    const uint32_t offset = shared_offset(w, lane, address, size);
+    SharedMemory& shared = w.block.cluster.block_of(w, address, lane).shared;
+    w.require(shared.read(offset, size, access), lane, address);
+    std::copy_n(shared.data() + offset, size, out);
+}
+
+void write_shared(const Warp& w, int lane, uint64_t address, uint32_t size, const uint8_t* data,
+                  const Access& access) {
+    const uint32_t offset = shared_offset(w, lane, address, size);
+    SharedMemory& shared = w.block.cluster.block_of(w, address, lane).shared;
+    w.require(shared.write(offset, size, access), lane, address);
+    std::copy_n(data, size, shared.data() + offset);
+}
+
+namespace {
+
+void check_global(const Warp& w, int lane, uint64_t address, uint32_t size, bool writes,
+                  bool is_strong) {
+    GlobalMemory& memory = w.block.cluster.launch.memory;
+    const std::string refusal = memory.refusal(address, size, writes);
+    const std::string what = writes ? "write of " : "read of ";
+    if (!refusal.empty()) {
+        w.fault(kind::kOutOfBounds, what + std::to_string(size) + " bytes: the address " + refusal, lane,
+                address);
+    }
+    if (is_strong) return;
+    const std::string conflict = memory.conflict(address, size, writes, w.block.linear_index());
+    if (!conflict.empty()) {
+        w.fault(kind::kRace, what + "global memory that " + conflict, lane, address);
+    }
+}
+
+}  // namespace
+
+void read_global(const Warp& w, int lane, uint64_t address, uint32_t size, uint8_t* out,
+                 bool is_strong) {
+    check_global(w, lane, address, size, false, is_strong);
+    std::copy_n(reinterpret_cast<const uint8_t*>(address), size, out);
+}
+
+void write_global(const Warp& w, int lane, uint64_t address, uint32_t size, const uint8_t* data,
+                  bool is_strong) {
+    check_global(w, lane, address, size, true, is_strong);
+    std::copy_n(data, size, reinterpret_cast<uint8_t*>(address));
+}
+
+std::pair<Space, uint64_t> resolved(uint64_t generic) {
+    if (generic >= kSharedWindow && generic - kSharedWindow < kWindowSize) {
+        return {Space::kShared, generic - kSharedWindow};
+    }
+    if (generic >= kLocalWindow && generic - kLocalWindow < kWindowSize) {
+        return {Space::kLocal, generic - kLocalWindow};
+    }
+    return {Space::kGlobal, generic};
+}
+
+void require_aligned(const Warp& w, int lane, uint64_t address, uint32_t size) {
+    if (address % size) {
+        w.fault(kind::kMisaligned, "address is no multiple of " + std::to_string(size), lane, address);
+    }
+}
+
+std::vector<uint64_t> of_active_lanes(const Warp& w, const Lanes<uint64_t>& addresses) {
+    std::vector<uint64_t> active;
+    for (int l = 0; l < kLanes; ++l) {
+        if (w.active >> l & 1) active.push_back(addresses[l]);
+    }
+    return active;
+}
+
+void count_shared(const Warp& w, const std::vector<uint64_t>& addresses, uint32_t size) {
+    // 128 bytes are served at once, of wide accesses those of a half or a quarter of the warp.
+    const size_t at_once = size <= 4 ? kLanes : 128 / size;
+    for (size_t first = 0; first < addresses.size(); first += at_once) {
+        std::array<std::vector<uint64_t>, 32> words;  // by bank
+        for (size_t n = first; n < std::min(first + at_once, addresses.size()); ++n) {
+            for (uint64_t word = addresses[n] / 4; word <= (addresses[n] + size - 1) / 4; ++word) {
+                auto& bank = words[word % 32];
+                if (std::find(bank.begin(), bank.end(), word) == bank.end()) bank.push_back(word);
+            }
+        }
+        size_t most = 0;
+        for (const auto& bank : words) most = std::max(most, bank.size());
+        w.block.cluster.launch.counts[w.pc()].shared_waves += most;
+    }
+}
+
+void count_global(const Warp& w, const std::vector<uint64_t>& addresses, uint32_t size) {
+    std::set<uint64_t> sectors;
+    for (uint64_t address : addresses) {
+        for (uint64_t s = address / 32; s <= (address + size - 1) / 32; ++s) sectors.insert(s);
+    }
+    w.block.cluster.launch.counts[w.pc()].sectors += sectors.size();
+}
+
+Space take_space(Modifiers& m) {
+    if (m.take("global")) return Space::kGlobal;
+    if (m.take("local")) return Space::kLocal;
+    if (m.take("const")) return Space::kConstant;
+    if (m.take("param") || m.take("param::entry")) return Space::kParameter;
+    if (m.take("shared") || m.take("shared::cta") || m.take("shared::cluster")) return Space::kShared;
+    return Space::kGeneric;
+}
+
+}  // namespace ptx

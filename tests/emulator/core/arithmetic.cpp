@@ -1,0 +1,365 @@
+// Sums, products, comparisons and selections.
+#include <limits>
+
+#include "machine.h"
+
+namespace ptx {
+namespace {
+
+template <class T>
+T flushed(T x, bool flush) {
+    if constexpr (std::is_same_v<T, float>) return flush ? flush_subnormal(x) : x;
+    return x;
+}
+
+template <class T>
+T rounded(Wider<T> x) {
+    return canonical(static_cast<T>(x));
+}
+
+template <class T>
+T saturated(T x, bool saturate) {
+    if (!saturate) return x;
+    const auto wide = static_cast<Wider<T>>(x);
+    return static_cast<T>(std::isnan(wide) || wide < 0 ? Wider<T>(0) : wide > 1 ? Wider<T>(1) : wide);
+}
+
+struct Add {
+    template <class T>
+    T operator()(T a, T b) const { return a + b; }
+};
+struct Subtract {
+    template <class T>
+    T operator()(T a, T b) const { return a - b; }
+};
+struct Multiply {
+    template <class T>
+    T operator()(T a, T b) const { return a * b; }
+};
+
+template <class T, int E, class F>
+Next float_binary(Warp& w, const Instruction& i) {
+    const auto a = w.values<T, E>(i[1]), b = w.values<T, E>(i[2]);
+    std::array<T, kLanes * E> out;
+    for (int l = 0; l < kLanes * E; ++l) {
+        const T x = flushed(a[l], i.flush), y = flushed(b[l], i.flush);
+        const T sum = rounded<T>(F{}(static_cast<Wider<T>>(x), static_cast<Wider<T>>(y)));
+        out[l] = saturated(flushed(sum, i.flush), i.saturate);
+    }
+    w.set_values<T, E>(i[0], out);
+    return Next::kFollowing;
+}
+
+template <class T, class F>
+Next integer_binary(Warp& w, const Instruction& i) {
+    using U = std::make_unsigned_t<T>;
+    const auto a = w.bits<U>(i[1]), b = w.bits<U>(i[2]);
+    Lanes<U> out;
+    for (int l = 0; l < kLanes; ++l) {
+        // 64 bits, as products of 16-bit numbers would overflow int.
+        out[l] = static_cast<U>(F{}(static_cast<uint64_t>(a[l]), static_cast<uint64_t>(b[l])));
+        if constexpr (std::is_same_v<T, int32_t>) {
+            if (i.saturate) {
+                const int64_t exact = F{}(static_cast<int64_t>(static_cast<T>(a[l])),
+                                          static_cast<int64_t>(static_cast<T>(b[l])));
+                out[l] = static_cast<U>(std::clamp<int64_t>(exact, INT32_MIN, INT32_MAX));
+            }
+        }
+    }
+    w.set(i[0], out);
+    return Next::kFollowing;
+}
+
+void take_rounding(Modifiers& m, Instruction& i) {
+    m.take("rn");
+    i.flush = m.take("ftz");
+    i.saturate = m.take("sat");
+}
+
+template <class F>
+Execute decode_sum(Modifiers& m, Instruction& i) {
+    take_rounding(m, i);
+    const std::string type = m.type();
+    if (Execute e = for_float(type, [](auto t, auto n) -> Execute {
+            return float_binary<decltype(t), n, F>;
+        })) {
+        return e;
+    }
+    return for_integer(type, [](auto t) -> Execute { return integer_binary<decltype(t), F>; });
+}
+
+// The product of two integers in twice their bits.
+template <class T>
+using Double = std::conditional_t<
+    sizeof(T) == 8, std::conditional_t<std::is_signed_v<T>, __int128, unsigned __int128>,
+    std::conditional_t<sizeof(T) == 4, std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>,
+                       std::conditional_t<std::is_signed_v<T>, int32_t, uint32_t>>>;
+
+enum class Part { kLow, kHigh, kWide };
+
+// mul (two factors) and mad (and a summand) of integers.
+template <class T, Part P, bool Sum>
+Next integer_product(Warp& w, const Instruction& i) {
+    using U = std::make_unsigned_t<T>;
+    const auto a = w.bits<U>(i[1]), b = w.bits<U>(i[2]);
+    Lanes<Double<T>> exact;
+    for (int l = 0; l < kLanes; ++l) {
+        exact[l] = static_cast<Double<T>>(static_cast<T>(a[l])) * static_cast<Double<T>>(static_cast<T>(b[l]));
+    }
+    if constexpr (P == Part::kWide) {
+        using W = std::conditional_t<sizeof(T) == 4, uint64_t, uint32_t>;
+        Lanes<W> out = Sum ? w.bits<W>(i[3]) : filled<W>(0);
+        for (int l = 0; l < kLanes; ++l) out[l] += static_cast<W>(exact[l]);
+        w.set(i[0], out);
+    } else {
+        Lanes<U> out = Sum ? w.bits<U>(i[3]) : filled<U>(0);
+        for (int l = 0; l < kLanes; ++l) {
+            out[l] += static_cast<U>(P == Part::kHigh ? exact[l] >> (8 * sizeof(T)) : exact[l]);
+        }
+        w.set(i[0], out);
+    }
+    return Next::kFollowing;
+}
+
+template <bool Sum>
+Execute decode_product(Modifiers& m) {
+    const std::string part = m.take_any({"lo", "hi", "wide"});
+    if (part.empty()) return nullptr;
+    const std::string type = m.type();
+    return for_integer(type, [&](auto t) -> Execute {
+        using T = decltype(t);
+        if constexpr (sizeof(T) == 1) {
+            return nullptr;
+        } else if (part == "lo") {
+            return integer_product<T, Part::kLow, Sum>;
+        } else if (part == "hi") {
+            return integer_product<T, Part::kHigh, Sum>;
+        } else if constexpr (sizeof(T) < 8) {
+            return integer_product<T, Part::kWide, Sum>;
+        } else {
+            return nullptr;
+        }
+    });
+}
+
+Execute decode_mul(Modifiers& m, Instruction& i) {
+    return m.has("lo") || m.has("hi") || m.has("wide") ? decode_product<false>(m)
+                                                       : decode_sum<Multiply>(m, i);
+}
+
+template <class T, int E>
+Next fma(Warp& w, const Instruction& i) {
+    const auto a = w.values<T, E>(i[1]), b = w.values<T, E>(i[2]), c = w.values<T, E>(i[3]);
+    std::array<T, kLanes * E> out;
+    for (int l = 0; l < kLanes * E; ++l) {
+        const auto x = static_cast<Wider<T>>(flushed(a[l], i.flush));
+        const auto y = static_cast<Wider<T>>(flushed(b[l], i.flush));
+        const auto z = static_cast<Wider<T>>(flushed(c[l], i.flush));
+        T sum = saturated(flushed(rounded<T>(std::fma(x, y, z)), i.flush), i.saturate);
+        if (i.setting[0]) sum = static_cast<Wider<T>>(sum) > 0 ? sum : static_cast<T>(Wider<T>(0));
+        out[l] = sum;
+    }
+    w.set_values<T, E>(i[0], out);
+    return Next::kFollowing;
+}
+
+// setting[0]: whether the result is clamped at 0.
+Execute decode_fma(Modifiers& m, Instruction& i) {
+    take_rounding(m, i);
+    i.setting[0] = m.take("relu");
+    return for_float(m.type(), [](auto t, auto n) -> Execute { return fma<decltype(t), n>; });
+}
+
+Execute decode_mad(Modifiers& m, Instruction& i) {
+    return m.has("lo") || m.has("hi") || m.has("wide") ? decode_product<true>(m)
+                                                       : decode_fma(m, i);
+}
+
+template <class T, bool Remainder>
+Next divide(Warp& w, const Instruction& i) {
+    const auto a = std::bit_cast<Lanes<T>>(w.bits<std::make_unsigned_t<T>>(i[1]));
+    const auto b = std::bit_cast<Lanes<T>>(w.bits<std::make_unsigned_t<T>>(i[2]));
+    Lanes<std::make_unsigned_t<T>> out;
+    for (int l = 0; l < kLanes; ++l) {
+        if (b[l] == 0 || (std::is_signed_v<T> && b[l] == T(-1))) {
+            // Division by 0 gives something unspecified; the least number has no counterpart.
+            const T quotient = b[l] == 0 ? T(0x5A5A5A5A) : static_cast<T>(std::make_unsigned_t<T>(0) - a[l]);
+            out[l] = static_cast<std::make_unsigned_t<T>>(!Remainder ? quotient : b[l] == 0 ? a[l] : T(0));
+        } else {
+            out[l] = static_cast<std::make_unsigned_t<T>>(Remainder ? a[l] % b[l] : a[l] / b[l]);
+        }
+    }
+    w.set(i[0], out);
+    return Next::kFollowing;
+}
+
+struct Quotient {
+    template <class T>
+    T operator()(T a, T b) const { return a / b; }
+};
+
+Execute decode_approximate_division(Modifiers& m, Instruction& i);
+
+Execute decode_rem(Modifiers& m, Instruction&) {
+    return for_integer(m.type(), [](auto t) -> Execute { return divide<decltype(t), true>; });
+}
+
+Execute decode_div(Modifiers& m, Instruction& i) {
+    if (m.has("full") || m.has("approx")) return decode_approximate_division(m, i);
+    if (m.has("rn")) {
+        take_rounding(m, i);
+        const std::string type = m.type();
+        if (type == "f32") return float_binary<float, 1, Quotient>;
+        return type == "f64" ? float_binary<double, 1, Quotient> : nullptr;
+    }
+    return for_integer(m.type(), [](auto t) -> Execute { return divide<decltype(t), false>; });
+}
+
+Execute decode_approximate_division(Modifiers& m, Instruction& i) {
+    return decoders().at("div.approximate")(m, i);
+}
+
+// setting[0]: NaN of an operand is the result; setting[1]: clamped at 0.
+template <class T, int E, bool Max>
+Next float_extreme(Warp& w, const Instruction& i) {
+    auto out = w.values<T, E>(i[1]);
+    for (size_t operand = 2; operand < i.size(); ++operand) {
+        const auto b = w.values<T, E>(i[operand]);
+        for (int l = 0; l < kLanes * E; ++l) {
+            const auto x = static_cast<Wider<T>>(flushed(out[l], i.flush));
+            const auto y = static_cast<Wider<T>>(flushed(b[l], i.flush));
+            Wider<T> best;
+            if (std::isnan(x) || std::isnan(y)) {
+                best = i.setting[0] || std::isnan(y) ? (std::isnan(x) ? x : i.setting[0] ? y : x) : y;
+            } else if (x == y) {
+                best = std::signbit(x) == Max ? y : x;  // -0 is less than 0
+            } else {
+                best = (x < y) == Max ? y : x;
+            }
+            if (i.setting[1] && !(best > 0) && !std::isnan(best)) best = 0;
+            out[l] = canonical(static_cast<T>(best));
+        }
+    }
+    w.set_values<T, E>(i[0], out);
+    return Next::kFollowing;
+}
+
+template <class T, bool Max>
+Next integer_extreme(Warp& w, const Instruction& i) {
+    auto out = std::bit_cast<Lanes<T>>(w.bits<std::make_unsigned_t<T>>(i[1]));
+    const auto b = std::bit_cast<Lanes<T>>(w.bits<std::make_unsigned_t<T>>(i[2]));
+    for (int l = 0; l < kLanes; ++l) {
+        out[l] = Max ? std::max(out[l], b[l]) : std::min(out[l], b[l]);
+        if (i.setting[1]) out[l] = std::max(out[l], T(0));
+    }
+    w.set(i[0], std::bit_cast<Lanes<std::make_unsigned_t<T>>>(out));
+    return Next::kFollowing;
+}
+
+template <bool Max>
+Execute decode_extreme(Modifiers& m, Instruction& i) {
+    i.flush = m.take("ftz");
+    i.setting[0] = m.take("NaN");
+    i.setting[1] = m.take("relu");
+    const std::string type = m.type();
+    if (Execute e = for_float(type, [](auto t, auto n) -> Execute {
+            return float_extreme<decltype(t), n, Max>;
+        })) {
+        return e;
+    }
+    return for_integer(type, [](auto t) -> Execute { return integer_extreme<decltype(t), Max>; });
+}
+
+// neg and abs of floats turn the sign bit alone.
+template <class T, int E, bool Absolute>
+Next float_sign(Warp& w, const Instruction& i) {
+    auto out = w.values<T, E>(i[1]);
+    for (auto& one : out) {
+        one = flushed(one, i.flush);
+        using U = Bits<T>;
+        constexpr U kSign = U(1) << (8 * sizeof(T) - 1);
+        const U bits = std::bit_cast<U>(one);
+        one = std::bit_cast<T>(static_cast<U>(Absolute ? bits & ~kSign : bits ^ kSign));
+    }
+    w.set_values<T, E>(i[0], out);
+    return Next::kFollowing;
+}
+
+template <class T, bool Absolute>
+Next integer_sign(Warp& w, const Instruction& i) {
+    using U = std::make_unsigned_t<T>;
+    auto out = w.bits<U>(i[1]);
+    for (auto& one : out) {
+        if (!Absolute || static_cast<T>(one) < 0) one = static_cast<U>(U(0) - one);
+    }
+    w.set(i[0], out);
+    return Next::kFollowing;
+}
+
+template <bool Absolute>
+Execute decode_sign(Modifiers& m, Instruction& i) {
+    i.flush = m.take("ftz");
+    const std::string type = m.type();
+    if (Execute e = for_float(type, [](auto t, auto n) -> Execute {
+            return float_sign<decltype(t), n, Absolute>;
+        })) {
+        return e;
+    }
+    return for_integer(type, [](auto t) -> Execute { return integer_sign<decltype(t), Absolute>; });
+}
+
+template <class T>
+Next copysign(Warp& w, const Instruction& i) {
+    const auto sign = w.values<T, 1>(i[1]), magnitude = w.values<T, 1>(i[2]);
+    Lanes<T> out;
+    for (int l = 0; l < kLanes; ++l) out[l] = std::copysign(magnitude[l], sign[l]);
+    w.set_values<T, 1>(i[0], out);
+    return Next::kFollowing;
+}
+
+Execute decode_copysign(Modifiers& m, Instruction&) {
+    return m.type() == "f32" ? copysign<float> : copysign<double>;
+}
+
+Next dp4a(Warp& w, const Instruction& i) {
+    const auto a = w.bits<uint32_t>(i[1]), b = w.bits<uint32_t>(i[2]);
+    auto out = w.bits<uint32_t>(i[3]);
+    const auto byte = [](uint32_t x, int n, bool is_signed) -> int {
+        const auto bits = static_cast<uint8_t>(x >> (8 * n));
+        return is_signed ? static_cast<int8_t>(bits) : bits;
+    };
+    for (int l = 0; l < kLanes; ++l) {
+        for (int n = 0; n < 4; ++n) {
+            out[l] += static_cast<uint32_t>(byte(a[l], n, i.setting[0]) * byte(b[l], n, i.setting[1]));
+        }
+    }
+    w.set(i[0], out);
+    return Next::kFollowing;
+}
+
+// setting[0], [1]: whether the bytes of the factors are signed.
+Execute decode_dp4a(Modifiers& m, Instruction& i) {
+    i.setting[1] = m.type() == "s32";
+    i.setting[0] = m.type() == "s32";
+    return dp4a;
+}
+
+}  // namespace
+
+void add_arithmetic(Decoders& all) {
+    all["add"] = decode_sum<Add>;
+    all["sub"] = decode_sum<Subtract>;
+    all["mul"] = decode_mul;
+    all["mad"] = decode_mad;
+    all["fma"] = decode_fma;
+    all["div"] = decode_div;
+    all["rem"] = decode_rem;
+    all["min"] = decode_extreme<false>;
+    all["max"] = decode_extreme<true>;
+    all["neg"] = decode_sign<false>;
+    all["abs"] = decode_sign<true>;
+    all["copysign"] = decode_copysign;
+    all["dp4a"] = decode_dp4a;
+}
+
+}  // namespace ptx

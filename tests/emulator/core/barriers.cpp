@@ -1,0 +1,268 @@
+// Barriers of blocks, warps and clusters, mbarriers, and fences.
+#include <utility>
+
+#include "accesses.h"
+
+namespace ptx {
+namespace {
+
+enum Role { kSync, kArrive, kReduce };
+
+void tell(Warp& w, Knowledge& others) {
+    others.join(w.known);
+    w.advance();
+}
+
+// setting[0]: the role; [1]: what a reduction computes; [2]: whether whole warps take part.
+Next barrier(Warp& w, const Instruction& i) {
+    const size_t first = i.setting[0] == kReduce ? 1 : 0;
+    const auto number = w.uniform<uint32_t>(i[first]);
+    if (number >= w.block.barriers.size()) w.fault(kind::kInvalid, "there are 16 barriers");
+    NamedBarrier& barrier = w.block.barriers[number];
+    const bool has_count = i.size() > first + (i.setting[0] == kReduce ? 2 : 1);
+    const uint32_t expected = has_count ? w.uniform<uint32_t>(i[first + 1])
+                                        : w.block.cluster.warps_per_block() * kLanes;
+    if (expected % kLanes) w.fault(kind::kInvalid, "barriers count whole warps");
+
+    if (w.fragment->wait.kind != Wait::Kind::kBarrier) {
+        if (barrier.arrived && barrier.expected != expected) {
+            w.fault(kind::kInvalid, "warps at a barrier expect different numbers of threads");
+        }
+        barrier.expected = expected;
+        const Mask all = w.alive();
+        barrier.arrived += w.active == all ? kLanes : static_cast<uint32_t>(std::popcount(w.active));
+        if (barrier.arrived > expected) w.fault(kind::kInvalid, "more threads than a barrier expects");
+        if (i.setting[0] == kReduce) {
+            const Mask vote = w.predicate(i[i.size() - 1]) & w.active;
+            barrier.yes += static_cast<uint32_t>(std::popcount(vote));
+            barrier.votes += static_cast<uint32_t>(std::popcount(w.active));
+        }
+        const uint64_t phase = barrier.phase;
+        tell(w, barrier.arriving);
+        if (barrier.arrived == expected) {
+            barrier.complete.join(barrier.arriving);
+            barrier.final_yes = std::exchange(barrier.yes, 0);
+            barrier.final_votes = std::exchange(barrier.votes, 0);
+            barrier.arrived = 0;
+            barrier.phase += 1;
+        }
+        if (i.setting[0] == kArrive) return Next::kFollowing;
+        if (barrier.phase == phase) return w.suspend(Wait::Kind::kBarrier, number, phase);
+    }
+    w.known.join(barrier.complete);
+    if (i.setting[0] == kReduce) {
+        if (i.setting[1] == 0) {
+            w.set(i[0], filled(barrier.final_yes));
+        } else {
+            const bool all = barrier.final_yes == barrier.final_votes;
+            w.set_predicate(i[0], (i.setting[1] == 1 ? all : barrier.final_yes > 0) ? kAllLanes : 0);
+        }
+    }
+    return Next::kFollowing;
+}
+
+Next warp_barrier(Warp& w, const Instruction& i) {
+    if (!w.gathers(w.uniform<uint32_t>(i[0]))) return Next::kAgain;
+    w.advance();
+    return Next::kFollowing;
+}
+
+Next cluster_arrive(Warp& w, const Instruction&) {
+    Cluster& cluster = w.block.cluster;
+    w.cluster_arrival = cluster.phase;
+    cluster.arrived += static_cast<uint32_t>(std::popcount(w.active));
+    tell(w, cluster.arriving);
+    if (cluster.arrived == cluster.launch.block.count() * cluster.blocks.size()) {
+        cluster.complete.join(cluster.arriving);
+        cluster.arrived = 0;
+        cluster.phase += 1;
+    }
+    return Next::kFollowing;
+}
+
+Next cluster_wait(Warp& w, const Instruction&) {
+    Cluster& cluster = w.block.cluster;
+    if (cluster.phase == w.cluster_arrival) return w.suspend(Wait::Kind::kCluster, 0, cluster.phase);
+    w.known.join(cluster.complete);
+    return Next::kFollowing;
+}
+
+Execute decode_bar(Modifiers& m, Instruction& i) {
+    i.is_visible = true;
+    if (m.take("warp")) return m.take("sync") ? warp_barrier : nullptr;
+    if (m.take("cluster")) {
+        const bool arrives = m.take("arrive");
+        m.take("wait");
+        m.skip_hints();
+        i.is_aligned = m.take("aligned");
+        return arrives ? cluster_arrive : cluster_wait;
+    }
+    m.take("cta");
+    // `bar` is short for `barrier.aligned`.
+    i.is_aligned = m.take("aligned") || i.opcode[0] == "bar";
+    if (m.take("sync")) {
+        i.setting[0] = kSync;
+    } else if (m.take("arrive")) {
+        i.setting[0] = kArrive;
+    } else if (m.take("red")) {
+        i.setting[0] = kReduce;
+        const std::string what = m.take_any({"popc", "and", "or"});
+        i.setting[1] = what == "popc" ? 0 : what == "and" ? 1 : 2;
+        m.type();
+    } else {
+        return nullptr;
+    }
+    return barrier;
+}
+
+// The mbarrier at an address, once its initialization is known to have come before.
+MBarrier& mbarrier_at(Warp& w, int lane, uint64_t address) {
+    if (const auto [space, shared] = resolved(address); space == Space::kShared) address = shared;
+    require_aligned(w, lane, address, 8);
+    Block& owner = w.block.cluster.block_of(w, address, lane);
+    MBarrier& barrier = owner.mbarrier(w, static_cast<uint32_t>(address & kRankMask));
+    uint8_t ignored[8];
+    read_shared(w, lane, address, 8, ignored, access_of(w, lane, true));
+    return barrier;
+}
+
+Next mbarrier_init(Warp& w, const Instruction& i) {
+    const auto addresses = w.addresses(i[0]);
+    const auto counts = w.bits<uint32_t>(i[1]);
+    for (int l = 0; l < kLanes; ++l) {
+        if (!(w.active >> l & 1)) continue;
+        const uint8_t opaque[8] = {};
+        require_aligned(w, l, addresses[l], 8);
+        write_shared(w, l, addresses[l], 8, opaque, access_of(w, l));
+        MBarrier barrier;
+        barrier.agent = w.block.cluster.new_agent();
+        barrier.count = barrier.pending = counts[l];
+        w.block.mbarriers[static_cast<uint32_t>(addresses[l] & kRankMask)] = barrier;
+    }
+    return Next::kFollowing;
+}
+
+Next mbarrier_inval(Warp& w, const Instruction& i) {
+    const auto addresses = w.addresses(i[0]);
+    for (int l = 0; l < kLanes; ++l) {
+        if (!(w.active >> l & 1)) continue;
+        const uint8_t opaque[8] = {};
+        write_shared(w, l, addresses[l], 8, opaque, access_of(w, l));
+        w.block.mbarriers.erase(static_cast<uint32_t>(addresses[l] & kRankMask));
+    }
+    return Next::kFollowing;
+}
+
+// setting[0]: whether the third operand is a count; [1]: whether it is bytes to expect; [2]: whether
+// there is a state; [3]: whether later phases expect one arrival fewer; [4]: whether it arrives.
+Next mbarrier_arrive(Warp& w, const Instruction& i) {
+    const size_t at = i.setting[2] ? 1 : 0;
+    const auto addresses = w.addresses(i[at]);
+    const bool has_number = i.size() > at + 1;
+    const auto numbers = has_number ? w.bits<uint32_t>(i[at + 1]) : filled<uint32_t>(1);
+    Lanes<uint64_t> states{};
+    for (int l = 0; l < kLanes; ++l) {
+        if (!(w.active >> l & 1)) continue;
+        MBarrier& barrier = mbarrier_at(w, l, addresses[l]);
+        Block& owner = w.block.cluster.block_of(w, addresses[l], l);
+        states[l] = barrier.phase;
+        if (i.setting[1]) barrier.transactions += numbers[l];
+        if (!i.setting[4]) continue;
+        const uint32_t count = i.setting[1] ? 1 : numbers[l];
+        if (count > barrier.pending) {
+            w.fault(kind::kInvalid, "more arrivals than the mbarrier expects", l, addresses[l]);
+        }
+        if (i.setting[3]) barrier.count -= count;
+        owner.arrive(barrier, w.known, count);
+    }
+    if (i.setting[4]) w.advance();
+    if (i.setting[2]) w.set(i[0], states);
+    return Next::kFollowing;
+}
+
+Next mbarrier_complete_tx(Warp& w, const Instruction& i) {
+    const auto addresses = w.addresses(i[0]);
+    const auto bytes = w.bits<uint32_t>(i[1]);
+    for (int l = 0; l < kLanes; ++l) {
+        if (!(w.active >> l & 1)) continue;
+        MBarrier& barrier = mbarrier_at(w, l, addresses[l]);
+        w.block.cluster.block_of(w, addresses[l], l).add_transactions(barrier, -static_cast<int64_t>(bytes[l]));
+    }
+    return Next::kFollowing;
+}
+
+// setting[0]: whether the phase is told by its parity; [1]: whether the instruction may wait.
+Next mbarrier_wait(Warp& w, const Instruction& i) {
+    const auto addresses = w.addresses(i[1]);
+    const auto states = w.bits<uint64_t>(i[2]);
+    Mask complete = 0;
+    for (int l = 0; l < kLanes; ++l) {
+        if (!(w.active >> l & 1)) continue;
+        const MBarrier& barrier = mbarrier_at(w, l, addresses[l]);
+        const bool over = i.setting[0] ? (barrier.phase & 1) != (states[l] & 1) : barrier.phase > states[l];
+        if (over) w.known.join(barrier.complete);
+        complete |= static_cast<Mask>(over) << l;
+    }
+    const int first = w.first_lane();
+    const bool same = addresses == filled(addresses[first]);
+    // Waiting ends at some time limit, too: then the loop around it starts again.
+    if (!complete && i.setting[1] && same && w.block.cluster.random() % 4) {
+        const uint64_t phase = i.setting[0] ? states[first] & 1 : states[first] & 1;
+        return w.suspend(Wait::Kind::kMBarrier, addresses[first] & kRankMask, phase);
+    }
+    w.set_predicate(i[0], complete);
+    return Next::kFollowing;
+}
+
+Execute decode_mbarrier(Modifiers& m, Instruction& i) {
+    i.is_visible = true;
+    const std::string operation = m.pop_front();
+    m.skip_hints();
+    take_space(m);
+    const bool expects = m.take("expect_tx");
+    i.setting[0] = m.take("parity");
+    m.take("b64");
+    if (operation == "init") return mbarrier_init;
+    if (operation == "inval") return mbarrier_inval;
+    if (operation == "complete_tx") return mbarrier_complete_tx;
+    if (operation == "test_wait" || operation == "try_wait") {
+        i.setting[1] = operation == "try_wait";
+        return mbarrier_wait;
+    }
+    if (operation == "arrive" || operation == "arrive_drop" || operation == "expect_tx") {
+        m.take("noComplete");
+        i.setting[1] = expects || operation == "expect_tx";
+        i.setting[2] = i[0].kind != Operand::Kind::kAddress;
+        i.setting[3] = operation == "arrive_drop";
+        i.setting[4] = operation != "expect_tx";
+        return mbarrier_arrive;
+    }
+    return nullptr;
+}
+
+Next fence_for_async_proxy(Warp& w, const Instruction&) {
+    w.known.fenced.join(w.known.seen);
+    w.advance();
+    return Next::kFollowing;
+}
+
+Next nothing(Warp&, const Instruction&) { return Next::kFollowing; }
+
+Execute decode_fence(Modifiers& m, Instruction& i) {
+    i.is_visible = true;
+    const bool is_async = m.take("proxy") && m.has("async");
+    while (!m.empty()) m.type();
+    return is_async ? fence_for_async_proxy : nothing;
+}
+
+}  // namespace
+
+void add_barriers(Decoders& all) {
+    all["bar"] = decode_bar;
+    all["barrier"] = decode_bar;
+    all["mbarrier"] = decode_mbarrier;
+    all["fence"] = decode_fence;
+    all["membar"] = decode_fence;
+}
+
+}  // namespace ptx

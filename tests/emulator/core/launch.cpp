@@ -1,0 +1,173 @@
+#include <algorithm>
+#include <numeric>
+
+#include "machine.h"
+
+namespace ptx {
+namespace {
+
+// A warp runs so many visible instructions before another may: short turns find what depends on
+// single accesses, long ones let a warp run far ahead.
+constexpr int kTurns[] = {1, 4, 16, 64, 256, 4096};
+constexpr uint64_t kTurnsWithoutEnd = 200'000'000;
+
+}  // namespace
+
+Block::Block(Cluster& cluster, uint32_t rank, Dim index)
+    : cluster(cluster),
+      rank(rank),
+      index(index),
+      shared(cluster.launch.shared_bytes, cluster.static_agents(),
+             cluster.launch.program.granule_shift),
+      n_warps_(cluster.warps_per_block()),
+      base_agent_(rank * cluster.agents_per_block()) {
+    const uint32_t threads = cluster.launch.block.count();
+    warps.reserve(n_warps_);
+    for (uint32_t w = 0; w < n_warps_; ++w) {
+        const uint32_t lanes = std::min<uint32_t>(kLanes, threads - w * kLanes);
+        warps.emplace_back(*this, static_cast<int>(w), lanes == kLanes ? kAllLanes : (1u << lanes) - 1);
+    }
+    warp_groups.resize((n_warps_ + 3) / 4);
+}
+
+uint32_t Block::linear_index() const {
+    const Dim& grid = cluster.launch.grid;
+    return index.x + grid.x * (index.y + grid.y * index.z);
+}
+
+bool Block::is_over(const Wait& wait) {
+    switch (wait.kind) {
+        case Wait::Kind::kNone:
+            return true;
+        case Wait::Kind::kBarrier:
+            return barriers[wait.key].phase != wait.phase;
+        case Wait::Kind::kCluster:
+            return cluster.phase != wait.phase;
+        case Wait::Kind::kMBarrier: {
+            const auto found = mbarriers.find(static_cast<uint32_t>(wait.key));
+            return found == mbarriers.end() || (found->second.phase & 1) != wait.phase;
+        }
+        case Wait::Kind::kWarpGroup:
+            return warp_groups[wait.key].phase != wait.phase;
+        case Wait::Kind::kOtherLanes:
+            return false;
+    }
+    return false;
+}
+
+void Block::land(uint32_t agent, uint32_t time) {
+    std::vector<Pending> due;
+    std::erase_if(copies, [&](Pending& copy) {
+        const bool is_due = copy.agent == agent && copy.time <= time;
+        if (is_due) due.push_back(std::move(copy));
+        return is_due;
+    });
+    for (const Pending& copy : due) copy.land();
+}
+
+MBarrier& Block::mbarrier(const Warp& warp, uint32_t address) {
+    const auto found = mbarriers.find(address);
+    if (found == mbarriers.end()) {
+        warp.fault(kind::kUninitialized, "no mbarrier was initialized here", -1, address);
+    }
+    return found->second;
+}
+
+void Block::arrive(MBarrier& barrier, const Knowledge& known, uint32_t count) {
+    barrier.arriving.join(known);
+    barrier.pending -= std::min(count, barrier.pending);
+    complete_phase_if_due(barrier);
+}
+
+void Block::add_transactions(MBarrier& barrier, int64_t bytes) {
+    barrier.transactions += bytes;
+    complete_phase_if_due(barrier);
+}
+
+void Block::complete_phase_if_due(MBarrier& barrier) {
+    if (barrier.pending || barrier.transactions) return;
+    barrier.complete.join(barrier.arriving);
+    // What asynchronous copies wrote for this phase is visible, through either proxy.
+    const auto time = static_cast<uint32_t>(barrier.phase + 1);
+    barrier.complete.seen.set(barrier.agent, time);
+    barrier.complete.fenced.set(barrier.agent, time);
+    barrier.phase += 1;
+    barrier.pending = barrier.count;
+}
+
+Cluster::Cluster(Launch& launch, Dim index)
+    : launch(launch),
+      random(launch.seed * 0x9E3779B97F4A7C15 + index.x + 1009 * (index.y + 1009 * index.z)),
+      next_agent_(static_agents()) {
+    const Dim& shape = launch.cluster;
+    for (uint32_t rank = 0; rank < shape.count(); ++rank) {
+        const Dim inside = shape.at(rank);
+        const Dim block{index.x * shape.x + inside.x, index.y * shape.y + inside.y,
+                        index.z * shape.z + inside.z};
+        blocks.push_back(std::make_unique<Block>(*this, rank, block));
+    }
+}
+
+uint32_t Cluster::agents_per_block() const {
+    return 4 * warps_per_block() + (warps_per_block() + 3) / 4;
+}
+
+Block& Cluster::block_of(const Warp& warp, uint64_t shared_address, int lane) {
+    const uint64_t rank = shared_address >> kRankShift;
+    if (rank >= blocks.size()) {
+        warp.fault(kind::kOutOfBounds, "shared address of no block of the cluster", lane,
+                   shared_address);
+    }
+    return *blocks[rank];
+}
+
+void Cluster::run() {
+    std::vector<Warp*> runnable;
+    for (uint64_t turns = 0;; ++turns) {
+        runnable.clear();
+        bool is_done = true;
+        for (auto& block : blocks) {
+            for (Warp& warp : block->warps) {
+                is_done &= warp.is_done();
+                if (warp.is_runnable()) runnable.push_back(&warp);
+            }
+        }
+        if (is_done) return;
+        std::vector<Block*> copying;
+        for (auto& block : blocks) {
+            if (!block->copies.empty()) copying.push_back(block.get());
+        }
+        const bool lands = runnable.empty() || (!copying.empty() && random() % 32 == 0);
+        if (lands && !copying.empty()) {
+            Block& block = *copying[random() % copying.size()];
+            const auto which = static_cast<long>(random() % block.copies.size());
+            const Pending copy = std::move(block.copies[static_cast<size_t>(which)]);
+            block.copies.erase(block.copies.begin() + which);
+            copy.land();
+            continue;
+        }
+        if (runnable.empty() || turns == kTurnsWithoutEnd) {
+            std::string where;
+            for (auto& block : blocks) {
+                for (Warp& warp : block->warps) where += warp.where();
+            }
+            const char* what = runnable.empty() ? "no warp can go on: " : "no end is near: ";
+            for (auto& block : blocks) {
+                for (Warp& warp : block->warps) {
+                    if (!warp.is_done()) warp.fault_where_it_waits(kind::kDeadlock, what + where);
+                }
+            }
+        }
+        runnable[random() % runnable.size()]->run(kTurns[random() % std::size(kTurns)]);
+    }
+}
+
+void Launch::run() {
+    const Dim clusters{grid.x / cluster.x, grid.y / cluster.y, grid.z / cluster.z};
+    std::vector<uint32_t> order(clusters.count());
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), std::mt19937_64(seed));
+    for (uint32_t i : order) Cluster(*this, clusters.at(i)).run();
+}
+
+}  // namespace ptx

@@ -1,0 +1,257 @@
+// A launch: clusters of blocks, blocks of warps, and what they share.
+#pragma once
+
+#include <array>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "clocks.h"
+#include "fault.h"
+#include "global_memory.h"
+#include "program.h"
+#include "shared_memory.h"
+#include "tensor_memory.h"
+
+namespace ptx {
+
+struct Dim {
+    uint32_t x = 1, y = 1, z = 1;
+
+    uint32_t count() const { return x * y * z; }
+    Dim at(uint32_t i) const { return {i % x, i / x % y, i / (x * y)}; }
+};
+
+// How often an instruction ran, and what it moved.
+struct Count {
+    uint64_t warps = 0;         // warps that executed it
+    uint64_t lanes = 0;         // active lanes
+    uint64_t shared_waves = 0;  // passes over the banks of shared memory
+    uint64_t sectors = 0;       // of 32 bytes of global memory
+};
+
+struct Launch {
+    const Program& program;
+    Dim grid, block, cluster;
+    GlobalMemory& memory;
+    std::vector<uint8_t> parameters;
+    uint32_t shared_bytes;
+    uint64_t seed;
+    std::vector<Count> counts;
+
+    void run();
+};
+
+class Block;
+class Cluster;
+
+// Addresses of generic instructions that are not in global memory.
+constexpr uint64_t kSharedWindow = 0x7E00'0000'0000'0000, kLocalWindow = 0x7D00'0000'0000'0000;
+constexpr uint64_t kWindowSize = 0x0001'0000'0000'0000;
+// Blocks of a cluster have parts of the shared window.
+constexpr int kRankShift = 24;
+constexpr uint32_t kRankMask = (1u << kRankShift) - 1;
+
+// Why lanes do not go on.
+struct Wait {
+    enum class Kind { kNone, kBarrier, kCluster, kMBarrier, kWarpGroup, kOtherLanes };
+    Kind kind = Kind::kNone;
+    uint64_t key = 0;    // a barrier's number, an address, ...
+    uint64_t phase = 0;  // over when the key's phase is another
+};
+
+// Lanes of a warp that are at one instruction.
+struct Fragment {
+    int pc = 0;
+    Mask lanes = 0;
+    Wait wait;
+};
+
+// A wgmma that this warp does not know to be complete, and the registers that it uses.
+struct Product {
+    uint32_t time;
+    std::vector<uint16_t> accumulators, fragments;
+};
+
+class Warp {
+   public:
+    Warp(Block& block, int index, Mask lanes);
+
+    Block& block;
+    const int index;
+    Knowledge known;
+    Mask active = 0;                 // lanes that execute the current instruction
+    Fragment* fragment = nullptr;    // that they belong to
+    std::vector<uint8_t> local;      // local memory of all lanes, lane after lane
+    std::vector<bool> local_written;
+
+    bool is_done() const { return fragments_.empty(); }
+    Mask alive() const;
+    bool is_runnable() const;
+    // Executes up to `quantum` instructions that other warps can notice. False where none could run.
+    bool run(int quantum);
+    std::string where() const;
+    [[noreturn]] void fault_where_it_waits(const char* kind, const std::string& message);
+    int pc() const { return fragment ? fragment->pc : -1; }
+
+    // Operands. Lanes that are not active have unspecified values.
+    template <class U>
+    Lanes<U> bits(const Operand& o) const;
+    template <class T, int E = 1>
+    std::array<T, kLanes * E> values(const Operand& o) const;
+    Mask predicate(const Operand& o) const;
+    // Results. Integers are extended to wider registers by their sign.
+    template <class U>
+    void set(const Operand& o, const Lanes<U>& values);
+    template <class T, int E>
+    void set_values(const Operand& o, const std::array<T, kLanes * E>& values);
+    void set_predicate(const Operand& o, Mask value);
+
+    Lanes<uint64_t> addresses(const Operand& address) const;
+    // The value of an operand that all active lanes agree on.
+    template <class U>
+    U uniform(const Operand& o) const;
+
+    // What this warp does now, as the record of shared memory wants it.
+    Epoch epoch() const;
+    // Ends a period: what was done before it is told to others apart from what comes.
+    void advance();
+
+    [[noreturn]] void fault(const char* kind, const std::string& message, int lane = -1,
+                            uint64_t address = 0) const;
+    void require(const std::optional<Violation>& violation, int lane, uint64_t address) const;
+    // Whether all living lanes of the mask are here; if not, the fragment waits for them.
+    bool gathers(Mask members);
+    // Suspends the fragment; the instruction runs again once the wait is over.
+    Next suspend(Wait::Kind kind, uint64_t key, uint64_t phase);
+    int first_lane() const { return std::countr_zero(active); }
+
+    // By register: how many products in flight add to it or read it, and whether it was written
+    // since wgmma.fence.
+    std::vector<uint8_t> accumulating, feeding, unfenced;
+    std::deque<Product> products;
+    uint32_t products_committed = 0;
+
+    // The time of cp.async copies that start now, and that of each group that was committed; and
+    // the same of bulk copies from shared memory.
+    uint32_t copy_time = 1, bulk_time = 1;
+    std::vector<uint32_t> copy_groups, bulk_groups;
+    uint64_t cluster_arrival = 0;  // the phase of the cluster's barrier that it arrived in
+
+   private:
+    friend class Block;
+
+    Fragment* next_fragment();
+    void step(Fragment& f);
+    void branch(Fragment& f, const Instruction& i, Mask taken);
+    void merge();
+    Lanes<uint64_t> special64(const std::string& name) const;
+    void check_registers(const Instruction& i) const;
+
+    std::vector<Fragment> fragments_;
+    std::vector<uint8_t> registers_;
+    std::vector<Mask> defined_;  // lanes, by the number of a register
+};
+
+struct NamedBarrier {
+    uint64_t phase = 0;
+    uint32_t arrived = 0, expected = 0;
+    Knowledge arriving, complete;
+    uint32_t yes = 0, votes = 0;          // what bar.red counts
+    uint32_t final_yes = 0, final_votes = 0;  // in the phase that is over
+};
+
+struct MBarrier {
+    uint32_t agent = 0;  // of the asynchronous copies that complete on it
+    uint32_t count = 0, pending = 0;
+    int64_t transactions = 0;  // bytes that are still expected
+    uint64_t phase = 0;
+    Knowledge arriving, complete;
+};
+
+// Something asynchronous: it lands at once, or when it is waited for.
+struct Pending {
+    uint32_t agent, time;  // which waits make it land
+    std::function<void()> land;
+};
+
+struct WarpGroup {
+    uint32_t arrived = 0;  // warps at the instruction that they execute together
+    uint64_t phase = 0;
+    int pc = -1;
+    Knowledge known;               // what all of these warps know
+    std::deque<Pending> products;  // in flight, in order
+};
+
+class Block {
+   public:
+    Block(Cluster& cluster, uint32_t rank, Dim index);
+
+    Cluster& cluster;
+    const uint32_t rank;  // in the cluster
+    const Dim index;
+    SharedMemory shared;
+    std::vector<Warp> warps;
+    std::array<NamedBarrier, 16> barriers;
+    std::map<uint32_t, MBarrier> mbarriers;  // by address
+    std::vector<WarpGroup> warp_groups;
+    std::deque<Pending> copies;
+    TensorMemory tensor_memory;
+
+    bool is_over(const Wait& wait);
+    uint32_t shared_base() const { return rank << kRankShift; }
+    uint32_t linear_index() const;
+
+    // Agents of this block.
+    uint32_t agent_of_warp(int warp) const { return base_agent_ + warp; }
+    uint32_t agent_of_copies(int warp) const { return base_agent_ + n_warps_ + warp; }
+    uint32_t agent_of_bulk(int warp) const { return base_agent_ + 2 * n_warps_ + warp; }
+    uint32_t agent_of_tensor_cores(int warp) const { return base_agent_ + 3 * n_warps_ + warp; }
+    uint32_t agent_of_products(int group) const { return base_agent_ + 4 * n_warps_ + group; }
+
+    // Lands all copies of the agent up to the time.
+    void land(uint32_t agent, uint32_t time);
+    MBarrier& mbarrier(const Warp& warp, uint32_t address);
+    void arrive(MBarrier& barrier, const Knowledge& known, uint32_t count);
+    void add_transactions(MBarrier& barrier, int64_t bytes);
+
+   private:
+    uint32_t n_warps_, base_agent_;
+
+    void complete_phase_if_due(MBarrier& barrier);
+};
+
+class Cluster {
+   public:
+    Cluster(Launch& launch, Dim index);
+
+    Launch& launch;
+    std::vector<std::unique_ptr<Block>> blocks;
+    std::mt19937_64 random;
+    // The barrier of the cluster.
+    uint64_t phase = 0;
+    uint32_t arrived = 0;
+    Knowledge arriving, complete;
+    uint64_t ticks = 0;  // what clocks show
+
+    void run();
+    // Whether what is asynchronous lands at once or as late as it may.
+    bool lands_early() { return random() & 1; }
+    uint32_t agents_per_block() const;
+    uint32_t static_agents() const { return agents_per_block() * launch.cluster.count(); }
+    uint32_t new_agent() { return next_agent_++; }
+    Block& block_of(const Warp& warp, uint64_t shared_address, int lane);
+    uint32_t warps_per_block() const { return (launch.block.count() + kLanes - 1) / kLanes; }
+
+   private:
+    uint32_t next_agent_;
+};
+
+}  // namespace ptx
+
+#include "operands.h"

@@ -1,0 +1,184 @@
+#include "matrix.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "accesses.h"
+
+namespace ptx {
+
+Element element_of(const std::string& type) {
+    static const std::map<std::string, Element> all = {
+        {"f16", Element::kHalf},   {"bf16", Element::kBfloat}, {"tf32", Element::kTf32},
+        {"e4m3", Element::kE4M3},  {"e5m2", Element::kE5M2},   {"s8", Element::kSigned8},
+        {"u8", Element::kUnsigned8}};
+    const auto found = all.find(type);
+    return found == all.end() ? Element::kUnknown : found->second;
+}
+
+int bytes_of(Element e) {
+    switch (e) {
+        case Element::kTf32:
+            return 4;
+        case Element::kHalf:
+        case Element::kBfloat:
+            return 2;
+        default:
+            return 1;
+    }
+}
+
+float value_of(Element e, uint32_t bits) {
+    switch (e) {
+        case Element::kHalf:
+            return static_cast<float>(std::bit_cast<Half>(static_cast<uint16_t>(bits)));
+        case Element::kBfloat:
+            return std::bit_cast<float>(bits << 16);
+        case Element::kTf32:
+            return Tf32{bits};
+        case Element::kE4M3:
+            return std::bit_cast<Float8E4M3>(static_cast<uint8_t>(bits));
+        case Element::kE5M2:
+            return std::bit_cast<Float8E5M2>(static_cast<uint8_t>(bits));
+        case Element::kSigned8:
+            return static_cast<int8_t>(bits);
+        default:
+            return static_cast<uint8_t>(bits);
+    }
+}
+
+std::vector<double> product(const Matrix& a, const Matrix& b) {
+    std::vector<double> out(static_cast<size_t>(a.rows * b.rows));
+    for (int i = 0; i < a.rows; ++i) {
+        for (int j = 0; j < b.rows; ++j) {
+            double sum = 0;
+            for (int k = 0; k < a.depth; ++k) sum += static_cast<double>(a.at(i, k)) * b.at(j, k);
+            out[static_cast<size_t>(i * b.rows + j)] = sum;
+        }
+    }
+    return out;
+}
+
+Place place_in_a(int lane, int r, int e, int per_register) {
+    return {lane / 4 + 8 * (r % 2), per_register * (lane % 4) + e + r / 2 * 4 * per_register};
+}
+
+Place place_in_b(int lane, int r, int e, int per_register) {
+    return {lane / 4, per_register * (lane % 4) + e + r * 4 * per_register};
+}
+
+namespace {
+
+void load_fragment(const Warp& w, const std::vector<Operand>& registers, Element type, Matrix& out,
+                   int first_row, Place (*place)(int, int, int, int)) {
+    const int bytes = bytes_of(type), per_register = 4 / bytes;
+    for (size_t r = 0; r < registers.size(); ++r) {
+        const auto bits = w.bits<uint32_t>(registers[r]);
+        for (int l = 0; l < kLanes; ++l) {
+            for (int e = 0; e < per_register; ++e) {
+                const auto [row, column] = place(l, static_cast<int>(r), e, per_register);
+                const uint32_t element = bits[l] >> (8 * bytes * e);
+                const uint32_t ones = bytes == 4 ? ~0u : (1u << (8 * bytes)) - 1;
+                out.at(first_row + row, column) = value_of(type, element & ones);
+            }
+        }
+    }
+}
+
+}  // namespace
+
+void load_fragment_a(const Warp& w, const std::vector<Operand>& registers, Element e, Matrix& out,
+                     int first_row) {
+    load_fragment(w, registers, e, out, first_row, place_in_a);
+}
+
+void load_fragment_b(const Warp& w, const std::vector<Operand>& registers, Element e, Matrix& out) {
+    load_fragment(w, registers, e, out, 0, place_in_b);
+}
+
+Sum sum_of(const std::string& type) {
+    if (type == "f32") return Sum::kFloat;
+    if (type == "f16") return Sum::kHalf;
+    return type == "s32" ? Sum::kInteger : Sum::kUnknown;
+}
+
+void accumulate(Warp& w, const std::vector<Operand>& d, const std::vector<Operand>* c, Sum sum,
+                const std::vector<double>& tile, int first_row, int columns) {
+    const int per_register = sum == Sum::kHalf ? 2 : 1, rows_apart = 2 / per_register;
+    for (size_t r = 0; r < d.size(); ++r) {
+        const auto before = c ? w.bits<uint32_t>((*c)[r]) : filled(0u);
+        Lanes<uint32_t> out{};
+        // Of 8 columns, a lane has two in each of two rows 8 apart.
+        const int in_group = static_cast<int>(r) % (2 * rows_apart), group = static_cast<int>(r) / (2 * rows_apart);
+        for (int l = 0; l < kLanes; ++l) {
+            for (int e = 0; e < per_register; ++e) {
+                const int row = first_row + l / 4 + 8 * (in_group / rows_apart);
+                const int column = 8 * group + 2 * (l % 4) + (sum == Sum::kHalf ? e : in_group % 2);
+                const double added = tile[static_cast<size_t>(row * columns + column)];
+                if (sum == Sum::kFloat) {
+                    const float x = c ? std::bit_cast<float>(before[l]) : 0.0f;
+                    out[l] = std::bit_cast<uint32_t>(canonical(static_cast<float>(x + added)));
+                } else if (sum == Sum::kInteger) {
+                    out[l] = before[l] + static_cast<uint32_t>(static_cast<int64_t>(added));
+                } else {
+                    const auto x = std::bit_cast<Half>(static_cast<uint16_t>(before[l] >> (16 * e)));
+                    const Half total = canonical(static_cast<Half>((c ? static_cast<double>(x) : 0.0) + added));
+                    out[l] |= static_cast<uint32_t>(std::bit_cast<uint16_t>(total)) << (16 * e);
+                }
+            }
+        }
+        w.set(d[r], out);
+    }
+}
+
+namespace {
+
+// Where element (row, k) of a described matrix lies.
+uint32_t described_address(const Descriptor& d, int row, int k, int bytes, bool transposed) {
+    uint32_t at;
+    const auto r = static_cast<uint32_t>(row), along = static_cast<uint32_t>(k * bytes);
+    const auto kk = static_cast<uint32_t>(k), width = static_cast<uint32_t>(d.swizzle);
+    if (!transposed && d.swizzle) {
+        at = r % 8 * width + r / 8 * d.stride + along;
+    } else if (!transposed) {
+        at = r % 8 * 16 + r / 8 * d.stride + along / 16 * d.leading + along % 16;
+    } else if (d.swizzle) {
+        const uint32_t in_row = width / static_cast<uint32_t>(bytes);
+        at = r % in_row * static_cast<uint32_t>(bytes) + r / in_row * d.leading + kk % 8 * width + kk / 8 * d.stride;
+    } else {
+        const uint32_t in_row = 16 / static_cast<uint32_t>(bytes);
+        at = r % in_row * static_cast<uint32_t>(bytes) + r / in_row * d.stride + kk % 8 * 16 + kk / 8 * d.leading;
+    }
+    at += d.start;
+    // 16-byte chunks are exchanged by the number of the 128-byte row that they lie in.
+    const uint32_t chunks = d.swizzle ? width / 16 - 1 : 0;
+    return at ^ ((((at >> 7) - static_cast<uint32_t>(d.base_offset)) & chunks) << 4);
+}
+
+}  // namespace
+
+Matrix load_described(const Warp& w, const Descriptor& d, int rows, int depth, Element e,
+                      bool transposed, const Access& access) {
+    const int bytes = bytes_of(e);
+    SharedMemory& shared = w.block.shared;
+    Matrix out(rows, depth);
+    std::vector<uint32_t> chunks;
+    for (int row = 0; row < rows; ++row) {
+        for (int k = 0; k < depth; ++k) {
+            const uint32_t at = described_address(d, row, k, bytes, transposed);
+            if (at + static_cast<uint32_t>(bytes) > shared.size()) {
+                w.fault(kind::kOutOfBounds, "a matrix descriptor reaches beyond shared memory", -1, at);
+            }
+            uint32_t bits = 0;
+            std::memcpy(&bits, shared.data() + at, static_cast<size_t>(bytes));
+            out.at(row, k) = value_of(e, bits);
+            if (chunks.empty() || chunks.back() != at / 16) chunks.push_back(at / 16);
+        }
+    }
+    std::sort(chunks.begin(), chunks.end());
+    chunks.erase(std::unique(chunks.begin(), chunks.end()), chunks.end());
+    for (uint32_t chunk : chunks) w.require(shared.read(chunk * 16, 16, access), -1, chunk * 16);
+    return out;
+}
+
+}  // namespace ptx

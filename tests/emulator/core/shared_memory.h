@@ -1,0 +1,60 @@
+// A block's shared memory, with a record of who accessed which bytes when.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "clocks.h"
+
+namespace ptx {
+
+// One access as the record sees it.
+struct Access {
+    const Knowledge* known;  // what the accessing agent has been told of
+    Epoch epoch;             // the agent, and its time at which the access ends
+    uint8_t lane = kWholeWarp;
+    bool is_strong = false;  // atomic, volatile or relaxed: no race with another such access
+    bool is_async = false;   // through the asynchronous proxy
+    bool in_order = true;    // the agent's own accesses are ordered, as a thread's are
+    int instruction = 0;
+
+    static constexpr uint8_t kWholeWarp = 32;
+};
+
+struct Violation {
+    const char* kind;
+    std::string message;
+};
+
+class SharedMemory {
+   public:
+    // `readers` is the number of agents that may read, which are those below it.
+    SharedMemory(uint32_t bytes, uint32_t readers, int granule_shift);
+
+    uint32_t size() const { return static_cast<uint32_t>(data_.size()); }
+    uint8_t* data() { return data_.data(); }
+
+    std::optional<Violation> read(uint32_t address, uint32_t size, const Access& access);
+    std::optional<Violation> write(uint32_t address, uint32_t size, const Access& access);
+
+   private:
+    struct Cell {
+        Epoch last_write;
+        int32_t instruction = -1;  // of the last write; none where negative
+        uint8_t lane = 0;
+        bool is_strong = false, is_async = false;
+    };
+
+    std::optional<Violation> after_write(const Cell& cell, const Access& access, const char* what,
+                                         uint32_t address) const;
+
+    std::vector<uint8_t> data_;
+    std::vector<Cell> cells_;
+    std::vector<uint32_t> reads_;  // for each cell and reader: time, strength and lane
+    uint32_t readers_;
+    int shift_;
+};
+
+}  // namespace ptx

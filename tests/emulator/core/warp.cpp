@@ -1,0 +1,311 @@
+#include <sstream>
+
+#include "machine.h"
+
+namespace ptx {
+
+Warp::Warp(Block& block, int index, Mask lanes)
+    : block(block), index(index), registers_(block.cluster.launch.program.register_bytes) {
+    const Program& program = block.cluster.launch.program;
+    defined_.resize(program.register_count);
+    accumulating.resize(program.register_count);
+    feeding.resize(program.register_count);
+    unfenced.resize(program.register_count);
+    fragments_.push_back({0, lanes, {}});
+    known.seen.set(block.agent_of_warp(index), 1);
+}
+
+Mask Warp::alive() const {
+    Mask lanes = 0;
+    for (const Fragment& f : fragments_) lanes |= f.lanes;
+    return lanes;
+}
+
+bool Warp::is_runnable() const {
+    for (const Fragment& f : fragments_) {
+        if (f.wait.kind == Wait::Kind::kNone || block.is_over(f.wait)) return true;
+    }
+    return false;
+}
+
+// The one furthest behind, so that lanes that took different branches meet again.
+Fragment* Warp::next_fragment() {
+    Fragment* best = nullptr;
+    for (Fragment& f : fragments_) {
+        if (f.wait.kind != Wait::Kind::kNone && !block.is_over(f.wait)) continue;
+        if (!best || f.pc < best->pc) best = &f;
+    }
+    return best;
+}
+
+bool Warp::run(int quantum) {
+    Launch& launch = block.cluster.launch;
+    bool ran = false;
+    while (quantum > 0) {
+        Fragment* f = next_fragment();
+        if (!f) break;
+        quantum -= launch.program.code[f->pc].is_visible;
+        step(*f);
+        ran = true;
+    }
+    fragment = nullptr;
+    return ran;
+}
+
+void Warp::step(Fragment& f) {
+    Launch& launch = block.cluster.launch;
+    const Instruction& i = launch.program.code[f.pc];
+    fragment = &f;
+    active = f.lanes;
+    if (i.guard.kind == Operand::Kind::kRegister) active &= predicate(i.guard);
+    const bool resumed = f.wait.kind != Wait::Kind::kNone;
+    if (!resumed) {
+        Count& count = launch.counts[f.pc];
+        count.warps += 1;
+        count.lanes += std::popcount(active);
+    }
+    if (i.is_branch) return branch(f, i, active);
+    if (i.is_exit) {
+        f.lanes &= ~active;
+        ++f.pc;
+        std::erase_if(fragments_, [](const Fragment& one) { return !one.lanes; });
+        return merge();
+    }
+    Next next = Next::kFollowing;
+    if (active) {
+        if (i.is_aligned && active != alive()) {
+            if (fragments_.size() == 1) fault(kind::kDivergence, "not all lanes of the warp are here");
+            next = suspend(Wait::Kind::kOtherLanes, 0, 0);
+        } else {
+            if (i.uses_wgmma_registers && !products.empty()) check_registers(i);
+            next = i.execute(*this, i);
+        }
+    }
+    if (next == Next::kFollowing) {
+        f.wait = {};
+        ++f.pc;
+    }
+    merge();
+}
+
+void Warp::branch(Fragment& f, const Instruction& i, Mask taken) {
+    const Mask others = f.lanes & ~taken;
+    if (i[0].kind == Operand::Kind::kTarget) {
+        if (!taken) {
+            ++f.pc;
+        } else if (!others) {
+            f.pc = static_cast<int>(i[0].value);
+        } else {
+            f.lanes = others;
+            ++f.pc;
+            fragments_.push_back({static_cast<int>(i[0].value), taken, {}});
+        }
+    } else {  // brx.idx: each lane chooses from a list
+        active = taken;
+        const auto choice = bits<uint32_t>(i[0]);
+        const auto& targets = i[1].elements;
+        std::map<int, Mask> by_target;
+        for (int l = 0; l < kLanes; ++l) {
+            if (!(taken >> l & 1)) continue;
+            if (choice[l] >= targets.size()) fault(kind::kInvalid, "branch beyond its list", l);
+            by_target[static_cast<int>(targets[choice[l]].value)] |= 1u << l;
+        }
+        f.lanes = others;
+        ++f.pc;
+        for (auto [target, lanes] : by_target) fragments_.push_back({target, lanes, {}});
+        std::erase_if(fragments_, [](const Fragment& one) { return !one.lanes; });
+    }
+    merge();
+}
+
+// Joins lanes that are at the same instruction, unless they wait for something else.
+void Warp::merge() {
+    if (fragments_.size() < 2) return;
+    const auto may_join = [](const Fragment& f) {
+        return f.wait.kind == Wait::Kind::kNone || f.wait.kind == Wait::Kind::kOtherLanes;
+    };
+    for (size_t a = 0; a < fragments_.size(); ++a) {
+        for (size_t b = fragments_.size() - 1; b > a; --b) {
+            Fragment &one = fragments_[a], &other = fragments_[b];
+            if (one.pc != other.pc || !may_join(one) || !may_join(other)) continue;
+            one.lanes |= other.lanes;
+            one.wait = {};
+            fragments_.erase(fragments_.begin() + static_cast<long>(b));
+        }
+    }
+}
+
+Next Warp::suspend(Wait::Kind kind, uint64_t key, uint64_t phase) {
+    fragment->wait = {kind, key, phase};
+    return Next::kAgain;
+}
+
+bool Warp::gathers(Mask members) {
+    members &= alive();
+    if ((active & members) == members) return true;
+    suspend(Wait::Kind::kOtherLanes, 0, 0);
+    return false;
+}
+
+void Warp::check_registers(const Instruction& i) const {
+    if (i.is_product) return;  // products of one shape may follow one another
+    for (uint16_t r : i.registers) {
+        if (accumulating[r] || feeding[r]) {
+            fault(kind::kInFlight, "a register of a wgmma that is not known to be complete is used");
+        }
+    }
+}
+
+Epoch Warp::epoch() const {
+    const uint32_t agent = block.agent_of_warp(index);
+    return {agent, known.seen[agent]};
+}
+
+void Warp::advance() {
+    const Epoch now = epoch();
+    known.seen.set(now.agent, now.time + 1);
+}
+
+Mask Warp::predicate(const Operand& o) const {
+    if (o.kind == Operand::Kind::kInteger) return o.value ? kAllLanes : 0;
+    if (o.kind == Operand::Kind::kSink) return kAllLanes;
+    if (o.kind != Operand::Kind::kRegister) fault(kind::kUnsupported, "operand is no predicate");
+    if (active & ~defined_[o.number]) {
+        fault(kind::kUninitialized, "read of a predicate that was not written",
+              std::countr_zero(active & ~defined_[o.number]));
+    }
+    Mask value;
+    std::memcpy(&value, registers_.data() + o.offset, sizeof value);
+    return o.negated ? ~value : value;
+}
+
+void Warp::set_predicate(const Operand& o, Mask value) {
+    if (o.kind == Operand::Kind::kSink) return;
+    Mask old;
+    std::memcpy(&old, registers_.data() + o.offset, sizeof old);
+    old = (old & ~active) | (value & active);
+    std::memcpy(registers_.data() + o.offset, &old, sizeof old);
+    defined_[o.number] |= active;
+}
+
+Lanes<uint64_t> Warp::addresses(const Operand& address) const {
+    const Operand& base = address.elements.at(0);
+    auto all = bits<uint64_t>(base);
+    // Shared addresses have 32 bits, in which sums wrap.
+    const bool narrow = base.kind == Operand::Kind::kRegister && base.width == 32;
+    for (auto& one : all) {
+        one += static_cast<uint64_t>(address.value);
+        if (narrow) one &= 0xFFFFFFFF;
+    }
+    return all;
+}
+
+Lanes<uint64_t> Warp::special64(const std::string& name) const {
+    const Launch& launch = block.cluster.launch;
+    const Cluster& cluster = block.cluster;
+    const auto coordinate = [&](const Dim& d) -> uint64_t {
+        return name.back() == 'x' ? d.x : name.back() == 'y' ? d.y : d.z;
+    };
+    const std::string stem = name.substr(0, name.find('.'));
+    Lanes<uint64_t> out;
+    for (int l = 0; l < kLanes; ++l) {
+        const uint32_t thread = static_cast<uint32_t>(index * kLanes + l);
+        if (stem == "%tid") {
+            out[l] = coordinate(launch.block.at(thread));
+        } else if (name == "%laneid") {
+            out[l] = l;
+        } else if (name == "%lanemask_eq") {
+            out[l] = 1u << l;
+        } else if (name == "%lanemask_lt") {
+            out[l] = (1u << l) - 1;
+        } else if (name == "%lanemask_le") {
+            out[l] = (2ull << l) - 1;
+        } else if (name == "%lanemask_gt") {
+            out[l] = static_cast<uint32_t>(~((2ull << l) - 1));
+        } else if (name == "%lanemask_ge") {
+            out[l] = static_cast<uint32_t>(~((1ull << l) - 1));
+        } else {
+            break;
+        }
+        if (l == kLanes - 1) return out;
+    }
+    uint64_t value;
+    if (stem == "%ntid") {
+        value = coordinate(launch.block);
+    } else if (stem == "%ctaid") {
+        value = coordinate(block.index);
+    } else if (stem == "%nctaid") {
+        value = coordinate(launch.grid);
+    } else if (stem == "%clusterid") {
+        value = coordinate({block.index.x / launch.cluster.x, block.index.y / launch.cluster.y,
+                            block.index.z / launch.cluster.z});
+    } else if (stem == "%nclusterid") {
+        value = coordinate({launch.grid.x / launch.cluster.x, launch.grid.y / launch.cluster.y,
+                            launch.grid.z / launch.cluster.z});
+    } else if (stem == "%cluster_ctaid") {
+        value = coordinate(launch.cluster.at(block.rank));
+    } else if (stem == "%cluster_nctaid") {
+        value = coordinate(launch.cluster);
+    } else if (name == "%cluster_ctarank") {
+        value = block.rank;
+    } else if (name == "%cluster_nctarank") {
+        value = launch.cluster.count();
+    } else if (name == "%is_explicit_cluster") {
+        value = launch.cluster.count() > 1;
+    } else if (name == "%warpid") {
+        value = index;
+    } else if (name == "%nwarpid") {
+        value = cluster.warps_per_block();
+    } else if (name == "%smid") {
+        value = block.linear_index() % 132;
+    } else if (name == "%nsmid") {
+        value = 132;
+    } else if (name == "%gridid") {
+        value = 1;
+    } else if (name == "%clock" || name == "%clock64" || name == "%globaltimer" ||
+               name == "%clock_hi" || name == "%globaltimer_lo") {
+        value = ++block.cluster.ticks;
+    } else if (name == "%dynamic_smem_size") {
+        value = launch.shared_bytes - launch.program.static_shared_bytes;
+    } else if (name == "%total_smem_size") {
+        value = launch.shared_bytes;
+    } else {
+        fault(kind::kUnsupported, "special register " + name);
+    }
+    return filled(value);
+}
+
+void Warp::require(const std::optional<Violation>& violation, int lane, uint64_t address) const {
+    if (violation) fault(violation->kind, violation->message, lane, address);
+}
+
+std::string Warp::where() const {
+    std::ostringstream text;
+    for (const Fragment& f : fragments_) {
+        const Instruction& i = block.cluster.launch.program.code[static_cast<size_t>(f.pc)];
+        text << "block (" << block.index.x << ", " << block.index.y << ", " << block.index.z
+             << "), warp " << index << " at line " << i.line << ": " << i.name() << "; ";
+    }
+    return text.str();
+}
+
+void Warp::fault_where_it_waits(const char* kind, const std::string& message) {
+    fragment = &fragments_.front();
+    fault(kind, message);
+}
+
+void Warp::fault(const char* kind, const std::string& message, int lane, uint64_t address) const {
+    Fault fault;
+    fault.kind = kind;
+    fault.message = message;
+    fault.instruction = pc();
+    std::ostringstream text;
+    text << "(" << block.index.x << ", " << block.index.y << ", " << block.index.z << ")";
+    fault.block = text.str();
+    fault.warp = index;
+    fault.lane = lane;
+    fault.address = address;
+    throw fault;
+}
+
+}  // namespace ptx

@@ -1,0 +1,224 @@
+// What lanes of a warp tell each other.
+#include "machine.h"
+
+namespace ptx {
+namespace {
+
+// The members that a .sync instruction names by its last operand.
+Mask members_of(Warp& w, const Operand& o) {
+    const auto members = w.uniform<uint32_t>(o);
+    if (w.active & ~members) {
+        w.fault(kind::kDivergence, "a lane executes what its mask leaves it out of",
+                std::countr_zero(w.active & ~members));
+    }
+    return members;
+}
+
+enum Mode { kUp, kDown, kButterfly, kIndex };
+
+Next shuffle(Warp& w, const Instruction& i) {
+    const Mask members = members_of(w, i[4]);
+    if (!w.gathers(members)) return Next::kAgain;
+    const auto value = w.bits<uint32_t>(i[1]), by = w.bits<uint32_t>(i[2]), clamp = w.bits<uint32_t>(i[3]);
+    Lanes<uint32_t> out;
+    Mask in_range = 0;
+    for (int l = 0; l < kLanes; ++l) {
+        if (!(w.active >> l & 1)) continue;
+        const int segment = static_cast<int>(clamp[l] >> 8 & 31), limit = static_cast<int>(clamp[l] & 31);
+        const int low = l & segment, high = low | (limit & ~segment);
+        const int b = static_cast<int>(by[l] & 31);
+        int source = l;
+        bool is_in = false;
+        switch (i.setting[0]) {
+            case kUp:
+                source = l - b, is_in = source >= high;
+                break;
+            case kDown:
+                source = l + b, is_in = source <= high;
+                break;
+            case kButterfly:
+                source = l ^ b, is_in = source <= high;
+                break;
+            default:
+                source = low | (b & ~segment), is_in = source <= high;
+        }
+        if (!is_in) source = l;
+        if (!(w.active >> source & 1)) {
+            w.fault(kind::kDivergence, "shfl reads lane " + std::to_string(source) + ", which is not here", l);
+        }
+        out[l] = value[source];
+        in_range |= static_cast<Mask>(is_in) << l;
+    }
+    const bool pair = i[0].kind == Operand::Kind::kPair;
+    w.set(pair ? i[0].elements[0] : i[0], out);
+    if (pair) w.set_predicate(i[0].elements[1], in_range);
+    return Next::kFollowing;
+}
+
+Execute decode_shfl(Modifiers& m, Instruction& i) {
+    m.take("sync");
+    const std::string mode = m.take_any({"up", "down", "bfly", "idx"});
+    i.setting[0] = mode == "up" ? kUp : mode == "down" ? kDown : mode == "bfly" ? kButterfly : kIndex;
+    return m.type() == "b32" && i.size() == 5 ? shuffle : nullptr;
+}
+
+Next vote(Warp& w, const Instruction& i) {
+    const Mask members = members_of(w, i[2]);
+    if (!w.gathers(members)) return Next::kAgain;
+    const Mask yes = w.predicate(i[1]) & w.active;
+    switch (i.setting[0]) {
+        case 0:
+            w.set(i[0], filled(yes));
+            break;
+        case 1:
+            w.set_predicate(i[0], yes == w.active ? kAllLanes : 0);
+            break;
+        case 2:
+            w.set_predicate(i[0], yes ? kAllLanes : 0);
+            break;
+        default:
+            w.set_predicate(i[0], yes == w.active || !yes ? kAllLanes : 0);
+    }
+    return Next::kFollowing;
+}
+
+// setting[0]: ballot, all, any or uni.
+Execute decode_vote(Modifiers& m, Instruction& i) {
+    m.take("sync");
+    const std::string mode = m.take_any({"ballot", "all", "any", "uni"});
+    i.setting[0] = mode == "ballot" ? 0 : mode == "all" ? 1 : mode == "any" ? 2 : 3;
+    m.type();
+    return vote;
+}
+
+template <class U>
+Next match(Warp& w, const Instruction& i) {
+    const Mask members = members_of(w, i[2]);
+    if (!w.gathers(members)) return Next::kAgain;
+    const auto value = w.bits<U>(i[1]);
+    Lanes<uint32_t> out{};
+    for (int l = 0; l < kLanes; ++l) {
+        for (int other = 0; other < kLanes; ++other) {
+            const bool same = w.active >> other & 1 && value[other] == value[l];
+            out[l] |= static_cast<uint32_t>(same) << other;
+        }
+    }
+    if (!i.setting[0]) {
+        w.set(i[0], out);
+        return Next::kFollowing;
+    }
+    const bool all = out[w.first_lane()] == w.active;
+    const bool pair = i[0].kind == Operand::Kind::kPair;
+    w.set(pair ? i[0].elements[0] : i[0], filled(all ? w.active : 0u));
+    if (pair) w.set_predicate(i[0].elements[1], all ? kAllLanes : 0);
+    return Next::kFollowing;
+}
+
+// setting[0]: whether all lanes have to agree.
+Execute decode_match(Modifiers& m, Instruction& i) {
+    i.setting[0] = m.take("all");
+    m.take("any");
+    m.take("sync");
+    return m.type() == "b32" ? match<uint32_t> : match<uint64_t>;
+}
+
+template <class T, class F>
+Next reduce(Warp& w, const Instruction& i) {
+    const Mask members = members_of(w, i[2]);
+    if (!w.gathers(members)) return Next::kAgain;
+    const auto value = w.values<T, 1>(i[1]);
+    T result = value[w.first_lane()];
+    for (int l = w.first_lane() + 1; l < kLanes; ++l) {
+        if (w.active >> l & 1) result = F{}(result, value[l], i);
+    }
+    Lanes<T> out;
+    out.fill(result);
+    w.set_values<T, 1>(i[0], out);
+    return Next::kFollowing;
+}
+
+struct Sum {
+    template <class T>
+    T operator()(T a, T b, const Instruction&) const { return a + b; }
+};
+struct And {
+    template <class T>
+    T operator()(T a, T b, const Instruction&) const { return a & b; }
+};
+struct Or {
+    template <class T>
+    T operator()(T a, T b, const Instruction&) const { return a | b; }
+};
+struct Xor {
+    template <class T>
+    T operator()(T a, T b, const Instruction&) const { return a ^ b; }
+};
+// setting[0]: of absolute values; setting[1]: NaN is the result where there is one.
+template <bool Max>
+struct Extreme {
+    template <class T>
+    T operator()(T a, T b, const Instruction& i) const {
+        if constexpr (std::is_floating_point_v<T>) {
+            if (i.setting[0]) a = std::fabs(a), b = std::fabs(b);
+            if (std::isnan(a) || std::isnan(b)) {
+                if (i.setting[1]) return canonical(std::numeric_limits<T>::quiet_NaN());
+                return std::isnan(a) ? b : a;
+            }
+        }
+        return Max ? std::max(a, b) : std::min(a, b);
+    }
+};
+
+template <class F>
+Execute reduce_as(const std::string& type) {
+    if (type == "u32" || type == "b32") return reduce<uint32_t, F>;
+    if (type == "s32") return reduce<int32_t, F>;
+    return nullptr;
+}
+
+Execute decode_redux(Modifiers& m, Instruction& i) {
+    m.take("sync");
+    i.setting[0] = m.take("abs");
+    i.setting[1] = m.take("NaN");
+    const std::string type = m.type(), operation = m.type();
+    if (operation == "add") return reduce_as<Sum>(type);
+    if (operation == "and") return reduce_as<And>(type);
+    if (operation == "or") return reduce_as<Or>(type);
+    if (operation == "xor") return reduce_as<Xor>(type);
+    const bool max = operation == "max";
+    if (!max && operation != "min") return nullptr;
+    if (type == "f32") return max ? reduce<float, Extreme<true>> : reduce<float, Extreme<false>>;
+    return max ? reduce_as<Extreme<true>>(type) : reduce_as<Extreme<false>>(type);
+}
+
+Next elect(Warp& w, const Instruction& i) {
+    const Mask members = members_of(w, i[1]);
+    if (!w.gathers(members)) return Next::kAgain;
+    const int leader = w.first_lane();
+    const bool pair = i[0].kind == Operand::Kind::kPair;
+    if (pair) w.set(i[0].elements[0], filled(static_cast<uint32_t>(leader)));
+    w.set_predicate(pair ? i[0].elements[1] : i[0], 1u << leader);
+    return Next::kFollowing;
+}
+
+Execute decode_elect(Modifiers& m, Instruction&) { return m.take("sync") ? elect : nullptr; }
+
+Next active_mask(Warp& w, const Instruction& i) {
+    w.set(i[0], filled(w.active));
+    return Next::kFollowing;
+}
+
+Execute decode_activemask(Modifiers& m, Instruction&) { return m.take("b32") ? active_mask : nullptr; }
+
+}  // namespace
+
+void add_warp_exchanges(Decoders& all) {
+    all["shfl"] = decode_shfl;
+    all["vote"] = decode_vote;
+    all["match"] = decode_match;
+    all["redux"] = decode_redux;
+    all["elect"] = decode_elect;
+    all["activemask"] = decode_activemask;
+}
+
+}  // namespace ptx

@@ -1,0 +1,140 @@
+"""Launches of kernels on tensors in CPU memory."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from . import _core
+from .parser import Kernel, Parameter
+
+_FORMATS = {"f32": "<f", "f64": "<d"}
+
+
+class Fault(Exception):
+    """Something that a kernel may not do, and where it did it."""
+
+    def __init__(self, kernel: Kernel, kind: str, message: str, index: int, block: str, warp: int, lane: int, address: int):
+        self.kind, self.kernel, self.block = kind, kernel.name, block
+        self.warp, self.lane, self.address = warp, lane, address
+        instruction = kernel.instructions[index] if index >= 0 else None
+        self.line = instruction.line if instruction else None
+        self.text = instruction.text if instruction else ""
+        self.source = instruction.source if instruction else ""
+        where = f"line {self.line}" + (f" ({self.source})" if self.source else "")
+        lane_and_address = (f", lane {lane}" if lane >= 0 else "") + (f", address {address:#x}" if address else "")
+        super().__init__(
+            f"{kind}: {message}\n  in {self.kernel}, {where}, block {block}, warp {warp}"
+            f"{lane_and_address}:\n  {self.text[:200]}"
+        )
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a launch executed, by instruction: see the fields of `Count` in the core."""
+
+    kernel: Kernel
+    rows: np.ndarray  # [instructions, 4]: warps, lanes, passes over shared memory, global sectors
+
+    @cached_property
+    def by_opcode(self) -> dict[str, int]:
+        """How many warps executed each opcode."""
+        total: dict[str, int] = {}
+        for instruction, row in zip(self.kernel.instructions, self.rows, strict=True):
+            total[instruction.opcode] = total.get(instruction.opcode, 0) + int(row[0])
+        return {opcode: n for opcode, n in total.items() if n}
+
+    @property
+    def instructions(self) -> int:
+        return int(self.rows[:, 0].sum())
+
+    @property
+    def shared_waves(self) -> int:
+        return int(self.rows[:, 2].sum())
+
+    @property
+    def sectors(self) -> int:
+        return int(self.rows[:, 3].sum())
+
+
+def launch(
+    kernel: Kernel,
+    grid: Sequence[int],
+    arguments: Sequence,
+    *,
+    block: Sequence[int] | None = None,
+    shared_bytes: int = 0,
+    cluster: Sequence[int] | None = None,
+    memory: Sequence[torch.Tensor | np.ndarray] = (),
+    seed: int = 0,
+) -> Counts:
+    """Runs the kernel over the grid.
+
+    Args:
+        arguments: tensors and arrays for pointers, which make their memory accessible; integers and
+            floats for scalars; bytes for structures.
+        block: threads of a block; what the kernel requires, where it is left out.
+        shared_bytes: dynamic shared memory.
+        memory: what the kernel may access beside its arguments.
+        seed: chooses the interleaving of warps, when asynchronous work lands, and the errors of
+            approximate instructions.
+
+    Raises:
+        Fault: where the kernel does what it may not do.
+    """
+    block = block or kernel.threads
+    if block is None:
+        raise ValueError(f"{kernel.name} requires no number of threads; pass block")
+    if len(arguments) != len(kernel.parameters):
+        raise ValueError(f"{kernel.name} takes {len(kernel.parameters)} arguments, not {len(arguments)}")
+    accessible = [spans(x) for x in (*arguments, *memory) if isinstance(x, (torch.Tensor, np.ndarray))]
+    accessible += [(x.ctypes.data, x.nbytes, writable) for x, writable in kernel.module.variables.values()]
+    end = max((p.offset + p.size for p in kernel.parameters), default=0)
+    encoded = bytearray(end)
+    for parameter, argument in zip(kernel.parameters, arguments, strict=True):
+        encoded[parameter.offset : parameter.offset + parameter.size] = encode(parameter, argument)
+    try:
+        rows = _core.run(
+            kernel.program,
+            _three(grid),
+            _three(block),
+            _three(cluster or kernel.cluster or (1,)),
+            accessible,
+            bytes(encoded),
+            kernel.shared_bytes + shared_bytes,
+            seed,
+        )
+    except _core.Violation as violation:
+        raise Fault(kernel, *violation.args) from None
+    return Counts(kernel, np.array(rows, np.int64).reshape(-1, 4))
+
+
+def spans(x: torch.Tensor | np.ndarray) -> tuple[int, int, bool]:
+    """Where the memory of a tensor begins, its bytes, and whether it may be written."""
+    if isinstance(x, torch.Tensor):
+        storage = x.untyped_storage()
+        return storage.data_ptr(), storage.nbytes(), True
+    return x.ctypes.data, x.nbytes, x.flags.writeable
+
+
+def encode(parameter: Parameter, argument) -> bytes:
+    if isinstance(argument, bytes):
+        if len(argument) != parameter.size:
+            raise ValueError(f"a parameter of {parameter.size} bytes cannot hold {len(argument)}")
+        return argument
+    if isinstance(argument, torch.Tensor):
+        argument = argument.data_ptr()
+    elif isinstance(argument, np.ndarray):
+        argument = argument.ctypes.data
+    if parameter.type in _FORMATS:
+        return struct.pack(_FORMATS[parameter.type], argument)
+    return (int(argument) % 2 ** (8 * parameter.size)).to_bytes(parameter.size, "little")
+
+
+def _three(dims: Sequence[int]) -> list[int]:
+    return [*dims, 1, 1][:3]

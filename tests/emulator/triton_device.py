@@ -1,0 +1,111 @@
+"""A Triton device on the CPU: kernels are compiled as for a GPU, and their PTX is executed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from .launch import Counts, launch
+from .parser import Kernel, parse
+
+SCRATCH_ALIGNMENT = 128
+
+
+class Device:
+    """Stands in for Triton's driver of a GPU, and runs what is launched on it.
+
+    launched: called with the counts of each launch.
+    """
+
+    def __init__(self, arch: int, seed: int = 0):
+        self.arch = arch
+        self.seed = seed
+        self.launches: Counter[str] = Counter()
+        self.instructions = 0
+        self.kernels: dict[str, Kernel] = {}
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.arch, 32)
+
+    def get_current_device(self) -> int:
+        # Triton keeps what it compiled by the number of the device.
+        return self.arch
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+    def set_current_device(self, device: int) -> None:
+        pass
+
+    def run(self, compiled, grid: tuple[int, ...], arguments: dict) -> Counts:
+        """Executes a kernel that Triton compiled, with its arguments by name."""
+        kernel = self.kernels.get(compiled.hash)
+        if kernel is None:
+            (kernel,) = parse(compiled.asm["ptx"]).kernels.values()
+            self.kernels[compiled.hash] = kernel
+        values, tensors = [], []
+        for name, type_ in compiled.src.signature.items():
+            values += leaves(type_, arguments[name])
+        programs = grid[0] * grid[1] * grid[2]
+        scratch = torch.empty(compiled.metadata.global_scratch_size * programs + SCRATCH_ALIGNMENT, dtype=torch.uint8)
+        hidden = len(kernel.parameters) - len(values)
+        values += [scratch, scratch][:hidden]
+        counts = launch(
+            kernel,
+            grid,
+            values,
+            shared_bytes=compiled.metadata.shared,
+            memory=tensors,
+            seed=self.seed,
+        )
+        self.launches[kernel.name] += 1
+        self.instructions += counts.instructions
+        return counts
+
+
+def leaves(type_, value) -> list:
+    """What of an argument is passed to the compiled kernel."""
+    if type_ == "constexpr":
+        return []
+    if isinstance(type_, (tuple, list)):
+        return [leaf for t, v in zip(type_, value, strict=True) for leaf in leaves(t, v)]
+    return [value]
+
+
+@contextlib.contextmanager
+def triton_device(arch: int, seed: int = 0) -> Iterator[Device]:
+    """Within the block Triton's launches are executed for this architecture, on CPU tensors.
+
+    Nothing is assembled to machine code, so what is compiled is cached apart.
+    """
+    device = Device(arch, seed)
+    before = driver._active
+    compile_and_launch, assemble = JITFunction.run, CUDABackend.make_cubin
+    cache = triton.knobs.cache.dir
+
+    def compile_and_execute(self, *args, grid, warmup, **kwargs):
+        compiled = compile_and_launch(self, *args, grid=grid, warmup=True, **kwargs)
+        if not warmup:
+            arguments = dict(zip(self.arg_names, args, strict=False)) | kwargs
+            sizes = grid(arguments) if callable(grid) else grid
+            device.run(compiled, (*sizes, 1, 1)[:3], arguments)
+        return compiled
+
+    driver.set_active(device)
+    JITFunction.run = compile_and_execute
+    CUDABackend.make_cubin = lambda *_: b""
+    triton.knobs.cache.dir = f"{cache}/emulated"
+    try:
+        yield device
+    finally:
+        JITFunction.run, CUDABackend.make_cubin = compile_and_launch, assemble
+        triton.knobs.cache.dir = cache
+        driver._active = before
