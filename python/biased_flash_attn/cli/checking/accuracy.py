@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from ... import backends
 from ..accuracy import SMALLEST, allowed
 from . import calls, oracle
-from .failures import KERNEL_ERRORS, OutOfMemory, described, is_out_of_memory
+from .failures import KERNEL_ERRORS, OutOfMemoryError, described, is_out_of_memory
 from .problems import DTYPES, Call, Problem, draw
 
 # Errors are compared with the size of results nearby: early queries have large outputs, next to
@@ -75,7 +75,7 @@ def rows(form: str, call: Call, length: int, seed: int, device: str, backend: st
             found, again = (calls.results(problem, backend) for _ in range(2))
         except KERNEL_ERRORS as error:
             if is_out_of_memory(error):
-                raise OutOfMemory(described(error)) from error
+                raise OutOfMemoryError(described(error)) from error
             yield Row(*where, failure=described(error))
             if isinstance(error, torch.AcceleratorError):
                 raise  # a GPU that reported an error runs nothing else for this process
@@ -103,7 +103,7 @@ def errors(
 
 
 def nearby(x: Tensor) -> Tensor:
-    """The largest absolute value of each stretch of NEARBY rows of each head, (heads, stretches)."""
+    """The largest absolute values of stretches of NEARBY rows, (heads, stretches)."""
     x = x.abs()
     x = x.amax(3) if x.dim() == 4 else x
     x = x.flatten(0, -2) if x.dim() > 1 else x[None]

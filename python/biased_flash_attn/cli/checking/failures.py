@@ -14,7 +14,7 @@ KERNEL_ERRORS = (RuntimeError, TritonError)
 LONGEST = 300
 
 
-class OutOfMemory(Exception):
+class OutOfMemoryError(Exception):
     """The device has too little memory for the sizes that are checked."""
 
 

@@ -50,9 +50,7 @@ def contributions(problem: Problem) -> Iterator[dict[str, Tensor]]:
             yield part
 
 
-def attend(
-    problem: Problem, entry: int, rows: Tensor, block: slice
-) -> tuple[Tensor, Tensor]:
+def attend(problem: Problem, entry: int, rows: Tensor, block: slice) -> tuple[Tensor, Tensor]:
     """o (1, H, block, D) and lse of a block of the queries of one sequence."""
     q, k, v = (problem.leaves[name][entry : entry + 1, :, rows] for name in ("q", "k", "v"))
     n_key = block.stop if problem.call.causal else len(rows)

@@ -104,10 +104,8 @@ class Problem:
         )
 
 
-def draw(
-    form: str, call: Call, length: int, dtype: torch.dtype, seed: int, device: str
-) -> Problem:
-    """The problem in float64; its numbers are exact in dtype. Sequences have up to length tokens."""
+def draw(form: str, call: Call, length: int, dtype: torch.dtype, seed: int, device: str) -> Problem:
+    """The problem in float64, with numbers that dtype represents exactly."""
     half = dtype.itemsize == 2
     name = f"{seed} {form} {call} {length} {half}"
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
@@ -144,9 +142,7 @@ def draw(
     return problem.to(torch.float64)
 
 
-def laid_out(
-    call: Call, length: int
-) -> tuple[tuple[tuple[int, Tensor], ...], tuple[int, int]]:
+def laid_out(call: Call, length: int) -> tuple[tuple[tuple[int, Tensor], ...], tuple[int, int]]:
     """The sequences of a call, and how many batch entries of how many tokens hold them."""
     if call.name == "packed":
         lengths = [length - 3, 1, length // 4 + 1]

@@ -1,0 +1,109 @@
+"""Runs the work of `check` in processes, compiling side by side and timing one after the other.
+
+In a process of its own, what a kernel does to a GPU's context ends no other form's checks, and what
+takes too long can be ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+
+from .failures import LONGEST
+from .work import Event, Ready, Settings
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process ended early, and why."""
+
+    forms: tuple[str, ...]
+    reason: str
+
+
+class Worker:
+    """A process, whose events go to a queue, None at the end."""
+
+    def __init__(self, settings: Settings, alone: bool, events: queue.Queue):
+        self.forms = settings.forms
+        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        # Side by side each has a core.
+        single = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", f"from {__package__}.work import main; main()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            env=os.environ | ({} if alone else single),
+        )
+        self.tell(json.dumps(asdict(settings)))
+        threading.Thread(target=self.read, args=(events,), daemon=True).start()
+
+    def tell(self, line: str) -> None:
+        with contextlib.suppress(BrokenPipeError):  # it ended; the reason follows
+            self.process.stdin.write(f"{line}\n".encode())
+            self.process.stdin.flush()
+
+    def read(self, events: queue.Queue) -> None:
+        with contextlib.suppress(EOFError):
+            while True:
+                events.put((self, pickle.load(self.process.stdout)))
+        events.put((self, None))
+
+    def ended(self) -> Ended | None:
+        """Why a process that sent its last event ended, where it did not end well."""
+        if (status := self.process.wait()) == 0:
+            return None
+        self.log.seek(0)
+        lines = self.log.read().strip().splitlines() or ["it left no message"]
+        return Ended(self.forms, f"a process ended with status {status}: {lines[-1]}"[:LONGEST])
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for file in (self.process.stdin, self.log):
+            with contextlib.suppress(BrokenPipeError):
+                file.close()
+
+
+def spread(settings: Settings, workers: int, end: float) -> Iterator[Event | Ended]:
+    """The events of all forms, which so many processes share, until `end` (seconds since epoch)."""
+    groups = [settings.forms[i::workers] for i in range(workers)]
+    events: queue.Queue = queue.Queue()
+    running = [Worker(replace(settings, forms=g), workers == 1, events) for g in groups]
+    waiting: list[Worker] = []  # ready to be timed
+    busy = set(running)
+    try:
+        while busy or waiting:
+            if not busy:
+                busy.add(waiting.pop(0))
+                next(iter(busy)).tell("go")
+            try:
+                worker, event = events.get(timeout=max(0.0, end - time.time()))
+            except queue.Empty:
+                for worker in busy | set(waiting):
+                    yield Ended(worker.forms, "the time was over")
+                return
+            if isinstance(event, Ready):
+                busy.remove(worker)
+                waiting.append(worker)
+            elif event is not None:
+                yield event
+            else:
+                busy.discard(worker)
+                waiting = [other for other in waiting if other is not worker]
+                if ended := worker.ended():
+                    yield ended
+    finally:
+        for worker in running:
+            worker.close()

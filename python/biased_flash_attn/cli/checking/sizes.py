@@ -1,0 +1,72 @@
+"""How much of `check` fits into its time on this device."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+
+import torch
+
+from . import oracle
+from .problems import CALLS, DTYPES, FORMS, draw
+
+SECONDS = 115.0  # of the whole command
+FOR_RESULTS, FOR_PEERS = 0.65, 0.85  # of it, at most, until rows and then compilation end
+ORACLE_SECONDS = 45.0  # for float64 and naive attention, over all rows
+GIBIBYTES_A_PROCESS = 4
+# Calls have wider heads, no mask, or more tokens than the one that is measured, and ours run too.
+DEARER = 1.5
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Lengths that are tried for the results, the longest first, and what is timed."""
+
+    lengths: tuple[int, ...]
+    timed_length: int
+    timed_dtype: str
+    timed_head_dim: int
+
+
+CPU = Scale((2048, 1024, 512), 2048, "float32", 64)
+GPU = Scale((4096, 2048, 1024), 8192, "bfloat16", 128)
+
+
+def scale_of(device: str) -> Scale:
+    return CPU if device == "cpu" else GPU
+
+
+def fitting_length(device: str, seed: int) -> int:
+    """The longest length at which the oracle of all rows is expected to take ORACLE_SECONDS."""
+    lengths = scale_of(device).lengths
+    seconds_of_oracle(device, lengths[-1] // 2, seed)  # warms up
+    measured = seconds_of_oracle(device, lengths[-1], seed)
+    for length in lengths:
+        expected = measured * (length / lengths[-1]) ** 2 * len(FORMS) * len(CALLS) * DEARER
+        if expected <= ORACLE_SECONDS:
+            return length
+    return lengths[-1]
+
+
+def seconds_of_oracle(device: str, length: int, seed: int) -> float:
+    """What is computed to judge one form in one kind of call, in every dtype."""
+    start = time.perf_counter()
+    for name in ("float32", "float16"):
+        problem = draw("linear", CALLS[0], length, DTYPES[name], seed, device)
+        oracle.results(problem)
+        for dtype in DTYPES.values():
+            if dtype.itemsize == DTYPES[name].itemsize:
+                oracle.results(problem.to(dtype))
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def processes(device: str) -> int:
+    """How many processes check side by side: as many as compile at once and have room."""
+    if device == "cpu":
+        return 1
+    free, _ = torch.cuda.mem_get_info()
+    room = free // (GIBIBYTES_A_PROCESS * 2**30)
+    return max(1, min(len(FORMS), os.cpu_count() or 1, room))
