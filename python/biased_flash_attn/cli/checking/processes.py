@@ -37,14 +37,16 @@ class Worker:
     def __init__(self, settings: Settings, alone: bool, events: queue.Queue):
         self.forms = settings.forms
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        # Side by side each has a core.
+        # Side by side each has a core. Alone, threads that spin while they wait would take the
+        # cores from other programs, and from the threads that they wait for.
         single = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        patient = {"OMP_WAIT_POLICY": "passive"}
         self.process = subprocess.Popen(
             [sys.executable, "-c", f"from {__package__}.work import main; main()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.log,
-            env=os.environ | ({} if alone else single),
+            env=(patient if alone else single) | os.environ,
         )
         self.tell(json.dumps(asdict(settings)))
         threading.Thread(target=self.read, args=(events,), daemon=True).start()

@@ -11,9 +11,9 @@ import torch
 from . import oracle
 from .problems import CALLS, DTYPES, FORMS, draw
 
-SECONDS = 115.0  # of the whole command
-FOR_RESULTS, FOR_PEERS = 0.65, 0.85  # of it, at most, until rows and then compilation end
-ORACLE_SECONDS = 45.0  # for float64 and naive attention, over all rows
+SECONDS = 110.0  # of the whole command
+FOR_RESULTS, FOR_PEERS = 0.55, 0.65  # of it, at most, until rows and then compilation end
+ORACLE_SECONDS = 40.0  # for float64 and naive attention, over all rows
 GIBIBYTES_A_PROCESS = 4
 # Calls have wider heads, no mask, or more tokens than the one that is measured, and ours run too.
 DEARER = 1.5

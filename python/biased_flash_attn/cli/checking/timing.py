@@ -19,7 +19,7 @@ from .oracle import BLOCK, dense_bias
 from .problems import BATCH, HEADS, KV_HEADS, Call, Problem, draw
 
 OURS, PLAIN, DENSE, FLEX = "ours", "SDPA, no bias", "SDPA, dense bias", "FlexAttention"
-SECONDS = 0.7  # for each direction, where there is no shortage of rounds
+SECONDS = 0.5  # of rounds in each direction, where more than three fit
 # Both compute in another order and may round weights; wrong is what differs by more.
 SAME = 0.05
 FORWARD_ONLY = "no backward pass on CPUs"
