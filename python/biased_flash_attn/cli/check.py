@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from .. import backends
 from .checking import report, sizes
 from .checking.accuracy import Row
+from .checking.failures import described
 from .checking.problems import BATCH, CALLS, DTYPES, FORMS, HEADS
 from .checking.processes import Ended, spread
 from .checking.timing import Timing
@@ -86,26 +87,27 @@ def chosen(backend: str | None) -> tuple[str, str]:
     found = next(one for one in backends.report() if one.name == name)
     if not found.available:
         raise click.ClickException(f"the {name} backend cannot run here: {found.detail}")
-    return name, "cuda" if on_gpu and name != "cpu" else "cpu"
+    on_cpu = name == "cpu" or (name == "triton" and backends.kernels(name).INTERPRETED)
+    return name, "cuda" if on_gpu and not on_cpu else "cpu"
 
 
 def made_settings(
     backend: str, device: str, seed: int, length: int | None, begin: float
 ) -> Settings:
-    scale = sizes.scale_of(device)
+    timed = sizes.timed(device)
     try:
         fitting = length or sizes.fitting_length(device, seed)
     except torch.OutOfMemoryError as error:
-        raise without_memory(str(error)) from error
+        raise without_memory(described(error)) from error
     return Settings(
         FORMS,
         backend,
         device,
         seed,
         fitting,
-        length or scale.timed_length,
-        scale.timed_dtype,
-        scale.timed_head_dim,
+        length or timed.length,
+        timed.dtype,
+        timed.head_dim,
         begin + sizes.FOR_RESULTS * sizes.SECONDS,
         begin + sizes.FOR_PEERS * sizes.SECONDS,
     )

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from ... import backends
 from ..accuracy import SMALLEST, allowed
 from . import calls, oracle
-from .failures import KERNEL_ERRORS, OutOfMemoryError, described, is_out_of_memory
+from .failures import KERNEL_ERRORS, described, is_out_of_memory
 from .problems import DTYPES, Call, Problem, draw
 
 # Errors are compared with the size of results nearby: early queries have large outputs, next to
@@ -75,7 +75,7 @@ def rows(form: str, call: Call, length: int, seed: int, device: str, backend: st
             found, again = (calls.results(problem, backend) for _ in range(2))
         except KERNEL_ERRORS as error:
             if is_out_of_memory(error):
-                raise OutOfMemoryError(described(error)) from error
+                raise
             yield Row(*where, failure=described(error))
             if isinstance(error, torch.AcceleratorError):
                 raise  # a GPU that reported an error runs nothing else for this process

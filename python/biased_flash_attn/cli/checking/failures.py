@@ -14,11 +14,8 @@ KERNEL_ERRORS = (RuntimeError, TritonError)
 LONGEST = 300
 
 
-class OutOfMemoryError(Exception):
-    """The device has too little memory for the sizes that are checked."""
-
-
 def is_out_of_memory(error: Exception) -> bool:
+    """Whether the GPU's memory or the system's did not suffice."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 

@@ -19,7 +19,7 @@ from ... import biases
 BATCH, HEADS, KV_HEADS = 2, 4, 2
 # Tokens of each step: an ordinary one, and one with four speculated tokens.
 DECODING_STEPS = (1, 5)
-FORMS = ("none", "linear", "distance", "cumulative", "cumulative, gain", "log1p_square")
+FORMS = ("none", "linear", "distance", "cumulative", "cumulative with gain", "log1p_square")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 

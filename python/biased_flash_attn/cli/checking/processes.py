@@ -7,7 +7,6 @@ takes too long can be ended.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pickle
 import queue
@@ -17,10 +16,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from .failures import LONGEST
 from .work import Event, Ready, Settings
+
+COMMAND = [sys.executable, "-c", f"from {__package__}.work import main; main()"]
 
 
 @dataclass(frozen=True)
@@ -42,22 +43,23 @@ class Worker:
         single = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
         patient = {"OMP_WAIT_POLICY": "passive"}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", f"from {__package__}.work import main; main()"],
+            COMMAND,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.log,
             env=(patient if alone else single) | os.environ,
         )
-        self.tell(json.dumps(asdict(settings)))
-        threading.Thread(target=self.read, args=(events,), daemon=True).start()
+        self.tell(pickle.dumps(settings))
+        self.reader = threading.Thread(target=self.read, args=(events,), daemon=True)
+        self.reader.start()
 
-    def tell(self, line: str) -> None:
+    def tell(self, message: bytes) -> None:
         with contextlib.suppress(BrokenPipeError):  # it ended; the reason follows
-            self.process.stdin.write(f"{line}\n".encode())
+            self.process.stdin.write(message)
             self.process.stdin.flush()
 
     def read(self, events: queue.Queue) -> None:
-        with contextlib.suppress(EOFError):
+        with contextlib.suppress(EOFError, pickle.UnpicklingError):  # it may end amid an event
             while True:
                 events.put((self, pickle.load(self.process.stdout)))
         events.put((self, None))
@@ -73,7 +75,8 @@ class Worker:
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
-        for file in (self.process.stdin, self.log):
+        self.reader.join()
+        for file in (self.process.stdin, self.process.stdout, self.log):
             with contextlib.suppress(BrokenPipeError):
                 file.close()
 
@@ -82,14 +85,16 @@ def spread(settings: Settings, workers: int, end: float) -> Iterator[Event | End
     """The events of all forms, which so many processes share, until `end` (seconds since epoch)."""
     groups = [settings.forms[i::workers] for i in range(workers)]
     events: queue.Queue = queue.Queue()
-    running = [Worker(replace(settings, forms=g), workers == 1, events) for g in groups]
+    running: list[Worker] = []
     waiting: list[Worker] = []  # ready to be timed
-    busy = set(running)
     try:
+        for forms in groups:
+            running.append(Worker(replace(settings, forms=forms), workers == 1, events))
+        busy = set(running)
         while busy or waiting:
             if not busy:
                 busy.add(waiting.pop(0))
-                next(iter(busy)).tell("go")
+                next(iter(busy)).tell(b"go\n")
             try:
                 worker, event = events.get(timeout=max(0.0, end - time.time()))
             except queue.Empty:

@@ -14,6 +14,7 @@ from .problems import CALLS, DTYPES, FORMS
 from .timing import DENSE, FLEX, OURS, PLAIN, Timing
 
 PEERS = (PLAIN, DENSE, FLEX)
+FORWARD, TRAINING = "forward", "forward and backward"
 
 
 @dataclass
@@ -111,12 +112,12 @@ def outcome(row: Row | None) -> str:
 def timing_table(findings: Findings, what: str) -> Table:
     table = Table("bias", "pass", "ms", *PEERS, title=f"Time of {what}; peers as multiples of ours")
     for timing in findings.timings:
-        table.add_row(timing.form, "forward", *times(timing, timing.forward))
-        table.add_row("", "backward", *times(timing, timing.backward), end_section=True)
+        table.add_row(timing.form, FORWARD, *times(timing.forward))
+        table.add_row("", TRAINING, *times(timing.training), end_section=True)
     return table
 
 
-def times(timing: Timing, seconds: dict[str, float]) -> Iterator[str]:
+def times(seconds: dict[str, float]) -> Iterator[str]:
     """Our milliseconds, and the ratios of the peers to them."""
     yield f"{1e3 * seconds[OURS]:.3g}"
     for name in PEERS:
@@ -169,7 +170,7 @@ def markdown(findings: Findings, about: dict[str, object], what: str) -> str:
     lines += [*rows_of(cells), "", f"## Time of {what}, in milliseconds", ""]
     cells = [["bias", "pass", OURS, *PEERS]]
     for timing in findings.timings:
-        for name, seconds in (("forward", timing.forward), ("backward", timing.backward)):
+        for name, seconds in ((FORWARD, timing.forward), (TRAINING, timing.training)):
             own = (f"{1e3 * seconds[x]:.4g}" if x in seconds else "-" for x in (OURS, *PEERS))
             cells.append([timing.form, name, *own])
     lines += [*rows_of(cells), "", *(f"- {note}" for note in notes(findings))]

@@ -19,27 +19,31 @@ GIBIBYTES_A_PROCESS = 4
 DEARER = 1.5
 
 
+# Lengths that are tried for the results.
+LENGTHS = {"cpu": (2048, 1024, 512), "cuda": (4096, 2048, 1024)}
+
+
 @dataclass(frozen=True)
-class Scale:
-    """Lengths that are tried for the results, the longest first, and what is timed."""
+class Timed:
+    """What is timed."""
 
-    lengths: tuple[int, ...]
-    timed_length: int
-    timed_dtype: str
-    timed_head_dim: int
-
-
-CPU = Scale((2048, 1024, 512), 2048, "float32", 64)
-GPU = Scale((4096, 2048, 1024), 8192, "bfloat16", 128)
+    length: int
+    dtype: str
+    head_dim: int
 
 
-def scale_of(device: str) -> Scale:
-    return CPU if device == "cpu" else GPU
+def timed(device: str) -> Timed:
+    if device == "cpu":
+        return Timed(2048, "float32", 64)
+    # Dense biases take a quarter of the memory at half the length.
+    length = 8192 if room() >= len(FORMS) else 4096
+    native = torch.cuda.is_bf16_supported(including_emulation=False)
+    return Timed(length, "bfloat16" if native else "float16", 128)
 
 
 def fitting_length(device: str, seed: int) -> int:
     """The longest length at which the oracle of all rows is expected to take ORACLE_SECONDS."""
-    lengths = scale_of(device).lengths
+    lengths = LENGTHS[device]
     seconds_of_oracle(device, lengths[-1] // 2, seed)  # warms up
     measured = seconds_of_oracle(device, lengths[-1], seed)
     for length in lengths:
@@ -64,9 +68,14 @@ def seconds_of_oracle(device: str, length: int, seed: int) -> float:
 
 
 def processes(device: str) -> int:
-    """How many processes check side by side: as many as compile at once and have room."""
+    """How many processes check side by side: as many as have a core to compile on and memory."""
     if device == "cpu":
         return 1
+    return max(1, min(len(FORMS), os.cpu_count() or 1, room()))
+
+
+def room() -> int:
+    """How many processes the memory of the GPU holds."""
+    torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info()
-    room = free // (GIBIBYTES_A_PROCESS * 2**30)
-    return max(1, min(len(FORMS), os.cpu_count() or 1, room))
+    return free // (GIBIBYTES_A_PROCESS * 2**30)

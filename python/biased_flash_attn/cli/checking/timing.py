@@ -1,9 +1,14 @@
-"""How long a form takes, next to what PyTorch offers for the same attention."""
+"""How long a form takes, next to what PyTorch offers for the same attention.
+
+A pass backward is timed together with the forward pass before it, as compiled code does not let its
+graph be kept for another one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +24,7 @@ from .oracle import BLOCK, dense_bias
 from .problems import BATCH, HEADS, KV_HEADS, Call, Problem, draw
 
 OURS, PLAIN, DENSE, FLEX = "ours", "SDPA, no bias", "SDPA, dense bias", "FlexAttention"
-SECONDS = 0.5  # of rounds in each direction, where more than three fit
+SECONDS = 0.5  # of rounds of either kind, where more than three fit
 # Both compute in another order and may round weights; wrong is what differs by more.
 SAME = 0.05
 FORWARD_ONLY = "no backward pass on CPUs"
@@ -28,11 +33,11 @@ NOT_COMPILED = "not compiled, as that would take too long"
 
 @dataclass(frozen=True)
 class Timing:
-    """Medians of seconds by side, for each direction; notes say what a side lacks."""
+    """Medians of seconds by side, forward alone and with backward; notes say what a side lacks."""
 
     form: str
     forward: dict[str, float]
-    backward: dict[str, float]
+    training: dict[str, float]
     notes: dict[str, str]
 
 
@@ -98,12 +103,14 @@ class Race:
         sides = self.sides.items()
         with torch.no_grad():
             forward = medians({name: side.attend for name, side in sides}, self.clock, SECONDS)
-        passes = {
-            name: backward_pass(side, self.problem.grad_o) for name, side in sides if side.leaves
+        training = {
+            name: partial(gradients, side, self.problem.grad_o)
+            for name, side in sides
+            if side.leaves
         }
-        backward = medians(passes, self.clock, SECONDS)
+        training = medians(training, self.clock, SECONDS)
         self.clock.release()
-        return Timing(self.problem.form, forward, backward, self.notes)
+        return Timing(self.problem.form, forward, training, self.notes)
 
     def leaves(self, *names: str) -> tuple[Tensor, ...]:
         return tuple(self.problem.leaves[name] for name in names)
@@ -160,9 +167,3 @@ def dense_mask(problem: Problem) -> Tensor:
 
 def gradients(side: Side, grad_o: Tensor) -> tuple[Tensor, ...]:
     return torch.autograd.grad(side.attend(), side.leaves, grad_o)
-
-
-def backward_pass(side: Side, grad_o: Tensor) -> Callable:
-    """A backward pass that can be repeated, after one forward pass that is made now."""
-    o = side.attend()
-    return lambda: torch.autograd.grad(o, side.leaves, grad_o, retain_graph=True)

@@ -6,7 +6,6 @@ several processes can compile side by side and still be timed one after the othe
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import sys
@@ -18,7 +17,7 @@ import torch
 
 from . import accuracy
 from .accuracy import Row
-from .failures import OutOfMemoryError
+from .failures import described, is_out_of_memory
 from .problems import CALLS, DTYPES
 from .timing import Race, Timing
 
@@ -63,12 +62,15 @@ def events(settings: Settings) -> Iterator[Event]:
     torch.set_float32_matmul_precision("highest")  # of the naive yardstick
     try:
         yield from rows(settings)
-        races = [prepared(form, settings) for form in settings.forms]
-        yield Ready()
-        for race in races:
-            yield race.timing()
-    except OutOfMemoryError as error:
-        yield OutOfMemory(str(error))
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        yield OutOfMemory(described(error))
+        return
+    races = [prepared(form, settings) for form in settings.forms]
+    yield Ready()
+    for race in races:
+        yield race.timing()
 
 
 def rows(settings: Settings) -> Iterator[Row]:
@@ -98,9 +100,8 @@ def prepared(form: str, settings: Settings) -> Race:
 def main() -> None:
     channel = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print goes elsewhere
-    settings = json.loads(sys.stdin.readline())
-    for event in events(Settings(**settings | {"forms": tuple(settings["forms"])})):
+    for event in events(pickle.load(sys.stdin.buffer)):
         pickle.dump(event, channel)
         channel.flush()
         if isinstance(event, Ready):
-            sys.stdin.readline()
+            sys.stdin.buffer.readline()
