@@ -6,14 +6,15 @@ import itertools
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from click.testing import CliRunner
 
 from biased_flash_attn import backends
-from biased_flash_attn.cli import main
-from biased_flash_attn.cli.checking import processes, work
+from biased_flash_attn.cli import machine, main
+from biased_flash_attn.cli.checking import processes, sizes, work
 from biased_flash_attn.cli.checking.accuracy import Error, Row
 from biased_flash_attn.cli.checking.problems import (
     CALLS,
@@ -21,10 +22,12 @@ from biased_flash_attn.cli.checking.problems import (
     FORMS,
 )
 from biased_flash_attn.cli.checking.processes import Ended, spread
+from biased_flash_attn.cli.checking.report import facts
 from biased_flash_attn.cli.checking.timing import FLEX, OURS, PLAIN, Timing
 from biased_flash_attn.cli.checking.work import OutOfMemory, Ready, Settings
 from check_cases import FAULTS, KERNELS, LENGTH, plant
 
+GIBIBYTE = 2**30
 module = sys.modules["biased_flash_attn.cli.check"]
 EVERY_ROW = [
     Row(form, str(call), dtype, (Error("o", 1e-3, 2e-3, "batch 0, head 0, rows 0 to 127"),))
@@ -173,6 +176,13 @@ def test_too_little_memory_is_one_sentence(invoke):
     assert report is None
 
 
+def test_a_report_that_cannot_be_written_is_refused_at_once(invoke):
+    result, _ = invoke(these(*EVERY_ROW), "--report", "nowhere/report.md")
+    assert result.exit_code == 2
+    assert "there is no folder nowhere" in result.output
+    assert "all 90 checks" not in result.output
+
+
 def test_a_missing_backend_is_one_sentence(monkeypatch):
     report = [backends.Report("cpu", False, "the C++ kernels were not built")]
     monkeypatch.setattr(backends, "report", lambda: report)
@@ -193,3 +203,42 @@ def test_the_device_chooses_what_is_checked(monkeypatch, has_gpu, chosen):
         monkeypatch.setattr(backends, "_TRITON_KERNELS", compiled)
     device = "cuda" if has_gpu else "cpu"
     assert module.chosen(None) == (chosen, device)
+
+
+@pytest.mark.parametrize(
+    ("free", "cores", "count", "length"),
+    [(80, 16, 6, 8192), (80, 2, 2, 8192), (15, 16, 3, 4096), (2, 16, 1, 4096)],
+)
+def test_processes_fit_a_gpu_and_its_host(monkeypatch, free, cores, count, length):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free * GIBIBYTE, 80 * GIBIBYTE))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    monkeypatch.setattr(sizes.os, "cpu_count", lambda: cores)
+    assert sizes.processes("cuda") == count
+    assert sizes.timed("cuda") == sizes.Timed(length, "bfloat16", 128)
+
+
+def test_a_gpu_without_bfloat16_is_timed_in_float16(monkeypatch):
+    monkeypatch.setattr(sizes, "room", lambda: 6)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+    assert sizes.timed("cuda").dtype == "float16"
+
+
+def test_the_report_names_the_gpu_its_driver_and_versions(monkeypatch):
+    pytest.importorskip("triton")
+    properties = SimpleNamespace(
+        name="H100", major=9, minor=0, multi_processor_count=132, total_memory=80 * GIBIBYTE
+    )
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(machine, "driver", lambda: "580.1")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    found = facts("cuda", "triton")
+    shown = {name: found[name] for name in ("gpu", "driver", "compute_capability", "cuda")}
+    assert shown == {
+        "gpu": "H100",
+        "driver": "580.1",
+        "compute_capability": "9.0",
+        "cuda": "13.0",
+    }
+    assert {"torch", "triton", "biased-flash-attn", "processor"} <= found.keys()

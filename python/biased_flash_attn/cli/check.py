@@ -56,6 +56,8 @@ def check(backend: str | None, seed: int | None, length: int | None, path: Path)
     machine can be trusted.
     """
     begin = time.time()
+    if not path.parent.is_dir():  # found out now and not two minutes later
+        raise click.BadParameter(f"there is no folder {path.parent}", param_hint="--report")
     backend, device = chosen(backend)
     console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_TABLE)
     seed = secrets.randbelow(2**32) if seed is None else seed
