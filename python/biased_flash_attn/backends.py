@@ -64,6 +64,8 @@ def _report_triton() -> Report:
         return Report("triton", True, "interpreted on the CPU, for tests: TRITON_INTERPRET is set")
     if not torch.cuda.is_available():
         return Report("triton", False, "torch finds no GPU, or is a build without GPUs")
+    if reason := _TRITON_KERNELS.unsupported(torch.device("cuda")):
+        return Report("triton", False, reason)
     return Report("triton", True, f"{torch.cuda.get_device_name()}; not for float64")
 
 
@@ -120,7 +122,7 @@ def _refusal_of_triton(q: Tensor) -> str:
     device = "cpu" if _TRITON_KERNELS.INTERPRETED else "cuda"
     if q.device.type != device:
         return f"needs tensors on {device}; q is on {q.device}"
-    return ""
+    return _TRITON_KERNELS.unsupported(q.device)
 
 
 def kernels(backend: str) -> ModuleType:
