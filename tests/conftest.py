@@ -6,6 +6,7 @@ import os
 import random
 import secrets
 import zlib
+from collections import Counter
 
 # Waiting threads that spin starve the ones they wait for where other processes need the cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -104,12 +105,41 @@ def poisoned(make):
     return make_poisoned
 
 
+EXECUTED = pytest.StashKey[Counter]()
+
+
+def pytest_sessionstart(session):
+    session.config.stash[EXECUTED] = Counter()
+
+
+def pytest_sessionfinish(session):
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["executed"] = dict(session.config.stash[EXECUTED])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    node.config.stash[EXECUTED].update(getattr(node, "workeroutput", {}).get("executed", {}))
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if executed := config.stash[EXECUTED]:
+        counts = ", ".join(f"{n:,} {what}" for what, n in executed.items())
+        terminalreporter.write_line(f"emulated {config.option.gpu}: {counts}")
+
+
 @pytest.fixture(scope="session")
 def emulated_gpu(request):
     """Stands in for a GPU; keeps what was compiled for it."""
     from emulator.triton_device import Device
 
-    return Device(int(request.config.option.gpu.removeprefix("sm_")))
+    device = Device(int(request.config.option.gpu.removeprefix("sm_")))
+    yield device
+    request.config.stash[EXECUTED].update(
+        kernels=len(device.kernels),
+        launches=sum(device.launches.values()),
+        instructions=device.instructions,
+    )
 
 
 @pytest.fixture
