@@ -101,11 +101,12 @@ def test_processes_share_the_forms(seed):
 
 
 def test_a_process_that_dies_says_why(monkeypatch, seed):
-    script = "import sys; input(); sys.exit('CUDA error: an illegal memory access')"
+    script = "raise RuntimeError('CUDA error: an illegal memory access\\nCompile with DSA')"
     monkeypatch.setattr(processes, "COMMAND", [sys.executable, "-c", script])
     (event,) = spread(settings(seed, "none", "linear"), 1, time.time() + 60)
     assert event.forms == ("none", "linear")
-    assert "status 1: CUDA error: an illegal memory access" in event.reason
+    reason = "a process ended with status 1: RuntimeError: CUDA error: an illegal memory access"
+    assert event.reason == reason
 
 
 def test_processes_are_ended_when_the_time_is_over(monkeypatch, seed):
@@ -146,7 +147,7 @@ def test_checks_that_did_not_run_are_no_reason_to_trust(invoke):
     ended = Ended(("linear",), "a process ended with status -11: no message")
     result, report = invoke(these(*EVERY_ROW[1:], *TIMINGS, ended))
     assert result.exit_code == 1
-    assert "yet: 89 checks passed and 1 did not run." in result.output
+    assert "yet: 89 checks passed and 1 did not run. Run it again" in result.output
     assert "- linear: a process ended with status -11: no message" in report
 
 

@@ -78,7 +78,10 @@ def check(backend: str | None, seed: int | None, length: int | None, path: Path)
     path.write_text(report.markdown(findings, about, what))
     console.print(f"{about['seconds']} s; the report: {escape(str(path))}", highlight=False)
     if not findings.trusted:
-        raise click.ClickException(f"{findings.verdict()} Attach {path} to a bug report.")
+        advice = f"Attach {path} to a bug report."
+        if not findings.wrong and findings.missing:
+            advice = "Run it again, as compiled kernels are kept, or pass a smaller --length."
+        raise click.ClickException(f"{findings.verdict()} {advice}")
     console.print(findings.verdict(), style="bold green", soft_wrap=True, highlight=False)
 
 

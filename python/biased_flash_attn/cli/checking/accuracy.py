@@ -73,6 +73,8 @@ def rows(form: str, call: Call, length: int, seed: int, device: str, backend: st
             continue
         try:
             found, again = (calls.results(problem, backend) for _ in range(2))
+            if device != "cpu":
+                torch.cuda.synchronize()  # an error of a kernel is raised here, at the latest
         except KERNEL_ERRORS as error:
             if is_out_of_memory(error):
                 raise

@@ -10,6 +10,7 @@ import contextlib
 import os
 import pickle
 import queue
+import re
 import subprocess
 import sys
 import tempfile
@@ -70,7 +71,10 @@ class Worker:
             return None
         self.log.seek(0)
         lines = self.log.read().strip().splitlines() or ["it left no message"]
-        return Ended(self.forms, f"a process ended with status {status}: {lines[-1]}"[:LONGEST])
+        # CUDA's errors go on with advice after the line that has the message.
+        raised = [line for line in lines if re.match(r"[\w.]+(Error|Exception): ", line)]
+        reason = (raised or lines)[-1]
+        return Ended(self.forms, f"a process ended with status {status}: {reason}"[:LONGEST])
 
     def close(self) -> None:
         self.process.kill()
