@@ -135,7 +135,7 @@ def collected(settings: Settings, end: float, console: Console) -> report.Findin
                 findings.timings.append(event)
                 what = f"timing {event.form}"
             elif isinstance(event, Ended):
-                findings.problems.append(f"{', '.join(event.forms)}: {event.reason}")
+                findings.problems.append(f"{event.task}: {event.reason}")
                 continue
             progress.update(task, description=what, advance=1)
     return findings

@@ -14,7 +14,8 @@ from .problems import CALLS, DTYPES, FORMS, draw
 SECONDS = 110.0  # of the whole command
 FOR_RESULTS, FOR_PEERS = 0.55, 0.65  # of it, at most, until rows and then compilation end
 ORACLE_SECONDS = 40.0  # for float64 and naive attention, over all rows
-GIBIBYTES_A_PROCESS = 4
+GIBIBYTES_A_PROCESS = 3
+MOST_PROCESSES = 16
 # Calls have wider heads, no mask, or more tokens than the one that is measured, and ours run too.
 DEARER = 1.5
 
@@ -71,7 +72,7 @@ def processes(device: str) -> int:
     """How many processes check side by side: as many as have a core to compile on and memory."""
     if device == "cpu":
         return 1
-    return max(1, min(len(FORMS), os.cpu_count() or 1, room()))
+    return max(1, min(MOST_PROCESSES, os.cpu_count() or 1, room()))
 
 
 def room() -> int:
