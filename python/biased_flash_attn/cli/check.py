@@ -80,7 +80,9 @@ def check(backend: str | None, seed: int | None, length: int | None, path: Path)
     if not findings.trusted:
         advice = f"Attach {path} to a bug report."
         if not findings.wrong and findings.missing:
-            advice = "Run it again, as compiled kernels are kept, or pass a smaller --length."
+            advice = (
+                "Run it again on an idle machine (compiled kernels are kept), or with --length."
+            )
         raise click.ClickException(f"{findings.verdict()} {advice}")
     console.print(findings.verdict(), style="bold green", soft_wrap=True, highlight=False)
 
