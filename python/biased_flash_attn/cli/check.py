@@ -115,8 +115,8 @@ def made_settings(
         length or timed.length,
         timed.dtype,
         timed.head_dim,
-        begin + sizes.FOR_RESULTS * sizes.SECONDS,
-        begin + sizes.FOR_PEERS * sizes.SECONDS,
+        begin + sizes.LAST_ROW[device] * sizes.SECONDS,
+        begin + sizes.LAST_PEER[device] * sizes.SECONDS,
     )
 
 
