@@ -15,7 +15,7 @@ from .problems import CALLS, DTYPES, FORMS
 from .timing import DENSE, FLEX, OURS, PLAIN, Timing
 
 PEERS = (PLAIN, DENSE, FLEX)
-FORWARD, TRAINING = "forward", "forward and backward"
+FORWARD, TRAINING = "forward", "+ backward"
 
 
 @dataclass
