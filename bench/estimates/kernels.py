@@ -1,0 +1,96 @@
+"""Kernels as Triton compiles them for a GPU, with their own block sizes or with others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from biased_flash_attn.triton_kernels import configs
+from biased_flash_attn.triton_kernels.configs import Config
+from triton.runtime import driver
+
+import compiled
+
+from .gpu import Gpu
+from .sass import Code, disassemble
+from .tiles import DELTA, DKV, DQ, FORWARD, TABLE
+
+# As configs.choose names them. The kernel of D has no entry there.
+FIELDS = {
+    FORWARD: "forward",
+    DQ: "backward_queries",
+    DKV: "backward_keys",
+    TABLE: "backward_table",
+}
+REGISTER_GRANULE = 8  # of one thread
+RESERVED_SHARED = 1024  # bytes that each block takes beside what it asks for
+
+
+@dataclass(frozen=True)
+class Kernel:
+    name: str
+    form: str
+    head_dim: int
+    causal: bool
+    block_m: int
+    block_n: int
+    warps: int
+    stages: int
+    registers: int
+    shared: int  # bytes
+    spills: int  # instructions in loops that move registers to memory or back
+    code: Code = field(repr=False)
+
+    def blocks_at_once(self, gpu: Gpu) -> int:
+        """Of one multiprocessor; none where its memory does not suffice."""
+        registers = -(-self.registers // REGISTER_GRANULE) * REGISTER_GRANULE
+        return min(
+            gpu.registers // (registers * 32 * self.warps),
+            gpu.shared_memory // (self.shared + RESERVED_SHARED),
+            gpu.max_warps // self.warps,
+        )
+
+
+def build(
+    arch: int,
+    name: str,
+    form: str,
+    head_dim: int,
+    *,
+    causal: bool = True,
+    trained: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
+    config: Config | None = None,
+) -> Kernel:
+    """With the block sizes of `config`, or those that ship."""
+    driver.set_active(compiled.Processor(arch))
+    problem, used = form if causal else f"{form}-noncausal", {DELTA: Config(16, 0)}
+    shipped = configs.choose
+
+    def choose(kernel, *rest):
+        is_asked = config is not None and kernel == FIELDS.get(name)
+        found = config if is_asked else shipped(kernel, *rest)
+        # Kernels that come later and are not named take the entries of others.
+        used.setdefault(kernel, found)
+        return found
+
+    with choosing(choose):
+        ((_, binary),) = compiled.binaries(problem, dtype, head_dim, trained, (name,))
+    sizes, facts = used[FIELDS.get(name, DELTA)], compiled.facts(binary)
+    block_m, block_n = sizes.block_m, sizes.block_n
+    return Kernel(
+        *(name, form, head_dim, causal, block_m, block_n, sizes.num_warps, sizes.num_stages),
+        *(facts["registers"], facts["shared"], facts["spills"], disassemble(binary.asm["cubin"])),
+    )
+
+
+@contextmanager
+def choosing(choose: Callable) -> Iterator[None]:
+    """With another function instead of configs.choose."""
+    shipped, configs.choose = configs.choose, choose
+    try:
+        yield
+    finally:
+        configs.choose = shipped
