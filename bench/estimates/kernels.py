@@ -13,6 +13,7 @@ from triton.runtime import driver
 
 import compiled
 
+from . import banks
 from .gpu import Gpu
 from .sass import Code, disassemble
 from .tiles import DELTA, DKV, DQ, FORWARD, TABLE
@@ -41,6 +42,7 @@ class Kernel:
     registers: int
     shared: int  # bytes
     spills: int  # instructions in loops that move registers to memory or back
+    conflicts: int  # cycles of an access by LDSM for each that one without conflicts takes
     code: Code = field(repr=False)
 
     def blocks_at_once(self, gpu: Gpu) -> int:
@@ -79,10 +81,21 @@ def build(
     with choosing(choose):
         ((_, binary),) = compiled.binaries(problem, dtype, head_dim, trained, (name,))
     sizes, facts = used[FIELDS.get(name, DELTA)], compiled.facts(binary)
-    block_m, block_n = sizes.block_m, sizes.block_n
+    found = banks.layouts(binary.asm["ttgir"])
     return Kernel(
-        *(name, form, head_dim, causal, block_m, block_n, sizes.num_warps, sizes.num_stages),
-        *(facts["registers"], facts["shared"], facts["spills"], disassemble(binary.asm["cubin"])),
+        name=name,
+        form=form,
+        head_dim=head_dim,
+        causal=causal,
+        block_m=sizes.block_m,
+        block_n=sizes.block_n,
+        warps=sizes.num_warps,
+        stages=sizes.num_stages,
+        registers=facts["registers"],
+        shared=facts["shared"],
+        spills=facts["spills"],
+        conflicts=max((layout.conflicts() for layout in found), default=1),
+        code=disassemble(binary.asm["cubin"]),
     )
 
 

@@ -19,7 +19,7 @@ PIPES = (MATRIX, EXP, ISSUE, FP32, ALU, SHARED, L2)
 OF_ALL = frozenset({SHARED, L2})
 SHARED_BYTES = 128  # that shared memory reads or writes in a cycle, without bank conflicts
 
-# Instructions of the CUDA programming guide's table that a partition's 16 lanes take two cycles for.
+# What a partition's 16 lanes take two cycles for, by the CUDA programming guide's table.
 _ALU = {
     *("FMNMX", "FSEL", "FSETP", "F2FP", "FCHK", "IADD3", "IABS", "IMNMX", "ISETP", "LEA", "LOP3"),
     *("MOV", "PLOP3", "PRMT", "SEL", "SGXT", "SHF", "VIADD", "VIMNMX", "P2R", "R2P", "BMSK"),
@@ -44,8 +44,8 @@ class Use:
 
 
 @cache
-def uses(one: Instruction, gpu: Gpu) -> tuple[Use, ...]:
-    """The units that it needs at once."""
+def uses(one: Instruction, gpu: Gpu, conflicts: int = 1) -> tuple[Use, ...]:
+    """The units that it needs at once. conflicts: cycles for each one of LDSM without conflicts."""
     name = one.name
     if one.never_runs:
         return ()
@@ -56,7 +56,7 @@ def uses(one: Instruction, gpu: Gpu) -> tuple[Use, ...]:
     if name == "MEMBAR":
         return (Use(FENCE, 0, gpu.fence),)
     if name in _SHARED | _GLOBAL:
-        return _access(one, gpu)
+        return _access(one, gpu, conflicts)
     arithmetic = (
         (_FP32, Use(FP32, gpu.fp32)),
         (_HALF_RATE, Use(FP32, 2)),
@@ -67,10 +67,11 @@ def uses(one: Instruction, gpu: Gpu) -> tuple[Use, ...]:
     return tuple(use for names, use in arithmetic if name in names)
 
 
-def _access(one: Instruction, gpu: Gpu) -> tuple[Use, ...]:
+def _access(one: Instruction, gpu: Gpu, conflicts: int) -> tuple[Use, ...]:
     size, found = access_bytes(one), []
     if one.name in _SHARED:
-        found.append(Use(SHARED, size / SHARED_BYTES, gpu.shared_latency))
+        cycles = size / SHARED_BYTES * (conflicts if one.name == "LDSM" else 1)
+        found.append(Use(SHARED, cycles, gpu.shared_latency))
     if one.name in _GLOBAL:
         found.append(Use(L2, size / gpu.l2_bytes, gpu.l2_latency))
     return tuple(found)
@@ -85,7 +86,7 @@ def access_bytes(one: Instruction) -> int:
 
 
 def multiply_adds(one: Instruction) -> int:
-    """Of one instruction of HMMA, which a warp issues, or HGMMA, which four warps issue together."""
+    """Of an instruction of one warp (HMMA) or of four warps together (HGMMA)."""
     if one.name == "HGMMA":
         return prod(map(int, re.match(r"HGMMA\.(\d+)x(\d+)x(\d+)", one.opcode).groups()))
     return 16 * 8 * int(re.match(r"HMMA\.168(\d+)", one.opcode)[1])
@@ -103,11 +104,13 @@ def _product(one: Instruction, gpu: Gpu) -> Use:
     return Use(MATRIX, max(multiply_adds(one) / gpu.products, operands / SHARED_BYTES), 32)
 
 
-def pipe_cycles(body: Iterable[Instruction], warps: int, gpu: Gpu) -> Counter[str]:
+def pipe_cycles(
+    body: Iterable[Instruction], warps: int, gpu: Gpu, conflicts: int = 1
+) -> Counter[str]:
     """Of each unit of a multiprocessor, when this many of its warps go through the body once."""
     found, of_partition = Counter(), warps / PARTITIONS
     for one in body:
         found[ISSUE] += of_partition
-        for use in uses(one, gpu):
+        for use in uses(one, gpu, conflicts):
             found[use.pipe] += use.cycles * (warps if use.pipe in OF_ALL else of_partition)
     return found

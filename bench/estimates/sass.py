@@ -8,6 +8,7 @@ computes them, so a simulation need not know anything else about dependences thr
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import tempfile
@@ -78,7 +79,7 @@ def parse(assembly: str) -> Code:
     """From the output of `nvdisasm -c -hex --no-dataflow` for one kernel."""
     labels, instructions, branches = {}, [], []
     lines = assembly.splitlines()
-    for line, following in zip(lines, lines[1:], strict=False):
+    for line, following in itertools.pairwise(lines):
         if label := _LABEL.match(line):
             labels[label[1]] = len(instructions)
         elif (text := _TEXT.match(line)) and (control := _CONTROL.match(following)):

@@ -70,13 +70,14 @@ class Warp:
     copies: list[float] = field(default_factory=list)
 
 
-def prepare(one: Instruction, gpu: Gpu) -> Step:
+def prepare(one: Instruction, gpu: Gpu, conflicts: int = 1) -> Step:
     waits = tuple(x for x in range(6) if one.waits >> x & 1)
     kind = _kind(one)
     allowed = 0
     if kind in (Kind.WAIT_FOR_PRODUCTS, Kind.WAIT_FOR_COPIES):
         allowed = int(re.search(r"0x([0-9a-f]+)", one.operands)[1], 16)
-    return Step(one.stall, one.sets, one.sets_read, waits, uses(one, gpu), kind, allowed)
+    used = uses(one, gpu, conflicts)
+    return Step(one.stall, one.sets, one.sets_read, waits, used, kind, allowed)
 
 
 def _kind(one: Instruction) -> Kind:
@@ -109,7 +110,7 @@ class _Multiprocessor:
     def __init__(self, steps: Sequence[Step], warps: int, blocks: int):
         self.steps = steps
         self.next_issue = [0.0] * PARTITIONS
-        # When each unit has its next turn: those of a partition, and those that all partitions share
+        # When units have their next turn: those of each partition, and those that all share.
         self.units: list[dict[str, float]] = [{} for _ in range(PARTITIONS)]
         self.of_all: dict[str, float] = {}
         self.end = 0.0

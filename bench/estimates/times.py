@@ -49,7 +49,7 @@ class Estimate:
 
 @cache
 def cycles(kernel: Kernel, gpu: Gpu, blocks: int) -> Cycles:
-    steps = [prepare(one, gpu) for one in kernel.code.instructions]
+    steps = [prepare(one, gpu, kernel.conflicts) for one in kernel.code.instructions]
     of_passes = tuple(
         cycles_of_a_pass(steps[loop.begin : loop.end], kernel.warps, blocks)
         for loop in kernel.code.loops
@@ -85,8 +85,9 @@ def whole_tiles(kernel: Kernel, gpu: Gpu) -> tuple[float, Counter[str]]:
     loop = tiles.whole_loop(kernel.name, _tiling(kernel, kernel.block_m * kernel.block_n))
     blocks = max(1, kernel.blocks_at_once(gpu))
     body = kernel.code.body(kernel.code.loops[loop])
-    simulated = cycles_of_a_pass([prepare(one, gpu) for one in body], kernel.warps, blocks)
-    return simulated, pipe_cycles(body, kernel.warps * blocks, gpu)
+    steps = [prepare(one, gpu, kernel.conflicts) for one in body]
+    simulated = cycles_of_a_pass(steps, kernel.warps, blocks)
+    return simulated, pipe_cycles(body, kernel.warps * blocks, gpu, kernel.conflicts)
 
 
 def critical(of_units: Counter[str]) -> str:
