@@ -17,6 +17,7 @@ SHARED, L2, FENCE = "shared", "L2", "fence"
 PIPES = (MATRIX, EXP, ISSUE, FP32, ALU, SHARED, L2)
 # One of each serves all partitions of a multiprocessor.
 OF_ALL = frozenset({SHARED, L2})
+WARPS_OF_A_GROUP = 4  # which issue products together on Hopper
 SHARED_BYTES = 128  # that shared memory reads or writes in a cycle, without bank conflicts
 
 # What a partition's 16 lanes take two cycles for, by the CUDA programming guide's table.

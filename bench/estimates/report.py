@@ -60,15 +60,16 @@ def _line(kernel: Kernel, gpu: Gpu) -> Line:
     cells = (
         *(FORMS[kernel.form], str(kernel.head_dim), NAMES[kernel.name]),
         f"{kernel.block_m} x {kernel.block_n}, {kernel.warps}, {kernel.stages}",
-        *(str(blocks), *(f"{units[pipe]:.0f}" for pipe in PIPES)),
+        *(str(blocks), f"{times.repeated_products(kernel):.2f}"),
+        *(f"{units[pipe]:.0f}" for pipe in PIPES),
         *(f"{simulated:.0f}", f"{bound} ({share:.0%})", f"{found.milliseconds:.2f}"),
     )
     return Line(kernel, cells, found.milliseconds)
 
 
 KERNEL_COLUMNS = (
-    *("bias", "head_dim", "kernel", "tile, warps, stages", "blocks"),
-    *(f"{pipe}" for pipe in PIPES),
+    *("bias", "head_dim", "kernel", "tile, warps, stages", "blocks", "products"),
+    *PIPES,
     *("simulated", "bound by", "ms"),
 )
 
@@ -132,6 +133,12 @@ def calibration(found: Iterable[Prediction]) -> str:
     return table((*columns, "published TFLOP/s", "estimated", "error in time", ""), rows)
 
 
+def _unchecked(predicted: Sequence[Prediction]) -> str:
+    if any(one.row.backward for one in predicted):
+        return ""
+    return "None of them is of a backward pass, so the error of those is not known."
+
+
 def document(gpu: Gpu, found: Sequence[Line], predicted: Sequence[Prediction]) -> str:
     error = stated_error(predicted)
     sources = "\n".join(
@@ -144,8 +151,10 @@ def document(gpu: Gpu, found: Sequence[Line], predicted: Sequence[Prediction]) -
 
 **Estimates, not measurements: none of these kernels has been timed.** The error of each is
 ±{error:.0%}: {SHARE:.0%} of the published timings that were predicted and not fitted lie within it
-(see the last table). Made with Triton {triton.__version__} by `python bench/estimate.py`, for
-bfloat16, causal attention, {shape}, biases trained.
+(see the last table). {_unchecked(predicted)}
+
+Made with Triton {triton.__version__} by `python bench/estimate.py`, for bfloat16, causal attention,
+{shape}, biases trained.
 
 ## Both directions
 
@@ -156,9 +165,10 @@ By convention, a forward pass takes 4 B H N² D flops, halved where it is causal
 ## Kernels
 
 Of the loop over whole tiles: block_m x block_n, warps and stages; blocks at once on a
-multiprocessor; cycles for which these blocks occupy each unit in one pass; and the cycles that
-the simulation takes for it. Where the busiest unit is busy for less than {BOUND:.0%} of them, the
-loop is bound by latency that nothing hides.
+multiprocessor; multiply-adds over those of the formula, which are more where a bias takes part in
+products or a tile has too few rows for all warps to share; cycles for which these blocks occupy
+each unit in one pass; and the cycles that the simulation takes for it. Where the busiest unit is
+busy for less than {BOUND:.0%} of them, the loop is bound by latency that nothing hides.
 
 {table(KERNEL_COLUMNS, (line.cells for line in found))}
 ## Calibration

@@ -58,17 +58,6 @@ def passes(kernel: str, tiles: Tiling) -> list[list[int]]:
     return found if kernel == DKV else found[::-1]
 
 
-def whole_loop(kernel: str, tiles: Tiling) -> int:
-    """Which of the loops goes through tiles without a mask, the factored ones where there are."""
-    if kernel == TABLE:
-        return 0
-    parts = (_query_tiles if kernel == DKV else _key_tiles)(tiles, 0)
-    if tiles.factored:
-        return max(at for at, (_, _, far) in enumerate(parts) if far)
-    # The last part is what a block's last tile leaves over; the one before it is whole.
-    return len(parts) - 2
-
-
 def _key_tiles(tiles: Tiling, first: int) -> list[tuple[int, int, bool]]:
     """Begin and end of each part of the keys of queries first, first + 1, ..., and whether it is
     factored."""

@@ -10,10 +10,13 @@ from functools import cache
 from . import tiles
 from .gpu import Gpu
 from .kernels import Kernel
-from .pipes import PIPES, pipe_cycles
+from .pipes import PIPES, WARPS_OF_A_GROUP, multiply_adds, pipe_cycles
+from .sass import Instruction
 from .simulate import cycles_of_a_pass, prepare, simulate
 
 FLOPS = 4  # for a pair of query and key and a channel, forward
+# Matrix products of a kernel, each of as many multiply-adds for a pair as a head is wide.
+PRODUCTS = {tiles.FORWARD: 2, tiles.DQ: 3, tiles.DKV: 4, tiles.TABLE: 2}
 BACKWARD = 2.5  # flops of the backward pass for each of the forward pass, by convention
 
 
@@ -82,12 +85,32 @@ def estimate(kernel: Kernel, gpu: Gpu, problem: Problem, longest_first: bool = T
 def whole_tiles(kernel: Kernel, gpu: Gpu) -> tuple[float, Counter[str]]:
     """Cycles of a multiprocessor for a pass of all its blocks through the loop over whole tiles,
     and those of each of its units."""
-    loop = tiles.whole_loop(kernel.name, _tiling(kernel, kernel.block_m * kernel.block_n))
-    blocks = max(1, kernel.blocks_at_once(gpu))
-    body = kernel.code.body(kernel.code.loops[loop])
+    body, blocks = whole_loop(kernel), kernel.blocks_at_once(gpu)
     steps = [prepare(one, gpu, kernel.conflicts) for one in body]
     simulated = cycles_of_a_pass(steps, kernel.warps, blocks)
     return simulated, pipe_cycles(body, kernel.warps * blocks, gpu, kernel.conflicts)
+
+
+def whole_loop(kernel: Kernel) -> tuple[Instruction, ...]:
+    """The loop over tiles without a mask: of those with exponentials, of which each pair has one,
+    that with the fewest instructions for each."""
+    exponentials = {
+        loop: sum(one.opcode.startswith("MUFU.EX2") for one in kernel.code.body(loop))
+        for loop in kernel.code.loops
+    }
+    loops = (loop for loop, found in exponentials.items() if found)
+    return kernel.code.body(min(loops, key=lambda x: (x.end - x.begin) / exponentials[x]))
+
+
+def repeated_products(kernel: Kernel) -> float:
+    """The multiply-adds of a pass over those that its tile of the formula takes. More than one
+    where a bias takes part in products, or a tile has too few rows for all warps to share."""
+    found = sum(
+        multiply_adds(one) * kernel.warps / (WARPS_OF_A_GROUP if one.name == "HGMMA" else 1)
+        for one in whole_loop(kernel)
+        if one.name in ("HGMMA", "HMMA")
+    )
+    return found / (PRODUCTS[kernel.name] * kernel.block_m * kernel.block_n * kernel.head_dim)
 
 
 def critical(of_units: Counter[str]) -> str:
