@@ -136,7 +136,7 @@ def calibration(found: Iterable[Prediction]) -> str:
 def _unchecked(predicted: Sequence[Prediction]) -> str:
     if any(one.row.backward for one in predicted):
         return ""
-    return "None of them is of a backward pass, so the error of those is not known."
+    return " None of them is of a backward pass, so the error of those is not known."
 
 
 def document(gpu: Gpu, found: Sequence[Line], predicted: Sequence[Prediction]) -> str:
@@ -151,7 +151,7 @@ def document(gpu: Gpu, found: Sequence[Line], predicted: Sequence[Prediction]) -
 
 **Estimates, not measurements: none of these kernels has been timed.** The error of each is
 ±{error:.0%}: {SHARE:.0%} of the published timings that were predicted and not fitted lie within it
-(see the last table). {_unchecked(predicted)}
+(see the last table).{_unchecked(predicted)}
 
 Made with Triton {triton.__version__} by `python bench/estimate.py`, for bfloat16, causal attention,
 {shape}, biases trained.
