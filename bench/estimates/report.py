@@ -179,4 +179,7 @@ kernel without a bias stands in for each of these kernels, with its block sizes:
 
 {sources}
 
+Rows of one kernel with the same block sizes differ only in their lengths and masks, so they are not
+independent of each other.
+
 {calibration(predicted)}"""
