@@ -24,6 +24,7 @@ import torch
 import triton
 from biased_flash_attn.triton_kernels import launch
 from triton.backends.compiler import GPUTarget
+from triton.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
@@ -80,7 +81,8 @@ class Processor:
         return GPUTarget("cuda", self.arch, 32)
 
     def get_current_device(self) -> int:
-        return 0
+        # Triton keeps what it has compiled by device, whatever the target.
+        return self.arch
 
     def get_current_stream(self, device: int = 0) -> int:
         return 0
@@ -94,6 +96,19 @@ def compiled(
     kernels: Collection[str] | None = None,
 ) -> Iterator[Compiled]:
     """The kernels of both directions of a causal problem, or those of them that are named."""
+    name = str(dtype).removeprefix("torch.")
+    for kernel, binary in binaries(form, dtype, head_dim, bias_gradient, kernels):
+        yield Compiled(kernel, form, name, head_dim, bias_gradient, **facts(binary))
+
+
+def binaries(
+    form: str,
+    dtype: torch.dtype,
+    head_dim: int,
+    bias_gradient: bool = True,
+    kernels: Collection[str] | None = None,
+) -> list[tuple[str, CompiledKernel]]:
+    """Names of kernels, and what Triton made of them."""
     made = []
 
     def compile_only(kernel, *args, warmup, **kwargs):
@@ -106,9 +121,7 @@ def compiled(
         attend(form, dtype, head_dim, bias_gradient)
     finally:
         JITFunction.run = run
-    name = str(dtype).removeprefix("torch.")
-    for kernel, binary in made:
-        yield Compiled(kernel, form, name, head_dim, bias_gradient, **facts(binary))
+    return made
 
 
 def attend(form: str, dtype: torch.dtype, head_dim: int, bias_gradient: bool) -> None:
