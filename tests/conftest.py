@@ -29,6 +29,11 @@ hypothesis.settings.load_profile("quiet")
 
 def pytest_addoption(parser):
     parser.addoption("--seed", type=int, help="draw the inputs of an earlier run again")
+    parser.addoption(
+        "--all-kernels",
+        action="store_true",
+        help="compile every Triton kernel for every architecture, not a sample; takes hours",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -39,7 +44,8 @@ def pytest_configure(config):
 
 
 def pytest_report_header(config):
-    return f"inputs: --seed={config.option.seed}"
+    kernels = "all" if config.option.all_kernels else "a sample; --all-kernels compiles all"
+    return [f"inputs: --seed={config.option.seed}", f"compiled kernels: {kernels}"]
 
 
 @pytest.hookimpl(wrapper=True)
