@@ -13,8 +13,8 @@ SANITIZER_RUNTIME = $(foreach library,libasan.so libstdc++.so,$(shell $(CXX) -pr
 COMPUTE_SANITIZER := compute-sanitizer --kernel-name kns=attn_ --kernel-name kns=_factors_kernel \
 	--report-api-errors no --error-exitcode 1
 
-.PHONY: help demo test lint oldest sanitize bench docs wheel gpu gpu-build gpu-check gpu-test \
-	gpu-sanitize gpu-bench clean
+.PHONY: help demo test compiled lint oldest sanitize bench docs wheel gpu gpu-build gpu-check \
+	gpu-test gpu-sanitize gpu-bench clean
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' Makefile
@@ -24,6 +24,9 @@ demo: $(INSTALLED)  ## every bias on real text: errors, time and memory
 
 test: $(INSTALLED)  ## the whole test suite
 	$(IN_VENV) $(PYTEST)
+
+compiled: $(INSTALLED)  ## every Triton kernel for every architecture, compiled: takes hours
+	$(IN_VENV) pytest tests/test_compiled.py --all-kernels
 
 lint: $(INSTALLED)  ## ruff and clang-format
 	$(IN_VENV) ruff check

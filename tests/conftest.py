@@ -38,6 +38,11 @@ def pytest_addoption(parser):
         metavar="N",
         help="run N tests of Triton kernels, drawn by the seed, and not all of them",
     )
+    parser.addoption(
+        "--all-kernels",
+        action="store_true",
+        help="compile every Triton kernel for every architecture, not a sample; takes hours",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -48,7 +53,8 @@ def pytest_configure(config):
 
 
 def pytest_report_header(config):
-    return f"inputs: --seed={config.option.seed}"
+    kernels = "all" if config.option.all_kernels else "a sample; --all-kernels compiles all"
+    return [f"inputs: --seed={config.option.seed}", f"compiled kernels: {kernels}"]
 
 
 def pytest_collection_modifyitems(config, items):

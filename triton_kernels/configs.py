@@ -236,16 +236,24 @@ OF_SEQUENCES_ON_BLACKWELL = OF_SEQUENCES | {
 }
 # mma.sync as on Ampere, but other passes of the compiler: some kernels take more registers.
 GEFORCE_BLACKWELL = AMPERE | {
+    64: replace(AMPERE[64], backward_keys={"": Config(32, 128, 8, 2)}),
     128: replace(
         AMPERE[128],
-        forward={"log1p_square": Config(128, 32, 8, 2), **AMPERE[128].forward},
-        backward_queries={
-            "linear float16, cumulative, log1p_square": Config(128, 16, 8),
-            "noncausal, window, plan": Config(128, 16, 8),
-            "": Config(128, 32, 8, 2),
+        forward={
+            "noncausal, window": Config(64, 32, 4, 2),
+            "log1p_square": Config(128, 32, 8, 2),
+            "": Config(64, 64, 4, 2),
         },
-        backward_keys={"cumulative trained": Config(16, 16, 8), **AMPERE[128].backward_keys},
-    )
+        backward_queries={
+            "log1p_square, noncausal, window": Config(128, 16, 8),
+            "": Config(128, 32, 8, 2, ahead=True),
+        },
+        backward_keys={
+            "cumulative gain trained": Config(16, 64, 8),
+            "cumulative trained": Config(16, 64, 8, ahead=True),
+            **AMPERE[128].backward_keys,
+        },
+    ),
 }
 OF_SEQUENCES_ON_GEFORCE_BLACKWELL = OF_SEQUENCES_ON_AMPERE
 SINGLE = {
