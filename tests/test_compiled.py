@@ -24,6 +24,7 @@ import instructions
 compiled = pytest.importorskip("compiled", reason="needs Triton")
 compiled_sample = pytest.importorskip("compiled_sample", reason="needs Triton")
 
+pytestmark = pytest.mark.compiles
 BENCH = Path(__file__).parents[1] / "bench"
 # KiB that a block may use, of every architecture that is compiled for.
 SHARED_MEMORY = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
