@@ -10,6 +10,7 @@ Access access_of(const Warp& w, int lane, bool is_strong) {
     access.lane = static_cast<uint8_t>(lane);
     access.is_strong = is_strong;
     access.instruction = w.pc();
+    access.serial = w.block.cluster.ticks;
     return access;
 }
 
@@ -37,7 +38,7 @@ void write_shared(const Warp& w, int lane, uint64_t address, uint32_t size, cons
                   const Access& access) {
     const uint32_t offset = shared_offset(w, lane, address, size);
     SharedMemory& shared = w.block.cluster.block_of(w, address, lane).shared;
-    w.require(shared.write(offset, size, access), lane, address);
+    w.require(shared.write(offset, size, access, data), lane, address);
     std::copy_n(data, size, shared.data() + offset);
 }
 

@@ -55,6 +55,20 @@ Next move_predicate(Warp& w, const Instruction& i) {
     return Next::kFollowing;
 }
 
+// Compilers copy registers between wgmma.fence and a product, and the assembler makes them one
+// register: so a copy is as much ordered by a fence as what it copies.
+void copy_fence_state(Warp& w, const Instruction& i) {
+    const auto is_unfenced = [&](const Operand& o) {
+        return o.kind == Operand::Kind::kRegister && w.unfenced[o.number];
+    };
+    bool unfenced = is_unfenced(i[1]);
+    for (const Operand& element : i[1].elements) unfenced |= is_unfenced(element);
+    if (i[0].kind == Operand::Kind::kRegister) w.unfenced[i[0].number] = unfenced;
+    for (const Operand& element : i[0].elements) {
+        if (element.kind == Operand::Kind::kRegister) w.unfenced[element.number] = unfenced;
+    }
+}
+
 template <class U>
 Next move(Warp& w, const Instruction& i) {
     const Operand& source = i[1];
@@ -88,6 +102,7 @@ Next move(Warp& w, const Instruction& i) {
     } else {
         w.set(i[0], w.bits<U>(source));
     }
+    if (i.uses_wgmma_registers) copy_fence_state(w, i);
     return Next::kFollowing;
 }
 

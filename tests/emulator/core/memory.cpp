@@ -89,17 +89,6 @@ Next load(Warp& w, const Instruction& i) {
     return Next::kFollowing;
 }
 
-// Several lanes may write the same to one address at once.
-bool repeats_an_earlier_lane(const Lanes<uint64_t>& addresses,
-                             const std::vector<Lanes<uint64_t>>& values, int lane, Mask active) {
-    for (int l = 0; l < lane; ++l) {
-        if (!(active >> l & 1) || addresses[l] != addresses[lane]) continue;
-        return std::all_of(values.begin(), values.end(),
-                           [&](const auto& v) { return v[l] == v[lane]; });
-    }
-    return false;
-}
-
 Next store(Warp& w, const Instruction& i) {
     const auto size = static_cast<uint32_t>(i.setting[1]), n = static_cast<uint32_t>(i.setting[2]);
     const bool is_strong = i.setting[3];
@@ -110,9 +99,11 @@ Next store(Warp& w, const Instruction& i) {
         w.fault(kind::kUnsupported, "as many registers as elements are needed");
     std::vector<Lanes<uint64_t>> values;
     for (const Operand* source : sources) values.push_back(w.bits<uint64_t>(*source));
-    for (int l = 0; l < kLanes; ++l) {
-        if (!(w.active >> l & 1) || repeats_an_earlier_lane(addresses, values, l, w.active))
-            continue;
+    // Where several lanes write to one address, which of them is last is not specified.
+    const int turned = w.block.cluster.random() & 1 ? kLanes - 1 : 0;
+    for (int turn = 0; turn < kLanes; ++turn) {
+        const int l = turn ^ turned;
+        if (!(w.active >> l & 1)) continue;
         uint8_t bytes[64];
         for (uint32_t e = 0; e < n; ++e) std::memcpy(bytes + e * size, &values[e][l], size);
         auto [space, address] = std::pair{space_of(i), addresses[l]};

@@ -104,8 +104,15 @@ struct Program {
     int granule_shift = 4;  // log2 of the smallest access to shared memory, in bytes
 
     void add(Instruction instruction);
-    // After the last instruction: finds the registers that asynchronous products use.
+    // After the last instruction: finds the registers that asynchronous products use, and those
+    // that no instruction writes.
     void finish();
+
+    // Compilers name these where any value will do, as in the half of a register that is ignored.
+    std::vector<Operand> never_written;
+
+private:
+    void find_never_written();
 };
 
 // Every decoder, by the first part of the opcode.

@@ -11,6 +11,13 @@ Warp::Warp(Block& block, int index, Mask lanes)
     accumulating.resize(program.register_count);
     feeding.resize(program.register_count);
     unfenced.resize(program.register_count);
+    for (const Operand& r : program.never_written) {
+        const size_t bytes = r.width == 1 ? sizeof(Mask) : kLanes * (r.width / 8);
+        for (size_t n = 0; n < bytes; ++n) {
+            registers_[r.offset + n] = static_cast<uint8_t>(block.cluster.random());
+        }
+        defined_[r.number] = kAllLanes;
+    }
     fragments_.push_back({0, lanes, {}});
     known.seen.set(block.agent_of_warp(index), 1);
 }
@@ -57,6 +64,7 @@ void Warp::step(Fragment& f) {
     const Instruction& i = launch.program.code[f.pc];
     fragment = &f;
     active = f.lanes;
+    ++block.cluster.ticks;
     if (i.guard.kind == Operand::Kind::kRegister) active &= predicate(i.guard);
     const bool resumed = f.wait.kind != Wait::Kind::kNone;
     if (!resumed) {
