@@ -45,8 +45,6 @@ enum class Next { kFollowing, kAgain };
 
 using Execute = Next (*)(Warp&, const Instruction&);
 
-enum class Rounding { kNearest, kZero, kDown, kUp, kAway };
-
 struct Instruction {
     std::vector<std::string> opcode;  // between the dots
     Operand guard;
