@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from biased_flash_attn import backends, biased_flash_attn
+from biased_flash_attn import biased_flash_attn
 from cases import (
     FORMS,
     LAYOUTS,
@@ -323,11 +323,3 @@ def test_tensors_elsewhere_are_refused():
     x = torch.zeros(1, 1, 2, 16, device="meta")
     with pytest.raises(ValueError, match=r"^backend='triton' needs tensors on .*; q is on meta"):
         biased_flash_attn(x, x, x, backend="triton")
-
-
-def test_unless_named_the_reference_runs_and_says_so(monkeypatch):
-    """On a GPU; the device here is one that the kernels are made to believe in."""
-    monkeypatch.setattr(backends, "_refusal_of_triton", lambda q: "")
-    with pytest.warns(UserWarning, match=r"O\(N\^2\) memory: backend='triton' names") as warned:
-        assert backends.choose(torch.zeros(1, 1, 2, 16, device="meta"), None) == "reference"
-    assert len(warned) == 1

@@ -13,7 +13,7 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from .launch import Counts, launch
+from .execution import Counts, launch
 from .parser import Kernel, parse
 
 SCRATCH_ALIGNMENT = 128

@@ -25,7 +25,8 @@ Block::Block(Cluster& cluster, uint32_t rank, Dim index)
     warps.reserve(n_warps_);
     for (uint32_t w = 0; w < n_warps_; ++w) {
         const uint32_t lanes = std::min<uint32_t>(kLanes, threads - w * kLanes);
-        warps.emplace_back(*this, static_cast<int>(w), lanes == kLanes ? kAllLanes : (1u << lanes) - 1);
+        warps.emplace_back(*this, static_cast<int>(w),
+                           lanes == kLanes ? kAllLanes : (1u << lanes) - 1);
     }
     warp_groups.resize((n_warps_ + 3) / 4);
 }
@@ -37,20 +38,15 @@ uint32_t Block::linear_index() const {
 
 bool Block::is_over(const Wait& wait) {
     switch (wait.kind) {
-        case Wait::Kind::kNone:
-            return true;
-        case Wait::Kind::kBarrier:
-            return barriers[wait.key].phase != wait.phase;
-        case Wait::Kind::kCluster:
-            return cluster.phase != wait.phase;
+        case Wait::Kind::kNone: return true;
+        case Wait::Kind::kBarrier: return barriers[wait.key].phase != wait.phase;
+        case Wait::Kind::kCluster: return cluster.phase != wait.phase;
         case Wait::Kind::kMBarrier: {
             const auto found = mbarriers.find(static_cast<uint32_t>(wait.key));
             return found == mbarriers.end() || (found->second.phase & 1) != wait.phase;
         }
-        case Wait::Kind::kWarpGroup:
-            return warp_groups[wait.key].phase != wait.phase;
-        case Wait::Kind::kOtherLanes:
-            return false;
+        case Wait::Kind::kWarpGroup: return warp_groups[wait.key].phase != wait.phase;
+        case Wait::Kind::kOtherLanes: return false;
     }
     return false;
 }

@@ -79,21 +79,22 @@ struct Product {
 };
 
 class Warp {
-   public:
+public:
     Warp(Block& block, int index, Mask lanes);
 
     Block& block;
     const int index;
     Knowledge known;
-    Mask active = 0;                 // lanes that execute the current instruction
-    Fragment* fragment = nullptr;    // that they belong to
-    std::vector<uint8_t> local;      // local memory of all lanes, lane after lane
+    Mask active = 0;               // lanes that execute the current instruction
+    Fragment* fragment = nullptr;  // that they belong to
+    std::vector<uint8_t> local;    // local memory of all lanes, lane after lane
     std::vector<bool> local_written;
 
     bool is_done() const { return fragments_.empty(); }
     Mask alive() const;
     bool is_runnable() const;
-    // Executes up to `quantum` instructions that other warps can notice. False where none could run.
+    // Executes up to `quantum` instructions that other warps can notice. False where none could
+    // run.
     bool run(int quantum);
     std::string where() const;
     [[noreturn]] void fault_where_it_waits(const char* kind, const std::string& message);
@@ -143,7 +144,7 @@ class Warp {
     std::vector<uint32_t> copy_groups, bulk_groups;
     uint64_t cluster_arrival = 0;  // the phase of the cluster's barrier that it arrived in
 
-   private:
+private:
     friend class Block;
 
     Fragment* next_fragment();
@@ -162,7 +163,7 @@ struct NamedBarrier {
     uint64_t phase = 0;
     uint32_t arrived = 0, expected = 0;
     Knowledge arriving, complete;
-    uint32_t yes = 0, votes = 0;          // what bar.red counts
+    uint32_t yes = 0, votes = 0;              // what bar.red counts
     uint32_t final_yes = 0, final_votes = 0;  // in the phase that is over
 };
 
@@ -189,7 +190,7 @@ struct WarpGroup {
 };
 
 class Block {
-   public:
+public:
     Block(Cluster& cluster, uint32_t rank, Dim index);
 
     Cluster& cluster;
@@ -220,14 +221,14 @@ class Block {
     void arrive(MBarrier& barrier, const Knowledge& known, uint32_t count);
     void add_transactions(MBarrier& barrier, int64_t bytes);
 
-   private:
+private:
     uint32_t n_warps_, base_agent_;
 
     void complete_phase_if_due(MBarrier& barrier);
 };
 
 class Cluster {
-   public:
+public:
     Cluster(Launch& launch, Dim index);
 
     Launch& launch;
@@ -248,7 +249,7 @@ class Cluster {
     Block& block_of(const Warp& warp, uint64_t shared_address, int lane);
     uint32_t warps_per_block() const { return (launch.block.count() + kLanes - 1) / kLanes; }
 
-   private:
+private:
     uint32_t next_agent_;
 };
 

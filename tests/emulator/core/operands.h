@@ -39,10 +39,8 @@ Lanes<U> Warp::bits(const Operand& o) const {
             }
             return out;
         }
-        case Operand::Kind::kInteger:
-            return filled(static_cast<U>(o.value));
-        case Operand::Kind::kShared:
-            return filled(static_cast<U>(block.shared_base() + o.value));
+        case Operand::Kind::kInteger: return filled(static_cast<U>(o.value));
+        case Operand::Kind::kShared: return filled(static_cast<U>(block.shared_base() + o.value));
         case Operand::Kind::kParameter:
             return filled(static_cast<U>(
                 reinterpret_cast<uint64_t>(block.cluster.launch.parameters.data()) + o.value));
@@ -51,10 +49,8 @@ Lanes<U> Warp::bits(const Operand& o) const {
             for (int l = 0; l < kLanes; ++l) out[l] = static_cast<U>(wide[l]);
             return out;
         }
-        case Operand::Kind::kSink:
-            return filled(U{0});
-        default:
-            fault(kind::kUnsupported, "operand of a kind that is not read here");
+        case Operand::Kind::kSink: return filled(U{0});
+        default: fault(kind::kUnsupported, "operand of a kind that is not read here");
     }
 }
 

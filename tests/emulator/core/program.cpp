@@ -46,10 +46,10 @@ std::string Modifiers::take_any(std::initializer_list<const char*> names) {
 
 void Modifiers::skip_hints() {
     std::erase_if(rest_, [](const std::string& part) {
-        static const std::set<std::string> hints = {"weak", "relaxed", "acquire", "release", "acq_rel",
-                                                    "sc",   "gpu",     "cta",     "sys",     "cluster",
-                                                    "nc",   "ca",      "cg",      "cs",      "lu",
-                                                    "cv",   "wb",      "wt",      "volatile"};
+        static const std::set<std::string> hints = {
+            "weak", "relaxed", "acquire", "release", "acq_rel", "sc", "gpu",
+            "cta",  "sys",     "cluster", "nc",      "ca",      "cg", "cs",
+            "lu",   "cv",      "wb",      "wt",      "volatile"};
         return hints.contains(part) || part.starts_with("L1::") || part.starts_with("L2::");
     });
 }
@@ -83,9 +83,10 @@ int bytes_of(const std::string& type) {
 const Decoders& decoders() {
     static const Decoders all = [] {
         Decoders made;
-        for (auto add : {add_arithmetic, add_bitwise, add_conversions, add_approximations, add_memory,
-                         add_atomics, add_control, add_barriers, add_warp_exchanges, add_async_copies,
-                         add_tensor_copies, add_matrix_loads, add_mma, add_wgmma, add_tcgen05}) {
+        for (auto add :
+             {add_arithmetic, add_bitwise, add_conversions, add_approximations, add_memory,
+              add_atomics, add_control, add_barriers, add_warp_exchanges, add_async_copies,
+              add_tensor_copies, add_matrix_loads, add_mma, add_wgmma, add_tcgen05}) {
             add(made);
         }
         return made;

@@ -73,8 +73,9 @@ struct Instruction {
 
 // Reads the modifiers of an opcode one by one; what is left over is not supported.
 class Modifiers {
-   public:
-    explicit Modifiers(const std::vector<std::string>& parts) : rest_(parts.begin() + 1, parts.end()) {}
+public:
+    explicit Modifiers(const std::vector<std::string>& parts)
+        : rest_(parts.begin() + 1, parts.end()) {}
 
     bool take(const std::string& name);
     // The first modifier among these that is there, or "".
@@ -88,7 +89,7 @@ class Modifiers {
     bool has(const std::string& name) const;
     bool empty() const { return rest_.empty(); }
 
-   private:
+private:
     std::vector<std::string> rest_;
 };
 
@@ -112,7 +113,7 @@ struct Program {
     // Compilers name these where any value will do, as in the half of a register that is ignored.
     std::vector<Operand> never_written;
 
-   private:
+private:
     void find_never_written();
 };
 

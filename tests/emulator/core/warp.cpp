@@ -64,6 +64,7 @@ void Warp::step(Fragment& f) {
     const Instruction& i = launch.program.code[f.pc];
     fragment = &f;
     active = f.lanes;
+    ++block.cluster.ticks;
     if (i.guard.kind == Operand::Kind::kRegister) active &= predicate(i.guard);
     const bool resumed = f.wait.kind != Wait::Kind::kNone;
     if (!resumed) {
@@ -81,7 +82,8 @@ void Warp::step(Fragment& f) {
     Next next = Next::kFollowing;
     if (active) {
         if (i.is_aligned && active != alive()) {
-            if (fragments_.size() == 1) fault(kind::kDivergence, "not all lanes of the warp are here");
+            if (fragments_.size() == 1)
+                fault(kind::kDivergence, "not all lanes of the warp are here");
             next = suspend(Wait::Kind::kOtherLanes, 0, 0);
         } else {
             if (i.uses_wgmma_registers && !products.empty()) check_registers(i);
@@ -158,7 +160,8 @@ void Warp::check_registers(const Instruction& i) const {
     if (i.is_product) return;  // products of one shape may follow one another
     for (uint16_t r : i.registers) {
         if (accumulating[r] || feeding[r]) {
-            fault(kind::kInFlight, "a register of a wgmma that is not known to be complete is used");
+            fault(kind::kInFlight,
+                  "a register of a wgmma that is not known to be complete is used");
         }
     }
 }

@@ -38,32 +38,28 @@ enum Mode { kUp, kDown, kButterfly, kIndex };
 
 Next shuffle(Warp& w, const Instruction& i) {
     return among_members(w, i[4], [&] {
-        const auto value = w.bits<uint32_t>(i[1]), by = w.bits<uint32_t>(i[2]), clamp = w.bits<uint32_t>(i[3]);
+        const auto value = w.bits<uint32_t>(i[1]), by = w.bits<uint32_t>(i[2]),
+                   clamp = w.bits<uint32_t>(i[3]);
         Lanes<uint32_t> out;
         Mask in_range = 0;
         for (int l = 0; l < kLanes; ++l) {
             if (!(w.active >> l & 1)) continue;
-            const int segment = static_cast<int>(clamp[l] >> 8 & 31), limit = static_cast<int>(clamp[l] & 31);
+            const int segment = static_cast<int>(clamp[l] >> 8 & 31),
+                      limit = static_cast<int>(clamp[l] & 31);
             const int low = l & segment, high = low | (limit & ~segment);
             const int b = static_cast<int>(by[l] & 31);
             int source = l;
             bool is_in = false;
             switch (i.setting[0]) {
-                case kUp:
-                    source = l - b, is_in = source >= high;
-                    break;
-                case kDown:
-                    source = l + b, is_in = source <= high;
-                    break;
-                case kButterfly:
-                    source = l ^ b, is_in = source <= high;
-                    break;
-                default:
-                    source = low | (b & ~segment), is_in = source <= high;
+                case kUp: source = l - b, is_in = source >= high; break;
+                case kDown: source = l + b, is_in = source <= high; break;
+                case kButterfly: source = l ^ b, is_in = source <= high; break;
+                default: source = low | (b & ~segment), is_in = source <= high;
             }
             if (!is_in) source = l;
             if (!(w.active >> source & 1)) {
-                w.fault(kind::kDivergence, "shfl reads lane " + std::to_string(source) + ", which is not here", l);
+                w.fault(kind::kDivergence,
+                        "shfl reads lane " + std::to_string(source) + ", which is not here", l);
             }
             out[l] = value[source];
             in_range |= static_cast<Mask>(is_in) << l;
@@ -77,7 +73,10 @@ Next shuffle(Warp& w, const Instruction& i) {
 Execute decode_shfl(Modifiers& m, Instruction& i) {
     m.take("sync");
     const std::string mode = m.take_any({"up", "down", "bfly", "idx"});
-    i.setting[0] = mode == "up" ? kUp : mode == "down" ? kDown : mode == "bfly" ? kButterfly : kIndex;
+    i.setting[0] = mode == "up"     ? kUp
+                   : mode == "down" ? kDown
+                   : mode == "bfly" ? kButterfly
+                                    : kIndex;
     return m.type() == "b32" && i.size() == 5 ? shuffle : nullptr;
 }
 
@@ -85,17 +84,10 @@ Next vote(Warp& w, const Instruction& i) {
     return among_members(w, i[2], [&] {
         const Mask yes = w.predicate(i[1]) & w.active;
         switch (i.setting[0]) {
-            case 0:
-                w.set(i[0], filled(yes));
-                break;
-            case 1:
-                w.set_predicate(i[0], yes == w.active ? kAllLanes : 0);
-                break;
-            case 2:
-                w.set_predicate(i[0], yes ? kAllLanes : 0);
-                break;
-            default:
-                w.set_predicate(i[0], yes == w.active || !yes ? kAllLanes : 0);
+            case 0: w.set(i[0], filled(yes)); break;
+            case 1: w.set_predicate(i[0], yes == w.active ? kAllLanes : 0); break;
+            case 2: w.set_predicate(i[0], yes ? kAllLanes : 0); break;
+            default: w.set_predicate(i[0], yes == w.active || !yes ? kAllLanes : 0);
         }
     });
 }
@@ -155,19 +147,27 @@ Next reduce(Warp& w, const Instruction& i) {
 
 struct Sum {
     template <class T>
-    T operator()(T a, T b, const Instruction&) const { return a + b; }
+    T operator()(T a, T b, const Instruction&) const {
+        return a + b;
+    }
 };
 struct And {
     template <class T>
-    T operator()(T a, T b, const Instruction&) const { return a & b; }
+    T operator()(T a, T b, const Instruction&) const {
+        return a & b;
+    }
 };
 struct Or {
     template <class T>
-    T operator()(T a, T b, const Instruction&) const { return a | b; }
+    T operator()(T a, T b, const Instruction&) const {
+        return a | b;
+    }
 };
 struct Xor {
     template <class T>
-    T operator()(T a, T b, const Instruction&) const { return a ^ b; }
+    T operator()(T a, T b, const Instruction&) const {
+        return a ^ b;
+    }
 };
 // setting[0]: of absolute values; setting[1]: NaN is the result where there is one.
 template <bool Max>
@@ -223,7 +223,9 @@ Next active_mask(Warp& w, const Instruction& i) {
     return Next::kFollowing;
 }
 
-Execute decode_activemask(Modifiers& m, Instruction&) { return m.take("b32") ? active_mask : nullptr; }
+Execute decode_activemask(Modifiers& m, Instruction&) {
+    return m.take("b32") ? active_mask : nullptr;
+}
 
 }  // namespace
 
