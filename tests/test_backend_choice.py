@@ -29,7 +29,7 @@ def gpu(monkeypatch):
     def make(major: int = 9, minor: int = 0, version: str = "3.7.0") -> None:
         properties = SimpleNamespace(major=major, minor=minor)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-        monkeypatch.setattr(backends, "_TRITON_KERNELS", SimpleNamespace(INTERPRETED=False))
+        monkeypatch.setattr(backends, "_TRITON_KERNELS", SimpleNamespace(DEVICE_TYPE="cuda"))
         monkeypatch.setattr(triton, "__version__", version)
 
     return make

@@ -62,7 +62,7 @@ def report() -> list[Report]:
 def _report_triton() -> Report:
     if _TRITON_KERNELS is None:
         return Report("triton", False, _TRITON_KERNELS_MISSING)
-    if _TRITON_KERNELS.INTERPRETED:
+    if _TRITON_KERNELS.DEVICE_TYPE == "cpu":
         return Report("triton", True, "interpreted on the CPU, for tests: TRITON_INTERPRET is set")
     if not torch.cuda.is_available():
         return Report("triton", False, "torch finds no GPU, or is a build without GPUs")
@@ -122,10 +122,10 @@ def _refusal_of_triton(q: Tensor) -> str:
         return f"is not available: {_TRITON_KERNELS_MISSING}"
     if q.dtype == torch.float64:
         return "has no float64; q may be float32, bfloat16 or float16"
-    device = "cpu" if _TRITON_KERNELS.INTERPRETED else "cuda"
+    device = _TRITON_KERNELS.DEVICE_TYPE
     if q.device.type != device:
         return f"needs tensors on {device}; q is on {q.device}"
-    return "" if _TRITON_KERNELS.INTERPRETED else _refusal_of_compiler(q.device.index)
+    return _refusal_of_compiler(q.device.index) if device == "cuda" else ""
 
 
 # Neither the installed Triton nor the GPU of an index changes: torch.compile need not look again.

@@ -55,7 +55,9 @@ class Device:
         for name, type_ in compiled.src.signature.items():
             values += leaves(type_, arguments[name])
         programs = grid[0] * grid[1] * grid[2]
-        scratch = torch.empty(compiled.metadata.global_scratch_size * programs + SCRATCH_ALIGNMENT, dtype=torch.uint8)
+        scratch = torch.empty(
+            compiled.metadata.global_scratch_size * programs + SCRATCH_ALIGNMENT, dtype=torch.uint8
+        )
         hidden = len(kernel.parameters) - len(values)
         values += [scratch, scratch][:hidden]
         counts = launch(
@@ -81,12 +83,11 @@ def leaves(type_, value) -> list:
 
 
 @contextlib.contextmanager
-def triton_device(arch: int, seed: int = 0) -> Iterator[Device]:
-    """Within the block Triton's launches are executed for this architecture, on CPU tensors.
+def installed(device: Device) -> Iterator[Device]:
+    """Within the block Triton's launches are executed by the device, on CPU tensors.
 
     Nothing is assembled to machine code, so what is compiled is cached apart.
     """
-    device = Device(arch, seed)
     before = driver._active
     compile_and_launch, assemble = JITFunction.run, CUDABackend.make_cubin
     cache = triton.knobs.cache.dir
@@ -109,3 +110,8 @@ def triton_device(arch: int, seed: int = 0) -> Iterator[Device]:
         JITFunction.run, CUDABackend.make_cubin = compile_and_launch, assemble
         triton.knobs.cache.dir = cache
         driver._active = before
+
+
+def triton_device(arch: int, seed: int = 0):
+    """`installed` for a new device of an architecture, as a context manager."""
+    return installed(Device(arch, seed))
