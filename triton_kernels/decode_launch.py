@@ -15,9 +15,9 @@ from triton.language import constexpr
 from ..sequences import empty_rows
 from .decode import attn_decode_kernel, attn_decode_merge_kernel
 from .decode_choice import attn_choose_kernel
-from .launching import OPTIONS, processor, where_the_tensors_are
+from .launching import OPTIONS, where_the_tensors_are
 from .operands import Bias, Rows, per_head, rows
-from .primitives import LOG2E
+from .primitives import INTERPRETED, LOG2E
 
 _MOST_KEYS, _TILE_BYTES = 64, 2**14  # of a tile, which has no more registers
 _MOST_CHOICES = 32  # tiles of which it is decided at a time
@@ -147,7 +147,7 @@ def _bounds(bounds: list[Tensor | None], form: str) -> list[Rows | None]:
 
 def _parts(programs: int, tiles: int) -> int:
     """How many parts the keys of a sequence are cut into; their length need not be known here."""
-    if processor() == "interpreter":
+    if INTERPRETED:
         return _INTERPRETED_PARTS
     wanted = triton.cdiv(_PROGRAMS, programs)
     return max(1, min(wanted, tiles // _LEAST_TILES, _MOST_PARTS))

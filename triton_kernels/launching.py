@@ -1,4 +1,4 @@
-"""How kernels are launched: with which options, and on which GPU."""
+"""How kernels are launched: with which options, and on which device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from functools import wraps
 
 import torch
 from torch import Tensor
-from triton.runtime import driver
 
 from .primitives import INTERPRETED
 
@@ -24,8 +23,3 @@ def where_the_tensors_are(call):
             return call(x, *rest)
 
     return on_device
-
-
-def processor() -> int | str:
-    """The architecture, as Triton names it: 90 for Hopper."""
-    return "interpreter" if INTERPRETED else driver.active.get_current_target().arch

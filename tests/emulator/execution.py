@@ -101,12 +101,10 @@ def launch(
         raise ValueError(
             f"{kernel.name} takes {len(kernel.parameters)} arguments, not {len(arguments)}"
         )
-    accessible = [
-        spans(x) for x in (*arguments, *memory) if isinstance(x, (torch.Tensor, np.ndarray))
-    ]
-    accessible += [
-        (x.ctypes.data, x.nbytes, writable) for x, writable in kernel.module.variables.values()
-    ]
+    tensors = [x for x in (*arguments, *memory) if isinstance(x, (torch.Tensor, np.ndarray))]
+    accessible = [span(x) for x in tensors]
+    variables = kernel.module.variables.values()
+    accessible += [(x.ctypes.data, x.nbytes, is_writable) for x, is_writable in variables]
     end = max((p.offset + p.size for p in kernel.parameters), default=0)
     encoded = bytearray(end)
     for parameter, argument in zip(kernel.parameters, arguments, strict=True):

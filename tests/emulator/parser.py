@@ -134,9 +134,8 @@ class Variable:
 
 def _variable(text: str) -> Variable | None:
     # Directives of the module that end without a semicolon stand before it.
-    text = text[
-        max(text.rfind("\n.", 0, text.find("=") if "=" in text else len(text)), 0) :
-    ].strip()
+    declared = text.partition("=")[0]
+    text = text[max(declared.rfind("\n."), 0) :].strip()
     found = _VARIABLE.search(text)
     if not found:
         return None
@@ -176,10 +175,9 @@ def _kernel(module, head, body, line, sources, shared) -> Kernel:
     name = re.search(r"\.entry\s+([\w$]+)", head)[1]
     parameters, symbols = _parameters(head)
     statements = list(_statements(body, line, sources))
-    variables = {
-        s.text: _variable(s.text) for s in statements if s.text.startswith((".shared", ".local"))
-    }
-    for variable in variables.values():
+    declared = [s.text for s in statements if s.text.startswith((".shared", ".local"))]
+    variables = [_variable(text) for text in declared]
+    for variable in variables:
         if variable.space == "shared":
             shared[variable.name] = variable
     static = 0
@@ -188,7 +186,7 @@ def _kernel(module, head, body, line, sources, shared) -> Kernel:
         symbols[variable.name] = "shared", static
         static += variable.size
     local = 0
-    for variable in variables.values():
+    for variable in variables:
         if variable.space == "local":
             local = -(-local // variable.align) * variable.align
             symbols[variable.name] = "integer", local

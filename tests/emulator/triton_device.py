@@ -16,8 +16,6 @@ from triton.runtime.jit import JITFunction
 from .execution import Counts, launch
 from .parser import Kernel, parse
 
-SCRATCH_ALIGNMENT = 128
-
 
 class Device:
     """Stands in for Triton's driver of a GPU, and runs what is launched on it.
@@ -51,21 +49,18 @@ class Device:
         if kernel is None:
             (kernel,) = parse(compiled.asm["ptx"]).kernels.values()
             self.kernels[compiled.hash] = kernel
-        values, tensors = [], []
+        values = []
         for name, type_ in compiled.src.signature.items():
             values += leaves(type_, arguments[name])
         programs = grid[0] * grid[1] * grid[2]
-        scratch = torch.empty(
-            compiled.metadata.global_scratch_size * programs + SCRATCH_ALIGNMENT, dtype=torch.uint8
-        )
-        hidden = len(kernel.parameters) - len(values)
-        values += [scratch, scratch][:hidden]
+        # Kernels have pointers to scratch memory behind their own arguments.
+        scratch = torch.empty(compiled.metadata.global_scratch_size * programs, dtype=torch.uint8)
+        values += [scratch] * (len(kernel.parameters) - len(values))
         counts = launch(
             kernel,
             grid,
             values,
             shared_bytes=compiled.metadata.shared,
-            memory=tensors,
             seed=self.seed,
         )
         self.launches[kernel.name] += 1
