@@ -57,6 +57,8 @@ struct Instruction {
     bool is_aligned = false;
     bool is_visible = false;  // to other warps: the scheduler may interrupt here
     bool is_product = false;  // wgmma.mma_async
+    // It only computes: registers that were not written matter where its result is used.
+    bool passes_unknown = false;
     bool uses_wgmma_registers = false;
     // What the modifiers say; each decoder documents its own use of `setting`.
     bool flush = false, saturate = false;
