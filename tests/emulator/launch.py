@@ -12,6 +12,7 @@ import torch
 
 from . import _core
 from .parser import Kernel, Parameter
+from .tensor_map import TensorMap
 
 _FORMATS = {"f32": "<f", "f64": "<d"}
 
@@ -70,17 +71,19 @@ def launch(
     block: Sequence[int] | None = None,
     shared_bytes: int = 0,
     cluster: Sequence[int] | None = None,
-    memory: Sequence[torch.Tensor | np.ndarray] = (),
+    memory: Sequence[torch.Tensor | np.ndarray | TensorMap] = (),
     seed: int = 0,
 ) -> Counts:
     """Runs the kernel over the grid.
 
     Args:
         arguments: tensors and arrays for pointers, which make their memory accessible; integers and
-            floats for scalars; bytes for structures.
+            floats for scalars; tensor maps, which make their tensors accessible; bytes for other
+            structures.
         block: threads of a block; what the kernel requires, where it is left out.
         shared_bytes: dynamic shared memory.
-        memory: what the kernel may access beside its arguments.
+        memory: what the kernel may access beside its arguments: tensors, arrays, and the tensors of
+            tensor maps.
         seed: chooses the interleaving of warps, when asynchronous work lands, and the errors of
             approximate instructions.
 
@@ -92,7 +95,7 @@ def launch(
         raise ValueError(f"{kernel.name} requires no number of threads; pass block")
     if len(arguments) != len(kernel.parameters):
         raise ValueError(f"{kernel.name} takes {len(kernel.parameters)} arguments, not {len(arguments)}")
-    accessible = [spans(x) for x in (*arguments, *memory) if isinstance(x, (torch.Tensor, np.ndarray))]
+    accessible = [spans(x) for x in (*arguments, *memory) if isinstance(x, (torch.Tensor, np.ndarray, TensorMap))]
     accessible += [(x.ctypes.data, x.nbytes, writable) for x, writable in kernel.module.variables.values()]
     end = max((p.offset + p.size for p in kernel.parameters), default=0)
     encoded = bytearray(end)
@@ -114,8 +117,10 @@ def launch(
     return Counts(kernel, np.array(rows, np.int64).reshape(-1, 4))
 
 
-def spans(x: torch.Tensor | np.ndarray) -> tuple[int, int, bool]:
+def spans(x: torch.Tensor | np.ndarray | TensorMap) -> tuple[int, int, bool]:
     """Where the memory of a tensor begins, its bytes, and whether it may be written."""
+    if isinstance(x, TensorMap):
+        x = x.tensor
     if isinstance(x, torch.Tensor):
         storage = x.untyped_storage()
         return storage.data_ptr(), storage.nbytes(), True
@@ -123,6 +128,8 @@ def spans(x: torch.Tensor | np.ndarray) -> tuple[int, int, bool]:
 
 
 def encode(parameter: Parameter, argument) -> bytes:
+    if isinstance(argument, TensorMap):
+        argument = bytes(argument)
     if isinstance(argument, bytes):
         if len(argument) != parameter.size:
             raise ValueError(f"a parameter of {parameter.size} bytes cannot hold {len(argument)}")

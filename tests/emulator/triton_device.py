@@ -12,9 +12,11 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .launch import Counts, launch
 from .parser import Kernel, parse
+from .tensor_map import TF32, TensorMap
 
 SCRATCH_ALIGNMENT = 128
 
@@ -51,11 +53,13 @@ class Device:
         if kernel is None:
             (kernel,) = parse(compiled.asm["ptx"]).kernels.values()
             self.kernels[compiled.hash] = kernel
-        values, tensors = [], []
+        values = []
+        descriptors = iter(compiled.metadata.tensordesc_meta or ())
         for name, type_ in compiled.src.signature.items():
-            values += leaves(type_, arguments[name])
+            values += leaves(type_, arguments[name], descriptors)
         programs = grid[0] * grid[1] * grid[2]
         scratch = torch.empty(compiled.metadata.global_scratch_size * programs + SCRATCH_ALIGNMENT, dtype=torch.uint8)
+        scratch = scratch[-scratch.data_ptr() % SCRATCH_ALIGNMENT :]
         hidden = len(kernel.parameters) - len(values)
         values += [scratch, scratch][:hidden]
         counts = launch(
@@ -63,7 +67,6 @@ class Device:
             grid,
             values,
             shared_bytes=compiled.metadata.shared,
-            memory=tensors,
             seed=self.seed,
         )
         self.launches[kernel.name] += 1
@@ -71,13 +74,34 @@ class Device:
         return counts
 
 
-def leaves(type_, value) -> list:
-    """What of an argument is passed to the compiled kernel."""
+def leaves(type_, value, descriptors: Iterator) -> list:
+    """What of an argument is passed to the compiled kernel.
+
+    descriptors: what the compiler chose for each tensor descriptor; none where the architecture has
+    no tensor maps.
+    """
     if type_ == "constexpr":
         return []
     if isinstance(type_, (tuple, list)):
-        return [leaf for t, v in zip(type_, value, strict=True) for leaf in leaves(t, v)]
+        return [leaf for t, v in zip(type_, value, strict=True) for leaf in leaves(t, v, descriptors)]
+    if isinstance(type_, str) and type_.startswith("tensordesc"):
+        return of_descriptor(value, next(descriptors, None))
     return [value]
+
+
+def of_descriptor(descriptor: TensorDescriptor, chosen: dict | None) -> list:
+    """The arguments that a tensor descriptor becomes."""
+    sizes = [*descriptor.shape, *descriptor.strides]
+    if chosen is None:
+        return [descriptor.base, *sizes, descriptor.padding == "nan", descriptor.round_f32_to_tf32, *sizes]
+    tensor_map = TensorMap(
+        descriptor.base.as_strided(descriptor.shape, descriptor.strides),
+        chosen["block_size"],
+        swizzle=(0, 32, 64, 128)[chosen["swizzle"]],
+        fill=descriptor.padding,
+        element=TF32 if descriptor.round_f32_to_tf32 else chosen["elem_type"],
+    )
+    return [tensor_map, *sizes]
 
 
 @contextlib.contextmanager
