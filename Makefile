@@ -28,7 +28,7 @@ test: $(INSTALLED)  ## the whole test suite
 lint: $(INSTALLED)  ## ruff and clang-format
 	$(IN_VENV) ruff check
 	$(IN_VENV) ruff format --check
-	$(IN_VENV) clang-format --dry-run -Werror $(KERNELS)
+	$(IN_VENV) clang-format --dry-run -Werror $(KERNELS) tests/emulator/core/*
 
 bench: $(INSTALLED)  ## time and memory against other ways to compute the same
 	$(IN_VENV) pytest bench -v --benchmark-quiet

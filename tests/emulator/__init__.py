@@ -11,7 +11,7 @@ from .build import load_core
 
 sys.modules[f"{__name__}._core"] = load_core()
 
-from .launch import Counts, Fault, launch  # noqa: E402
+from .execution import Counts, Fault, launch  # noqa: E402
 from .parser import Kernel, Module, parse  # noqa: E402
 from .tensor_map import TensorMap  # noqa: E402
 

@@ -14,7 +14,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from .launch import Counts, launch
+from .execution import Counts, launch
 from .parser import Kernel, parse
 from .tensor_map import TF32, TensorMap
 

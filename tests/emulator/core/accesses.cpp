@@ -10,6 +10,7 @@ Access access_of(const Warp& w, int lane, bool is_strong) {
     access.lane = static_cast<uint8_t>(lane);
     access.is_strong = is_strong;
     access.instruction = w.pc();
+    access.serial = w.block.cluster.ticks;
     return access;
 }
 
@@ -37,7 +38,7 @@ void write_shared(const Warp& w, int lane, uint64_t address, uint32_t size, cons
                   const Access& access) {
     const uint32_t offset = shared_offset(w, lane, address, size);
     SharedMemory& shared = w.block.cluster.block_of(w, address, lane).shared;
-    w.require(shared.write(offset, size, access), lane, address);
+    w.require(shared.write(offset, size, access, data), lane, address);
     std::copy_n(data, size, shared.data() + offset);
 }
 
@@ -47,8 +48,8 @@ void check_global(const Warp& w, int lane, uint64_t address, uint32_t size, bool
     const std::string refusal = memory.refusal(address, size, writes);
     const std::string what = writes ? "write of " : "read of ";
     if (!refusal.empty()) {
-        w.fault(kind::kOutOfBounds, what + std::to_string(size) + " bytes: the address " + refusal, lane,
-                address);
+        w.fault(kind::kOutOfBounds, what + std::to_string(size) + " bytes: the address " + refusal,
+                lane, address);
     }
     if (is_strong) return;
     const std::string conflict = memory.conflict(address, size, writes, w.block.linear_index());
@@ -92,7 +93,8 @@ std::pair<Space, uint64_t> resolved(uint64_t generic) {
 
 void require_aligned(const Warp& w, int lane, uint64_t address, uint32_t size) {
     if (address % size) {
-        w.fault(kind::kMisaligned, "address is no multiple of " + std::to_string(size), lane, address);
+        w.fault(kind::kMisaligned, "address is no multiple of " + std::to_string(size), lane,
+                address);
     }
 }
 
@@ -134,7 +136,8 @@ Space take_space(Modifiers& m) {
     if (m.take("local")) return Space::kLocal;
     if (m.take("const")) return Space::kConstant;
     if (m.take("param") || m.take("param::entry")) return Space::kParameter;
-    if (m.take("shared") || m.take("shared::cta") || m.take("shared::cluster")) return Space::kShared;
+    if (m.take("shared") || m.take("shared::cta") || m.take("shared::cluster"))
+        return Space::kShared;
     return Space::kGeneric;
 }
 

@@ -6,7 +6,8 @@ namespace {
 
 // Uniform in [-1, 1]: the same for the same operands in launches of one seed.
 double drawn(const Warp& w, const Instruction& i, float a, float b = 0) {
-    uint64_t x = std::bit_cast<uint32_t>(a) | static_cast<uint64_t>(std::bit_cast<uint32_t>(b)) << 32;
+    uint64_t x = std::bit_cast<uint32_t>(a) | static_cast<uint64_t>(std::bit_cast<uint32_t>(b))
+                                                  << 32;
     x ^= w.block.cluster.launch.seed * 0x9E3779B97F4A7C15 + static_cast<uint64_t>(i.setting[0]);
     for (int round = 0; round < 3; ++round) {
         x ^= x >> 31;
@@ -61,7 +62,8 @@ float approximate(const Warp& w, const Instruction& i, float x) {
     const double exact = F::exact(x);
     double error = (F::kBound - (kAbsolute<F> ? 0 : kOfRounding)) * drawn(w, i, x);
     if (!kAbsolute<F>) error *= exact;
-    if (std::is_same_v<F, Log2> && x > 0.5f && x < 2) error = (F::kBound - kOfRounding) * drawn(w, i, x);
+    if (std::is_same_v<F, Log2> && x > 0.5f && x < 2)
+        error = (F::kBound - kOfRounding) * drawn(w, i, x);
     // Zeros, infinities, NaN, and powers of zero are exact.
     const bool special = x == 0 || std::isinf(x) || std::isnan(x) || exact == 0;
     const float out = canonical(static_cast<float>(special ? exact : exact + error));
@@ -103,7 +105,8 @@ Next divide(Warp& w, const Instruction& i) {
     const auto a = w.values<float, 1>(i[1]), b = w.values<float, 1>(i[2]);
     Lanes<float> out;
     for (int l = 0; l < kLanes; ++l) {
-        const float x = i.flush ? flush_subnormal(a[l]) : a[l], y = i.flush ? flush_subnormal(b[l]) : b[l];
+        const float x = i.flush ? flush_subnormal(a[l]) : a[l],
+                    y = i.flush ? flush_subnormal(b[l]) : b[l];
         // In the division that is approximate everywhere, divisors from 2^126 on give 0.
         const bool vanishes = i.setting[1] && std::fabs(y) > 0x1p126f && std::isfinite(y);
         const double exact = vanishes ? std::copysign(0.0, x) * std::copysign(1.0, y)

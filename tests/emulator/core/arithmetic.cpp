@@ -21,20 +21,28 @@ template <class T>
 T saturated(T x, bool saturate) {
     if (!saturate) return x;
     const auto wide = static_cast<Wider<T>>(x);
-    return static_cast<T>(std::isnan(wide) || wide < 0 ? Wider<T>(0) : wide > 1 ? Wider<T>(1) : wide);
+    return static_cast<T>(std::isnan(wide) || wide < 0 ? Wider<T>(0)
+                          : wide > 1                   ? Wider<T>(1)
+                                                       : wide);
 }
 
 struct Add {
     template <class T>
-    T operator()(T a, T b) const { return a + b; }
+    T operator()(T a, T b) const {
+        return a + b;
+    }
 };
 struct Subtract {
     template <class T>
-    T operator()(T a, T b) const { return a - b; }
+    T operator()(T a, T b) const {
+        return a - b;
+    }
 };
 struct Multiply {
     template <class T>
-    T operator()(T a, T b) const { return a * b; }
+    T operator()(T a, T b) const {
+        return a * b;
+    }
 };
 
 template <class T, int E, class F>
@@ -80,9 +88,8 @@ template <class F>
 Execute decode_sum(Modifiers& m, Instruction& i) {
     take_rounding(m, i);
     const std::string type = m.type();
-    if (Execute e = for_float(type, [](auto t, auto n) -> Execute {
-            return float_binary<decltype(t), n, F>;
-        })) {
+    if (Execute e = for_float(
+            type, [](auto t, auto n) -> Execute { return float_binary<decltype(t), n, F>; })) {
         return e;
     }
     return for_integer(type, [](auto t) -> Execute { return integer_binary<decltype(t), F>; });
@@ -104,7 +111,8 @@ Next integer_product(Warp& w, const Instruction& i) {
     const auto a = w.bits<U>(i[1]), b = w.bits<U>(i[2]);
     Lanes<Double<T>> exact;
     for (int l = 0; l < kLanes; ++l) {
-        exact[l] = static_cast<Double<T>>(static_cast<T>(a[l])) * static_cast<Double<T>>(static_cast<T>(b[l]));
+        exact[l] = static_cast<Double<T>>(static_cast<T>(a[l])) *
+                   static_cast<Double<T>>(static_cast<T>(b[l]));
     }
     if constexpr (P == Part::kWide) {
         using W = std::conditional_t<sizeof(T) == 4, uint64_t, uint32_t>;
@@ -171,8 +179,7 @@ Execute decode_fma(Modifiers& m, Instruction& i) {
 }
 
 Execute decode_mad(Modifiers& m, Instruction& i) {
-    return m.has("lo") || m.has("hi") || m.has("wide") ? decode_product<true>(m)
-                                                       : decode_fma(m, i);
+    return m.has("lo") || m.has("hi") || m.has("wide") ? decode_product<true>(m) : decode_fma(m, i);
 }
 
 template <class T, bool Remainder>
@@ -183,8 +190,11 @@ Next divide(Warp& w, const Instruction& i) {
     for (int l = 0; l < kLanes; ++l) {
         if (b[l] == 0 || (std::is_signed_v<T> && b[l] == T(-1))) {
             // Division by 0 gives something unspecified; the least number has no counterpart.
-            const T quotient = b[l] == 0 ? T(0x5A5A5A5A) : static_cast<T>(std::make_unsigned_t<T>(0) - a[l]);
-            out[l] = static_cast<std::make_unsigned_t<T>>(!Remainder ? quotient : b[l] == 0 ? a[l] : T(0));
+            const T quotient =
+                b[l] == 0 ? T(0x5A5A5A5A) : static_cast<T>(std::make_unsigned_t<T>(0) - a[l]);
+            out[l] = static_cast<std::make_unsigned_t<T>>(!Remainder  ? quotient
+                                                          : b[l] == 0 ? a[l]
+                                                                      : T(0));
         } else {
             out[l] = static_cast<std::make_unsigned_t<T>>(Remainder ? a[l] % b[l] : a[l] / b[l]);
         }
@@ -195,7 +205,9 @@ Next divide(Warp& w, const Instruction& i) {
 
 struct Quotient {
     template <class T>
-    T operator()(T a, T b) const { return a / b; }
+    T operator()(T a, T b) const {
+        return a / b;
+    }
 };
 
 Execute decode_approximate_division(Modifiers& m, Instruction& i);
@@ -230,7 +242,10 @@ Next float_extreme(Warp& w, const Instruction& i) {
             const auto y = static_cast<Wider<T>>(flushed(b[l], i.flush));
             Wider<T> best;
             if (std::isnan(x) || std::isnan(y)) {
-                best = i.setting[0] || std::isnan(y) ? (std::isnan(x) ? x : i.setting[0] ? y : x) : y;
+                best = i.setting[0] || std::isnan(y) ? (std::isnan(x)  ? x
+                                                        : i.setting[0] ? y
+                                                                       : x)
+                                                     : y;
             } else if (x == y) {
                 best = std::signbit(x) == Max ? y : x;  // -0 is less than 0
             } else {
@@ -262,9 +277,8 @@ Execute decode_extreme(Modifiers& m, Instruction& i) {
     i.setting[0] = m.take("NaN");
     i.setting[1] = m.take("relu");
     const std::string type = m.type();
-    if (Execute e = for_float(type, [](auto t, auto n) -> Execute {
-            return float_extreme<decltype(t), n, Max>;
-        })) {
+    if (Execute e = for_float(
+            type, [](auto t, auto n) -> Execute { return float_extreme<decltype(t), n, Max>; })) {
         return e;
     }
     return for_integer(type, [](auto t) -> Execute { return integer_extreme<decltype(t), Max>; });
@@ -300,9 +314,8 @@ template <bool Absolute>
 Execute decode_sign(Modifiers& m, Instruction& i) {
     i.flush = m.take("ftz");
     const std::string type = m.type();
-    if (Execute e = for_float(type, [](auto t, auto n) -> Execute {
-            return float_sign<decltype(t), n, Absolute>;
-        })) {
+    if (Execute e = for_float(
+            type, [](auto t, auto n) -> Execute { return float_sign<decltype(t), n, Absolute>; })) {
         return e;
     }
     return for_integer(type, [](auto t) -> Execute { return integer_sign<decltype(t), Absolute>; });
@@ -330,7 +343,8 @@ Next dp4a(Warp& w, const Instruction& i) {
     };
     for (int l = 0; l < kLanes; ++l) {
         for (int n = 0; n < 4; ++n) {
-            out[l] += static_cast<uint32_t>(byte(a[l], n, i.setting[0]) * byte(b[l], n, i.setting[1]));
+            out[l] +=
+                static_cast<uint32_t>(byte(a[l], n, i.setting[0]) * byte(b[l], n, i.setting[1]));
         }
     }
     w.set(i[0], out);

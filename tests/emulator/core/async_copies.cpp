@@ -33,7 +33,7 @@ Next copy(Warp& w, const Instruction& i) {
         access.epoch = {agent, w.copy_time};
         access.in_order = false;
         const uint32_t offset = shared_offset(w, l, to[l], size);
-        w.require(block.shared.write(offset, size, access), l, to[l]);
+        w.require(block.shared.write(offset, size, access, nullptr), l, to[l]);
         uint8_t* target = block.shared.data() + offset;
         const auto land = [=, source = reinterpret_cast<const uint8_t*>(from[l])] {
             std::fill_n(std::copy_n(source, present, target), size - present, uint8_t{0});

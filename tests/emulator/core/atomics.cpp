@@ -13,35 +13,25 @@ T applied(Operation operation, T old, T value, T other) {
     switch (operation) {
         case kAdd:
             if constexpr (std::is_integral_v<T>) {
-                return static_cast<T>(static_cast<std::make_unsigned_t<T>>(a) + static_cast<std::make_unsigned_t<T>>(b));
+                return static_cast<T>(static_cast<std::make_unsigned_t<T>>(a) +
+                                      static_cast<std::make_unsigned_t<T>>(b));
             } else {
                 return canonical(static_cast<T>(a + b));
             }
-        case kMin:
-            return b < a ? value : old;
-        case kMax:
-            return a < b ? value : old;
-        case kExchange:
-            return value;
-        default:
-            break;
+        case kMin: return b < a ? value : old;
+        case kMax: return a < b ? value : old;
+        case kExchange: return value;
+        default: break;
     }
     if constexpr (std::is_integral_v<T>) {
         switch (operation) {
-            case kAnd:
-                return old & value;
-            case kOr:
-                return old | value;
-            case kXor:
-                return old ^ value;
-            case kCompare:
-                return old == value ? other : old;
-            case kIncrement:
-                return old >= value ? T(0) : static_cast<T>(old + 1);
-            case kDecrement:
-                return old == 0 || old > value ? value : static_cast<T>(old - 1);
-            default:
-                break;
+            case kAnd: return old & value;
+            case kOr: return old | value;
+            case kXor: return old ^ value;
+            case kCompare: return old == value ? other : old;
+            case kIncrement: return old >= value ? T(0) : static_cast<T>(old + 1);
+            case kDecrement: return old == 0 || old > value ? value : static_cast<T>(old - 1);
+            default: break;
         }
     }
     return old;
@@ -93,18 +83,22 @@ Execute decode_atomic(Modifiers& m, Instruction& i) {
     m.skip_hints();
     m.take("noftz");
     static const std::map<std::string, Operation> operations = {
-        {"add", kAdd}, {"min", kMin}, {"max", kMax},       {"and", kAnd},       {"or", kOr},
-        {"xor", kXor}, {"exch", kExchange}, {"cas", kCompare}, {"inc", kIncrement}, {"dec", kDecrement}};
+        {"add", kAdd},       {"min", kMin},      {"max", kMax},       {"and", kAnd},
+        {"or", kOr},         {"xor", kXor},      {"exch", kExchange}, {"cas", kCompare},
+        {"inc", kIncrement}, {"dec", kDecrement}};
     const std::string name = m.pop_front();
     if (!operations.contains(name)) return nullptr;
     i.setting[1] = operations.at(name);
     const std::string type = m.type();
-    if (Execute e = for_float(type, [](auto t, auto n) -> Execute { return atomic<decltype(t), n>; })) {
+    if (Execute e =
+            for_float(type, [](auto t, auto n) -> Execute { return atomic<decltype(t), n>; })) {
         return e;
     }
     return for_integer(type, [](auto t) -> Execute {
-        if constexpr (sizeof(t) == 1) return nullptr;
-        else return atomic<decltype(t), 1>;
+        if constexpr (sizeof(t) == 1)
+            return nullptr;
+        else
+            return atomic<decltype(t), 1>;
     });
 }
 

@@ -21,8 +21,8 @@ Next barrier(Warp& w, const Instruction& i) {
     if (number >= w.block.barriers.size()) w.fault(kind::kInvalid, "there are 16 barriers");
     NamedBarrier& barrier = w.block.barriers[number];
     const bool has_count = i.size() > first + (i.setting[0] == kReduce ? 2 : 1);
-    const uint32_t expected = has_count ? w.uniform<uint32_t>(i[first + 1])
-                                        : w.block.cluster.warps_per_block() * kLanes;
+    const uint32_t expected =
+        has_count ? w.uniform<uint32_t>(i[first + 1]) : w.block.cluster.warps_per_block() * kLanes;
     if (expected % kLanes) w.fault(kind::kInvalid, "barriers count whole warps");
 
     if (w.fragment->wait.kind != Wait::Kind::kBarrier) {
@@ -31,8 +31,10 @@ Next barrier(Warp& w, const Instruction& i) {
         }
         barrier.expected = expected;
         const Mask all = w.alive();
-        barrier.arrived += w.active == all ? kLanes : static_cast<uint32_t>(std::popcount(w.active));
-        if (barrier.arrived > expected) w.fault(kind::kInvalid, "more threads than a barrier expects");
+        barrier.arrived +=
+            w.active == all ? kLanes : static_cast<uint32_t>(std::popcount(w.active));
+        if (barrier.arrived > expected)
+            w.fault(kind::kInvalid, "more threads than a barrier expects");
         if (i.setting[0] == kReduce) {
             const Mask vote = w.predicate(i[i.size() - 1]) & w.active;
             barrier.yes += static_cast<uint32_t>(std::popcount(vote));
@@ -56,7 +58,8 @@ Next barrier(Warp& w, const Instruction& i) {
             w.set(i[0], filled(barrier.final_yes));
         } else {
             const bool all = barrier.final_yes == barrier.final_votes;
-            w.set_predicate(i[0], (i.setting[1] == 1 ? all : barrier.final_yes > 0) ? kAllLanes : 0);
+            w.set_predicate(i[0],
+                            (i.setting[1] == 1 ? all : barrier.final_yes > 0) ? kAllLanes : 0);
         }
     }
     return Next::kFollowing;
@@ -71,7 +74,8 @@ Next warp_barrier(Warp& w, const Instruction& i) {
 // setting[0]: whether only what lies before an earlier fence is told.
 Next cluster_arrive(Warp& w, const Instruction& i) {
     Cluster& cluster = w.block.cluster;
-    if (w.cluster_arrived & w.active) w.fault(kind::kInvalid, "a thread arrives twice at the cluster's barrier");
+    if (w.cluster_arrived & w.active)
+        w.fault(kind::kInvalid, "a thread arrives twice at the cluster's barrier");
     w.cluster_arrival = cluster.phase;
     w.cluster_arrived |= w.active;
     if (i.setting[0]) {
@@ -85,7 +89,8 @@ Next cluster_arrive(Warp& w, const Instruction& i) {
 
 Next cluster_wait(Warp& w, const Instruction&) {
     Cluster& cluster = w.block.cluster;
-    if (cluster.phase == w.cluster_arrival) return w.suspend(Wait::Kind::kCluster, 0, cluster.phase);
+    if (cluster.phase == w.cluster_arrival)
+        return w.suspend(Wait::Kind::kCluster, 0, cluster.phase);
     w.known.join(cluster.complete);
     return Next::kFollowing;
 }
@@ -156,8 +161,9 @@ Next mbarrier_inval(Warp& w, const Instruction& i) {
     return Next::kFollowing;
 }
 
-// setting[0]: whether the third operand is a count; [1]: whether it is bytes to expect; [2]: whether
-// there is a state; [3]: whether later phases expect one arrival fewer; [4]: whether it arrives.
+// setting[0]: whether the third operand is a count; [1]: whether it is bytes to expect; [2]:
+// whether there is a state; [3]: whether later phases expect one arrival fewer; [4]: whether it
+// arrives.
 Next mbarrier_arrive(Warp& w, const Instruction& i) {
     const size_t at = i.setting[2] ? 1 : 0;
     const auto addresses = w.addresses(i[at]);
@@ -189,7 +195,8 @@ Next mbarrier_complete_tx(Warp& w, const Instruction& i) {
     for (int l = 0; l < kLanes; ++l) {
         if (!(w.active >> l & 1)) continue;
         MBarrier& barrier = mbarrier_at(w, l, addresses[l]);
-        w.block.cluster.block_of(w, addresses[l], l).add_transactions(barrier, -static_cast<int64_t>(bytes[l]));
+        w.block.cluster.block_of(w, addresses[l], l)
+            .add_transactions(barrier, -static_cast<int64_t>(bytes[l]));
     }
     return Next::kFollowing;
 }
@@ -203,9 +210,11 @@ Next mbarrier_wait(Warp& w, const Instruction& i) {
         if (!(w.active >> l & 1)) continue;
         const MBarrier& barrier = mbarrier_at(w, l, addresses[l]);
         if (shared_address(addresses[l]) >> kRankShift != w.block.rank) {
-            w.fault(kind::kInvalid, "only the block that an mbarrier lies in may wait for it", l, addresses[l]);
+            w.fault(kind::kInvalid, "only the block that an mbarrier lies in may wait for it", l,
+                    addresses[l]);
         }
-        const bool over = i.setting[0] ? (barrier.phase & 1) != (states[l] & 1) : barrier.phase > states[l];
+        const bool over =
+            i.setting[0] ? (barrier.phase & 1) != (states[l] & 1) : barrier.phase > states[l];
         if (over) w.known.join(barrier.complete);
         complete |= static_cast<Mask>(over) << l;
     }

@@ -16,7 +16,8 @@ Operand operand_of(const py::handle& given) {
     const auto tag = py::cast<std::string>(tuple[0]);
     Operand o;
     const auto take_elements = [&](size_t from) {
-        for (const auto& element : py::cast<py::sequence>(tuple[from])) o.elements.push_back(operand_of(element));
+        for (const auto& element : py::cast<py::sequence>(tuple[from]))
+            o.elements.push_back(operand_of(element));
     };
     if (tag == "register") {
         o.kind = Operand::Kind::kRegister;
@@ -65,8 +66,8 @@ Dim dim_of(const std::array<uint32_t, 3>& d) { return {d[0], d[1], d[2]}; }
 
 using Row = std::array<uint64_t, 4>;
 
-std::vector<Row> run(const Program& program, std::array<uint32_t, 3> grid, std::array<uint32_t, 3> block,
-                     std::array<uint32_t, 3> cluster,
+std::vector<Row> run(const Program& program, std::array<uint32_t, 3> grid,
+                     std::array<uint32_t, 3> block, std::array<uint32_t, 3> cluster,
                      const std::vector<std::tuple<uint64_t, uint64_t, bool>>& memory,
                      const py::bytes& parameters, uint32_t shared_bytes, uint64_t seed) {
     GlobalMemory global;
@@ -74,14 +75,16 @@ std::vector<Row> run(const Program& program, std::array<uint32_t, 3> grid, std::
     const auto given = std::string(parameters);
     std::vector<uint8_t> bytes(given.begin(), given.end());
     global.finish();
-    Launch launch{program, dim_of(grid), dim_of(block), dim_of(cluster), global, std::move(bytes),
-                  shared_bytes, seed, std::vector<Count>(program.code.size())};
+    Launch launch{program,         dim_of(grid), dim_of(block),
+                  dim_of(cluster), global,       std::move(bytes),
+                  shared_bytes,    seed,         std::vector<Count>(program.code.size())};
     {
         py::gil_scoped_release release;
         launch.run();
     }
     std::vector<Row> counts;
-    for (const Count& c : launch.counts) counts.push_back({c.warps, c.lanes, c.shared_waves, c.sectors});
+    for (const Count& c : launch.counts)
+        counts.push_back({c.warps, c.lanes, c.shared_waves, c.sectors});
     return counts;
 }
 
@@ -97,7 +100,8 @@ py::bytes tensor_map(uint64_t address, int element, const std::vector<uint32_t>&
     map.fill = static_cast<uint8_t>(fill);
     if (dims.empty() || dims.size() > kMaxRank || strides.size() + 1 != dims.size() ||
         box.size() != dims.size() || element_strides.size() != dims.size()) {
-        throw py::value_error("a tensor map has 1 to 5 dimensions, and a box and strides of as many");
+        throw py::value_error(
+            "a tensor map has 1 to 5 dimensions, and a box and strides of as many");
     }
     std::copy(dims.begin(), dims.end(), map.dims.begin());
     std::copy(strides.begin(), strides.end(), map.strides.begin());
@@ -125,14 +129,14 @@ PYBIND11_MODULE(_core, m) {
     m.def("tensor_map", tensor_map);
 
     PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<py::object> violation;
-    violation.call_once_and_store_result([&] {
-        return py::object(py::exception<Fault>(m, "Violation"));
-    });
+    violation.call_once_and_store_result(
+        [&] { return py::object(py::exception<Fault>(m, "Violation")); });
     py::register_exception_translator([](std::exception_ptr thrown) {
         try {
             if (thrown) std::rethrow_exception(thrown);
         } catch (const Fault& f) {
-            const auto arguments = py::make_tuple(f.kind, f.message, f.instruction, f.block, f.warp, f.lane, f.address);
+            const auto arguments = py::make_tuple(f.kind, f.message, f.instruction, f.block, f.warp,
+                                                  f.lane, f.address);
             PyErr_SetObject(violation.get_stored().ptr(), arguments.ptr());
         }
     });

@@ -6,15 +6,21 @@ namespace {
 
 struct And {
     template <class T>
-    T operator()(T a, T b) const { return a & b; }
+    T operator()(T a, T b) const {
+        return a & b;
+    }
 };
 struct Or {
     template <class T>
-    T operator()(T a, T b) const { return a | b; }
+    T operator()(T a, T b) const {
+        return a | b;
+    }
 };
 struct Xor {
     template <class T>
-    T operator()(T a, T b) const { return a ^ b; }
+    T operator()(T a, T b) const {
+        return a ^ b;
+    }
 };
 
 template <class F>
@@ -55,15 +61,22 @@ Next unary(Warp& w, const Instruction& i) {
 }
 
 template <class U>
-U complement(U x) { return static_cast<U>(~x); }
+U complement(U x) {
+    return static_cast<U>(~x);
+}
 template <class U>
-uint32_t ones(U x) { return static_cast<uint32_t>(std::popcount(x)); }
+uint32_t ones(U x) {
+    return static_cast<uint32_t>(std::popcount(x));
+}
 template <class U>
-uint32_t leading_zeros(U x) { return static_cast<uint32_t>(std::countl_zero(x)); }
+uint32_t leading_zeros(U x) {
+    return static_cast<uint32_t>(std::countl_zero(x));
+}
 template <class U>
 U reversed(U x) {
     U out = 0;
-    for (size_t n = 0; n < 8 * sizeof(U); ++n) out |= static_cast<U>((x >> n & 1) << (8 * sizeof(U) - 1 - n));
+    for (size_t n = 0; n < 8 * sizeof(U); ++n)
+        out |= static_cast<U>((x >> n & 1) << (8 * sizeof(U) - 1 - n));
     return out;
 }
 
@@ -71,7 +84,8 @@ Execute decode_not(Modifiers& m, Instruction&) {
     const std::string type = m.type();
     if (type == "pred") return predicate_not;
     if (type == "b16") return unary<uint16_t, uint16_t, complement>;
-    return type == "b32" ? unary<uint32_t, uint32_t, complement> : unary<uint64_t, uint64_t, complement>;
+    return type == "b32" ? unary<uint32_t, uint32_t, complement>
+                         : unary<uint64_t, uint64_t, complement>;
 }
 
 Execute decode_popc(Modifiers& m, Instruction&) {
@@ -84,7 +98,8 @@ Execute decode_clz(Modifiers& m, Instruction&) {
 }
 
 Execute decode_brev(Modifiers& m, Instruction&) {
-    return m.type() == "b32" ? unary<uint32_t, uint32_t, reversed> : unary<uint64_t, uint64_t, reversed>;
+    return m.type() == "b32" ? unary<uint32_t, uint32_t, reversed>
+                             : unary<uint64_t, uint64_t, reversed>;
 }
 
 // The position of the highest bit that differs from the sign; setting[0]: the shift that brings it
@@ -113,7 +128,8 @@ template <class U>
 Next shift_left(Warp& w, const Instruction& i) {
     auto a = w.bits<U>(i[1]);
     const auto n = w.bits<uint32_t>(i[2]);
-    for (int l = 0; l < kLanes; ++l) a[l] = n[l] < 8 * sizeof(U) ? static_cast<U>(a[l] << n[l]) : U(0);
+    for (int l = 0; l < kLanes; ++l)
+        a[l] = n[l] < 8 * sizeof(U) ? static_cast<U>(a[l] << n[l]) : U(0);
     w.set(i[0], a);
     return Next::kFollowing;
 }
@@ -134,7 +150,8 @@ Next shift_right(Warp& w, const Instruction& i) {
 }
 
 Execute decode_shl(Modifiers& m, Instruction&) {
-    return for_integer(m.type(), [](auto t) -> Execute { return shift_left<std::make_unsigned_t<decltype(t)>>; });
+    return for_integer(
+        m.type(), [](auto t) -> Execute { return shift_left<std::make_unsigned_t<decltype(t)>>; });
 }
 
 Execute decode_shr(Modifiers& m, Instruction&) {
@@ -143,7 +160,8 @@ Execute decode_shr(Modifiers& m, Instruction&) {
 
 // Of the 64 bits of two registers. setting[0]: to the left; setting[1]: the amount wraps at 32.
 Next funnel_shift(Warp& w, const Instruction& i) {
-    const auto low = w.bits<uint32_t>(i[1]), high = w.bits<uint32_t>(i[2]), n = w.bits<uint32_t>(i[3]);
+    const auto low = w.bits<uint32_t>(i[1]), high = w.bits<uint32_t>(i[2]),
+               n = w.bits<uint32_t>(i[3]);
     Lanes<uint32_t> out;
     for (int l = 0; l < kLanes; ++l) {
         const uint32_t shift = i.setting[1] ? n[l] & 31 : std::min(n[l], 32u);
@@ -174,10 +192,12 @@ Next extract_field(Warp& w, const Instruction& i) {
         U field = n >= kWidth ? shifted : static_cast<U>(shifted & ((U(1) << n) - 1));
         if (std::is_signed_v<T> && n > 0) {
             const uint32_t top = std::min(first + n - 1, kWidth - 1);
-            if (a[l] >> top & 1 && n < kWidth) field |= static_cast<U>(~U(0) << std::min(n, kWidth - 1));
+            if (a[l] >> top & 1 && n < kWidth)
+                field |= static_cast<U>(~U(0) << std::min(n, kWidth - 1));
             // Beyond the highest bit the field continues with the sign.
             if (a[l] >> (kWidth - 1) & 1 && first + n > kWidth) {
-                field |= first < kWidth ? static_cast<U>(~U(0) << (kWidth - first)) : static_cast<U>(~U(0));
+                field |= first < kWidth ? static_cast<U>(~U(0) << (kWidth - first))
+                                        : static_cast<U>(~U(0));
             }
         }
         a[l] = n == 0 ? U(0) : field;
@@ -238,7 +258,8 @@ Next lookup(Warp& w, const Instruction& i) {
     for (int row = 0; row < 8; ++row) {
         if (!(table >> row & 1)) continue;
         for (int l = 0; l < kLanes; ++l) {
-            out[l] |= (row & 4 ? a[l] : ~a[l]) & (row & 2 ? b[l] : ~b[l]) & (row & 1 ? c[l] : ~c[l]);
+            out[l] |=
+                (row & 4 ? a[l] : ~a[l]) & (row & 2 ? b[l] : ~b[l]) & (row & 1 ? c[l] : ~c[l]);
         }
     }
     w.set(i[0], out);
@@ -248,7 +269,8 @@ Next lookup(Warp& w, const Instruction& i) {
 Execute decode_lop3(Modifiers& m, Instruction&) { return m.type() == "b32" ? lookup : nullptr; }
 
 Next permute_bytes(Warp& w, const Instruction& i) {
-    const auto a = w.bits<uint32_t>(i[1]), b = w.bits<uint32_t>(i[2]), select = w.bits<uint32_t>(i[3]);
+    const auto a = w.bits<uint32_t>(i[1]), b = w.bits<uint32_t>(i[2]),
+               select = w.bits<uint32_t>(i[3]);
     Lanes<uint32_t> out;
     for (int l = 0; l < kLanes; ++l) {
         const uint64_t both = static_cast<uint64_t>(b[l]) << 32 | a[l];
@@ -264,7 +286,9 @@ Next permute_bytes(Warp& w, const Instruction& i) {
     return Next::kFollowing;
 }
 
-Execute decode_prmt(Modifiers& m, Instruction&) { return m.type() == "b32" ? permute_bytes : nullptr; }
+Execute decode_prmt(Modifiers& m, Instruction&) {
+    return m.type() == "b32" ? permute_bytes : nullptr;
+}
 
 }  // namespace
 

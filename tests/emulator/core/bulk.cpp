@@ -30,8 +30,9 @@ void land(Warp& w, const Signal& signal, uint32_t bytes, std::function<void()> m
     const auto complete = [&w, signal, bytes, pc = w.pc(), move = std::move(move)] {
         MBarrier& barrier = *signal.barrier;
         if (barrier.phase + 1 != signal.time) {
-            w.fault_at(pc, kind::kInFlight,
-                       "the phase of the mbarrier ended before the copy did: it did not expect all bytes");
+            w.fault_at(
+                pc, kind::kInFlight,
+                "the phase of the mbarrier ended before the copy did: it did not expect all bytes");
         }
         move();
         barrier.in_flight -= 1;
@@ -48,10 +49,11 @@ void land(Warp& w, const Signal& signal, uint32_t bytes, std::function<void()> m
     }
 }
 
-uint8_t* begin_shared_write(Warp& w, int lane, uint64_t address, uint32_t size, const Access& access) {
+uint8_t* begin_shared_write(Warp& w, int lane, uint64_t address, uint32_t size,
+                            const Access& access) {
     const uint32_t offset = shared_offset(w, lane, address, size);
     SharedMemory& shared = w.block.cluster.block_of(w, address, lane).shared;
-    w.require(shared.write(offset, size, access), lane, address);
+    w.require(shared.write(offset, size, access, nullptr), lane, address);
     return shared.data() + offset;
 }
 
@@ -60,7 +62,8 @@ void land_in_groups(Warp& w, int lane, uint64_t address, uint32_t size,
                     std::function<void(const std::vector<uint8_t>&)> scatter) {
     Block& block = w.block;
     if (address >> kRankShift != block.rank) {
-        w.fault(kind::kInvalid, "bulk copies to global memory read the block's own shared memory", lane, address);
+        w.fault(kind::kInvalid, "bulk copies to global memory read the block's own shared memory",
+                lane, address);
     }
     const uint32_t time = ++w.bulk_time, reads = block.agent_of_bulk(w.index);
     if (!w.bulk_writes) w.bulk_writes = block.cluster.new_agent();
@@ -72,7 +75,9 @@ void land_in_groups(Warp& w, int lane, uint64_t address, uint32_t size,
     w.require(block.shared.read(offset, size, access), lane, address);
     w.bulk_copies.push_back({time, lane, w.pc()});
 
-    const auto write = [scatter = std::move(scatter)](const std::vector<uint8_t>& data) { scatter(data); };
+    const auto write = [scatter = std::move(scatter)](const std::vector<uint8_t>& data) {
+        scatter(data);
+    };
     const auto read = [&block, &w, time, offset, write, gather = std::move(gather)] {
         const auto data = gather(block.shared.data() + offset);
         if (block.cluster.lands_early()) {
@@ -93,13 +98,15 @@ uint64_t shared_address(uint64_t address) {
     return space == Space::kShared ? inside : address;
 }
 
-std::vector<uint32_t> targets(const Warp& w, int lane, uint64_t address, bool is_multicast, uint32_t mask) {
+std::vector<uint32_t> targets(const Warp& w, int lane, uint64_t address, bool is_multicast,
+                              uint32_t mask) {
     if (!is_multicast) return {static_cast<uint32_t>(address >> kRankShift)};
     std::vector<uint32_t> ranks;
     for (uint32_t rank = 0; rank < 16; ++rank) {
         if (!(mask >> rank & 1)) continue;
         if (rank >= w.block.cluster.blocks.size()) {
-            w.fault(kind::kInvalid, "a copy is sent to a block that the cluster does not have", lane);
+            w.fault(kind::kInvalid, "a copy is sent to a block that the cluster does not have",
+                    lane);
         }
         ranks.push_back(rank);
     }
@@ -163,9 +170,11 @@ Reduce reduction_of(const std::string& operation, const std::string& type) {
 }
 
 Reduce reduction_of(const std::string& operation, uint8_t tensor_map_element) {
-    static constexpr const char* kTypes[] = {"", "", "u32", "s32", "u64", "s64", "f16", "f32", "f32", "f64", "bf16"};
-    return tensor_map_element < std::size(kTypes) ? reduction_of(operation, std::string(kTypes[tensor_map_element]))
-                                                  : nullptr;
+    static constexpr const char* kTypes[] = {"",    "",    "u32", "s32", "u64", "s64",
+                                             "f16", "f32", "f32", "f64", "bf16"};
+    return tensor_map_element < std::size(kTypes)
+               ? reduction_of(operation, std::string(kTypes[tensor_map_element]))
+               : nullptr;
 }
 
 }  // namespace ptx

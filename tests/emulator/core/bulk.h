@@ -26,7 +26,8 @@ void land(Warp& w, const Signal& signal, uint32_t bytes, std::function<void()> m
 
 // Checks and records a write to shared memory by a copy; the data follows when it lands. Returns
 // where it belongs.
-uint8_t* begin_shared_write(Warp& w, int lane, uint64_t address, uint32_t size, const Access& access);
+uint8_t* begin_shared_write(Warp& w, int lane, uint64_t address, uint32_t size,
+                            const Access& access);
 
 // A copy from shared memory to global memory, which bulk groups complete: `gather` reads shared
 // memory and `scatter` writes global memory, now or later, but the first before the second.
@@ -47,7 +48,8 @@ inline uint64_t in_block(uint64_t shared, uint32_t rank) {
     return (shared & kRankMask) | static_cast<uint64_t>(rank) << kRankShift;
 }
 // Ranks of the blocks that a copy is sent to.
-std::vector<uint32_t> targets(const Warp& w, int lane, uint64_t address, bool is_multicast, uint32_t mask);
+std::vector<uint32_t> targets(const Warp& w, int lane, uint64_t address, bool is_multicast,
+                              uint32_t mask);
 
 void require_multiple_of_16(const Warp& w, int lane, uint32_t bytes);
 

@@ -21,12 +21,15 @@ Next copy_from_global(Warp& w, const Instruction& i) {
         check_global(w, l, from[l], size, false, false);
         count_global(w, {from[l]}, size);
         for (uint32_t rank : targets(w, l, first, i.setting[0], masks[l])) {
-            const uint64_t place = i.setting[0] ? in_block(signals[l], rank) : shared_address(signals[l]);
+            const uint64_t place =
+                i.setting[0] ? in_block(signals[l], rank) : shared_address(signals[l]);
             const Signal signal = signal_at(w, l, place);
-            uint8_t* target = begin_shared_write(w, l, in_block(first, rank), size, access_of(w, signal));
-            land(w, signal, size, [target, size, source = reinterpret_cast<const uint8_t*>(from[l])] {
-                std::memcpy(target, source, size);
-            });
+            uint8_t* target =
+                begin_shared_write(w, l, in_block(first, rank), size, access_of(w, signal));
+            land(w, signal, size,
+                 [target, size, source = reinterpret_cast<const uint8_t*>(from[l])] {
+                     std::memcpy(target, source, size);
+                 });
         }
     }
     return Next::kFollowing;
@@ -49,12 +52,14 @@ Next copy_in_cluster(Warp& w, const Instruction& i) {
         reads.epoch = {agent, time};
         const uint32_t offset = shared_offset(w, l, source, size);
         w.require(w.block.shared.read(offset, size, reads), l, source);
-        uint8_t* target = begin_shared_write(w, l, shared_address(to[l]), size, access_of(w, signal));
-        land(w, signal, size, [signal, target, size, agent, time, data = w.block.shared.data() + offset] {
-            std::memcpy(target, data, size);
-            // Who waits for the data knows that the source was read, too.
-            signal.barrier->arriving.seen.set(agent, time);
-        });
+        uint8_t* target =
+            begin_shared_write(w, l, shared_address(to[l]), size, access_of(w, signal));
+        land(w, signal, size,
+             [signal, target, size, agent, time, data = w.block.shared.data() + offset] {
+                 std::memcpy(target, data, size);
+                 // Who waits for the data knows that the source was read, too.
+                 signal.barrier->arriving.seen.set(agent, time);
+             });
     }
     return Next::kFollowing;
 }
@@ -63,7 +68,8 @@ template <bool Reduces>
 Next copy_to_global(Warp& w, const Instruction& i) {
     const auto to = w.addresses(i[0]), from = w.addresses(i[1]);
     const auto sizes = w.bits<uint32_t>(i[2]);
-    const Reduce reduce = Reduces ? reduction_of(i.opcode[i.opcode.size() - 2], i.opcode.back()) : nullptr;
+    const Reduce reduce =
+        Reduces ? reduction_of(i.opcode[i.opcode.size() - 2], i.opcode.back()) : nullptr;
     for (int l = 0; l < kLanes; ++l) {
         if (!(w.active >> l & 1) || sizes[l] == 0) continue;
         const uint64_t source = shared_address(from[l]);
@@ -103,7 +109,8 @@ Next wait(Warp& w, const Instruction& i) {
         const uint32_t time = groups[groups.size() - 1 - pending];
         w.block.land(reads, time);
         if (!i.setting[0]) w.block.land(w.bulk_writes, time);
-        std::erase_if(w.bulk_copies, [&](const BulkCopy& copy) { return copy.lane == l && copy.time <= time; });
+        std::erase_if(w.bulk_copies,
+                      [&](const BulkCopy& copy) { return copy.lane == l && copy.time <= time; });
     }
     // Copies of other lanes may still read.
     w.known.seen.set(reads, w.bulk_copies.empty() ? w.bulk_time : w.bulk_copies.front().time - 1);

@@ -15,7 +15,7 @@ struct Epoch {
 };
 
 class Clock {
-   public:
+public:
     uint32_t operator[](uint32_t agent) const { return agent < times_.size() ? times_[agent] : 0; }
 
     void set(uint32_t agent, uint32_t time) {
@@ -36,7 +36,7 @@ class Clock {
     }
     bool covers(Epoch e) const { return (*this)[e.agent] >= e.time; }
 
-   private:
+private:
     std::vector<uint32_t> times_;
 };
 

@@ -6,7 +6,8 @@ namespace {
 
 // setting[0]: whether addresses are generic.
 Next map_address(Warp& w, const Instruction& i) {
-    const auto addresses = i[1].kind == Operand::Kind::kAddress ? w.addresses(i[1]) : w.bits<uint64_t>(i[1]);
+    const auto addresses =
+        i[1].kind == Operand::Kind::kAddress ? w.addresses(i[1]) : w.bits<uint64_t>(i[1]);
     const auto ranks = w.bits<uint32_t>(i[2]);
     Lanes<uint64_t> out{};
     for (int l = 0; l < kLanes; ++l) {
@@ -14,7 +15,8 @@ Next map_address(Warp& w, const Instruction& i) {
         if (ranks[l] >= w.block.cluster.blocks.size()) {
             w.fault(kind::kInvalid, "the cluster has no block " + std::to_string(ranks[l]), l);
         }
-        out[l] = in_block(shared_address(addresses[l]), ranks[l]) + (i.setting[0] ? kSharedWindow : 0);
+        out[l] =
+            in_block(shared_address(addresses[l]), ranks[l]) + (i.setting[0] ? kSharedWindow : 0);
     }
     w.set(i[0], out);
     return Next::kFollowing;
@@ -23,7 +25,8 @@ Next map_address(Warp& w, const Instruction& i) {
 Next rank_of_address(Warp& w, const Instruction& i) {
     const auto addresses = w.bits<uint64_t>(i[1]);
     Lanes<uint32_t> out;
-    for (int l = 0; l < kLanes; ++l) out[l] = static_cast<uint32_t>(shared_address(addresses[l]) >> kRankShift);
+    for (int l = 0; l < kLanes; ++l)
+        out[l] = static_cast<uint32_t>(shared_address(addresses[l]) >> kRankShift);
     w.set(i[0], out);
     return Next::kFollowing;
 }
@@ -55,7 +58,8 @@ Next store(Warp& w, const Instruction& i) {
         Access access = access_of(w, signal);
         access.is_async = false;  // it is an operation of the generic proxy
         uint8_t* target = begin_shared_write(w, l, shared_address(to[l]), size * n, access);
-        land(w, signal, size * n, [target, bytes, all = size * n] { std::copy_n(bytes.data(), all, target); });
+        land(w, signal, size * n,
+             [target, bytes, all = size * n] { std::copy_n(bytes.data(), all, target); });
     }
     return Next::kFollowing;
 }

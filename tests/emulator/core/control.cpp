@@ -25,7 +25,9 @@ Execute decode_exit(Modifiers& m, Instruction& i) {
     return nothing;
 }
 
-Next trap(Warp& w, const Instruction&) { w.fault(kind::kTrap, "the kernel trapped", w.first_lane()); }
+Next trap(Warp& w, const Instruction&) {
+    w.fault(kind::kTrap, "the kernel trapped", w.first_lane());
+}
 
 Execute decode_trap(Modifiers&, Instruction&) { return trap; }
 
@@ -38,7 +40,8 @@ Execute decode_nothing(Modifiers& m, Instruction&) {
 Execute decode_setmaxnreg(Modifiers& m, Instruction& i) {
     i.is_aligned = true;
     const std::string direction = m.take_any({"inc", "dec"});
-    const bool known = !direction.empty() && m.take("sync") && m.take("aligned") && m.type() == "u32";
+    const bool known =
+        !direction.empty() && m.take("sync") && m.take("aligned") && m.type() == "u32";
     return known ? [](Warp& w, const Instruction& i) -> Next {
         if (i[0].value % 8 || i[0].value < 24 || i[0].value > 256) {
             w.fault(kind::kInvalid, "a number of registers is a multiple of 8 from 24 to 256");
@@ -50,6 +53,20 @@ Execute decode_setmaxnreg(Modifiers& m, Instruction& i) {
 Next move_predicate(Warp& w, const Instruction& i) {
     w.set_predicate(i[0], w.predicate(i[1]));
     return Next::kFollowing;
+}
+
+// Compilers copy registers between wgmma.fence and a product, and the assembler makes them one
+// register: so a copy is as much ordered by a fence as what it copies.
+void copy_fence_state(Warp& w, const Instruction& i) {
+    const auto is_unfenced = [&](const Operand& o) {
+        return o.kind == Operand::Kind::kRegister && w.unfenced[o.number];
+    };
+    bool unfenced = is_unfenced(i[1]);
+    for (const Operand& element : i[1].elements) unfenced |= is_unfenced(element);
+    if (i[0].kind == Operand::Kind::kRegister) w.unfenced[i[0].number] = unfenced;
+    for (const Operand& element : i[0].elements) {
+        if (element.kind == Operand::Kind::kRegister) w.unfenced[element.number] = unfenced;
+    }
 }
 
 template <class U>
@@ -85,6 +102,7 @@ Next move(Warp& w, const Instruction& i) {
     } else {
         w.set(i[0], w.bits<U>(source));
     }
+    if (i.uses_wgmma_registers) copy_fence_state(w, i);
     return Next::kFollowing;
 }
 
@@ -93,14 +111,10 @@ Execute decode_mov(Modifiers& m, Instruction&) {
     if (type == "pred") return move_predicate;
     switch (bytes_of(type)) {
         case 1:
-        case 2:
-            return move<uint16_t>;
-        case 4:
-            return move<uint32_t>;
-        case 8:
-            return move<uint64_t>;
-        default:
-            return nullptr;
+        case 2: return move<uint16_t>;
+        case 4: return move<uint32_t>;
+        case 8: return move<uint64_t>;
+        default: return nullptr;
     }
 }
 
@@ -116,14 +130,10 @@ Next select(Warp& w, const Instruction& i) {
 
 Execute decode_selp(Modifiers& m, Instruction&) {
     switch (bytes_of(m.type())) {
-        case 2:
-            return select<uint16_t>;
-        case 4:
-            return select<uint32_t>;
-        case 8:
-            return select<uint64_t>;
-        default:
-            return nullptr;
+        case 2: return select<uint16_t>;
+        case 4: return select<uint32_t>;
+        case 8: return select<uint64_t>;
+        default: return nullptr;
     }
 }
 
@@ -132,20 +142,13 @@ enum class Compare { kEq, kNe, kLt, kLe, kGt, kGe, kNumbers, kNotNumbers };
 template <class T>
 bool holds(Compare c, T a, T b) {
     switch (c) {
-        case Compare::kEq:
-            return a == b;
-        case Compare::kNe:
-            return a != b;
-        case Compare::kLt:
-            return a < b;
-        case Compare::kLe:
-            return a <= b;
-        case Compare::kGt:
-            return a > b;
-        case Compare::kGe:
-            return a >= b;
-        default:
-            return c == Compare::kNumbers;
+        case Compare::kEq: return a == b;
+        case Compare::kNe: return a != b;
+        case Compare::kLt: return a < b;
+        case Compare::kLe: return a <= b;
+        case Compare::kGt: return a > b;
+        case Compare::kGe: return a >= b;
+        default: return c == Compare::kNumbers;
     }
 }
 
@@ -158,9 +161,12 @@ Mask compared(Warp& w, const Instruction& i) {
         bool is_true;
         if constexpr (kIsFloat<T>) {
             auto x = static_cast<Wider<T>>(a[l]), y = static_cast<Wider<T>>(b[l]);
-            if (i.flush) x = flush_subnormal(static_cast<float>(x)), y = flush_subnormal(static_cast<float>(y));
+            if (i.flush)
+                x = flush_subnormal(static_cast<float>(x)),
+                y = flush_subnormal(static_cast<float>(y));
             const bool unordered = std::isnan(x) || std::isnan(y);
-            is_true = unordered ? i.setting[1] || compare == Compare::kNotNumbers : holds(compare, x, y);
+            is_true =
+                unordered ? i.setting[1] || compare == Compare::kNotNumbers : holds(compare, x, y);
         } else {
             is_true = holds(compare, a[l], b[l]);
         }
@@ -171,14 +177,10 @@ Mask compared(Warp& w, const Instruction& i) {
 
 Mask combined(const Instruction& i, Mask value, Mask other) {
     switch (i.setting[2]) {
-        case 1:
-            return value & other;
-        case 2:
-            return value | other;
-        case 3:
-            return value ^ other;
-        default:
-            return value;
+        case 1: return value & other;
+        case 2: return value | other;
+        case 3: return value ^ other;
+        default: return value;
     }
 }
 
@@ -196,9 +198,10 @@ Next set_predicate(Warp& w, const Instruction& i) {
 // predicate by.
 Execute decode_setp(Modifiers& m, Instruction& i) {
     static const std::map<std::string, Compare> ordered = {
-        {"eq", Compare::kEq}, {"ne", Compare::kNe}, {"lt", Compare::kLt}, {"le", Compare::kLe},
-        {"gt", Compare::kGt}, {"ge", Compare::kGe}, {"lo", Compare::kLt}, {"ls", Compare::kLe},
-        {"hi", Compare::kGt}, {"hs", Compare::kGe}, {"num", Compare::kNumbers}, {"nan", Compare::kNotNumbers}};
+        {"eq", Compare::kEq}, {"ne", Compare::kNe},       {"lt", Compare::kLt},
+        {"le", Compare::kLe}, {"gt", Compare::kGt},       {"ge", Compare::kGe},
+        {"lo", Compare::kLt}, {"ls", Compare::kLe},       {"hi", Compare::kGt},
+        {"hs", Compare::kGe}, {"num", Compare::kNumbers}, {"nan", Compare::kNotNumbers}};
     std::string name = m.pop_front();
     if (!ordered.contains(name) && name.ends_with("u")) {
         i.setting[1] = true;
@@ -207,7 +210,10 @@ Execute decode_setp(Modifiers& m, Instruction& i) {
     if (!ordered.contains(name)) return nullptr;
     i.setting[0] = static_cast<int64_t>(ordered.at(name));
     const std::string combination = m.take_any({"and", "or", "xor"});
-    i.setting[2] = combination == "and" ? 1 : combination == "or" ? 2 : combination == "xor" ? 3 : 0;
+    i.setting[2] = combination == "and"   ? 1
+                   : combination == "or"  ? 2
+                   : combination == "xor" ? 3
+                                          : 0;
     i.flush = m.take("ftz");
     const std::string type = m.type();
     if (type == "f32") return set_predicate<float>;
@@ -223,7 +229,9 @@ Next test_space(Warp& w, const Instruction& i) {
     for (int l = 0; l < kLanes; ++l) {
         const bool shared = address[l] - kSharedWindow < kWindowSize;
         const bool local = address[l] - kLocalWindow < kWindowSize;
-        const bool is_in = i.setting[0] == 0 ? shared : i.setting[0] == 1 ? local : !shared && !local;
+        const bool is_in = i.setting[0] == 0   ? shared
+                           : i.setting[0] == 1 ? local
+                                               : !shared && !local;
         out |= static_cast<Mask>(is_in) << l;
     }
     w.set_predicate(i[0], out);

@@ -6,14 +6,10 @@ namespace {
 
 double to_integral(double x, Rounding rounding) {
     switch (rounding) {
-        case Rounding::kZero:
-            return std::trunc(x);
-        case Rounding::kDown:
-            return std::floor(x);
-        case Rounding::kUp:
-            return std::ceil(x);
-        default:
-            return std::nearbyint(x);
+        case Rounding::kZero: return std::trunc(x);
+        case Rounding::kDown: return std::floor(x);
+        case Rounding::kUp: return std::ceil(x);
+        default: return std::nearbyint(x);
     }
 }
 
@@ -21,8 +17,10 @@ double to_integral(double x, Rounding rounding) {
 template <class To>
 To clamped(double x) {
     if (std::isnan(x)) return 0;
-    if (x <= static_cast<double>(std::numeric_limits<To>::min())) return std::numeric_limits<To>::min();
-    if (x >= static_cast<double>(std::numeric_limits<To>::max())) return std::numeric_limits<To>::max();
+    if (x <= static_cast<double>(std::numeric_limits<To>::min()))
+        return std::numeric_limits<To>::min();
+    if (x >= static_cast<double>(std::numeric_limits<To>::max()))
+        return std::numeric_limits<To>::max();
     return static_cast<To>(x);
 }
 
@@ -43,7 +41,8 @@ To converted(From from, const Instruction& i) {
             if (i.rounding == Rounding::kZero && !i.setting[0]) {
                 // Only ever from f32 to fewer bits: what is left out of the pattern rounds to 0.
                 const auto bits = std::bit_cast<uint32_t>(static_cast<float>(x));
-                if constexpr (std::is_same_v<To, Bfloat>) x = std::bit_cast<float>(bits & 0xFFFF0000);
+                if constexpr (std::is_same_v<To, Bfloat>)
+                    x = std::bit_cast<float>(bits & 0xFFFF0000);
                 if constexpr (std::is_same_v<To, Half>) x = std::bit_cast<float>(bits & 0xFFFFE000);
             }
             return canonical(static_cast<To>(x));
@@ -152,8 +151,10 @@ Execute decode_cvt(Modifiers& m, Instruction& i) {
     const bool finite = m.take("satfinite");
     static const std::map<std::string, Rounding> roundings = {
         {"rn", Rounding::kNearest}, {"rz", Rounding::kZero}, {"rna", Rounding::kAway}};
-    static const std::map<std::string, Rounding> integral = {
-        {"rni", Rounding::kNearest}, {"rzi", Rounding::kZero}, {"rmi", Rounding::kDown}, {"rpi", Rounding::kUp}};
+    static const std::map<std::string, Rounding> integral = {{"rni", Rounding::kNearest},
+                                                             {"rzi", Rounding::kZero},
+                                                             {"rmi", Rounding::kDown},
+                                                             {"rpi", Rounding::kUp}};
     for (const auto& [name, rounding] : roundings) {
         if (m.take(name)) i.rounding = rounding;
     }

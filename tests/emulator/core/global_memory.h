@@ -8,7 +8,7 @@
 namespace ptx {
 
 class GlobalMemory {
-   public:
+public:
     // Overlapping ranges, as of tensors that share a storage, become one.
     void add(uint64_t base, uint64_t size, bool writable);
     void finish();
@@ -20,7 +20,7 @@ class GlobalMemory {
     // another block has accessed them in this launch, and one of both accesses is a write.
     std::string conflict(uint64_t address, uint64_t size, bool writes, uint32_t block);
 
-   private:
+private:
     struct Range {
         uint64_t base, end;
         bool writable;

@@ -25,7 +25,8 @@ Block::Block(Cluster& cluster, uint32_t rank, Dim index)
     warps.reserve(n_warps_);
     for (uint32_t w = 0; w < n_warps_; ++w) {
         const uint32_t lanes = std::min<uint32_t>(kLanes, threads - w * kLanes);
-        warps.emplace_back(*this, static_cast<int>(w), lanes == kLanes ? kAllLanes : (1u << lanes) - 1);
+        warps.emplace_back(*this, static_cast<int>(w),
+                           lanes == kLanes ? kAllLanes : (1u << lanes) - 1);
     }
     warp_groups.resize((n_warps_ + 3) / 4);
 }
@@ -41,20 +42,15 @@ bool Block::is_done() const {
 
 bool Block::is_over(const Wait& wait) {
     switch (wait.kind) {
-        case Wait::Kind::kNone:
-            return true;
-        case Wait::Kind::kBarrier:
-            return barriers[wait.key].phase != wait.phase;
-        case Wait::Kind::kCluster:
-            return cluster.phase != wait.phase;
+        case Wait::Kind::kNone: return true;
+        case Wait::Kind::kBarrier: return barriers[wait.key].phase != wait.phase;
+        case Wait::Kind::kCluster: return cluster.phase != wait.phase;
         case Wait::Kind::kMBarrier: {
             const auto found = mbarriers.find(static_cast<uint32_t>(wait.key));
             return found == mbarriers.end() || (found->second.phase & 1) != wait.phase;
         }
-        case Wait::Kind::kWarpGroup:
-            return warp_groups[wait.key].phase != wait.phase;
-        case Wait::Kind::kOtherLanes:
-            return false;
+        case Wait::Kind::kWarpGroup: return warp_groups[wait.key].phase != wait.phase;
+        case Wait::Kind::kOtherLanes: return false;
     }
     return false;
 }
@@ -190,16 +186,18 @@ void Cluster::finish() {
     for (auto& block : blocks) {
         for (Warp& warp : block->warps) {
             if (warp.bulk_copies.empty()) continue;
-            warp.fault_at(warp.bulk_copies.front().pc, kind::kInFlight,
-                          "the block ended, and nothing waited for this copy to have read its shared memory");
+            warp.fault_at(
+                warp.bulk_copies.front().pc, kind::kInFlight,
+                "the block ended, and nothing waited for this copy to have read its shared memory");
         }
         for (const auto& [agent, copy] : block->incoming) {
-            const bool is_known = std::any_of(block->warps.begin(), block->warps.end(), [&](const Warp& warp) {
-                return warp.known.seen.covers({agent, copy.time});
-            });
+            const bool is_known = std::any_of(
+                block->warps.begin(), block->warps.end(),
+                [&](const Warp& warp) { return warp.known.seen.covers({agent, copy.time}); });
             if (is_known) continue;
-            copy.issuer->fault_at(copy.pc, kind::kInFlight,
-                                  "the block ended, and nothing waited for this copy to its shared memory");
+            copy.issuer->fault_at(
+                copy.pc, kind::kInFlight,
+                "the block ended, and nothing waited for this copy to its shared memory");
         }
     }
     // What is left writes global memory.

@@ -86,21 +86,22 @@ struct BulkCopy {
 };
 
 class Warp {
-   public:
+public:
     Warp(Block& block, int index, Mask lanes);
 
     Block& block;
     const int index;
     Knowledge known;
-    Mask active = 0;                 // lanes that execute the current instruction
-    Fragment* fragment = nullptr;    // that they belong to
-    std::vector<uint8_t> local;      // local memory of all lanes, lane after lane
+    Mask active = 0;               // lanes that execute the current instruction
+    Fragment* fragment = nullptr;  // that they belong to
+    std::vector<uint8_t> local;    // local memory of all lanes, lane after lane
     std::vector<bool> local_written;
 
     bool is_done() const { return fragments_.empty(); }
     Mask alive() const;
     bool is_runnable() const;
-    // Executes up to `quantum` instructions that other warps can notice. False where none could run.
+    // Executes up to `quantum` instructions that other warps can notice. False where none could
+    // run.
     bool run(int quantum);
     std::string where() const;
     // Of an instruction that was executed before.
@@ -161,7 +162,7 @@ class Warp {
     Mask cluster_arrived = 0;
     Knowledge released;  // what it knew at its last fence
 
-   private:
+private:
     friend class Block;
 
     Fragment* next_fragment();
@@ -180,7 +181,7 @@ struct NamedBarrier {
     uint64_t phase = 0;
     uint32_t arrived = 0, expected = 0;
     Knowledge arriving, complete;
-    uint32_t yes = 0, votes = 0;          // what bar.red counts
+    uint32_t yes = 0, votes = 0;              // what bar.red counts
     uint32_t final_yes = 0, final_votes = 0;  // in the phase that is over
 };
 
@@ -221,7 +222,7 @@ struct WarpGroup {
 };
 
 class Block {
-   public:
+public:
     Block(Cluster& cluster, uint32_t rank, Dim index);
 
     Cluster& cluster;
@@ -255,14 +256,14 @@ class Block {
     void arrive(MBarrier& barrier, const Knowledge& known, uint32_t count);
     void add_transactions(MBarrier& barrier, int64_t bytes);
 
-   private:
+private:
     uint32_t n_warps_, base_agent_;
 
     void complete_phase_if_due(MBarrier& barrier);
 };
 
 class Cluster {
-   public:
+public:
     Cluster(Launch& launch, Dim index);
 
     Launch& launch;
@@ -271,7 +272,7 @@ class Cluster {
     // The barrier of the cluster.
     uint64_t phase = 0;
     Knowledge arriving, complete;
-    uint64_t ticks = 0;  // what clocks show
+    uint64_t ticks = 0;                               // what clocks show
     std::map<uint64_t, TensorMapWrites> tensor_maps;  // those modified, by address
 
     void run();
@@ -285,7 +286,7 @@ class Cluster {
     Block& block_of(const Warp& warp, uint64_t shared_address, int lane);
     uint32_t warps_per_block() const { return (launch.block.count() + kLanes - 1) / kLanes; }
 
-   private:
+private:
     // All warps have exited: faults where asynchronous work still uses shared memory.
     void finish();
 

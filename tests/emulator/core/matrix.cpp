@@ -9,8 +9,8 @@ namespace ptx {
 
 Element element_of(const std::string& type) {
     static const std::map<std::string, Element> all = {
-        {"f16", Element::kHalf},   {"bf16", Element::kBfloat}, {"tf32", Element::kTf32},
-        {"e4m3", Element::kE4M3},  {"e5m2", Element::kE5M2},   {"s8", Element::kSigned8},
+        {"f16", Element::kHalf},    {"bf16", Element::kBfloat}, {"tf32", Element::kTf32},
+        {"e4m3", Element::kE4M3},   {"e5m2", Element::kE5M2},   {"s8", Element::kSigned8},
         {"u8", Element::kUnsigned8}};
     const auto found = all.find(type);
     return found == all.end() ? Element::kUnknown : found->second;
@@ -18,13 +18,10 @@ Element element_of(const std::string& type) {
 
 int bytes_of(Element e) {
     switch (e) {
-        case Element::kTf32:
-            return 4;
+        case Element::kTf32: return 4;
         case Element::kHalf:
-        case Element::kBfloat:
-            return 2;
-        default:
-            return 1;
+        case Element::kBfloat: return 2;
+        default: return 1;
     }
 }
 
@@ -32,18 +29,12 @@ float value_of(Element e, uint32_t bits) {
     switch (e) {
         case Element::kHalf:
             return static_cast<float>(std::bit_cast<Half>(static_cast<uint16_t>(bits)));
-        case Element::kBfloat:
-            return std::bit_cast<float>(bits << 16);
-        case Element::kTf32:
-            return Tf32{bits};
-        case Element::kE4M3:
-            return std::bit_cast<Float8E4M3>(static_cast<uint8_t>(bits));
-        case Element::kE5M2:
-            return std::bit_cast<Float8E5M2>(static_cast<uint8_t>(bits));
-        case Element::kSigned8:
-            return static_cast<int8_t>(bits);
-        default:
-            return static_cast<uint8_t>(bits);
+        case Element::kBfloat: return std::bit_cast<float>(bits << 16);
+        case Element::kTf32: return Tf32{bits};
+        case Element::kE4M3: return std::bit_cast<Float8E4M3>(static_cast<uint8_t>(bits));
+        case Element::kE5M2: return std::bit_cast<Float8E5M2>(static_cast<uint8_t>(bits));
+        case Element::kSigned8: return static_cast<int8_t>(bits);
+        default: return static_cast<uint8_t>(bits);
     }
 }
 
@@ -109,7 +100,8 @@ void accumulate(Warp& w, const std::vector<Operand>& d, const std::vector<Operan
         const auto before = c ? w.bits<uint32_t>((*c)[r]) : filled(0u);
         Lanes<uint32_t> out{};
         // Of 8 columns, a lane has two in each of two rows 8 apart.
-        const int in_group = static_cast<int>(r) % (2 * rows_apart), group = static_cast<int>(r) / (2 * rows_apart);
+        const int in_group = static_cast<int>(r) % (2 * rows_apart),
+                  group = static_cast<int>(r) / (2 * rows_apart);
         for (int l = 0; l < kLanes; ++l) {
             for (int e = 0; e < per_register; ++e) {
                 const int row = first_row + l / 4 + 8 * (in_group / rows_apart);
@@ -121,8 +113,10 @@ void accumulate(Warp& w, const std::vector<Operand>& d, const std::vector<Operan
                 } else if (sum == Sum::kInteger) {
                     out[l] = before[l] + static_cast<uint32_t>(static_cast<int64_t>(added));
                 } else {
-                    const auto x = std::bit_cast<Half>(static_cast<uint16_t>(before[l] >> (16 * e)));
-                    const Half total = canonical(static_cast<Half>((c ? static_cast<double>(x) : 0.0) + added));
+                    const auto x =
+                        std::bit_cast<Half>(static_cast<uint16_t>(before[l] >> (16 * e)));
+                    const Half total =
+                        canonical(static_cast<Half>((c ? static_cast<double>(x) : 0.0) + added));
                     out[l] |= static_cast<uint32_t>(std::bit_cast<uint16_t>(total)) << (16 * e);
                 }
             }
@@ -144,10 +138,12 @@ uint32_t described_address(const Descriptor& d, int row, int k, int bytes, bool 
         at = r % 8 * 16 + r / 8 * d.stride + along / 16 * d.leading + along % 16;
     } else if (d.swizzle) {
         const uint32_t in_row = width / static_cast<uint32_t>(bytes);
-        at = r % in_row * static_cast<uint32_t>(bytes) + r / in_row * d.leading + kk % 8 * width + kk / 8 * d.stride;
+        at = r % in_row * static_cast<uint32_t>(bytes) + r / in_row * d.leading + kk % 8 * width +
+             kk / 8 * d.stride;
     } else {
         const uint32_t in_row = 16 / static_cast<uint32_t>(bytes);
-        at = r % in_row * static_cast<uint32_t>(bytes) + r / in_row * d.stride + kk % 8 * 16 + kk / 8 * d.leading;
+        at = r % in_row * static_cast<uint32_t>(bytes) + r / in_row * d.stride + kk % 8 * 16 +
+             kk / 8 * d.leading;
     }
     at += d.start;
     // 16-byte chunks are exchanged by the number of the 128-byte row that they lie in.
@@ -167,7 +163,8 @@ Matrix load_described(const Warp& w, const Descriptor& d, int rows, int depth, E
         for (int k = 0; k < depth; ++k) {
             const uint32_t at = described_address(d, row, k, bytes, transposed);
             if (at + static_cast<uint32_t>(bytes) > shared.size()) {
-                w.fault(kind::kOutOfBounds, "a matrix descriptor reaches beyond shared memory", -1, at);
+                w.fault(kind::kOutOfBounds, "a matrix descriptor reaches beyond shared memory", -1,
+                        at);
             }
             uint32_t bits = 0;
             std::memcpy(&bits, shared.data() + at, static_cast<size_t>(bytes));

@@ -20,7 +20,8 @@ struct Matrix {
     int rows, depth;
     std::vector<float> values;
 
-    Matrix(int rows, int depth) : rows(rows), depth(depth), values(static_cast<size_t>(rows * depth)) {}
+    Matrix(int rows, int depth)
+        : rows(rows), depth(depth), values(static_cast<size_t>(rows * depth)) {}
     float& at(int row, int k) { return values[static_cast<size_t>(row * depth + k)]; }
     float at(int row, int k) const { return values[static_cast<size_t>(row * depth + k)]; }
 };

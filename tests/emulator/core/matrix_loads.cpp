@@ -11,7 +11,8 @@ Next move_matrices(Warp& w, const Instruction& i) {
     const bool transposed = i.setting[1];
     const auto addresses = w.addresses(i[Store ? 0 : 1]);
     const auto& registers = i[Store ? 1 : 0].elements;
-    if (registers.size() != count) w.fault(kind::kUnsupported, "as many registers as matrices are needed");
+    if (registers.size() != count)
+        w.fault(kind::kUnsupported, "as many registers as matrices are needed");
     for (size_t n = 0; n < count; ++n) {
         // Row r of the matrix is at the address of lane 8 n + r; a lane has two elements of a row.
         uint16_t elements[8][8];
@@ -23,7 +24,8 @@ Next move_matrices(Warp& w, const Instruction& i) {
         };
         if (Store) {
             for (int l = 0; l < kLanes; ++l) {
-                for (int e = 0; e < 2; ++e) element_of_lane(l, e) = static_cast<uint16_t>(fragment[l] >> (16 * e));
+                for (int e = 0; e < 2; ++e)
+                    element_of_lane(l, e) = static_cast<uint16_t>(fragment[l] >> (16 * e));
             }
         }
         for (int r = 0; r < 8; ++r) {
@@ -41,7 +43,8 @@ Next move_matrices(Warp& w, const Instruction& i) {
         count_shared(w, rows, 16);
         if (!Store) {
             for (int l = 0; l < kLanes; ++l) {
-                fragment[l] = element_of_lane(l, 0) | static_cast<uint32_t>(element_of_lane(l, 1)) << 16;
+                fragment[l] = element_of_lane(l, 0) | static_cast<uint32_t>(element_of_lane(l, 1))
+                                                          << 16;
             }
             w.set(registers[n], fragment);
         }

@@ -6,8 +6,8 @@
 namespace ptx {
 namespace {
 
-// setting[0]: the space; [1]: bytes of an element; [2]: elements; [3]: whether the access is strong;
-// [4]: whether elements are signed.
+// setting[0]: the space; [1]: bytes of an element; [2]: elements; [3]: whether the access is
+// strong; [4]: whether elements are signed.
 Space space_of(const Instruction& i) { return static_cast<Space>(i.setting[0]); }
 
 void access_local(Warp& w, int lane, uint64_t address, uint32_t size, uint8_t* out,
@@ -22,7 +22,8 @@ void access_local(Warp& w, int lane, uint64_t address, uint32_t size, uint8_t* o
             w.local[first + n] = data[n];
             w.local_written[first + n] = true;
         } else if (!w.local_written[first + n]) {
-            w.fault(kind::kUninitialized, "read of local memory that was not written", lane, address);
+            w.fault(kind::kUninitialized, "read of local memory that was not written", lane,
+                    address);
         } else {
             out[n] = w.local[first + n];
         }
@@ -58,14 +59,9 @@ Next load(Warp& w, const Instruction& i) {
             case Space::kShared:
                 read_shared(w, l, address, size * n, bytes, access_of(w, l, is_strong));
                 break;
-            case Space::kLocal:
-                access_local(w, l, address, size * n, bytes, nullptr);
-                break;
-            case Space::kParameter:
-                read_parameter(w, l, address, size * n, bytes);
-                break;
-            default:
-                read_global(w, l, address, size * n, bytes, is_strong);
+            case Space::kLocal: access_local(w, l, address, size * n, bytes, nullptr); break;
+            case Space::kParameter: read_parameter(w, l, address, size * n, bytes); break;
+            default: read_global(w, l, address, size * n, bytes, is_strong);
         }
         for (uint32_t e = 0; e < n; ++e) {
             uint64_t value = 0;
@@ -78,19 +74,10 @@ Next load(Warp& w, const Instruction& i) {
         }
     }
     const auto targets = elements(i[0]);
-    if (targets.size() != n) w.fault(kind::kUnsupported, "as many registers as elements are needed");
+    if (targets.size() != n)
+        w.fault(kind::kUnsupported, "as many registers as elements are needed");
     for (uint32_t e = 0; e < n; ++e) w.set(*targets[e], values[e]);
     return Next::kFollowing;
-}
-
-// Several lanes may write the same to one address at once.
-bool repeats_an_earlier_lane(const Lanes<uint64_t>& addresses, const std::vector<Lanes<uint64_t>>& values,
-                             int lane, Mask active) {
-    for (int l = 0; l < lane; ++l) {
-        if (!(active >> l & 1) || addresses[l] != addresses[lane]) continue;
-        return std::all_of(values.begin(), values.end(), [&](const auto& v) { return v[l] == v[lane]; });
-    }
-    return false;
 }
 
 Next store(Warp& w, const Instruction& i) {
@@ -99,11 +86,15 @@ Next store(Warp& w, const Instruction& i) {
     const auto addresses = w.addresses(i[0]);
     count(w, space_of(i), addresses, size * n);
     const auto sources = elements(i[1]);
-    if (sources.size() != n) w.fault(kind::kUnsupported, "as many registers as elements are needed");
+    if (sources.size() != n)
+        w.fault(kind::kUnsupported, "as many registers as elements are needed");
     std::vector<Lanes<uint64_t>> values;
     for (const Operand* source : sources) values.push_back(w.bits<uint64_t>(*source));
-    for (int l = 0; l < kLanes; ++l) {
-        if (!(w.active >> l & 1) || repeats_an_earlier_lane(addresses, values, l, w.active)) continue;
+    // Where several lanes write to one address, which of them is last is not specified.
+    const int turned = w.block.cluster.random() & 1 ? kLanes - 1 : 0;
+    for (int turn = 0; turn < kLanes; ++turn) {
+        const int l = turn ^ turned;
+        if (!(w.active >> l & 1)) continue;
         uint8_t bytes[64];
         for (uint32_t e = 0; e < n; ++e) std::memcpy(bytes + e * size, &values[e][l], size);
         auto [space, address] = std::pair{space_of(i), addresses[l]};

@@ -6,12 +6,14 @@ namespace {
 
 // setting[0], [1]: elements of a and b; [2]: how sums are kept; [3]: the depth.
 Next multiply(Warp& w, const Instruction& i) {
-    const auto a_type = static_cast<Element>(i.setting[0]), b_type = static_cast<Element>(i.setting[1]);
+    const auto a_type = static_cast<Element>(i.setting[0]),
+               b_type = static_cast<Element>(i.setting[1]);
     const auto depth = static_cast<int>(i.setting[3]);
     Matrix a(16, depth), b(8, depth);
     load_fragment_a(w, i[1].elements, a_type, a, 0);
     load_fragment_b(w, i[2].elements, b_type, b);
-    accumulate(w, i[0].elements, &i[3].elements, static_cast<Sum>(i.setting[2]), product(a, b), 0, 8);
+    accumulate(w, i[0].elements, &i[3].elements, static_cast<Sum>(i.setting[2]), product(a, b), 0,
+               8);
     return Next::kFollowing;
 }
 

@@ -68,7 +68,8 @@ struct Float8 {
         int exponent = magnitude == 0 ? 1 - kBias : std::ilogb(magnitude);
         exponent = exponent < 1 - kBias ? 1 - kBias : exponent;
         // nearbyint rounds to even.
-        const double steps = std::nearbyint(std::ldexp(static_cast<double>(magnitude), M - exponent));
+        const double steps =
+            std::nearbyint(std::ldexp(static_cast<double>(magnitude), M - exponent));
         const double code = steps + std::ldexp(static_cast<double>(exponent + kBias - 1), M);
         bits = sign | static_cast<uint8_t>(code > kLargest ? kLargest : code);
     }
@@ -89,8 +90,8 @@ using Float8E4M3 = Float8<4, 3>;
 using Float8E5M2 = Float8<5, 2>;
 
 template <class T>
-constexpr bool kIsFloat = std::is_floating_point_v<T> || std::is_same_v<T, Half> ||
-                          std::is_same_v<T, Bfloat>;
+constexpr bool kIsFloat =
+    std::is_floating_point_v<T> || std::is_same_v<T, Half> || std::is_same_v<T, Bfloat>;
 
 // In which the arithmetic of a format is exact enough to be rounded once.
 template <class T>

@@ -39,21 +39,16 @@ Lanes<U> Warp::bits(const Operand& o) const {
             }
             return out;
         }
-        case Operand::Kind::kInteger:
-            return filled(static_cast<U>(o.value));
-        case Operand::Kind::kShared:
-            return filled(static_cast<U>(block.shared_base() + o.value));
-        case Operand::Kind::kParameter:
-            return filled(static_cast<U>(o.value));
+        case Operand::Kind::kInteger: return filled(static_cast<U>(o.value));
+        case Operand::Kind::kShared: return filled(static_cast<U>(block.shared_base() + o.value));
+        case Operand::Kind::kParameter: return filled(static_cast<U>(o.value));
         case Operand::Kind::kSpecial: {
             const auto wide = special64(o.special);
             for (int l = 0; l < kLanes; ++l) out[l] = static_cast<U>(wide[l]);
             return out;
         }
-        case Operand::Kind::kSink:
-            return filled(U{0});
-        default:
-            fault(kind::kUnsupported, "operand of a kind that is not read here");
+        case Operand::Kind::kSink: return filled(U{0});
+        default: fault(kind::kUnsupported, "operand of a kind that is not read here");
     }
 }
 

@@ -12,9 +12,10 @@ Next unsupported(Warp& w, const Instruction& i) {
     w.fault(kind::kUnsupported, "instruction " + i.name() + " is not supported");
 }
 
-void collect_registers(const Operand& o, std::vector<uint16_t>& found) {
-    if (o.kind == Operand::Kind::kRegister) found.push_back(o.number);
-    for (const Operand& element : o.elements) collect_registers(element, found);
+template <class F>
+void for_registers(const Operand& o, F f) {
+    if (o.kind == Operand::Kind::kRegister) f(o);
+    for (const Operand& element : o.elements) for_registers(element, f);
 }
 
 }  // namespace
@@ -45,10 +46,10 @@ std::string Modifiers::take_any(std::initializer_list<const char*> names) {
 
 void Modifiers::skip_hints() {
     std::erase_if(rest_, [](const std::string& part) {
-        static const std::set<std::string> hints = {"weak", "relaxed", "acquire", "release", "acq_rel",
-                                                    "sc",   "gpu",     "cta",     "sys",     "cluster",
-                                                    "nc",   "ca",      "cg",      "cs",      "lu",
-                                                    "cv",   "wb",      "wt",      "volatile"};
+        static const std::set<std::string> hints = {
+            "weak", "relaxed", "acquire", "release", "acq_rel", "sc", "gpu",
+            "cta",  "sys",     "cluster", "nc",      "ca",      "cg", "cs",
+            "lu",   "cv",      "wb",      "wt",      "volatile"};
         return hints.contains(part) || part.starts_with("L1::") || part.starts_with("L2::");
     });
 }
@@ -82,9 +83,10 @@ int bytes_of(const std::string& type) {
 const Decoders& decoders() {
     static const Decoders all = [] {
         Decoders made;
-        for (auto add : {add_arithmetic, add_bitwise, add_conversions, add_approximations, add_memory,
-                         add_atomics, add_control, add_barriers, add_warp_exchanges, add_async_copies,
-                         add_bulk_copies, add_tensor_map_updates, add_clusters, add_matrix_loads, add_mma, add_wgmma, add_tcgen05}) {
+        for (auto add : {add_arithmetic, add_bitwise, add_conversions, add_approximations,
+                         add_memory, add_atomics, add_control, add_barriers, add_warp_exchanges,
+                         add_async_copies, add_bulk_copies, add_tensor_map_updates, add_clusters,
+                         add_matrix_loads, add_mma, add_wgmma, add_tcgen05}) {
             add(made);
         }
         return made;
@@ -100,7 +102,9 @@ void Program::add(Instruction i) {
         if (!modifiers.empty()) i.execute = nullptr;
     }
     if (!i.execute) i.execute = unsupported;
-    for (const Operand& o : i.operands) collect_registers(o, i.registers);
+    for (const Operand& o : i.operands) {
+        for_registers(o, [&](const Operand& r) { i.registers.push_back(r.number); });
+    }
     code.push_back(std::move(i));
 }
 
@@ -113,6 +117,21 @@ void Program::finish() {
         i.uses_wgmma_registers = std::any_of(i.registers.begin(), i.registers.end(),
                                              [&](uint16_t r) { return of_products.contains(r); });
     }
+    find_never_written();
+}
+
+void Program::find_never_written() {
+    std::map<uint16_t, Operand> registers;
+    for (const Instruction& i : code) {
+        for (const Operand& o : i.operands) {
+            for_registers(o, [&](const Operand& r) { registers.emplace(r.number, r); });
+        }
+    }
+    for (const Instruction& i : code) {
+        if (i.operands.empty() || i[0].kind == Operand::Kind::kAddress) continue;
+        for_registers(i[0], [&](const Operand& r) { registers.erase(r.number); });
+    }
+    for (const auto& [number, r] : registers) never_written.push_back(r);
 }
 
 }  // namespace ptx

@@ -73,8 +73,9 @@ struct Instruction {
 
 // Reads the modifiers of an opcode one by one; what is left over is not supported.
 class Modifiers {
-   public:
-    explicit Modifiers(const std::vector<std::string>& parts) : rest_(parts.begin() + 1, parts.end()) {}
+public:
+    explicit Modifiers(const std::vector<std::string>& parts)
+        : rest_(parts.begin() + 1, parts.end()) {}
 
     bool take(const std::string& name);
     // The first modifier among these that is there, or "".
@@ -88,7 +89,7 @@ class Modifiers {
     bool has(const std::string& name) const;
     bool empty() const { return rest_.empty(); }
 
-   private:
+private:
     std::vector<std::string> rest_;
 };
 
@@ -105,8 +106,15 @@ struct Program {
     int granule_shift = 4;  // log2 of the smallest access to shared memory, in bytes
 
     void add(Instruction instruction);
-    // After the last instruction: finds the registers that asynchronous products use.
+    // After the last instruction: finds the registers that asynchronous products use, and those
+    // that no instruction writes.
     void finish();
+
+    // Compilers name these where any value will do, as in the half of a register that is ignored.
+    std::vector<Operand> never_written;
+
+private:
+    void find_never_written();
 };
 
 // Every decoder, by the first part of the opcode.

@@ -1,5 +1,6 @@
 #include "shared_memory.h"
 
+#include <algorithm>
 #include <cstdio>
 
 namespace ptx {
@@ -30,6 +31,8 @@ std::optional<Violation> SharedMemory::after_write(const Cell& cell, const Acces
     const Epoch before = cell.last_write;
     const std::string of = " the write at instruction " + std::to_string(cell.instruction);
     if (before.agent == access.epoch.agent && access.in_order) {
+        // Lanes that write to one place at once: one of them is last.
+        if (cell.serial == access.serial) return {};
         if (before.time < access.epoch.time || !lanes_conflict(cell.lane, access.lane)) return {};
         if (cell.is_strong && access.is_strong) return {};
         return Violation{"race", std::string(what) + at(address) + " by another lane than" + of +
@@ -40,7 +43,8 @@ std::optional<Violation> SharedMemory::after_write(const Cell& cell, const Acces
         return Violation{"race", std::string(what) + at(address) + " is not ordered after" + of};
     }
     if (access.is_async && !cell.is_async && !access.known->fenced.covers(before)) {
-        return Violation{"race", std::string(what) + at(address) + " by the asynchronous proxy: no" +
+        return Violation{"race", std::string(what) + at(address) +
+                                     " by the asynchronous proxy: no" +
                                      " fence.proxy.async lies between it and" + of};
     }
     return {};
@@ -52,7 +56,8 @@ std::optional<Violation> SharedMemory::read(uint32_t address, uint32_t size, con
     for (uint32_t i = address >> shift_; i <= (address + size - 1) >> shift_; ++i) {
         const Cell& cell = cells_[i];
         if (cell.instruction < 0) {
-            return Violation{"uninitialized", "read of " + at(i << shift_) + ", which nothing wrote"};
+            return Violation{"uninitialized",
+                             "read of " + at(i << shift_) + ", which nothing wrote"};
         }
         if (auto found = after_write(cell, access, "read of ", i << shift_)) return found;
         uint32_t& last = reads_[i * readers_ + access.epoch.agent];
@@ -65,11 +70,12 @@ std::optional<Violation> SharedMemory::read(uint32_t address, uint32_t size, con
     return {};
 }
 
-std::optional<Violation> SharedMemory::write(uint32_t address, uint32_t size,
-                                             const Access& access) {
+std::optional<Violation> SharedMemory::write(uint32_t address, uint32_t size, const Access& access,
+                                             const uint8_t* data) {
+    const bool is_same = data && std::equal(data, data + size, data_.data() + address);
     for (uint32_t i = address >> shift_; i <= (address + size - 1) >> shift_; ++i) {
         Cell& cell = cells_[i];
-        if (cell.instruction >= 0) {
+        if (cell.instruction >= 0 && !is_same) {
             if (auto found = after_write(cell, access, "write to ", i << shift_)) return found;
         }
         for (uint32_t agent = 0; agent < readers_; ++agent) {
@@ -77,16 +83,17 @@ std::optional<Violation> SharedMemory::write(uint32_t address, uint32_t size,
             if (!entry || (access.is_strong && entry & kStrong)) continue;
             const Epoch before{agent, entry >> kTimeShift};
             const bool own = agent == access.epoch.agent && access.in_order;
-            const bool race = own ? before.time == access.epoch.time &&
-                                        lanes_conflict(entry & kLane, access.lane)
-                                  : !access.known->seen.covers(before);
+            const bool race =
+                own ? before.time == access.epoch.time && lanes_conflict(entry & kLane, access.lane)
+                    : !access.known->seen.covers(before);
             if (race) {
                 const std::string reader = own ? "another lane" : "agent " + std::to_string(agent);
                 return Violation{"race", "write to " + at(i << shift_) +
                                              " is not ordered after a read by " + reader};
             }
         }
-        cell = {access.epoch, access.instruction, access.lane, access.is_strong, access.is_async};
+        cell = {access.epoch, access.instruction, access.serial,
+                access.lane,  access.is_strong,   access.is_async};
     }
     return {};
 }

@@ -19,6 +19,7 @@ struct Access {
     bool is_async = false;   // through the asynchronous proxy
     bool in_order = true;    // the agent's own accesses are ordered, as a thread's are
     int instruction = 0;
+    uint64_t serial = 0;  // of one execution of an instruction by a warp
 
     static constexpr uint8_t kWholeWarp = 32;
 };
@@ -29,7 +30,7 @@ struct Violation {
 };
 
 class SharedMemory {
-   public:
+public:
     // `readers` is the number of agents that may read, which are those below it.
     SharedMemory(uint32_t bytes, uint32_t readers, int granule_shift);
 
@@ -37,12 +38,16 @@ class SharedMemory {
     uint8_t* data() { return data_.data(); }
 
     std::optional<Violation> read(uint32_t address, uint32_t size, const Access& access);
-    std::optional<Violation> write(uint32_t address, uint32_t size, const Access& access);
+    // `data` is what will be written: where others write the same, no order is needed between them.
+    // Null where it is not known yet.
+    std::optional<Violation> write(uint32_t address, uint32_t size, const Access& access,
+                                   const uint8_t* data);
 
-   private:
+private:
     struct Cell {
         Epoch last_write;
         int32_t instruction = -1;  // of the last write; none where negative
+        uint64_t serial = 0;
         uint8_t lane = 0;
         bool is_strong = false, is_async = false;
     };

@@ -13,10 +13,12 @@ std::array<int32_t, kMaxRank> coordinates(const Warp& w, const Operand& address,
 }
 
 // setting[0]: the number of dimensions.
-std::pair<TensorMap, Box> box_of(const Warp& w, const Instruction& i, const Operand& address, int lane) {
+std::pair<TensorMap, Box> box_of(const Warp& w, const Instruction& i, const Operand& address,
+                                 int lane) {
     const TensorMap map = load_tensor_map(w, lane, w.addresses(address)[lane]);
     if (map.rank() != i.setting[0]) {
-        w.fault(kind::kInvalid, "the tensor map has " + std::to_string(map.rank()) + " dimensions", lane);
+        w.fault(kind::kInvalid, "the tensor map has " + std::to_string(map.rank()) + " dimensions",
+                lane);
     }
     return {map, Box(map, coordinates(w, address, lane))};
 }
@@ -40,9 +42,11 @@ Next load(Warp& w, const Instruction& i) {
         require_aligned(w, l, first & kRankMask, kSharedAlignment);
         box.check(w, l, false, false);
         for (uint32_t rank : targets(w, l, first, i.setting[1], masks[l])) {
-            const uint64_t place = i.setting[1] ? in_block(signals[l], rank) : shared_address(signals[l]);
+            const uint64_t place =
+                i.setting[1] ? in_block(signals[l], rank) : shared_address(signals[l]);
             const Signal signal = signal_at(w, l, place);
-            uint8_t* target = begin_shared_write(w, l, in_block(first, rank), box.bytes(), access_of(w, signal));
+            uint8_t* target =
+                begin_shared_write(w, l, in_block(first, rank), box.bytes(), access_of(w, signal));
             const auto shared = static_cast<uint32_t>(first & kRankMask);
             land(w, signal, box.bytes(), [=, map = map, box = box] {
                 const auto data = box.read();

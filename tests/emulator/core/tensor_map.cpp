@@ -97,12 +97,14 @@ TensorMap load_tensor_map(const Warp& w, int lane, uint64_t address) {
         const TensorMapWrites& writes = found->second;
         if (!w.known.seen.covers({writes.fenced, writes.time})) {
             w.fault(kind::kRace,
-                    "the tensor map was modified, with no fence.proxy.tensormap acquire between that and this use",
+                    "the tensor map was modified, with no fence.proxy.tensormap acquire between "
+                    "that and this use",
                     lane, address);
         }
     }
     const std::string refusal = map.refusal();
-    if (!refusal.empty()) w.fault(kind::kInvalid, "the tensor map cannot be used: " + refusal, lane, address);
+    if (!refusal.empty())
+        w.fault(kind::kInvalid, "the tensor map cannot be used: " + refusal, lane, address);
     return map;
 }
 

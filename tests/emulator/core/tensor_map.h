@@ -37,7 +37,7 @@ static_assert(sizeof(TensorMap) == 128);
 
 // A part of the tensor that a copy moves.
 class Box {
-   public:
+public:
     Box(const TensorMap& map, const std::array<int32_t, kMaxRank>& first);
 
     uint32_t bytes() const { return bytes_; }
@@ -50,7 +50,7 @@ class Box {
     template <class F>
     void for_each_run(F f) const;
 
-   private:
+private:
     TensorMap map_;
     std::array<int32_t, kMaxRank> first_;
     std::array<uint32_t, kMaxRank> count_;  // elements in each dimension
@@ -65,7 +65,8 @@ void Box::for_each_run(F f) const {
         bool inside = true;
         uint32_t rest = row;
         for (int d = 1; d < map_.rank(); ++d) {
-            const auto i = static_cast<int64_t>(rest % count_[d]) * map_.element_strides[d] + first_[d];
+            const auto i =
+                static_cast<int64_t>(rest % count_[d]) * map_.element_strides[d] + first_[d];
             rest /= count_[d];
             inside &= i >= 0 && i < map_.dims[d];
             address += static_cast<uint64_t>(i) * map_.strides[d - 1];

@@ -5,7 +5,19 @@
 namespace ptx {
 namespace {
 
-enum Field { kAddress, kRank, kBox, kDim, kStride, kElementStride, kElement, kInterleave, kSwizzle, kAtomicity, kFill };
+enum Field {
+    kAddress,
+    kRank,
+    kBox,
+    kDim,
+    kStride,
+    kElementStride,
+    kElement,
+    kInterleave,
+    kSwizzle,
+    kAtomicity,
+    kFill
+};
 
 bool has_index(int64_t field) { return field >= kBox && field <= kElementStride; }
 
@@ -24,23 +36,13 @@ void set_field(const Warp& w, TensorMap& map, const Instruction& i, int lane, ui
         w.fault(kind::kInvalid, "a tensor map has no such dimension", lane);
     }
     switch (field) {
-        case kAddress:
-            map.address = value;
-            break;
-        case kStride:
-            map.strides[at] = value;
-            break;
-        case kBox:
-            map.box[at] = static_cast<uint32_t>(value);
-            break;
-        case kDim:
-            map.dims[at] = static_cast<uint32_t>(value);
-            break;
-        case kElementStride:
-            map.element_strides[at] = static_cast<uint32_t>(value);
-            break;
+        case kAddress: map.address = value; break;
+        case kStride: map.strides[at] = value; break;
+        case kBox: map.box[at] = static_cast<uint32_t>(value); break;
+        case kDim: map.dims[at] = static_cast<uint32_t>(value); break;
+        case kElementStride: map.element_strides[at] = static_cast<uint32_t>(value); break;
         default: {
-            uint8_t* small[] = {&map.rank_less_one, &map.element, &map.interleave,
+            uint8_t* small[] = {&map.rank_less_one, &map.element,   &map.interleave,
                                 &map.swizzle,       &map.atomicity, &map.fill};
             *small[field == kRank ? 0 : field - kElement + 1] = static_cast<uint8_t>(value);
         }
@@ -90,14 +92,21 @@ Execute decode_tensormap(Modifiers& m, Instruction& i) {
     if (m.take("cp_fenceproxy")) {
         i.is_aligned = m.take("aligned") && m.take("sync");
         m.skip_hints();
-        const bool known = m.take("global") && m.take("shared::cta") && m.take("tensormap::generic");
+        const bool known =
+            m.take("global") && m.take("shared::cta") && m.take("tensormap::generic");
         return known ? copy_and_fence : nullptr;
     }
-    static const std::map<std::string, Field> fields = {
-        {"global_address", kAddress}, {"rank", kRank}, {"box_dim", kBox}, {"global_dim", kDim},
-        {"global_stride", kStride}, {"element_stride", kElementStride}, {"elemtype", kElement},
-        {"interleave_layout", kInterleave}, {"swizzle_mode", kSwizzle}, {"swizzle_atomicity", kAtomicity},
-        {"fill_mode", kFill}};
+    static const std::map<std::string, Field> fields = {{"global_address", kAddress},
+                                                        {"rank", kRank},
+                                                        {"box_dim", kBox},
+                                                        {"global_dim", kDim},
+                                                        {"global_stride", kStride},
+                                                        {"element_stride", kElementStride},
+                                                        {"elemtype", kElement},
+                                                        {"interleave_layout", kInterleave},
+                                                        {"swizzle_mode", kSwizzle},
+                                                        {"swizzle_atomicity", kAtomicity},
+                                                        {"fill_mode", kFill}};
     if (!m.take("replace") || !m.take("tile")) return nullptr;
     const auto field = fields.find(m.pop_front());
     if (field == fields.end() || !m.take("b1024")) return nullptr;
@@ -119,7 +128,8 @@ Next fence_for_tensor_maps(Warp& w, const Instruction& i) {
         const auto found = maps.find(addresses[l]);
         if (found == maps.end()) continue;
         const TensorMapWrites& writes = found->second;
-        if (w.known.seen.covers({writes.written, writes.time})) w.known.seen.set(writes.fenced, writes.time);
+        if (w.known.seen.covers({writes.written, writes.time}))
+            w.known.seen.set(writes.fenced, writes.time);
     }
     return Next::kFollowing;
 }

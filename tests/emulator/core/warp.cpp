@@ -11,6 +11,13 @@ Warp::Warp(Block& block, int index, Mask lanes)
     accumulating.resize(program.register_count);
     feeding.resize(program.register_count);
     unfenced.resize(program.register_count);
+    for (const Operand& r : program.never_written) {
+        const size_t bytes = r.width == 1 ? sizeof(Mask) : kLanes * (r.width / 8);
+        for (size_t n = 0; n < bytes; ++n) {
+            registers_[r.offset + n] = static_cast<uint8_t>(block.cluster.random());
+        }
+        defined_[r.number] = kAllLanes;
+    }
     fragments_.push_back({0, lanes, {}});
     known.seen.set(block.agent_of_warp(index), 1);
 }
@@ -57,6 +64,7 @@ void Warp::step(Fragment& f) {
     const Instruction& i = launch.program.code[f.pc];
     fragment = &f;
     active = f.lanes;
+    ++block.cluster.ticks;
     if (i.guard.kind == Operand::Kind::kRegister) active &= predicate(i.guard);
     const bool resumed = f.wait.kind != Wait::Kind::kNone;
     if (!resumed) {
@@ -75,7 +83,8 @@ void Warp::step(Fragment& f) {
     Next next = Next::kFollowing;
     if (active) {
         if (i.is_aligned && active != alive()) {
-            if (fragments_.size() == 1) fault(kind::kDivergence, "not all lanes of the warp are here");
+            if (fragments_.size() == 1)
+                fault(kind::kDivergence, "not all lanes of the warp are here");
             next = suspend(Wait::Kind::kOtherLanes, 0, 0);
         } else {
             if (i.uses_wgmma_registers && !products.empty()) check_registers(i);
@@ -152,7 +161,8 @@ void Warp::check_registers(const Instruction& i) const {
     if (i.is_product) return;  // products of one shape may follow one another
     for (uint16_t r : i.registers) {
         if (accumulating[r] || feeding[r]) {
-            fault(kind::kInFlight, "a register of a wgmma that is not known to be complete is used");
+            fault(kind::kInFlight,
+                  "a register of a wgmma that is not known to be complete is used");
         }
     }
 }

@@ -4,82 +4,92 @@
 namespace ptx {
 namespace {
 
-// The members that a .sync instruction names by its last operand.
-Mask members_of(Warp& w, const Operand& o) {
-    const auto members = w.uniform<uint32_t>(o);
-    if (w.active & ~members) {
-        w.fault(kind::kDivergence, "a lane executes what its mask leaves it out of",
-                std::countr_zero(w.active & ~members));
+// Runs `exchange` for each set of lanes that name the same members, once all of them are here.
+template <class F>
+Next among_members(Warp& w, const Operand& o, F exchange) {
+    const Mask here = w.active;
+    const auto members = w.bits<uint32_t>(o);
+    Mask all = 0;
+    for (int l = 0; l < kLanes; ++l) {
+        if (!(here >> l & 1)) continue;
+        if (!(members[l] >> l & 1)) {
+            w.fault(kind::kDivergence, "a lane executes what its mask leaves it out of", l);
+        }
+        all |= members[l];
     }
-    return members;
+    if (!w.gathers(all)) return Next::kAgain;
+    for (Mask rest = here; rest; rest &= ~w.active) {
+        const int first = std::countr_zero(rest);
+        w.active = 0;
+        for (int l = first; l < kLanes; ++l) {
+            if (rest >> l & 1 && members[l] == members[first]) w.active |= 1u << l;
+        }
+        const Mask left_out = members[first] & w.alive() & ~w.active;
+        if (left_out) {
+            w.fault(kind::kInvalid, "lanes name different members", std::countr_zero(left_out));
+        }
+        exchange();
+    }
+    w.active = here;
+    return Next::kFollowing;
 }
 
 enum Mode { kUp, kDown, kButterfly, kIndex };
 
 Next shuffle(Warp& w, const Instruction& i) {
-    const Mask members = members_of(w, i[4]);
-    if (!w.gathers(members)) return Next::kAgain;
-    const auto value = w.bits<uint32_t>(i[1]), by = w.bits<uint32_t>(i[2]), clamp = w.bits<uint32_t>(i[3]);
-    Lanes<uint32_t> out;
-    Mask in_range = 0;
-    for (int l = 0; l < kLanes; ++l) {
-        if (!(w.active >> l & 1)) continue;
-        const int segment = static_cast<int>(clamp[l] >> 8 & 31), limit = static_cast<int>(clamp[l] & 31);
-        const int low = l & segment, high = low | (limit & ~segment);
-        const int b = static_cast<int>(by[l] & 31);
-        int source = l;
-        bool is_in = false;
-        switch (i.setting[0]) {
-            case kUp:
-                source = l - b, is_in = source >= high;
-                break;
-            case kDown:
-                source = l + b, is_in = source <= high;
-                break;
-            case kButterfly:
-                source = l ^ b, is_in = source <= high;
-                break;
-            default:
-                source = low | (b & ~segment), is_in = source <= high;
+    return among_members(w, i[4], [&] {
+        const auto value = w.bits<uint32_t>(i[1]), by = w.bits<uint32_t>(i[2]),
+                   clamp = w.bits<uint32_t>(i[3]);
+        Lanes<uint32_t> out;
+        Mask in_range = 0;
+        for (int l = 0; l < kLanes; ++l) {
+            if (!(w.active >> l & 1)) continue;
+            const int segment = static_cast<int>(clamp[l] >> 8 & 31),
+                      limit = static_cast<int>(clamp[l] & 31);
+            const int low = l & segment, high = low | (limit & ~segment);
+            const int b = static_cast<int>(by[l] & 31);
+            int source = l;
+            bool is_in = false;
+            switch (i.setting[0]) {
+                case kUp: source = l - b, is_in = source >= high; break;
+                case kDown: source = l + b, is_in = source <= high; break;
+                case kButterfly: source = l ^ b, is_in = source <= high; break;
+                default: source = low | (b & ~segment), is_in = source <= high;
+            }
+            if (!is_in) source = l;
+            if (!(w.active >> source & 1)) {
+                w.fault(kind::kDivergence,
+                        "shfl reads lane " + std::to_string(source) + ", which is not here", l);
+            }
+            out[l] = value[source];
+            in_range |= static_cast<Mask>(is_in) << l;
         }
-        if (!is_in) source = l;
-        if (!(w.active >> source & 1)) {
-            w.fault(kind::kDivergence, "shfl reads lane " + std::to_string(source) + ", which is not here", l);
-        }
-        out[l] = value[source];
-        in_range |= static_cast<Mask>(is_in) << l;
-    }
-    const bool pair = i[0].kind == Operand::Kind::kPair;
-    w.set(pair ? i[0].elements[0] : i[0], out);
-    if (pair) w.set_predicate(i[0].elements[1], in_range);
-    return Next::kFollowing;
+        const bool pair = i[0].kind == Operand::Kind::kPair;
+        w.set(pair ? i[0].elements[0] : i[0], out);
+        if (pair) w.set_predicate(i[0].elements[1], in_range);
+    });
 }
 
 Execute decode_shfl(Modifiers& m, Instruction& i) {
     m.take("sync");
     const std::string mode = m.take_any({"up", "down", "bfly", "idx"});
-    i.setting[0] = mode == "up" ? kUp : mode == "down" ? kDown : mode == "bfly" ? kButterfly : kIndex;
+    i.setting[0] = mode == "up"     ? kUp
+                   : mode == "down" ? kDown
+                   : mode == "bfly" ? kButterfly
+                                    : kIndex;
     return m.type() == "b32" && i.size() == 5 ? shuffle : nullptr;
 }
 
 Next vote(Warp& w, const Instruction& i) {
-    const Mask members = members_of(w, i[2]);
-    if (!w.gathers(members)) return Next::kAgain;
-    const Mask yes = w.predicate(i[1]) & w.active;
-    switch (i.setting[0]) {
-        case 0:
-            w.set(i[0], filled(yes));
-            break;
-        case 1:
-            w.set_predicate(i[0], yes == w.active ? kAllLanes : 0);
-            break;
-        case 2:
-            w.set_predicate(i[0], yes ? kAllLanes : 0);
-            break;
-        default:
-            w.set_predicate(i[0], yes == w.active || !yes ? kAllLanes : 0);
-    }
-    return Next::kFollowing;
+    return among_members(w, i[2], [&] {
+        const Mask yes = w.predicate(i[1]) & w.active;
+        switch (i.setting[0]) {
+            case 0: w.set(i[0], filled(yes)); break;
+            case 1: w.set_predicate(i[0], yes == w.active ? kAllLanes : 0); break;
+            case 2: w.set_predicate(i[0], yes ? kAllLanes : 0); break;
+            default: w.set_predicate(i[0], yes == w.active || !yes ? kAllLanes : 0);
+        }
+    });
 }
 
 // setting[0]: ballot, all, any or uni.
@@ -93,25 +103,24 @@ Execute decode_vote(Modifiers& m, Instruction& i) {
 
 template <class U>
 Next match(Warp& w, const Instruction& i) {
-    const Mask members = members_of(w, i[2]);
-    if (!w.gathers(members)) return Next::kAgain;
-    const auto value = w.bits<U>(i[1]);
-    Lanes<uint32_t> out{};
-    for (int l = 0; l < kLanes; ++l) {
-        for (int other = 0; other < kLanes; ++other) {
-            const bool same = w.active >> other & 1 && value[other] == value[l];
-            out[l] |= static_cast<uint32_t>(same) << other;
+    return among_members(w, i[2], [&] {
+        const auto value = w.bits<U>(i[1]);
+        Lanes<uint32_t> out{};
+        for (int l = 0; l < kLanes; ++l) {
+            for (int other = 0; other < kLanes; ++other) {
+                const bool same = w.active >> other & 1 && value[other] == value[l];
+                out[l] |= static_cast<uint32_t>(same) << other;
+            }
         }
-    }
-    if (!i.setting[0]) {
-        w.set(i[0], out);
-        return Next::kFollowing;
-    }
-    const bool all = out[w.first_lane()] == w.active;
-    const bool pair = i[0].kind == Operand::Kind::kPair;
-    w.set(pair ? i[0].elements[0] : i[0], filled(all ? w.active : 0u));
-    if (pair) w.set_predicate(i[0].elements[1], all ? kAllLanes : 0);
-    return Next::kFollowing;
+        if (!i.setting[0]) {
+            w.set(i[0], out);
+            return;
+        }
+        const bool all = out[w.first_lane()] == w.active;
+        const bool pair = i[0].kind == Operand::Kind::kPair;
+        w.set(pair ? i[0].elements[0] : i[0], filled(all ? w.active : 0u));
+        if (pair) w.set_predicate(i[0].elements[1], all ? kAllLanes : 0);
+    });
 }
 
 // setting[0]: whether all lanes have to agree.
@@ -124,34 +133,41 @@ Execute decode_match(Modifiers& m, Instruction& i) {
 
 template <class T, class F>
 Next reduce(Warp& w, const Instruction& i) {
-    const Mask members = members_of(w, i[2]);
-    if (!w.gathers(members)) return Next::kAgain;
-    const auto value = w.values<T, 1>(i[1]);
-    T result = value[w.first_lane()];
-    for (int l = w.first_lane() + 1; l < kLanes; ++l) {
-        if (w.active >> l & 1) result = F{}(result, value[l], i);
-    }
-    Lanes<T> out;
-    out.fill(result);
-    w.set_values<T, 1>(i[0], out);
-    return Next::kFollowing;
+    return among_members(w, i[2], [&] {
+        const auto value = w.values<T, 1>(i[1]);
+        T result = value[w.first_lane()];
+        for (int l = w.first_lane() + 1; l < kLanes; ++l) {
+            if (w.active >> l & 1) result = F{}(result, value[l], i);
+        }
+        Lanes<T> out;
+        out.fill(result);
+        w.set_values<T, 1>(i[0], out);
+    });
 }
 
 struct Sum {
     template <class T>
-    T operator()(T a, T b, const Instruction&) const { return a + b; }
+    T operator()(T a, T b, const Instruction&) const {
+        return a + b;
+    }
 };
 struct And {
     template <class T>
-    T operator()(T a, T b, const Instruction&) const { return a & b; }
+    T operator()(T a, T b, const Instruction&) const {
+        return a & b;
+    }
 };
 struct Or {
     template <class T>
-    T operator()(T a, T b, const Instruction&) const { return a | b; }
+    T operator()(T a, T b, const Instruction&) const {
+        return a | b;
+    }
 };
 struct Xor {
     template <class T>
-    T operator()(T a, T b, const Instruction&) const { return a ^ b; }
+    T operator()(T a, T b, const Instruction&) const {
+        return a ^ b;
+    }
 };
 // setting[0]: of absolute values; setting[1]: NaN is the result where there is one.
 template <bool Max>
@@ -192,13 +208,12 @@ Execute decode_redux(Modifiers& m, Instruction& i) {
 }
 
 Next elect(Warp& w, const Instruction& i) {
-    const Mask members = members_of(w, i[1]);
-    if (!w.gathers(members)) return Next::kAgain;
-    const int leader = w.first_lane();
-    const bool pair = i[0].kind == Operand::Kind::kPair;
-    if (pair) w.set(i[0].elements[0], filled(static_cast<uint32_t>(leader)));
-    w.set_predicate(pair ? i[0].elements[1] : i[0], 1u << leader);
-    return Next::kFollowing;
+    return among_members(w, i[1], [&] {
+        const int leader = w.first_lane();
+        const bool pair = i[0].kind == Operand::Kind::kPair;
+        if (pair) w.set(i[0].elements[0], filled(static_cast<uint32_t>(leader)));
+        w.set_predicate(pair ? i[0].elements[1] : i[0], 1u << leader);
+    });
 }
 
 Execute decode_elect(Modifiers& m, Instruction&) { return m.take("sync") ? elect : nullptr; }
@@ -208,7 +223,9 @@ Next active_mask(Warp& w, const Instruction& i) {
     return Next::kFollowing;
 }
 
-Execute decode_activemask(Modifiers& m, Instruction&) { return m.take("b32") ? active_mask : nullptr; }
+Execute decode_activemask(Modifiers& m, Instruction&) {
+    return m.take("b32") ? active_mask : nullptr;
+}
 
 }  // namespace
 

@@ -34,7 +34,8 @@ Descriptor decoded(const Warp& w, uint64_t bits) {
     d.base_offset = static_cast<int>(bits >> 49 & 7);
     d.swizzle = kSwizzles[bits >> 62];
     if (!d.swizzle) d.base_offset = 0;  // ignored there
-    if (bits >> 14 & 3 || bits >> 30 & 3) w.fault(kind::kInvalid, "reserved bits of a matrix descriptor");
+    if (bits >> 14 & 3 || bits >> 30 & 3)
+        w.fault(kind::kInvalid, "reserved bits of a matrix descriptor");
     return d;
 }
 
@@ -49,15 +50,18 @@ void check_fences(const Warp& w, const std::vector<uint16_t>& accumulators,
     for (const auto& registers : {accumulators, fragments}) {
         for (uint16_t r : registers) {
             if (w.unfenced[r]) {
-                w.fault(kind::kRace, "a register of a wgmma was written with no wgmma.fence after it");
+                w.fault(kind::kRace,
+                        "a register of a wgmma was written with no wgmma.fence after it");
             }
         }
     }
     for (uint16_t r : accumulators) {
-        if (w.feeding[r]) w.fault(kind::kInFlight, "a wgmma overwrites a fragment that another reads");
+        if (w.feeding[r])
+            w.fault(kind::kInFlight, "a wgmma overwrites a fragment that another reads");
     }
     for (uint16_t r : fragments) {
-        if (w.accumulating[r]) w.fault(kind::kInFlight, "a wgmma reads what another still accumulates");
+        if (w.accumulating[r])
+            w.fault(kind::kInFlight, "a wgmma reads what another still accumulates");
     }
 }
 
@@ -68,7 +72,8 @@ void compute(Block& block, int group, const Instruction& i, const Descriptor* a_
     Warp& leader = block.warps[static_cast<size_t>(4 * group)];
     Matrix a(64, shape.depth);
     if (a_described) {
-        a = load_described(leader, *a_described, 64, shape.depth, shape.a, immediate(i, 6, 0), access);
+        a = load_described(leader, *a_described, 64, shape.depth, shape.a, immediate(i, 6, 0),
+                           access);
     }
     const size_t trans_b = a_described ? 7 : 6;
     const Matrix b = load_described(leader, b_described, shape.columns, shape.depth, shape.b,
@@ -104,7 +109,8 @@ Next multiply(Warp& w, const Instruction& i) {
     check_fences(w, accumulators, fragments);
     const bool in_registers = i[1].kind == Operand::Kind::kVector;
     const bool accumulates = w.predicate(i[3]) & w.active;
-    const uint64_t a_bits = in_registers ? 0 : w.uniform<uint64_t>(i[1]), b_bits = w.uniform<uint64_t>(i[2]);
+    const uint64_t a_bits = in_registers ? 0 : w.uniform<uint64_t>(i[1]),
+                   b_bits = w.uniform<uint64_t>(i[2]);
     const uint32_t time = w.products_committed + 1;
     w.products.push_back({time, accumulators, fragments});
     for (uint16_t r : accumulators) ++w.accumulating[r];
@@ -118,7 +124,8 @@ Next multiply(Warp& w, const Instruction& i) {
     } else {
         warps.known.meet(w.known);
     }
-    if (++warps.arrived < 4) return w.suspend(Wait::Kind::kWarpGroup, static_cast<uint64_t>(group), warps.phase);
+    if (++warps.arrived < 4)
+        return w.suspend(Wait::Kind::kWarpGroup, static_cast<uint64_t>(group), warps.phase);
     warps.arrived = 0;
     warps.phase += 1;
 
@@ -130,7 +137,8 @@ Next multiply(Warp& w, const Instruction& i) {
     // What is read is recorded now: from here on others may not write there.
     const Shape shape(i);
     if (!in_registers) load_described(w, a, 64, shape.depth, shape.a, immediate(i, 6, 0), access);
-    load_described(w, b, shape.columns, shape.depth, shape.b, immediate(i, in_registers ? 6 : 7, 0), access);
+    load_described(w, b, shape.columns, shape.depth, shape.b, immediate(i, in_registers ? 6 : 7, 0),
+                   access);
     const auto land = [&block, &i, group, in_registers, a, b, accumulates, access] {
         compute(block, group, i, in_registers ? nullptr : &a, b, accumulates, access);
     };
@@ -186,7 +194,8 @@ Execute decode_wgmma(Modifiers& m, Instruction& i) {
     m.take("satfinite");
     const std::string b = m.type(), a = m.type(), d = m.type();
     i.setting = {static_cast<int64_t>(element_of(a)), static_cast<int64_t>(element_of(b)),
-                 static_cast<int64_t>(sum_of(d)), std::stoi(shape.substr(4, k - 4)), std::stoi(shape.substr(k + 1))};
+                 static_cast<int64_t>(sum_of(d)), std::stoi(shape.substr(4, k - 4)),
+                 std::stoi(shape.substr(k + 1))};
     i.is_product = true;
     const bool known = element_of(a) != Element::kUnknown && element_of(b) != Element::kUnknown &&
                        sum_of(d) != Sum::kUnknown;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,10 +30,17 @@ class Fault(Exception):
         self.source = instruction.source if instruction else ""
         where = f"line {self.line}" + (f" ({self.source})" if self.source else "")
         lane_and_address = (f", lane {lane}" if lane >= 0 else "") + (f", address {address:#x}" if address else "")
+        message = re.sub(r"instruction (\d+)", lambda m: self._described(kernel, int(m[1])), message)
         super().__init__(
             f"{kind}: {message}\n  in {self.kernel}, {where}, block {block}, warp {warp}"
             f"{lane_and_address}:\n  {self.text[:200]}"
         )
+
+
+    @staticmethod
+    def _described(kernel: Kernel, index: int) -> str:
+        instruction = kernel.instructions[index]
+        return f"line {instruction.line} ({instruction.source})"
 
 
 @dataclass(frozen=True)
