@@ -13,8 +13,8 @@ SANITIZER_RUNTIME = $(foreach library,libasan.so libstdc++.so,$(shell $(CXX) -pr
 COMPUTE_SANITIZER := compute-sanitizer --kernel-name kns=attn_ --kernel-name kns=_factors_kernel \
 	--report-api-errors no --error-exitcode 1
 
-.PHONY: help demo test lint oldest sanitize bench docs wheel gpu gpu-build gpu-test gpu-sanitize \
-	gpu-bench clean
+.PHONY: help demo test lint oldest sanitize bench docs wheel gpu gpu-build gpu-check gpu-test \
+	gpu-sanitize gpu-bench clean
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' Makefile
@@ -60,11 +60,14 @@ sanitize: $(INSTALLED)  ## kernel tests under AddressSanitizer and UBSan
 
 # In an environment that already holds torch for the GPU, Triton, the build tools and pytest, and
 # compute-sanitizer: works offline.
-gpu: gpu-build gpu-test gpu-sanitize gpu-bench  ## all of the next four, on this machine's GPU
+gpu: gpu-build gpu-check gpu-test gpu-sanitize gpu-bench  ## all of the next five, on this machine's GPU
 
 gpu-build:  ## build in place
 	$(PYTHON) -m pip install --no-deps --no-build-isolation -e .
 	$(PYTHON) -m biased_flash_attn info
+
+gpu-check:  ## results against float64 and times in two minutes, with a report
+	$(PYTHON) -m biased_flash_attn check --backend triton
 
 # Most of the time goes to compiling. With pytest-xdist there it is done side by side, by as many
 # as have room: each takes up to 5 GiB of the GPU's memory.

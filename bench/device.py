@@ -7,11 +7,10 @@ from collections.abc import Callable
 
 import torch
 
-FLUSH_BYTES = 256 * 2**20  # several times the cache
-HEAD_START_CYCLES = 10_000_000  # about 5 ms
+from biased_flash_attn.cli.clock import GpuClock
 
 
-class Gpu:
+class Gpu(GpuClock):
     """The GPU that torch uses."""
 
     name = "cuda"
@@ -27,24 +26,8 @@ class Gpu:
     least_rounds = 3
     seconds_a_comparison = 1.0
 
-    flushing: torch.Tensor | None = None
-
     def compiled(self, function: Callable) -> Callable:
         return torch.compile(function, dynamic=False, fullgraph=True)
-
-    def seconds(self, call: Callable) -> float:
-        """What the GPU needs for a call, with nothing of it in the cache before."""
-        if self.flushing is None:
-            self.flushing = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
-        self.flushing.zero_()
-        # Meanwhile the host gets ahead, so that the GPU never waits for a launch.
-        torch.cuda._sleep(HEAD_START_CYCLES)
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) / 1e3
 
     def peak_bytes(self, call: Callable) -> int:
         """The most memory that a call takes, its results included."""
@@ -53,12 +36,6 @@ class Gpu:
         torch.cuda.reset_peak_memory_stats()
         call()
         return torch.cuda.max_memory_allocated() - before
-
-    def release(self) -> None:
-        """Waits for the GPU, then gives unused memory to other processes."""
-        torch.cuda.synchronize()
-        self.flushing = None
-        torch.cuda.empty_cache()
 
 
 class Rehearsal(Gpu):

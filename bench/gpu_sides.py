@@ -1,8 +1,4 @@
-"""What PyTorch offers on a GPU: FlexAttention, the backends of SDPA, and dense biases.
-
-FlexAttention is given the numbers that our kernels are given, computed by the same formulas, so
-that it is written at its best: one lookup a pair for any function of the distance.
-"""
+"""What PyTorch offers on a GPU: FlexAttention, the backends of SDPA, and dense biases."""
 
 from __future__ import annotations
 
@@ -14,7 +10,8 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from biased_flash_attn.forms import Distance, Geometry, Linear
+from biased_flash_attn.cli.flex import captured, score_mod
+from biased_flash_attn.forms import Geometry
 from layer import Inputs, Training
 from sides import distances, make_bias
 
@@ -32,43 +29,13 @@ def flex(inputs: Inputs, bias: str | None, compiled: Callable) -> Training:
         return flex_attention(q, k, v, score_mod(form, *numbers), block_mask)
 
     def numbers() -> tuple[str, tuple[Tensor, ...]]:
-        if module is None:
-            return "none", ()
-        return captured(module(inputs.x).lower(Geometry(length, length), torch.float32, device))
+        form = module and module(inputs.x).lower(Geometry(length, length), torch.float32, device)
+        return captured(form)
 
     training = Training(inputs, lambda: attention(inputs.q, inputs.k, inputs.v, *given()), module)
     fixed = numbers()
     given = numbers if len(training.leaves) > 3 else lambda: fixed
     return training
-
-
-def captured(form) -> tuple[str, tuple[Tensor, ...]]:
-    """The name of a form, and the tensors that its score_mod reads."""
-    # In copies: views lose their gradients where the call is compiled (torch 2.13), and a tensor
-    # that is read at two places has none.
-    if isinstance(form, Linear):
-        return form.name, (form.slopes[0].clone(),)
-    if isinstance(form, Distance):
-        return form.name, (form.table[0].clone(),)
-    gain = () if form.gain is None else (form.gain,)
-    return form.name, (form.sums.float(), form.sums.float(), *gain)
-
-
-def score_mod(form: str, *numbers: Tensor) -> Callable | None:
-    if form == "linear":
-        (slopes,) = numbers
-        return lambda score, b, h, i, j: score - slopes[h] * (i - j)
-    if form == "distance":
-        (table,) = numbers
-        # What the mask hides may not lie outside of the table either.
-        return lambda score, b, h, i, j: score + table[h, (i - j).abs()]
-    if form == "cumulative":
-        of_query, of_key, *gain = numbers
-        if not gain:
-            return lambda score, b, h, i, j: score + (of_query[b, h, i] - of_key[b, h, j])
-        g = gain[0]
-        return lambda score, b, h, i, j: score + g[b, h, i] * (of_query[b, h, i] - of_key[b, h, j])
-    return None
 
 
 def sdpa(inputs: Inputs, backend: SDPBackend) -> Training:

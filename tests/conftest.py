@@ -14,10 +14,6 @@ import hypothesis
 import pytest
 import torch
 
-# Read when kernels are defined, so before anything imports them.
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-
 # `with torch.device(...)` notes which functions it sends elsewhere when it is first used. They have
 # to be torch's own, before `poisoned_empty` replaces them.
 with torch.device("cpu"):
@@ -29,6 +25,18 @@ hypothesis.settings.load_profile("quiet")
 
 def pytest_addoption(parser):
     parser.addoption("--seed", type=int, help="draw the inputs of an earlier run again")
+    parser.addoption(
+        "--gpu",
+        choices=["sm_80", "sm_90", "sm_100"],
+        default="sm_90",
+        help="the architecture that Triton kernels are compiled for and emulated as, without a GPU",
+    )
+    parser.addoption(
+        "--kernel-tests",
+        type=int,
+        metavar="N",
+        help="run N tests of Triton kernels, drawn by the seed, and not all of them",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -40,6 +48,17 @@ def pytest_configure(config):
 
 def pytest_report_header(config):
     return f"inputs: --seed={config.option.seed}"
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.option.kernel_tests is None:
+        return
+    of_kernels = [item for item in items if item.get_closest_marker("kernels")]
+    n = min(config.option.kernel_tests, len(of_kernels))
+    drawn = set(random.Random(config.option.seed).sample(range(len(of_kernels)), n))
+    left_out = [item for i, item in enumerate(of_kernels) if i not in drawn]
+    items[:] = [item for item in items if item not in set(left_out)]
+    config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -85,26 +104,26 @@ def poisoned(make):
     return make_poisoned
 
 
+@pytest.fixture(scope="session")
+def emulated_gpu(request):
+    """Stands in for a GPU; keeps what was compiled for it."""
+    from emulator.triton_device import Device
+
+    return Device(int(request.config.option.gpu.removeprefix("sm_")))
+
+
 @pytest.fixture
-def on_the_device_of_triton():
-    """Everything is made where the Triton kernels run."""
-    from triton_backend import INTERPRETED
-
-    with torch.device("cpu" if INTERPRETED else "cuda"):
-        yield
-
-
-@pytest.fixture(scope="module")
-def quick_and_strict_interpreter():
-    """Where kernels are interpreted, sooner, and within the memory of their tensors."""
-    from triton_backend import INTERPRETED, KERNELS
-
-    if not INTERPRETED or KERNELS is None or os.environ['TRITON_INTERPRET'] == '0':
-        yield
+def gpu(request, monkeypatch, seed):
+    """Everything is made on the GPU, or on the CPU for an emulated one."""
+    if torch.cuda.is_available():
+        with torch.device("cuda"):
+            yield
         return
-    from interpreter import check_memory, prepare_once
+    from emulator.triton_device import installed
+    from triton_backend import KERNELS
 
-    with pytest.MonkeyPatch.context() as patch:
-        prepare_once(patch, KERNELS.__package__)
-        check_memory(patch)
+    device = request.getfixturevalue("emulated_gpu")
+    device.seed = seed
+    monkeypatch.setattr(KERNELS, "DEVICE_TYPE", "cpu")
+    with installed(device):
         yield

@@ -21,7 +21,7 @@ from packed_cases import (
 )
 from shifted_cases import ShiftedCase, drawn_shifted, shifted
 from test_triton_plans import random_plan
-from triton_backend import INTERPRETED, KERNELS, MARKS
+from triton_backend import EMULATED, KERNELS, MARKS
 
 pytestmark = MARKS
 attend_packed = functools.partial(packed, backend="triton")
@@ -98,7 +98,7 @@ def test_some_queries_of_padded_keys_are_exact(bias):
     check_problem(drawn_padded(case), attend_padded)
 
 
-@pytest.mark.skipif(INTERPRETED, reason="too slow to interpret")
+@pytest.mark.skipif(EMULATED, reason="too slow to emulate")
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128), (256, 256)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("bias", FORMS)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from ._core import Program
 
-_BITS = {"pred": 1, "b8": 16, "u8": 16, "s8": 16, "f16x2": 32, "bf16x2": 32, "bf16": 16, "b128": 128}
+_BITS = {"pred": 1, "b8": 16, "u8": 16, "s8": 16, "bf16": 16, "f16x2": 32, "bf16x2": 32}
 _INTEGER = re.compile(r"^-?(0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$")
 _FLOAT_BITS = re.compile(r"^0[fFdD]([0-9a-fA-F]{8}|[0-9a-fA-F]{16})$")
 _REAL = re.compile(r"^-?\d+\.\d*([eE][-+]?\d+)?$")

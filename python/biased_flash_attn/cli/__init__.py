@@ -2,6 +2,7 @@
 
 import click
 
+from .check import check
 from .demo import demo
 from .extrapolate import extrapolate
 from .info import info
@@ -14,6 +15,7 @@ def main():
     """Fast exact attention with relative-position biases."""
 
 
+main.add_command(check)
 main.add_command(demo)
 main.add_command(extrapolate)
 main.add_command(info)

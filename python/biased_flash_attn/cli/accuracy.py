@@ -115,8 +115,12 @@ def errors(found: dict[str, Tensor], exact: Exact) -> dict[str, float]:
 
 
 def tolerated(plain: dict[str, Tensor], exact: Exact, dtype: torch.dtype) -> dict[str, float]:
-    """Errors to stay within: twice those of naive attention in dtype, plus a band for rounding."""
+    """Errors to stay within, relative to sizes."""
+    return {name: allowed(error, dtype) for name, error in errors(plain, exact).items()}
+
+
+def allowed(naive_error: float | Tensor, dtype: torch.dtype) -> float | Tensor:
+    """Twice the relative error of naive attention in dtype, plus a band for rounding."""
     # Results are rounded to dtype. Sums are in float32, in another order than naive attention's,
     # and the gradient of a parameter sums signed terms of all pairs, which largely cancel.
-    band = torch.finfo(dtype).eps + 64 * torch.finfo(torch.float32).eps
-    return {name: 2 * error + band for name, error in errors(plain, exact).items()}
+    return 2 * naive_error + torch.finfo(dtype).eps + 64 * torch.finfo(torch.float32).eps

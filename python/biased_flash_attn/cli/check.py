@@ -1,0 +1,145 @@
+"""`check`: does this machine compute right results, and how fast?"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import time
+from pathlib import Path
+
+import click
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from .. import backends
+from .checking import report, sizes
+from .checking.accuracy import Row
+from .checking.failures import described
+from .checking.problems import BATCH, CALLS, DTYPES, FORMS, HEADS
+from .checking.processes import Ended, spread
+from .checking.timing import Timing
+from .checking.work import OutOfMemory, Settings
+
+WIDTH_OF_TABLE = 100
+SHORTEST = 64  # so that decoding has a prompt, and packed sequences a length of their own
+
+
+@click.command()
+@click.option(
+    "--backend",
+    type=click.Choice(backends.NAMES),
+    help="What to check; by default the kernels for the GPU or, where there is none, the CPU.",
+)
+@click.option("--seed", type=click.IntRange(0), help="Draw the numbers of an earlier check.")
+@click.option(
+    "--length",
+    type=click.IntRange(SHORTEST),
+    help="Tokens of a sequence; by default as many as fit into two minutes.",
+)
+@click.option(
+    "--report",
+    "path",
+    default="check-report.md",
+    show_default=True,
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+)
+def check(backend: str | None, seed: int | None, length: int | None, path: Path):
+    """Check in two minutes that this machine computes right results, and how fast.
+
+    Every form of bias is computed on the GPU, or on the CPU where there is none: outputs and all
+    gradients, causal and bidirectional, packed and decoding, in float32, bfloat16 and float16.
+    Errors against float64 may be twice those of naive attention in the same dtype, plus rounding.
+    Forward and backward passes are timed against PyTorch's scaled_dot_product_attention and
+    FlexAttention. The report has everything that a bug report needs. The exit status is 0 where the
+    machine can be trusted.
+    """
+    begin = time.time()
+    if not path.parent.is_dir():  # found out now and not two minutes later
+        raise click.BadParameter(f"there is no folder {path.parent}", param_hint="--report")
+    backend, device = chosen(backend)
+    console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_TABLE)
+    seed = secrets.randbelow(2**32) if seed is None else seed
+    settings = made_settings(backend, device, seed, length, begin)
+    about = {**report.facts(device, backend), "seed": seed, "length": settings.length}
+    console.print(", ".join(f"{name} {value}" for name, value in about.items()), highlight=False)
+
+    findings = collected(settings, begin + sizes.SECONDS, console)
+    about["seconds"] = round(time.time() - begin)
+    what = (
+        f"{BATCH} x {HEADS} heads of {settings.timed_head_dim}, {settings.timed_length} tokens, "
+        f"{settings.timed_dtype}, causal"
+    )
+    console.print(report.accuracy_table(findings))
+    console.print(report.timing_table(findings, what))
+    for text in (*report.notes(findings), *findings.reasons()):
+        console.print(f"- {escape(text)}", highlight=False)
+    path.write_text(report.markdown(findings, about, what))
+    console.print(f"{about['seconds']} s; the report: {escape(str(path))}", highlight=False)
+    if not findings.trusted:
+        raise click.ClickException(f"{findings.verdict()} Attach {path} to a bug report.")
+    console.print(findings.verdict(), style="bold green", soft_wrap=True, highlight=False)
+
+
+def chosen(backend: str | None) -> tuple[str, str]:
+    """The backend to check, and the device that it runs on."""
+    on_gpu = torch.cuda.is_available()
+    name = backend or ("triton" if on_gpu else "cpu")
+    found = next(one for one in backends.report() if one.name == name)
+    if not found.available:
+        raise click.ClickException(f"the {name} backend cannot run here: {found.detail}")
+    on_cpu = name == "cpu" or (name == "triton" and backends.kernels(name).DEVICE_TYPE == "cpu")
+    return name, "cuda" if on_gpu and not on_cpu else "cpu"
+
+
+def made_settings(
+    backend: str, device: str, seed: int, length: int | None, begin: float
+) -> Settings:
+    timed = sizes.timed(device)
+    try:
+        fitting = length or sizes.fitting_length(device, seed)
+    except torch.OutOfMemoryError as error:
+        raise without_memory(described(error)) from error
+    return Settings(
+        FORMS,
+        backend,
+        device,
+        seed,
+        fitting,
+        length or timed.length,
+        timed.dtype,
+        timed.head_dim,
+        begin + sizes.FOR_RESULTS * sizes.SECONDS,
+        begin + sizes.FOR_PEERS * sizes.SECONDS,
+    )
+
+
+def collected(settings: Settings, end: float, console: Console) -> report.Findings:
+    """What the processes find, with a progress bar."""
+    findings = report.Findings(settings.backend)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+        total = len(FORMS) * (len(CALLS) * len(DTYPES) + 1)
+        task = progress.add_task("starting", total=total)
+        for event in spread(settings, sizes.processes(settings.device), end):
+            if isinstance(event, OutOfMemory):
+                raise without_memory(event.reason)
+            if isinstance(event, Row):
+                findings.rows.append(event)
+                what = f"{event.form}, {event.call}, {event.dtype}"
+            elif isinstance(event, Timing):
+                findings.timings.append(event)
+                what = f"timing {event.form}"
+            elif isinstance(event, Ended):
+                findings.problems.append(f"{', '.join(event.forms)}: {event.reason}")
+                continue
+            progress.update(task, description=what, advance=1)
+    return findings
+
+
+def without_memory(reason: str) -> click.ClickException:
+    return click.ClickException(
+        f"out of memory, so that nothing is known of this machine ({reason}); end other programs "
+        "that use it, or pass a smaller --length"
+    )

@@ -1,0 +1,84 @@
+"""What a problem's results are, by attention in plain PyTorch over blocks of queries.
+
+Nothing of size N x N is stored: under a causal mask the queries of a block are the last ones of the
+sequence that ends with it, and without a mask they see every key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ...forms import Geometry
+from ...reference import attention
+from ..accuracy import summed
+from .problems import DECODING_STEPS, Problem
+
+BLOCK = 256  # queries
+
+
+def results(problem: Problem) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The results in the problem's arithmetic, by name, and the sums of their absolute terms.
+
+    The terms are what blocks of queries contribute. Both are summed in float64.
+    """
+    return summed(contributions(problem))
+
+
+def contributions(problem: Problem) -> Iterator[dict[str, Tensor]]:
+    """What each block of queries contributes to every result."""
+    for entry, rows in problem.sequences:
+        decoding = problem.call.name == "decoding"
+        start = len(rows) - sum(DECODING_STEPS) if decoding else 0
+        for first in range(start, len(rows), BLOCK):
+            block = slice(first, min(first + BLOCK, len(rows)))
+            with torch.set_grad_enabled(not decoding):
+                found = attend(problem, entry, rows, block)
+            place = entry, slice(None), rows[block]
+            grads = problem.grad_o, problem.grad_lse
+            whole = [torch.zeros_like(grad) for grad in grads]
+            for x, own in zip(whole, found, strict=True):
+                x[place] = own[0].detach()
+            part = dict(zip(("o", "lse"), whole, strict=True))
+            if not decoding:
+                own = [grad[place][None] for grad in grads]
+                gradients = torch.autograd.grad(found, [*problem.leaves.values()], own)
+                names = (f"gradient of {name}" for name in problem.leaves)
+                part.update(zip(names, gradients, strict=True))
+            yield part
+
+
+def attend(problem: Problem, entry: int, rows: Tensor, block: slice) -> tuple[Tensor, Tensor]:
+    """o (1, H, block, D) and lse of a block of the queries of one sequence."""
+    q, k, v = (problem.leaves[name][entry : entry + 1, :, rows] for name in ("q", "k", "v"))
+    n_key = block.stop if problem.call.causal else len(rows)
+    n_query = block.stop - block.start
+    # The last query of the block stands on key block.stop - 1.
+    geometry = Geometry(n_query, n_key, problem.call.causal, shift=block.stop - n_key)
+    bias = dense_bias(problem, entry, rows, block, n_key)
+    scale = q.shape[3] ** -0.5
+    return attention(q[:, :, block], k[:, :, :n_key], v[:, :, :n_key], bias, geometry, scale)
+
+
+def dense_bias(
+    problem: Problem, entry: int, rows: Tensor, block: slice, n_key: int
+) -> Tensor | None:
+    """The bias of a block of queries and all keys, (1, H, block, n_key), by its definition."""
+    leaves, n = problem.leaves, torch.arange(len(rows), device=rows.device)
+    d = n[block, None] - n[:n_key]
+    if problem.form == "none":
+        return None
+    if problem.form == "linear":
+        return -(leaves["slopes"].double()[None, :, None, None] * d.abs())
+    if problem.form == "distance":
+        table = leaves["table"]
+        return table.double()[None, :, d + table.shape[1] // 2]
+    sums = leaves["steps"][entry : entry + 1, :, rows].double().cumsum(-1)
+    beta = sums[..., block, None] - sums[..., None, :n_key]
+    beta = torch.where(d >= 0, beta, -beta)
+    if "gain" in leaves:
+        gain = leaves["gain"][entry : entry + 1, :, rows]
+        beta = gain.double()[..., block, None] * beta
+    return -torch.log1p(beta.square()) if problem.form == "log1p_square" else beta

@@ -1,0 +1,189 @@
+"""What `check` found: as tables on the terminal, and as a file for a bug report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from rich.table import Table
+
+from .. import machine
+from .accuracy import Row
+from .problems import CALLS, DTYPES, FORMS
+from .timing import DENSE, FLEX, OURS, PLAIN, Timing
+
+PEERS = (PLAIN, DENSE, FLEX)
+FORWARD, TRAINING = "forward", "forward and backward"
+
+
+@dataclass
+class Findings:
+    """What came of a check so far."""
+
+    backend: str
+    rows: list[Row] = field(default_factory=list)
+    timings: list[Timing] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)  # of processes that ended early
+
+    def row(self, form: str, call: str, dtype: str) -> Row | None:
+        wanted = form, call, dtype
+        found = (row for row in self.rows if (row.form, row.call, row.dtype) == wanted)
+        return next(found, None)
+
+    @property
+    def refused(self) -> list[Row]:
+        return [row for row in self.rows if row.refusal]
+
+    @property
+    def wrong(self) -> list[Row]:
+        return [row for row in self.rows if not row.passed and not row.refusal]
+
+    @property
+    def missing(self) -> int:
+        return len(FORMS) * len(CALLS) * len(DTYPES) - len(self.rows)
+
+    @property
+    def trusted(self) -> bool:
+        return not self.wrong and not self.missing and any(row.passed for row in self.rows)
+
+    def verdict(self) -> str:
+        """Whether this machine can be trusted, in one line."""
+        kernels, done = f"the {self.backend} backend", len(self.rows) - len(self.refused)
+        if self.wrong:
+            return (
+                f"This machine cannot be trusted with {kernels}: {len(self.wrong)} of {done} "
+                "checks failed."
+            )
+        if self.missing:
+            return (
+                f"This machine cannot be trusted with {kernels} yet: {done} checks passed and "
+                f"{self.missing} did not run."
+            )
+        if not done:
+            return f"This machine cannot be trusted with {kernels}: it refuses every call."
+        but = ", ".join(sorted({row.dtype for row in self.refused}))
+        but = f" It refuses calls in {but}." if but else ""
+        return f"This machine can be trusted with {kernels}: all {done} checks passed.{but}"
+
+    def reasons(self) -> Iterator[str]:
+        """A line for everything that is not as it should be."""
+        for row in self.wrong:
+            where = f"{row.form}; {row.call}; {row.dtype}"
+            if row.failure:
+                yield f"{where}: {row.failure}"
+            for error in row.errors:
+                if error.share > 1:
+                    yield (
+                        f"{where}: {error.result} errs by {error.error:.2g}, allowed "
+                        f"{error.allowed:.2g}; worst at {error.place}"
+                    )
+            if not row.repeats:
+                yield f"{where}: a second run gave other results"
+        yield from dict.fromkeys(row.refusal for row in self.refused)
+        yield from self.problems
+
+
+def accuracy_table(findings: Findings) -> Table:
+    table = Table("bias", "call", *DTYPES, title="Largest error, as a fraction of what is allowed")
+    for form in FORMS:
+        for call in map(str, CALLS):
+            cells = (cell(findings.row(form, call, dtype)) for dtype in DTYPES)
+            table.add_row(form, call, *cells, end_section=call == str(CALLS[-1]))
+    return table
+
+
+def cell(row: Row | None) -> str:
+    color = "yellow" if row is None or row.refusal else "green" if row.passed else "red"
+    return f"[{color}]{outcome(row)}[/{color}]"
+
+
+def outcome(row: Row | None) -> str:
+    if row is None:
+        return "not run"
+    if row.refusal or row.failure:
+        return "refused" if row.refusal else "failed"
+    worst = row.worst
+    if worst.share > 1:
+        return f"{worst.share:.3g} WRONG: {worst.result}"
+    return f"{worst.share:.2f}" if row.repeats else "differs when repeated"
+
+
+def timing_table(findings: Findings, what: str) -> Table:
+    table = Table("bias", "pass", "ms", *PEERS, title=f"Time of {what}; peers as multiples of ours")
+    for timing in findings.timings:
+        table.add_row(timing.form, FORWARD, *times(timing.forward))
+        table.add_row("", TRAINING, *times(timing.training), end_section=True)
+    return table
+
+
+def times(seconds: dict[str, float]) -> Iterator[str]:
+    """Our milliseconds, and the ratios of the peers to them."""
+    yield f"{1e3 * seconds[OURS]:.3g}"
+    for name in PEERS:
+        yield f"{seconds[name] / seconds[OURS]:.2f}x" if name in seconds else "-"
+
+
+def notes(findings: Findings) -> Iterator[str]:
+    """What peers lack, each said once."""
+    for note, forms in grouped(findings.timings).items():
+        yield f"{note} ({', '.join(forms)})"
+
+
+def grouped(timings: Iterable[Timing]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for timing in timings:
+        for name, note in timing.notes.items():
+            found.setdefault(f"{name}: {note}", []).append(timing.form)
+    return found
+
+
+def facts(device: str, backend: str) -> dict[str, object]:
+    """The machine and what runs on it."""
+    found = machine.host() if device == "cpu" else machine.gpu()
+    found |= {"threads": torch.get_num_threads(), "backend": backend}
+    found |= machine.versions("biased-flash-attn", "torch")
+    if backend == "triton":
+        from triton import __version__
+
+        found["triton"] = __version__
+    if device != "cpu":
+        found |= {"cuda": torch.version.cuda or torch.version.hip}
+    return found
+
+
+def markdown(findings: Findings, about: dict[str, object], what: str) -> str:
+    """The report, complete in one file."""
+    lines = ["# biased_flash_attn check", "", f"**{findings.verdict()}**", ""]
+    if reasons := list(findings.reasons()):
+        lines += [*(f"- {reason}" for reason in reasons), ""]
+    lines += ["## Machine", "", *rows_of([["what", "value"], *map(list, about.items())])]
+    lines += ["", "## Results", ""]
+    cells = [["bias", "call", "dtype", "result", "error", "allowed", "fraction", "place"]]
+    for row in findings.rows:
+        where = [row.form, row.call, row.dtype]
+        for e in row.errors:
+            numbers = (f"{x:.3g}" for x in (e.error, e.allowed, e.share))
+            cells.append([*where, e.result, *numbers, e.place])
+        if not row.errors:
+            cells.append([*where, outcome(row), "", "", "", row.failure or row.refusal])
+    lines += [*rows_of(cells), "", f"## Time of {what}, in milliseconds", ""]
+    cells = [["bias", "pass", OURS, *PEERS]]
+    for timing in findings.timings:
+        for name, seconds in ((FORWARD, timing.forward), (TRAINING, timing.training)):
+            own = (f"{1e3 * seconds[x]:.4g}" if x in seconds else "-" for x in (OURS, *PEERS))
+            cells.append([timing.form, name, *own])
+    lines += [*rows_of(cells), "", *(f"- {note}" for note in notes(findings))]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def rows_of(cells: list[list]) -> Iterator[str]:
+    """A table of Markdown."""
+    yield from (line([*map(str, row)]) for row in cells[:1])
+    yield line(["---"] * len(cells[0]))
+    yield from (line([*map(str, row)]) for row in cells[1:])
+
+
+def line(cells: list[str]) -> str:
+    # A bar would end the cell.
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"

@@ -1,0 +1,167 @@
+"""How long a form takes, next to what PyTorch offers for the same attention.
+
+A pass backward is timed together with the forward pass before it, as compiled code does not let its
+graph be kept for another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from ... import biased_flash_attn
+from ...forms import Geometry
+from ..clock import CpuClock, GpuClock, medians
+from ..flex import captured, score_mod
+from .failures import described
+from .oracle import BLOCK, dense_bias
+from .problems import BATCH, HEADS, KV_HEADS, Call, Problem, draw
+
+OURS, PLAIN, DENSE, FLEX = "ours", "SDPA, no bias", "SDPA, dense bias", "FlexAttention"
+SECONDS = 0.5  # of rounds of either kind, where more than three fit
+# Both compute in another order and may round weights; wrong is what differs by more.
+SAME = 0.05
+FORWARD_ONLY = "no backward pass on CPUs"
+NOT_COMPILED = "not compiled, as that would take too long"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Medians of seconds by side, forward alone and with backward; notes say what a side lacks."""
+
+    form: str
+    forward: dict[str, float]
+    training: dict[str, float]
+    notes: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One way to attend. With leaves it can be differentiated."""
+
+    attend: Callable[[], Tensor]
+    leaves: tuple[Tensor, ...] = ()
+
+
+class Race:
+    """A form and its peers on one problem, causal and with as many heads of keys as of queries."""
+
+    def __init__(
+        self,
+        form: str,
+        length: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        seed: int,
+        device: str,
+        backend: str,
+    ):
+        drawn = draw(form, Call("causal", head_dim), length, dtype, seed, device).to(dtype)
+        wider = {
+            name: nn.Parameter(drawn.leaves[name].detach().repeat_interleave(HEADS // KV_HEADS, 1))
+            for name in ("k", "v")
+        }
+        self.problem = replace(drawn, leaves={**drawn.leaves, **wider})
+        self.backend, self.on_gpu = backend, drawn.grad_o.is_cuda
+        self.clock = GpuClock() if self.on_gpu else CpuClock()
+        self.notes: dict[str, str] = {}
+        self.sides: dict[str, Side] = {}
+
+    def prepare(self, with_flex: bool = True) -> None:
+        """Makes and compiles all sides, and has each compute once; notes which ones cannot."""
+        self.sides[OURS] = self.ours()
+        expected = self.sides[OURS].attend().detach()
+        peers = {PLAIN: self.plain, DENSE: self.dense}
+        if with_flex:
+            peers[FLEX] = self.flex
+        else:
+            self.notes[FLEX] = NOT_COMPILED
+        for name, make in peers.items():
+            try:
+                side = make()
+                found = side.attend().detach()
+                if side.leaves:
+                    gradients(side, self.problem.grad_o)
+            except RuntimeError as error:  # whatever a peer lacks is no fault of these kernels
+                self.notes[name] = described(error)
+                continue
+            self.sides[name] = side
+            if name != PLAIN or self.problem.form == "none":
+                difference = float((found - expected).float().norm() / expected.float().norm())
+                if not difference <= SAME:
+                    self.notes[name] = f"computes something else, by {difference:.1%}"
+
+    def timing(self) -> Timing:
+        sides = self.sides.items()
+        # Without gradients FlexAttention would be compiled once more.
+        forward = medians({name: side.attend for name, side in sides}, self.clock, SECONDS)
+        training = {
+            name: partial(gradients, side, self.problem.grad_o)
+            for name, side in sides
+            if side.leaves
+        }
+        training = medians(training, self.clock, SECONDS)
+        self.clock.release()
+        return Timing(self.problem.form, forward, training, self.notes)
+
+    def leaves(self, *names: str) -> tuple[Tensor, ...]:
+        return tuple(self.problem.leaves[name] for name in names)
+
+    def ours(self) -> Side:
+        q, k, v = self.leaves("q", "k", "v")
+        return Side(
+            lambda: biased_flash_attn(q, k, v, self.problem.bias(), backend=self.backend),
+            tuple(self.problem.leaves.values()),
+        )
+
+    def plain(self) -> Side:
+        qkv = self.leaves("q", "k", "v")
+        return Side(lambda: F.scaled_dot_product_attention(*qkv, is_causal=True), qkv)
+
+    def dense(self) -> Side:
+        qkv, mask = self.leaves("q", "k", "v"), dense_mask(self.problem)
+        return Side(lambda: F.scaled_dot_product_attention(*qkv, attn_mask=mask), qkv)
+
+    def flex(self) -> Side:
+        q, k, v = self.leaves("q", "k", "v")
+        n, device, bias = q.shape[2], q.device, self.problem.bias()
+        block_mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, n, n, device=device)
+
+        @torch.compile(dynamic=False, fullgraph=True)
+        def attend(q, k, v, form, numbers):
+            return flex_attention(q, k, v, score_mod(form, *numbers), block_mask)
+
+        def lowered():
+            return captured(bias and bias.lower(Geometry(n, n), torch.float32, device))
+
+        if not self.on_gpu:
+            self.notes[FLEX] = FORWARD_ONLY
+            return Side(lambda: attend(q.detach(), k.detach(), v.detach(), *lowered()))
+        return Side(lambda: attend(q, k, v, *lowered()), tuple(self.problem.leaves.values()))
+
+
+def dense_mask(problem: Problem) -> Tensor:
+    """The bias of every pair in q's dtype, (1 or B, H, N, N), with -inf where a key is hidden."""
+    q = problem.leaves["q"]
+    n = q.shape[2]
+    shared = problem.form in ("none", "linear", "distance")
+    mask = q.new_empty(1 if shared else BATCH, HEADS, n, n)
+    rows = torch.arange(n, device=q.device)
+    with torch.no_grad():
+        for entry, of_entry in enumerate(mask):
+            for first in range(0, n, BLOCK):
+                block = slice(first, min(first + BLOCK, n))
+                bias = dense_bias(problem, entry, rows, block, n)
+                of_entry[:, block] = 0 if bias is None else bias[0]
+                of_entry[:, block].masked_fill_(rows[block, None] < rows, -torch.inf)
+    return mask
+
+
+def gradients(side: Side, grad_o: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(side.attend(), side.leaves, grad_o)

@@ -1,0 +1,50 @@
+"""What a measurement was made on, and with."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+
+def processor() -> str:
+    """The model, where Linux tells it."""
+    information = Path("/proc/cpuinfo")
+    text = information.read_text() if information.exists() else ""
+    model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return model.group(1) if model else platform.processor() or platform.machine()
+
+
+def host() -> dict:
+    return {"processor": processor(), "cores": os.cpu_count(), "system": platform.platform()}
+
+
+def gpu() -> dict:
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return {
+        "gpu": properties.name,
+        "driver": driver(),
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "multiprocessors": properties.multi_processor_count,
+        "memory_mib": properties.total_memory // 2**20,
+        **host(),
+    }
+
+
+def driver() -> str:
+    """The version of the GPU's driver, where its tool tells it."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, check=True, text=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.split("\n")[0].strip()
+
+
+def versions(*packages: str) -> dict:
+    return {"python": platform.python_version(), **{p: metadata.version(p) for p in packages}}

@@ -1,0 +1,42 @@
+"""Releases of Triton that compile these kernels wrongly: the only place that lists them.
+
+A release gets an entry when a kernel of this package, compiled by it, was found to compute wrong
+results. The backend is then refused by name before the first kernel runs.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The releases from `first` to `last`, both included, for some architectures or for all."""
+
+    first: str
+    last: str
+    reason: str  # what goes wrong
+    remedy: str  # what to install
+    architectures: frozenset[str] | None = None  # such as "sm_90" or "gfx942"; None for all
+
+    def applies(self, version: str, architecture: str) -> bool:
+        concerned = self.architectures is None or architecture in self.architectures
+        return concerned and release(self.first) <= release(version) <= release(self.last)
+
+
+REFUSALS: tuple[Refusal, ...] = ()
+
+
+def refusal(version: str, architecture: str) -> str:
+    """Why this release of Triton is refused on an architecture and what to do, or nothing."""
+    for entry in REFUSALS:
+        if entry.applies(version, architecture):
+            return f"refuses Triton {version} on {architecture}: {entry.reason}; {entry.remedy}"
+    return ""
+
+
+def release(version: str) -> tuple[int, ...]:
+    """The numbers of a version, without what follows them: (3, 7, 1) for "3.7.1+git1234"."""
+    numbers = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(map(int, numbers[0].split("."))) if numbers else ()
