@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import sys
 from typing import NamedTuple
 
@@ -142,5 +141,4 @@ def main(arch: str, *widths: str) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.pop("TRITON_INTERPRET", None)
     main(sys.argv[1], *(sys.argv[2:] or map(str, compiled.WIDTHS)))

@@ -10,7 +10,6 @@ bench/results/estimates-sm_90.md and -sm_80.md. --fit prints what calibration fi
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 from estimates import calibration, report
@@ -58,5 +57,4 @@ def print_estimates(gpu: Gpu, widths: list[int] | None, forms: list[str] | None)
 
 
 if __name__ == "__main__":
-    os.environ.pop("TRITON_INTERPRET", None)
     main()

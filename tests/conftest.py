@@ -149,17 +149,15 @@ def emulated_gpu(request):
 
 
 @pytest.fixture
-def gpu(request, monkeypatch, seed):
+def gpu(request, seed):
     """Everything is made on the GPU, or on the CPU for an emulated one."""
     if torch.cuda.is_available():
         with torch.device("cuda"):
             yield
         return
-    from emulator.triton_device import installed
-    from triton_backend import KERNELS
+    from emulated_backend import emulated
 
     device = request.getfixturevalue("emulated_gpu")
     device.seed = seed
-    monkeypatch.setattr(KERNELS, "DEVICE_TYPE", "cpu")
-    with installed(device):
+    with emulated(device):
         yield

@@ -48,11 +48,10 @@ COUNTED = [
 
 
 def compile_for(arch: int, tasks: list) -> list[dict]:
-    """The reports of bench/compiled.py, in a process without Triton's interpreter."""
+    """The reports of bench/compiled.py."""
     done = subprocess.run(
         [sys.executable, BENCH / "compiled.py", str(arch), "-"],
         input="\n".join(map(json.dumps, tasks)),
-        env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
         capture_output=True,
         text=True,
     )

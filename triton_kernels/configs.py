@@ -282,13 +282,6 @@ SINGLE = {
         backward_table={"": Config(16, 16)},
     ),
 }
-# Small, so that short sequences have many blocks.
-INTERPRETED = Row(
-    forward={"": Config(32, 16, ahead=True)},
-    backward_queries={"": Config(32, 16, ahead=True)},
-    backward_keys={"": Config(16, 32, ahead=True)},
-    backward_table={"": Config(32, 32)},
-)
 
 
 @dataclass(frozen=True)
@@ -332,11 +325,9 @@ def choose(
     kernel: str, processor: Processor, width: int, kind: Kind, with_sequences: bool = False
 ) -> Config:
     """For the field `kernel` of a row, width being the larger of q's and v's padded head_dim."""
-    row = INTERPRETED
-    if processor.family is not Family.INTERPRETER:
-        single = kind.dtype == torch.float32
-        table = SINGLE if single else _BY_FAMILY[processor.family][with_sequences]
-        row = table[min(widest for widest in table if width <= widest)]
+    single = kind.dtype == torch.float32
+    table = SINGLE if single else _BY_FAMILY[processor.family][with_sequences]
+    row = table[min(widest for widest in table if width <= widest)]
     words = kind.words
     return next(
         config

@@ -94,7 +94,7 @@ def chosen(backend: str | None) -> tuple[str, str]:
     found = next(one for one in backends.report() if one.name == name)
     if not found.available:
         raise click.ClickException(f"the {name} backend cannot run here: {found.detail}")
-    on_cpu = name == "cpu" or (name == "triton" and backends.kernels(name).DEVICE_TYPE == "cpu")
+    on_cpu = name == "cpu"
     return name, "cuda" if on_gpu and not on_cpu else "cpu"
 
 
