@@ -1,6 +1,4 @@
 // Barriers of blocks, warps and clusters, mbarriers, and fences.
-#include <utility>
-
 #include "accesses.h"
 
 namespace ptx {
@@ -21,7 +19,7 @@ Next barrier(Warp& w, const Instruction& i) {
     NamedBarrier& barrier = w.block.barriers[number];
     const bool has_count = i.size() > first + (i.setting[0] == kReduce ? 2 : 1);
     const uint32_t expected =
-        has_count ? w.uniform<uint32_t>(i[first + 1]) : w.block.cluster.warps_per_block() * kLanes;
+        has_count ? w.uniform<uint32_t>(i[first + 1]) : w.block.living_threads();
     if (expected % kLanes) w.fault(kind::kInvalid, "barriers count whole warps");
 
     if (w.fragment->wait.kind != Wait::Kind::kBarrier) {
@@ -29,6 +27,7 @@ Next barrier(Warp& w, const Instruction& i) {
             w.fault(kind::kInvalid, "warps at a barrier expect different numbers of threads");
         }
         barrier.expected = expected;
+        barrier.is_of_block = !has_count;
         const Mask all = w.alive();
         barrier.arrived +=
             w.active == all ? kLanes : static_cast<uint32_t>(std::popcount(w.active));
@@ -40,14 +39,9 @@ Next barrier(Warp& w, const Instruction& i) {
             barrier.votes += static_cast<uint32_t>(std::popcount(w.active));
         }
         const uint64_t phase = barrier.phase;
+        w.order_lanes();
         tell(w, barrier.arriving);
-        if (barrier.arrived == expected) {
-            barrier.complete.join(barrier.arriving);
-            barrier.final_yes = std::exchange(barrier.yes, 0);
-            barrier.final_votes = std::exchange(barrier.votes, 0);
-            barrier.arrived = 0;
-            barrier.phase += 1;
-        }
+        w.block.complete_if_due(barrier);
         if (i.setting[0] == kArrive) return Next::kFollowing;
         if (barrier.phase == phase) return w.suspend(Wait::Kind::kBarrier, number, phase);
     }
@@ -66,7 +60,7 @@ Next barrier(Warp& w, const Instruction& i) {
 
 Next warp_barrier(Warp& w, const Instruction& i) {
     if (!w.gathers(w.uniform<uint32_t>(i[0]))) return Next::kAgain;
-    w.advance();
+    w.order_lanes();
     return Next::kFollowing;
 }
 
@@ -116,17 +110,6 @@ Execute decode_bar(Modifiers& m, Instruction& i) {
     } else {
         return nullptr;
     }
-    return barrier;
-}
-
-// The mbarrier at an address, once its initialization is known to have come before.
-MBarrier& mbarrier_at(Warp& w, int lane, uint64_t address) {
-    if (const auto [space, shared] = resolved(address); space == Space::kShared) address = shared;
-    require_aligned(w, lane, address, 8);
-    Block& owner = w.block.cluster.block_of(w, address, lane);
-    MBarrier& barrier = owner.mbarrier(w, static_cast<uint32_t>(address & kRankMask));
-    uint8_t ignored[8];
-    read_shared(w, lane, address, 8, ignored, access_of(w, lane, true));
     return barrier;
 }
 
@@ -253,13 +236,20 @@ Next fence_for_async_proxy(Warp& w, const Instruction&) {
     return Next::kFollowing;
 }
 
+Next fence_of_gpu(Warp& w, const Instruction&) {
+    w.block.cluster.launch.memory.fence(w.block.linear_index(), w.block.of_blocks);
+    return Next::kFollowing;
+}
+
 Next nothing(Warp&, const Instruction&) { return Next::kFollowing; }
 
 Execute decode_fence(Modifiers& m, Instruction& i) {
     i.is_visible = true;
-    const bool is_async = m.take("proxy") && m.has("async");
+    const bool is_of_proxies = m.take("proxy"), is_async = is_of_proxies && m.has("async");
+    const bool is_of_gpu = m.has("gpu") || m.has("sys") || m.has("gl");
     while (!m.empty()) m.type();
-    return is_async ? fence_for_async_proxy : nothing;
+    if (is_async) return fence_for_async_proxy;
+    return is_of_gpu && !is_of_proxies ? fence_of_gpu : nothing;
 }
 
 }  // namespace

@@ -7,7 +7,7 @@ namespace {
 Next nothing(Warp&, const Instruction&) { return Next::kFollowing; }
 
 Execute decode_bra(Modifiers& m, Instruction& i) {
-    m.take("uni");
+    i.is_uniform = m.take("uni");
     i.is_branch = true;
     return nothing;
 }
