@@ -116,13 +116,16 @@ def test_barriers_reduce_votes():
         np.testing.assert_array_equal(launch(body, seed=seed)[:64], 2040)
 
 
-COPY = """
+COPY = (
+    FILLED
+    + """
 cp.async.ca.shared.global [%own], [%mine], 4;
 cp.async.commit_group;
 cp.async.wait_group 0; //!
-bar.sync 0; //?
+bar.sync 1; //?
 ld.shared.u32 %r0, [%other];
 """
+)
 
 
 def test_asynchronous_copies_are_waited_for_and_then_told_to_others():
@@ -133,7 +136,7 @@ def test_asynchronous_copies_are_waited_for_and_then_told_to_others():
     # The lane itself needs no barrier, the lane beside it does.
     keeps(without(COPY, "//?").replace("[%other]", "[%own]"))
     breaks(without(COPY, "//?").replace("[%other]", "[%next]"), "race")
-    keeps(COPY.replace("bar.sync 0", "bar.warp.sync -1").replace("[%other]", "[%next]"))
+    keeps(COPY.replace("bar.sync 1", "bar.warp.sync -1").replace("[%other]", "[%next]"))
 
 
 def test_waiting_for_all_groups_but_some_leaves_the_latest_in_flight():
@@ -269,7 +272,6 @@ def test_blocks_that_take_turns_by_a_lock_do_not_conflict():
     [
         "setp.lt.u32 %p0, %lane, 7;\n@%p0 bar.sync 0;",
         "setp.lt.u32 %p0, %lane, 7;\n@%p0 bra.uni THERE;\nTHERE:",
-        "setp.lt.u32 %p0, %lane, 7;\n@%p0 bra THERE;\nbar.sync 0;\nTHERE:",
         "shfl.sync.idx.b32 %r0, %tid, 9, 31, 255;",  # lanes that their mask leaves out
         "setp.lt.u32 %p0, %lane, 7;\n@%p0 shfl.sync.idx.b32 %r0, %tid, 9, 31, 127;",  # an absent lane
     ],
@@ -290,6 +292,8 @@ def test_lanes_that_took_different_branches_meet_where_they_have_to():
     bar.sync 0;
     ld.shared.u32 %r0, [%other];"""
     keeps(body)
+    apart = "setp.lt.u32 %p0, %lane, 7;\n@%p0 bra THERE;\nbar.sync 0;\nret;\nTHERE:\nbar.sync 0;"
+    breaks(apart, "deadlock")
 
 
 def test_shuffles_wait_for_all_their_members():
@@ -318,7 +322,8 @@ def test_lanes_may_wait_for_other_lanes_of_their_warp():
     AHEAD:
     st.volatile.shared.u32 [%base], 1;
     DONE:"""
-    keeps(body, threads=32)
+    for seed in range(3):
+        launch(body, threads=32, seed=seed)
 
 
 def test_a_trap_ends_the_launch():

@@ -11,7 +11,7 @@ namespace {
 // single accesses, long ones let a warp run far ahead.
 constexpr int kTurns[] = {1, 4, 16, 64, 256, 4096};
 // Instructions in a row that wrote nothing, arrived nowhere and ended nothing: the warps spin.
-constexpr uint64_t kStepsWithoutProgress = 10'000'000;
+constexpr uint64_t kStepsWithoutProgress = 4'000'000;
 
 }  // namespace
 

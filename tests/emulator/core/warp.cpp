@@ -55,7 +55,7 @@ Fragment* Warp::any_fragment() {
 
 bool Warp::run(int quantum) {
     // Lanes that stay behind for long may wait for something that those ahead of them do.
-    constexpr int kPatience = 64;
+    constexpr int kPatience = 16;
     // Even of instructions that nobody notices.
     constexpr int kLongestTurn = 1 << 14;
     Launch& launch = block.cluster.launch;
