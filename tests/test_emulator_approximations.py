@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+
 from emulator_cases import evaluate
 
 TWO_PI, HUNDRED_PI = 2 * math.pi, 100 * math.pi

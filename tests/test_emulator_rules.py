@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import emulator
 import numpy as np
 import pytest
+
+import emulator
 from emulator_cases import kernel_of
 from emulator_rules import PRELUDE, SEEDS, breaks, keeps, launch, rule, without
 
