@@ -37,10 +37,12 @@ T applied(Operation operation, T old, T value, T other) {
     return old;
 }
 
-// setting[0]: the space; [1]: the operation; [2]: whether the old value is a result.
+// setting[0]: the space; [1]: the operation; [2]: whether the old value is a result; [3] and [4]:
+// whether it acquires and releases.
 template <class T, int E>
 Next atomic(Warp& w, const Instruction& i) {
     constexpr uint32_t kSize = sizeof(T) * E;
+    GlobalMemory& memory = w.block.cluster.launch.memory;
     const size_t at = i.setting[2] ? 1 : 0;
     const auto operation = static_cast<Operation>(i.setting[1]);
     const auto addresses = w.addresses(i[at]);
@@ -58,6 +60,7 @@ Next atomic(Warp& w, const Instruction& i) {
             read_shared(w, l, address, kSize, bytes, access);
         } else {
             read_global(w, l, address, kSize, bytes, true);
+            if (i.setting[3]) memory.acquire(address, w.block.linear_index());
         }
         T old[E], made[E];
         std::memcpy(old, bytes, kSize);
@@ -70,6 +73,7 @@ Next atomic(Warp& w, const Instruction& i) {
             write_shared(w, l, address, kSize, bytes, access);
         } else {
             write_global(w, l, address, kSize, bytes, true);
+            if (i.setting[4]) memory.release(address, w.block.linear_index());
         }
     }
     if (i.setting[2]) w.set_values<T, E>(i[0], results);
@@ -80,6 +84,8 @@ Execute decode_atomic(Modifiers& m, Instruction& i) {
     i.is_visible = true;
     i.setting[0] = static_cast<int64_t>(take_space(m));
     i.setting[2] = i.opcode[0] == "atom";
+    i.setting[3] = m.has("acquire") || m.has("acq_rel");
+    i.setting[4] = m.has("release") || m.has("acq_rel");
     m.skip_hints();
     m.take("noftz");
     static const std::map<std::string, Operation> operations = {

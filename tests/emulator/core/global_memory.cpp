@@ -5,7 +5,7 @@
 namespace ptx {
 
 void GlobalMemory::add(uint64_t base, uint64_t size, bool writable) {
-    if (size) ranges_.push_back({base, base + size, writable, {}, {}});
+    if (size) ranges_.push_back({base, base + size, writable, {}, {}, {}, {}});
 }
 
 void GlobalMemory::finish() {
@@ -44,24 +44,48 @@ std::string GlobalMemory::conflict(uint64_t address, uint64_t size, bool writes,
         const size_t granules = ((range.end - range.base) >> kGranuleShift) + 1;
         range.writer.resize(granules);
         range.reader.resize(granules);
+        range.written.resize(granules);
+        range.read.resize(granules);
     }
     const uint64_t first = (address - range.base) >> kGranuleShift;
     const uint64_t last = (address + size - 1 - range.base) >> kGranuleShift;
     const uint32_t self = block + 1;
+    const uint32_t now = time_[self] + 1;
     for (uint64_t i = first; i <= last; ++i) {
         uint32_t &writer = range.writer[i], &reader = range.reader[i];
-        if (writer && writer != self) {
+        if (writer && !is_ordered(writer, range.written[i], self)) {
             return std::string(writes ? "was written" : "was written in this launch") +
-                   " by block " + std::to_string(writer - 1) + " without an atomic operation";
+                   " by block " + std::to_string(writer - 1) +
+                   " without an atomic operation or a lock";
         }
-        if (writes) {
-            if (reader && reader != self) return "was read by another block in this launch";
+        const bool is_alone = !reader || is_ordered(reader, range.read[i], self);
+        if (!writes) {
+            reader = is_alone ? self : kSeveral;
+            range.read[i] = now;
+        } else if (is_alone) {
             writer = self;
+            range.written[i] = now;
+            reader = 0;
         } else {
-            reader = reader && reader != self ? kSeveral : self;
+            return "was read by another block in this launch";
         }
     }
     return "";
+}
+
+bool GlobalMemory::is_ordered(uint32_t other, uint32_t time, uint32_t self) {
+    return other == self || (other != kSeveral && known_[self].covers({other, time}));
+}
+
+void GlobalMemory::acquire(uint64_t address, uint32_t block) {
+    known_[block + 1].join(released_[address]);
+}
+
+void GlobalMemory::release(uint64_t address, uint32_t block) {
+    const uint32_t self = block + 1;
+    known_[self].set(self, time_[self] + 1);
+    released_[address].join(known_[self]);
+    time_[self] += 1;
 }
 
 }  // namespace ptx
