@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from triton_backend import KERNELS
 
@@ -48,7 +49,7 @@ def test_processors_with_the_same_matrix_instructions_share_a_family():
     assert len(set.union(*families)) == 4
 
 
-# Kernels that are interpreted ask no driver, so that this needs a process of its own.
+# Torch is made to believe in GPUs, so that this needs a process of its own.
 ASKS_THE_DRIVER = """
 import contextlib, types
 import torch
@@ -81,9 +82,8 @@ for target, shared_memory in [
 """
 
 
-def test_a_named_backend_refuses_what_the_driver_reports(monkeypatch):
+def test_a_named_backend_refuses_what_the_driver_reports():
     """Three seconds, for a process that imports torch."""
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     run = subprocess.run(
         [sys.executable, "-c", ASKS_THE_DRIVER], capture_output=True, text=True, check=True
     )
@@ -92,3 +92,9 @@ def test_a_named_backend_refuses_what_the_driver_reports(monkeypatch):
     assert "backend='triton' needs an NVIDIA GPU; this one is gfx942" in cdna
     assert "99 KiB of shared memory per block; this GPU, sm_86, has 48" in little
     assert enough == "triton"
+
+
+def test_the_interpreter_is_refused(monkeypatch):
+    triton = pytest.importorskip("triton")
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
+    assert "unset TRITON_INTERPRET" in KERNELS.unsupported(torch.device("cuda"))

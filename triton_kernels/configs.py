@@ -236,16 +236,24 @@ OF_SEQUENCES_ON_BLACKWELL = OF_SEQUENCES | {
 }
 # mma.sync as on Ampere, but other passes of the compiler: some kernels take more registers.
 GEFORCE_BLACKWELL = AMPERE | {
+    64: replace(AMPERE[64], backward_keys={"": Config(32, 128, 8, 2)}),
     128: replace(
         AMPERE[128],
-        forward={"log1p_square": Config(128, 32, 8, 2), **AMPERE[128].forward},
-        backward_queries={
-            "linear float16, cumulative, log1p_square": Config(128, 16, 8),
-            "noncausal, window, plan": Config(128, 16, 8),
-            "": Config(128, 32, 8, 2),
+        forward={
+            "noncausal, window": Config(64, 32, 4, 2),
+            "log1p_square": Config(128, 32, 8, 2),
+            "": Config(64, 64, 4, 2),
         },
-        backward_keys={"cumulative trained": Config(16, 16, 8), **AMPERE[128].backward_keys},
-    )
+        backward_queries={
+            "log1p_square, noncausal, window": Config(128, 16, 8),
+            "": Config(128, 32, 8, 2, ahead=True),
+        },
+        backward_keys={
+            "cumulative gain trained": Config(16, 64, 8),
+            "cumulative trained": Config(16, 64, 8, ahead=True),
+            **AMPERE[128].backward_keys,
+        },
+    ),
 }
 OF_SEQUENCES_ON_GEFORCE_BLACKWELL = OF_SEQUENCES_ON_AMPERE
 SINGLE = {
@@ -274,13 +282,6 @@ SINGLE = {
         backward_table={"": Config(16, 16)},
     ),
 }
-# Small, so that short sequences have many blocks.
-INTERPRETED = Row(
-    forward={"": Config(32, 16, ahead=True)},
-    backward_queries={"": Config(32, 16, ahead=True)},
-    backward_keys={"": Config(16, 32, ahead=True)},
-    backward_table={"": Config(32, 32)},
-)
 
 
 @dataclass(frozen=True)
@@ -324,11 +325,9 @@ def choose(
     kernel: str, processor: Processor, width: int, kind: Kind, with_sequences: bool = False
 ) -> Config:
     """For the field `kernel` of a row, width being the larger of q's and v's padded head_dim."""
-    row = INTERPRETED
-    if processor.family is not Family.INTERPRETER:
-        single = kind.dtype == torch.float32
-        table = SINGLE if single else _BY_FAMILY[processor.family][with_sequences]
-        row = table[min(widest for widest in table if width <= widest)]
+    single = kind.dtype == torch.float32
+    table = SINGLE if single else _BY_FAMILY[processor.family][with_sequences]
+    row = table[min(widest for widest in table if width <= widest)]
     words = kind.words
     return next(
         config

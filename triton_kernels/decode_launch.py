@@ -17,7 +17,7 @@ from .decode import attn_decode_kernel, attn_decode_merge_kernel
 from .decode_choice import attn_choose_kernel
 from .launching import OPTIONS, where_the_tensors_are
 from .operands import Bias, Rows, per_head, rows
-from .primitives import INTERPRETED, LOG2E
+from .primitives import LOG2E
 
 _MOST_KEYS, _TILE_BYTES = 64, 2**14  # of a tile, which has no more registers
 _MOST_CHOICES = 32  # tiles of which it is decided at a time
@@ -26,7 +26,6 @@ _LEAST_TILES = 4  # of a part, so that merging it weighs little
 # What fills a GPU: two programs on each of about as many multiprocessors as a large one has.
 _PROGRAMS = 256
 _MOST_PARTS = 64
-_INTERPRETED_PARTS = 3  # so that short sequences have several
 _ENDLESS = 2**30  # a window longer than any sequence
 
 
@@ -147,7 +146,5 @@ def _bounds(bounds: list[Tensor | None], form: str) -> list[Rows | None]:
 
 def _parts(programs: int, tiles: int) -> int:
     """How many parts the keys of a sequence are cut into; their length need not be known here."""
-    if INTERPRETED:
-        return _INTERPRETED_PARTS
     wanted = triton.cdiv(_PROGRAMS, programs)
     return max(1, min(wanted, tiles // _LEAST_TILES, _MOST_PARTS))

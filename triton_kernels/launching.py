@@ -8,10 +8,8 @@ from functools import wraps
 import torch
 from torch import Tensor
 
-from .primitives import INTERPRETED
 
-# The interpreter takes no options of the compiler.
-OPTIONS = {} if INTERPRETED else {"enable_fp_fusion": True}
+OPTIONS = {"enable_fp_fusion": True}
 
 
 def where_the_tensors_are(call):

@@ -10,7 +10,6 @@ import torch
 import triton
 from triton.runtime import driver
 
-from .primitives import INTERPRETED
 from .refusals import refusal
 
 # KiB of shared memory that a block may use, from the CUDA programming guide's table of compute
@@ -26,7 +25,6 @@ class Family(Enum):
     HOPPER = "wgmma"
     BLACKWELL = "tcgen05"  # of data centers, and Jetson Thor
     GEFORCE_BLACKWELL = "mma.sync, compiled by the passes for Blackwell"
-    INTERPRETER = "NumPy"
 
 
 # KiB of shared memory that the configurations of a family may use.
@@ -35,7 +33,6 @@ _NEEDED = {
     Family.HOPPER: 227,
     Family.BLACKWELL: 227,
     Family.GEFORCE_BLACKWELL: 99,
-    Family.INTERPRETER: 0,
 }
 
 
@@ -54,8 +51,6 @@ class Processor(NamedTuple):
     @property
     def family(self) -> Family | None:
         """None if the kernels do not support it."""
-        if self.backend == "interpreter":
-            return Family.INTERPRETER
         if self.backend != "cuda" or self.arch < 80:
             return None
         if self.arch < 90:
@@ -67,7 +62,7 @@ class Processor(NamedTuple):
     @property
     def refusal(self) -> str:
         """Why the kernels do not run on it, or an empty string."""
-        if self.backend not in ("cuda", "interpreter"):
+        if self.backend != "cuda":
             reason = f"needs an NVIDIA GPU; this one is {self.arch}"
         elif self.family is None:
             reason = (
@@ -86,8 +81,6 @@ class Processor(NamedTuple):
 
 def processor() -> Processor:
     """The current one."""
-    if INTERPRETED:
-        return Processor("interpreter", "", 0)
     target = driver.active.get_current_target()
     device = driver.active.get_current_device()
     return Processor(target.backend, target.arch, _shared_memory(device, target.arch))
@@ -105,7 +98,9 @@ def _shared_memory(device: int, arch: int | str) -> int:
 @torch.compiler.assume_constant_result
 def unsupported(device: torch.device) -> str:
     """Why the kernels do not run on a device, or an empty string."""
-    if device.type == "cpu":  # interpreted
+    if triton.knobs.runtime.interpret:
+        return "cannot be interpreted, as bfloat16 would be wrong; unset TRITON_INTERPRET"
+    if device.type == "cpu":  # an emulated GPU, which runs tests
         return ""
     with torch.cuda.device(device):
         gpu = processor()

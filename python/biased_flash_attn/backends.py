@@ -60,8 +60,6 @@ def report() -> list[Report]:
 def _report_triton() -> Report:
     if _TRITON_KERNELS is None:
         return Report("triton", False, _TRITON_KERNELS_MISSING)
-    if _TRITON_KERNELS.DEVICE_TYPE == "cpu":
-        return Report("triton", True, "interpreted on the CPU, for tests: TRITON_INTERPRET is set")
     if not torch.cuda.is_available():
         return Report("triton", False, "torch finds no GPU, or is a build without GPUs")
     if reason := _TRITON_KERNELS.unsupported(torch.device("cuda")):

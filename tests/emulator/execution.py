@@ -13,6 +13,7 @@ import torch
 
 from . import _core
 from .parser import Kernel, Parameter
+from .tensor_map import TensorMap
 
 _FORMATS = {"f32": "<f", "f64": "<d"}
 
@@ -77,17 +78,19 @@ def launch(
     block: Sequence[int] | None = None,
     shared_bytes: int = 0,
     cluster: Sequence[int] | None = None,
-    memory: Sequence[torch.Tensor | np.ndarray] = (),
+    memory: Sequence[torch.Tensor | np.ndarray | TensorMap] = (),
     seed: int = 0,
 ) -> Counts:
     """Runs the kernel over the grid.
 
     Args:
         arguments: tensors and arrays for pointers, which make their memory accessible; integers and
-            floats for scalars; bytes for structures.
+            floats for scalars; tensor maps, which make their tensors accessible; bytes for other
+            structures.
         block: threads of a block; what the kernel requires, where it is left out.
         shared_bytes: dynamic shared memory.
-        memory: what the kernel may access beside its arguments.
+        memory: what the kernel may access beside its arguments: tensors, arrays, and the tensors of
+            tensor maps.
         seed: chooses the interleaving of warps, when asynchronous work lands, and the errors of
             approximate instructions.
 
@@ -101,7 +104,8 @@ def launch(
         raise ValueError(
             f"{kernel.name} takes {len(kernel.parameters)} arguments, not {len(arguments)}"
         )
-    tensors = [x for x in (*arguments, *memory) if isinstance(x, (torch.Tensor, np.ndarray))]
+    kinds = torch.Tensor, np.ndarray, TensorMap
+    tensors = [x for x in (*arguments, *memory) if isinstance(x, kinds)]
     accessible = [span(x) for x in tensors]
     variables = kernel.module.variables.values()
     accessible += [(x.ctypes.data, x.nbytes, is_writable) for x, is_writable in variables]
@@ -125,8 +129,10 @@ def launch(
     return Counts(kernel, np.array(rows, np.int64).reshape(-1, 4))
 
 
-def span(x: torch.Tensor | np.ndarray) -> tuple[int, int, bool]:
+def span(x: torch.Tensor | np.ndarray | TensorMap) -> tuple[int, int, bool]:
     """Where the memory of a tensor begins, its bytes, and whether it may be written."""
+    if isinstance(x, TensorMap):
+        x = x.tensor
     if isinstance(x, torch.Tensor):
         storage = x.untyped_storage()
         return storage.data_ptr(), storage.nbytes(), True
@@ -134,6 +140,8 @@ def span(x: torch.Tensor | np.ndarray) -> tuple[int, int, bool]:
 
 
 def encode(parameter: Parameter, argument) -> bytes:
+    if isinstance(argument, TensorMap):
+        argument = bytes(argument)
     if isinstance(argument, bytes):
         if len(argument) != parameter.size:
             raise ValueError(f"a parameter of {parameter.size} bytes cannot hold {len(argument)}")

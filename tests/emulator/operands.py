@@ -113,7 +113,7 @@ class Builder:
             self.smallest_shared_access = min(self.smallest_shared_access, size)
         elif parts[0] == "mbarrier":
             self.smallest_shared_access = min(self.smallest_shared_access, 8)
-        elif parts[0] in ("cp", "tcgen05"):
+        elif parts[0] == "tcgen05" or (parts[0] == "cp" and "bulk" not in parts):
             self.smallest_shared_access = min(self.smallest_shared_access, 4)
 
     def register(self, name: str, scope: Scope, negated: bool = False) -> tuple | None:

@@ -42,8 +42,6 @@ void write_shared(const Warp& w, int lane, uint64_t address, uint32_t size, cons
     std::copy_n(data, size, shared.data() + offset);
 }
 
-namespace {
-
 void check_global(const Warp& w, int lane, uint64_t address, uint32_t size, bool writes,
                   bool is_strong) {
     GlobalMemory& memory = w.block.cluster.launch.memory;
@@ -60,8 +58,6 @@ void check_global(const Warp& w, int lane, uint64_t address, uint32_t size, bool
     }
 }
 
-}  // namespace
-
 void read_global(const Warp& w, int lane, uint64_t address, uint32_t size, uint8_t* out,
                  bool is_strong) {
     check_global(w, lane, address, size, false, is_strong);
@@ -74,12 +70,23 @@ void write_global(const Warp& w, int lane, uint64_t address, uint32_t size, cons
     std::copy_n(data, size, reinterpret_cast<uint8_t*>(address));
 }
 
+void read_parameter(const Warp& w, int lane, uint64_t address, uint32_t size, uint8_t* out) {
+    const auto& parameters = w.block.cluster.launch.parameters;
+    if (address + size > parameters.size()) {
+        w.fault(kind::kOutOfBounds, "beyond the parameters", lane, address);
+    }
+    std::copy_n(parameters.data() + address, size, out);
+}
+
 std::pair<Space, uint64_t> resolved(uint64_t generic) {
     if (generic >= kSharedWindow && generic - kSharedWindow < kWindowSize) {
         return {Space::kShared, generic - kSharedWindow};
     }
     if (generic >= kLocalWindow && generic - kLocalWindow < kWindowSize) {
         return {Space::kLocal, generic - kLocalWindow};
+    }
+    if (generic >= kParameterWindow && generic - kParameterWindow < kWindowSize) {
+        return {Space::kParameter, generic - kParameterWindow};
     }
     return {Space::kGlobal, generic};
 }

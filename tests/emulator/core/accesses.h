@@ -19,6 +19,12 @@ void read_global(const Warp& w, int lane, uint64_t address, uint32_t size, uint8
 void write_global(const Warp& w, int lane, uint64_t address, uint32_t size, const uint8_t* data,
                   bool is_strong = false);
 
+void read_parameter(const Warp& w, int lane, uint64_t address, uint32_t size, uint8_t* out);
+
+// Faults where the launch was not given the memory, or where blocks race for it.
+void check_global(const Warp& w, int lane, uint64_t address, uint32_t size, bool writes,
+                  bool is_strong);
+
 // The offset in the shared memory of a block that holds all the bytes.
 uint32_t shared_offset(const Warp& w, int lane, uint64_t address, uint32_t size);
 

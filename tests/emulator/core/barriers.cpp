@@ -1,7 +1,8 @@
 // Barriers of blocks, warps and clusters, mbarriers, and fences.
 #include <utility>
 
-#include "accesses.h"
+#include "bulk.h"
+#include "tensor_map.h"
 
 namespace ptx {
 namespace {
@@ -70,16 +71,19 @@ Next warp_barrier(Warp& w, const Instruction& i) {
     return Next::kFollowing;
 }
 
-Next cluster_arrive(Warp& w, const Instruction&) {
+// setting[0]: whether only what lies before an earlier fence is told.
+Next cluster_arrive(Warp& w, const Instruction& i) {
     Cluster& cluster = w.block.cluster;
+    if (w.cluster_arrived & w.active)
+        w.fault(kind::kInvalid, "a thread arrives twice at the cluster's barrier");
     w.cluster_arrival = cluster.phase;
-    cluster.arrived += static_cast<uint32_t>(std::popcount(w.active));
-    tell(w, cluster.arriving);
-    if (cluster.arrived == cluster.launch.block.count() * cluster.blocks.size()) {
-        cluster.complete.join(cluster.arriving);
-        cluster.arrived = 0;
-        cluster.phase += 1;
+    w.cluster_arrived |= w.active;
+    if (i.setting[0]) {
+        cluster.arriving.join(w.released);
+    } else {
+        tell(w, cluster.arriving);
     }
+    cluster.complete_phase_if_due();
     return Next::kFollowing;
 }
 
@@ -97,6 +101,7 @@ Execute decode_bar(Modifiers& m, Instruction& i) {
     if (m.take("cluster")) {
         const bool arrives = m.take("arrive");
         m.take("wait");
+        i.setting[0] = m.take("relaxed");
         m.skip_hints();
         i.is_aligned = m.take("aligned");
         return arrives ? cluster_arrive : cluster_wait;
@@ -119,15 +124,12 @@ Execute decode_bar(Modifiers& m, Instruction& i) {
     return barrier;
 }
 
-// The mbarrier at an address, once its initialization is known to have come before.
-MBarrier& mbarrier_at(Warp& w, int lane, uint64_t address) {
-    if (const auto [space, shared] = resolved(address); space == Space::kShared) address = shared;
-    require_aligned(w, lane, address, 8);
-    Block& owner = w.block.cluster.block_of(w, address, lane);
-    MBarrier& barrier = owner.mbarrier(w, static_cast<uint32_t>(address & kRankMask));
-    uint8_t ignored[8];
-    read_shared(w, lane, address, 8, ignored, access_of(w, lane, true));
-    return barrier;
+// What is outstanding on an mbarrier cannot be completed once it is gone.
+void require_idle(const Warp& w, int lane, uint64_t address) {
+    const auto found = w.block.mbarriers.find(static_cast<uint32_t>(address & kRankMask));
+    if (found != w.block.mbarriers.end() && found->second.in_flight) {
+        w.fault(kind::kInFlight, "bulk copies are to complete on this mbarrier", lane, address);
+    }
 }
 
 Next mbarrier_init(Warp& w, const Instruction& i) {
@@ -137,6 +139,7 @@ Next mbarrier_init(Warp& w, const Instruction& i) {
         if (!(w.active >> l & 1)) continue;
         const uint8_t opaque[8] = {};
         require_aligned(w, l, addresses[l], 8);
+        require_idle(w, l, addresses[l]);
         write_shared(w, l, addresses[l], 8, opaque, access_of(w, l));
         MBarrier barrier;
         barrier.agent = w.block.cluster.new_agent();
@@ -151,6 +154,7 @@ Next mbarrier_inval(Warp& w, const Instruction& i) {
     for (int l = 0; l < kLanes; ++l) {
         if (!(w.active >> l & 1)) continue;
         const uint8_t opaque[8] = {};
+        require_idle(w, l, addresses[l]);
         write_shared(w, l, addresses[l], 8, opaque, access_of(w, l));
         w.block.mbarriers.erase(static_cast<uint32_t>(addresses[l] & kRankMask));
     }
@@ -205,6 +209,10 @@ Next mbarrier_wait(Warp& w, const Instruction& i) {
     for (int l = 0; l < kLanes; ++l) {
         if (!(w.active >> l & 1)) continue;
         const MBarrier& barrier = mbarrier_at(w, l, addresses[l]);
+        if (shared_address(addresses[l]) >> kRankShift != w.block.rank) {
+            w.fault(kind::kInvalid, "only the block that an mbarrier lies in may wait for it", l,
+                    addresses[l]);
+        }
         const bool over =
             i.setting[0] ? (barrier.phase & 1) != (states[l] & 1) : barrier.phase > states[l];
         if (over) w.known.join(barrier.complete);
@@ -253,16 +261,38 @@ Next fence_for_async_proxy(Warp& w, const Instruction&) {
     return Next::kFollowing;
 }
 
+// Relaxed operations that follow tell others what lies before the fence.
+Next fence(Warp& w, const Instruction&) {
+    w.released = w.known;
+    w.advance();
+    return Next::kFollowing;
+}
+
 Next nothing(Warp&, const Instruction&) { return Next::kFollowing; }
 
 Execute decode_fence(Modifiers& m, Instruction& i) {
     i.is_visible = true;
-    const bool is_async = m.take("proxy") && m.has("async");
+    Execute execute = fence;
+    if (m.take("proxy")) {
+        const bool is_async = m.has("async") && !m.has("global");
+        const bool acquires_map = m.has("tensormap::generic") && m.has("acquire");
+        execute = is_async ? fence_for_async_proxy : acquires_map ? fence_for_tensor_maps : nothing;
+    }
     while (!m.empty()) m.type();
-    return is_async ? fence_for_async_proxy : nothing;
+    return execute;
 }
 
 }  // namespace
+
+MBarrier& mbarrier_at(Warp& w, int lane, uint64_t address) {
+    address = shared_address(address);
+    require_aligned(w, lane, address, 8);
+    Block& owner = w.block.cluster.block_of(w, address, lane);
+    MBarrier& barrier = owner.mbarrier(w, static_cast<uint32_t>(address & kRankMask));
+    uint8_t ignored[8];
+    read_shared(w, lane, address, 8, ignored, access_of(w, lane, true));
+    return barrier;
+}
 
 void add_barriers(Decoders& all) {
     all["bar"] = decode_bar;

@@ -166,10 +166,8 @@ Mask compared(Warp& w, const Instruction& i) {
     for (int l = 0; l < kLanes; ++l) {
         bool is_true;
         if constexpr (kIsFloat<T>) {
-            auto x = static_cast<Wider<T>>(a[l]), y = static_cast<Wider<T>>(b[l]);
-            if (i.flush)
-                x = flush_subnormal(static_cast<float>(x)),
-                y = flush_subnormal(static_cast<float>(y));
+            const auto x = static_cast<Wider<T>>(flushed(a[l], i.flush));
+            const auto y = static_cast<Wider<T>>(flushed(b[l], i.flush));
             const bool unordered = std::isnan(x) || std::isnan(y);
             is_true =
                 unordered ? i.setting[1] || compare == Compare::kNotNumbers : holds(compare, x, y);

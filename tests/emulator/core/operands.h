@@ -38,9 +38,7 @@ Lanes<U> Warp::bits(const Operand& o) const {
         }
         case Operand::Kind::kInteger: return filled(static_cast<U>(o.value));
         case Operand::Kind::kShared: return filled(static_cast<U>(block.shared_base() + o.value));
-        case Operand::Kind::kParameter:
-            return filled(static_cast<U>(
-                reinterpret_cast<uint64_t>(block.cluster.launch.parameters.data()) + o.value));
+        case Operand::Kind::kParameter: return filled(static_cast<U>(o.value));
         case Operand::Kind::kSpecial: {
             const auto wide = special64(o.special);
             for (int l = 0; l < kLanes; ++l) out[l] = static_cast<U>(wide[l]);

@@ -45,8 +45,6 @@ enum class Next { kFollowing, kAgain };
 
 using Execute = Next (*)(Warp&, const Instruction&);
 
-enum class Rounding { kNearest, kZero, kDown, kUp, kAway };
-
 struct Instruction {
     std::vector<std::string> opcode;  // between the dots
     Operand guard;
@@ -131,7 +129,9 @@ void add_control(Decoders&);
 void add_barriers(Decoders&);
 void add_warp_exchanges(Decoders&);
 void add_async_copies(Decoders&);
-void add_tensor_copies(Decoders&);
+void add_bulk_copies(Decoders&);
+void add_tensor_map_updates(Decoders&);
+void add_clusters(Decoders&);
 void add_matrix_loads(Decoders&);
 void add_mma(Decoders&);
 void add_wgmma(Decoders&);

@@ -77,6 +77,7 @@ void Warp::step(Fragment& f) {
         f.lanes &= ~active;
         ++f.pc;
         std::erase_if(fragments_, [](const Fragment& one) { return !one.lanes; });
+        block.cluster.complete_phase_if_due();
         return merge();
     }
     Next next = Next::kFollowing;
@@ -309,9 +310,14 @@ std::string Warp::where() const {
     return text.str();
 }
 
-void Warp::fault_where_it_waits(const char* kind, const std::string& message) {
-    fragment = &fragments_.front();
+void Warp::fault_at(int pc, const char* kind, const std::string& message) {
+    Fragment there{pc, 0, {}};
+    fragment = &there;
     fault(kind, message);
+}
+
+void Warp::fault_where_it_waits(const char* kind, const std::string& message) {
+    fault_at(fragments_.front().pc, kind, message);
 }
 
 void Warp::fault(const char* kind, const std::string& message, int lane, uint64_t address) const {
