@@ -236,7 +236,15 @@ OF_SEQUENCES_ON_BLACKWELL = OF_SEQUENCES | {
 }
 # mma.sync as on Ampere, but other passes of the compiler: some kernels take more registers.
 GEFORCE_BLACKWELL = AMPERE | {
-    64: replace(AMPERE[64], backward_keys={"": Config(32, 128, 8, 2)}),
+    64: replace(
+        AMPERE[64],
+        forward={
+            "cumulative gain noncausal": Config(128, 32, 8, 2),
+            "log1p_square, noncausal, window, plan": Config(128, 64, 8, 2),
+            "": Config(128, 128, 8, 2),
+        },
+        backward_keys={"": Config(32, 128, 8, 2)},
+    ),
     128: replace(
         AMPERE[128],
         forward={
@@ -255,7 +263,9 @@ GEFORCE_BLACKWELL = AMPERE | {
         },
     ),
 }
-OF_SEQUENCES_ON_GEFORCE_BLACKWELL = OF_SEQUENCES_ON_AMPERE
+OF_SEQUENCES_ON_GEFORCE_BLACKWELL = OF_SEQUENCES_ON_AMPERE | {
+    128: replace(OF_SEQUENCES_ON_AMPERE[128], forward={"": Config(64, 32, 4, 2)})
+}
 SINGLE = {
     64: Row(
         forward={"": Config(32, 32)},
