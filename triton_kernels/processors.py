@@ -18,10 +18,11 @@ SHARED_MEMORY |= {100: 227, 103: 227, 110: 227, 120: 99, 121: 99}
 
 
 class Family(Enum):
-    """Processors that share configurations, named by their matrix instructions."""
+    """Processors that share configurations: they have the same matrix instructions, and the
+    compiler's code for them takes about as many registers."""
 
     AMPERE = "mma.sync"  # of data centers, and Jetson Orin
-    GEFORCE_AMPERE = "mma.sync, for which ptxas spills other registers"  # and Ada
+    GEFORCE_AMPERE = "mma.sync, compiled to other code"  # and Ada
     HOPPER = "wgmma"
     BLACKWELL = "tcgen05"  # of data centers, and Jetson Thor
     GEFORCE_BLACKWELL = "mma.sync, compiled by the passes for Blackwell"
