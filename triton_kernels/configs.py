@@ -234,6 +234,13 @@ OF_SEQUENCES_ON_BLACKWELL = OF_SEQUENCES | {
         backward_table={"": Config(64, 64, 8)},
     ),
 }
+GEFORCE_AMPERE = AMPERE | {
+    64: replace(AMPERE[64], backward_keys={"": Config(32, 128, 8, 2)}),
+    128: replace(
+        AMPERE[128],
+        forward={"log1p_square noncausal": Config(64, 32, 4, 2), **AMPERE[128].forward},
+    ),
+}
 # mma.sync as on Ampere, but other passes of the compiler: some kernels take more registers.
 GEFORCE_BLACKWELL = AMPERE | {
     64: replace(
@@ -332,6 +339,7 @@ class Kind:
 # Of half precision, of half precision with sequences, and of single precision.
 _BY_FAMILY = {
     Family.AMPERE: (AMPERE, OF_SEQUENCES_ON_AMPERE, SINGLE),
+    Family.GEFORCE_AMPERE: (GEFORCE_AMPERE, OF_SEQUENCES_ON_AMPERE, SINGLE),
     Family.HOPPER: (HOPPER, OF_SEQUENCES, SINGLE),
     Family.BLACKWELL: (BLACKWELL, OF_SEQUENCES_ON_BLACKWELL, SINGLE),
     Family.GEFORCE_BLACKWELL: (
