@@ -6,6 +6,7 @@ import os
 import random
 import secrets
 import zlib
+from collections import Counter
 
 # Waiting threads that spin starve the ones they wait for where other processes need the cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -13,10 +14,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import hypothesis
 import pytest
 import torch
-
-# Read when kernels are defined, so before anything imports them.
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # `with torch.device(...)` notes which functions it sends elsewhere when it is first used. They have
 # to be torch's own, before `poisoned_empty` replaces them.
@@ -29,6 +26,23 @@ hypothesis.settings.load_profile("quiet")
 
 def pytest_addoption(parser):
     parser.addoption("--seed", type=int, help="draw the inputs of an earlier run again")
+    parser.addoption(
+        "--gpu",
+        choices=["sm_80", "sm_90", "sm_100"],
+        default="sm_90",
+        help="the architecture that Triton kernels are compiled for and emulated as, without a GPU",
+    )
+    parser.addoption(
+        "--kernel-tests",
+        type=int,
+        metavar="N",
+        help="run N tests of Triton kernels, drawn by the seed, and not all of them",
+    )
+    parser.addoption(
+        "--all-kernels",
+        action="store_true",
+        help="compile every Triton kernel for every architecture, not a sample; takes hours",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -39,7 +53,19 @@ def pytest_configure(config):
 
 
 def pytest_report_header(config):
-    return f"inputs: --seed={config.option.seed}"
+    kernels = "all" if config.option.all_kernels else "a sample; --all-kernels compiles all"
+    return [f"inputs: --seed={config.option.seed}", f"compiled kernels: {kernels}"]
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.option.kernel_tests is None:
+        return
+    of_kernels = [item for item in items if item.get_closest_marker("kernels")]
+    n = min(config.option.kernel_tests, len(of_kernels))
+    drawn = set(random.Random(config.option.seed).sample(range(len(of_kernels)), n))
+    left_out = [item for i, item in enumerate(of_kernels) if i not in drawn]
+    items[:] = [item for item in items if item not in set(left_out)]
+    config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -85,26 +111,53 @@ def poisoned(make):
     return make_poisoned
 
 
+EXECUTED = pytest.StashKey[Counter]()
+
+
+def pytest_sessionstart(session):
+    session.config.stash[EXECUTED] = Counter()
+
+
+def pytest_sessionfinish(session):
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["executed"] = dict(session.config.stash[EXECUTED])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    node.config.stash[EXECUTED].update(getattr(node, "workeroutput", {}).get("executed", {}))
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if executed := config.stash[EXECUTED]:
+        counts = ", ".join(f"{n:,} {what}" for what, n in executed.items())
+        terminalreporter.write_line(f"emulated {config.option.gpu}: {counts}")
+
+
+@pytest.fixture(scope="session")
+def emulated_gpu(request):
+    """Stands in for a GPU; keeps what was compiled for it."""
+    from emulator.triton_device import Device
+
+    device = Device(int(request.config.option.gpu.removeprefix("sm_")))
+    yield device
+    request.config.stash[EXECUTED].update(
+        kernels=len(device.kernels),
+        launches=sum(device.launches.values()),
+        instructions=device.instructions,
+    )
+
+
 @pytest.fixture
-def on_the_device_of_triton():
-    """Everything is made where the Triton kernels run."""
-    from triton_backend import INTERPRETED
-
-    with torch.device("cpu" if INTERPRETED else "cuda"):
-        yield
-
-
-@pytest.fixture(scope="module")
-def quick_and_strict_interpreter():
-    """Where kernels are interpreted, sooner, and within the memory of their tensors."""
-    from triton_backend import INTERPRETED, KERNELS
-
-    if not INTERPRETED or KERNELS is None or os.environ['TRITON_INTERPRET'] == '0':
-        yield
+def gpu(request, seed):
+    """Everything is made on the GPU, or on the CPU for an emulated one."""
+    if torch.cuda.is_available():
+        with torch.device("cuda"):
+            yield
         return
-    from interpreter import check_memory, prepare_once
+    from emulated_backend import emulated
 
-    with pytest.MonkeyPatch.context() as patch:
-        prepare_once(patch, KERNELS.__package__)
-        check_memory(patch)
+    device = request.getfixturevalue("emulated_gpu")
+    device.seed = seed
+    with emulated(device):
         yield

@@ -14,7 +14,6 @@ import torch
 import environment
 import gpu
 import results
-from biased_flash_attn import backends
 from comparisons import DECODING, NONE, SKIPPING, TRAINED, Case
 from device import Gpu, Rehearsal
 from gate import check_same
@@ -23,10 +22,12 @@ from gpu_decoding import Decoding
 from gpu_sides import SDPBackend, flex, sdpa_dense
 from layer import draw
 from sides import ours
+from triton_backend import EMULATED, KERNELS
 
-KERNELS = backends.kernels("triton")
 pytestmark = [
-    pytest.mark.skipif(KERNELS is None or not KERNELS.INTERPRETED, reason="interprets Triton"),
+    pytest.mark.kernels,
+    pytest.mark.skipif(KERNELS is None or not EMULATED, reason="rehearses without a GPU"),
+    pytest.mark.usefixtures("gpu"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # NumPy's, of infinities that are meant
     pytest.mark.filterwarnings("ignore:flex_attention called without"),
     pytest.mark.filterwarnings("ignore:The .grad attribute"),  # so does what it uses instead

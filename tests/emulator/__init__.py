@@ -13,5 +13,6 @@ sys.modules[f"{__name__}._core"] = load_core()
 
 from .execution import Counts, Fault, launch  # noqa: E402
 from .parser import Kernel, Module, parse  # noqa: E402
+from .tensor_map import TensorMap  # noqa: E402
 
-__all__ = ["Counts", "Fault", "Kernel", "Module", "launch", "parse"]
+__all__ = ["Counts", "Fault", "Kernel", "Module", "TensorMap", "launch", "parse"]

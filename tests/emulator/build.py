@@ -19,7 +19,9 @@ def load_core() -> ModuleType:
     with (_BUILD / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (_BUILD / "build.ninja").exists():
-            _cmake("-S", _HERE, "-B", _BUILD, "-G", "Ninja", f"-DPython_EXECUTABLE={sys.executable}")
+            _cmake(
+                "-S", _HERE, "-B", _BUILD, "-G", "Ninja", f"-DPython_EXECUTABLE={sys.executable}"
+            )
         _cmake("--build", _BUILD)
     (path,) = _BUILD.glob("_core.*.so")
     spec = importlib.util.spec_from_file_location(f"{__package__}._core", path)

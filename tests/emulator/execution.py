@@ -6,13 +6,14 @@ import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
 
 from . import _core
 from .parser import Kernel, Parameter
+from .tensor_map import TensorMap
 
 _FORMATS = {"f32": "<f", "f64": "<d"}
 
@@ -20,26 +21,25 @@ _FORMATS = {"f32": "<f", "f64": "<d"}
 class Fault(Exception):
     """Something that a kernel may not do, and where it did it."""
 
-    def __init__(self, kernel: Kernel, kind: str, message: str, index: int, block: str, warp: int, lane: int, address: int):
+    def __init__(self, kernel: Kernel, violation: _core.Violation):
+        kind, message, index, block, warp, lane, address = violation.args
+        instruction = kernel.instructions[index] if index >= 0 else None
         self.kind, self.kernel, self.block = kind, kernel.name, block
         self.warp, self.lane, self.address = warp, lane, address
-        instruction = kernel.instructions[index] if index >= 0 else None
         self.line = instruction.line if instruction else None
         self.text = instruction.text if instruction else ""
         self.source = instruction.source if instruction else ""
-        where = f"line {self.line}" + (f" ({self.source})" if self.source else "")
-        lane_and_address = (f", lane {lane}" if lane >= 0 else "") + (f", address {address:#x}" if address else "")
-        message = re.sub(r"instruction (\d+)", lambda m: self._described(kernel, int(m[1])), message)
+        message = re.sub(r"instruction (\d+)", partial(_described, kernel), message)
+        where = [f"line {self.line} {self.source}".strip(), f"block {block}", f"warp {warp}"]
+        where += [f"lane {lane}"] * (lane >= 0) + [f"address {address:#x}"] * (address > 0)
         super().__init__(
-            f"{kind}: {message}\n  in {self.kernel}, {where}, block {block}, warp {warp}"
-            f"{lane_and_address}:\n  {self.text[:200]}"
+            f"{kind}: {message}\n  in {self.kernel}, {', '.join(where)}:\n  {self.text[:200]}"
         )
 
 
-    @staticmethod
-    def _described(kernel: Kernel, index: int) -> str:
-        instruction = kernel.instructions[index]
-        return f"line {instruction.line} ({instruction.source})"
+def _described(kernel: Kernel, found: re.Match) -> str:
+    instruction = kernel.instructions[int(found[1])]
+    return f"line {instruction.line} {instruction.source}".strip()
 
 
 @dataclass(frozen=True)
@@ -78,17 +78,19 @@ def launch(
     block: Sequence[int] | None = None,
     shared_bytes: int = 0,
     cluster: Sequence[int] | None = None,
-    memory: Sequence[torch.Tensor | np.ndarray] = (),
+    memory: Sequence[torch.Tensor | np.ndarray | TensorMap] = (),
     seed: int = 0,
 ) -> Counts:
     """Runs the kernel over the grid.
 
     Args:
         arguments: tensors and arrays for pointers, which make their memory accessible; integers and
-            floats for scalars; bytes for structures.
+            floats for scalars; tensor maps, which make their tensors accessible; bytes for other
+            structures.
         block: threads of a block; what the kernel requires, where it is left out.
         shared_bytes: dynamic shared memory.
-        memory: what the kernel may access beside its arguments.
+        memory: what the kernel may access beside its arguments: tensors, arrays, and the tensors of
+            tensor maps.
         seed: chooses the interleaving of warps, when asynchronous work lands, and the errors of
             approximate instructions.
 
@@ -99,9 +101,14 @@ def launch(
     if block is None:
         raise ValueError(f"{kernel.name} requires no number of threads; pass block")
     if len(arguments) != len(kernel.parameters):
-        raise ValueError(f"{kernel.name} takes {len(kernel.parameters)} arguments, not {len(arguments)}")
-    accessible = [spans(x) for x in (*arguments, *memory) if isinstance(x, (torch.Tensor, np.ndarray))]
-    accessible += [(x.ctypes.data, x.nbytes, writable) for x, writable in kernel.module.variables.values()]
+        raise ValueError(
+            f"{kernel.name} takes {len(kernel.parameters)} arguments, not {len(arguments)}"
+        )
+    kinds = torch.Tensor, np.ndarray, TensorMap
+    tensors = [x for x in (*arguments, *memory) if isinstance(x, kinds)]
+    accessible = [span(x) for x in tensors]
+    variables = kernel.module.variables.values()
+    accessible += [(x.ctypes.data, x.nbytes, is_writable) for x, is_writable in variables]
     end = max((p.offset + p.size for p in kernel.parameters), default=0)
     encoded = bytearray(end)
     for parameter, argument in zip(kernel.parameters, arguments, strict=True):
@@ -118,12 +125,14 @@ def launch(
             seed,
         )
     except _core.Violation as violation:
-        raise Fault(kernel, *violation.args) from None
+        raise Fault(kernel, violation) from None
     return Counts(kernel, np.array(rows, np.int64).reshape(-1, 4))
 
 
-def spans(x: torch.Tensor | np.ndarray) -> tuple[int, int, bool]:
+def span(x: torch.Tensor | np.ndarray | TensorMap) -> tuple[int, int, bool]:
     """Where the memory of a tensor begins, its bytes, and whether it may be written."""
+    if isinstance(x, TensorMap):
+        x = x.tensor
     if isinstance(x, torch.Tensor):
         storage = x.untyped_storage()
         return storage.data_ptr(), storage.nbytes(), True
@@ -131,6 +140,8 @@ def spans(x: torch.Tensor | np.ndarray) -> tuple[int, int, bool]:
 
 
 def encode(parameter: Parameter, argument) -> bytes:
+    if isinstance(argument, TensorMap):
+        argument = bytes(argument)
     if isinstance(argument, bytes):
         if len(argument) != parameter.size:
             raise ValueError(f"a parameter of {parameter.size} bytes cannot hold {len(argument)}")

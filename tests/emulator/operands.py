@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from ._core import Program
 
-_BITS = {"pred": 1, "b8": 16, "u8": 16, "s8": 16, "f16x2": 32, "bf16x2": 32, "bf16": 16, "b128": 128}
+_BITS = {"pred": 1, "b8": 16, "u8": 16, "s8": 16, "bf16": 16, "f16x2": 32, "bf16x2": 32}
 _INTEGER = re.compile(r"^-?(0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$")
 _FLOAT_BITS = re.compile(r"^0[fFdD]([0-9a-fA-F]{8}|[0-9a-fA-F]{16})$")
 _REAL = re.compile(r"^-?\d+\.\d*([eE][-+]?\d+)?$")
@@ -113,7 +113,7 @@ class Builder:
             self.smallest_shared_access = min(self.smallest_shared_access, size)
         elif parts[0] == "mbarrier":
             self.smallest_shared_access = min(self.smallest_shared_access, 8)
-        elif parts[0] in ("cp", "tcgen05"):
+        elif parts[0] == "tcgen05" or (parts[0] == "cp" and "bulk" not in parts):
             self.smallest_shared_access = min(self.smallest_shared_access, 4)
 
     def register(self, name: str, scope: Scope, negated: bool = False) -> tuple | None:

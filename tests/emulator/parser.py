@@ -134,7 +134,8 @@ class Variable:
 
 def _variable(text: str) -> Variable | None:
     # Directives of the module that end without a semicolon stand before it.
-    text = text[max(text.rfind("\n.", 0, text.find("=") if "=" in text else len(text)), 0) :].strip()
+    declared = text.partition("=")[0]
+    text = text[max(declared.rfind("\n."), 0) :].strip()
     found = _VARIABLE.search(text)
     if not found:
         return None
@@ -146,7 +147,9 @@ def _variable(text: str) -> Variable | None:
         count *= int(n or 0)
     numbers = [int(n, 0) for n in re.findall(r"-?\b(?:0x[0-9a-fA-F]+|\d+)\b", values or "")]
     natural = size_of(type_)
-    return Variable(space, name, natural * count, int(align[1]) if align else natural, numbers, type_)
+    return Variable(
+        space, name, natural * count, int(align[1]) if align else natural, numbers, type_
+    )
 
 
 def _declare(module: Module, text: str, shared: dict[str, Variable]) -> None:
@@ -162,7 +165,9 @@ def _declare(module: Module, text: str, shared: dict[str, Variable]) -> None:
     data = room[first : first + variable.size]
     width = size_of(variable.type)
     for i, number in enumerate(variable.numbers):
-        data[i * width : (i + 1) * width] = list((number % 2 ** (8 * width)).to_bytes(width, "little"))
+        data[i * width : (i + 1) * width] = list(
+            (number % 2 ** (8 * width)).to_bytes(width, "little")
+        )
     module.variables[variable.name] = data, variable.space == "global"
 
 
@@ -170,8 +175,9 @@ def _kernel(module, head, body, line, sources, shared) -> Kernel:
     name = re.search(r"\.entry\s+([\w$]+)", head)[1]
     parameters, symbols = _parameters(head)
     statements = list(_statements(body, line, sources))
-    variables = {s.text: _variable(s.text) for s in statements if s.text.startswith((".shared", ".local"))}
-    for variable in variables.values():
+    declared = [s.text for s in statements if s.text.startswith((".shared", ".local"))]
+    variables = [_variable(text) for text in declared]
+    for variable in variables:
         if variable.space == "shared":
             shared[variable.name] = variable
     static = 0
@@ -180,7 +186,7 @@ def _kernel(module, head, body, line, sources, shared) -> Kernel:
         symbols[variable.name] = "shared", static
         static += variable.size
     local = 0
-    for variable in variables.values():
+    for variable in variables:
         if variable.space == "local":
             local = -(-local // variable.align) * variable.align
             symbols[variable.name] = "integer", local

@@ -12,11 +12,13 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .execution import Counts, launch
 from .parser import Kernel, parse
+from .tensor_map import TF32, TensorMap
 
-SCRATCH_ALIGNMENT = 128
+TENSOR_MAP_BYTES = 128
 
 
 class Device:
@@ -51,19 +53,19 @@ class Device:
         if kernel is None:
             (kernel,) = parse(compiled.asm["ptx"]).kernels.values()
             self.kernels[compiled.hash] = kernel
-        values, tensors = [], []
+        values = []
+        descriptors = iter(compiled.metadata.tensordesc_meta or ())
         for name, type_ in compiled.src.signature.items():
-            values += leaves(type_, arguments[name])
+            values += leaves(type_, arguments[name], descriptors)
         programs = grid[0] * grid[1] * grid[2]
-        scratch = torch.empty(compiled.metadata.global_scratch_size * programs + SCRATCH_ALIGNMENT, dtype=torch.uint8)
-        hidden = len(kernel.parameters) - len(values)
-        values += [scratch, scratch][:hidden]
+        # Kernels have pointers to scratch memory behind their own arguments.
+        scratch = aligned_bytes(compiled.metadata.global_scratch_size * programs)
+        values += [scratch] * (len(kernel.parameters) - len(values))
         counts = launch(
             kernel,
             grid,
             values,
             shared_bytes=compiled.metadata.shared,
-            memory=tensors,
             seed=self.seed,
         )
         self.launches[kernel.name] += 1
@@ -71,22 +73,50 @@ class Device:
         return counts
 
 
-def leaves(type_, value) -> list:
-    """What of an argument is passed to the compiled kernel."""
+def aligned_bytes(size: int) -> torch.Tensor:
+    """Memory that may hold tensor maps."""
+    room = torch.empty(size + TENSOR_MAP_BYTES, dtype=torch.uint8)
+    return room[-room.data_ptr() % TENSOR_MAP_BYTES :][:size]
+
+
+def leaves(type_, value, descriptors: Iterator) -> list:
+    """What of an argument is passed to the compiled kernel.
+
+    descriptors: what the compiler chose for each tensor descriptor; none where the architecture has
+    no tensor maps.
+    """
     if type_ == "constexpr":
         return []
     if isinstance(type_, (tuple, list)):
-        return [leaf for t, v in zip(type_, value, strict=True) for leaf in leaves(t, v)]
+        pairs = zip(type_, value, strict=True)
+        return [leaf for t, v in pairs for leaf in leaves(t, v, descriptors)]
+    if isinstance(type_, str) and type_.startswith("tensordesc"):
+        return of_descriptor(value, next(descriptors, None))
     return [value]
 
 
+def of_descriptor(descriptor: TensorDescriptor, chosen: dict | None) -> list:
+    """The arguments that a tensor descriptor becomes."""
+    sizes = [*descriptor.shape, *descriptor.strides]
+    if chosen is None:
+        options = descriptor.padding == "nan", descriptor.round_f32_to_tf32
+        return [descriptor.base, *sizes, *options, *sizes]
+    tensor_map = TensorMap(
+        descriptor.base.as_strided(descriptor.shape, descriptor.strides),
+        chosen["block_size"],
+        swizzle=(0, 32, 64, 128)[chosen["swizzle"]],
+        fill=descriptor.padding,
+        element=TF32 if descriptor.round_f32_to_tf32 else chosen["elem_type"],
+    )
+    return [tensor_map, *sizes]
+
+
 @contextlib.contextmanager
-def triton_device(arch: int, seed: int = 0) -> Iterator[Device]:
-    """Within the block Triton's launches are executed for this architecture, on CPU tensors.
+def installed(device: Device) -> Iterator[Device]:
+    """Within the block Triton's launches are executed by the device, on CPU tensors.
 
     Nothing is assembled to machine code, so what is compiled is cached apart.
     """
-    device = Device(arch, seed)
     before = driver._active
     compile_and_launch, assemble = JITFunction.run, CUDABackend.make_cubin
     cache = triton.knobs.cache.dir
@@ -109,3 +139,8 @@ def triton_device(arch: int, seed: int = 0) -> Iterator[Device]:
         JITFunction.run, CUDABackend.make_cubin = compile_and_launch, assemble
         triton.knobs.cache.dir = cache
         driver._active = before
+
+
+def triton_device(arch: int, seed: int = 0):
+    """`installed` for a new device of an architecture, as a context manager."""
+    return installed(Device(arch, seed))

@@ -6,9 +6,10 @@ import hashlib
 from importlib.metadata import version
 from pathlib import Path
 
-import emulator
 import nvrtc
 import pytest
+
+import emulator
 
 PACKAGES = "nvidia-cuda-nvrtc", "nvidia-cuda-cccl", "nvidia-cuda-runtime", "nvidia-cutlass"
 

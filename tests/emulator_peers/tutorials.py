@@ -294,7 +294,6 @@ CASES = (
 def main(path: Path, arch: int, seed: int, only: str) -> None:
     """Runs the kernels of the tutorials in PATH in the emulator."""
     import emulator
-
     from numerics import assert_close_to_float64
 
     failed = 0

@@ -45,8 +45,6 @@ void write_shared(const Warp& w, int lane, uint64_t address, uint32_t size, cons
     std::copy_n(data, size, shared.data() + offset);
 }
 
-namespace {
-
 void check_global(const Warp& w, int lane, uint64_t address, uint32_t size, bool writes,
                   bool is_strong) {
     GlobalMemory& memory = w.block.cluster.launch.memory;
@@ -65,8 +63,6 @@ void check_global(const Warp& w, int lane, uint64_t address, uint32_t size, bool
                 address);
     }
 }
-
-}  // namespace
 
 void read_global(const Warp& w, int lane, uint64_t address, uint32_t size, uint8_t* out,
                  bool is_strong) {
@@ -92,12 +88,23 @@ int64_t take_order(const Modifiers& m) {
     return (both || m.has("acquire") ? kAcquires : 0) | (both || m.has("release") ? kReleases : 0);
 }
 
+void read_parameter(const Warp& w, int lane, uint64_t address, uint32_t size, uint8_t* out) {
+    const auto& parameters = w.block.cluster.launch.parameters;
+    if (address + size > parameters.size()) {
+        w.fault(kind::kOutOfBounds, "beyond the parameters", lane, address);
+    }
+    std::copy_n(parameters.data() + address, size, out);
+}
+
 std::pair<Space, uint64_t> resolved(uint64_t generic) {
     if (generic >= kSharedWindow && generic - kSharedWindow < kWindowSize) {
         return {Space::kShared, generic - kSharedWindow};
     }
     if (generic >= kLocalWindow && generic - kLocalWindow < kWindowSize) {
         return {Space::kLocal, generic - kLocalWindow};
+    }
+    if (generic >= kParameterWindow && generic - kParameterWindow < kWindowSize) {
+        return {Space::kParameter, generic - kParameterWindow};
     }
     return {Space::kGlobal, generic};
 }
@@ -107,16 +114,6 @@ void require_aligned(const Warp& w, int lane, uint64_t address, uint32_t size) {
         w.fault(kind::kMisaligned, "address is no multiple of " + std::to_string(size), lane,
                 address);
     }
-}
-
-MBarrier& mbarrier_at(Warp& w, int lane, uint64_t address) {
-    if (const auto [space, shared] = resolved(address); space == Space::kShared) address = shared;
-    require_aligned(w, lane, address, 8);
-    Block& owner = w.block.cluster.block_of(w, address, lane);
-    MBarrier& barrier = owner.mbarrier(w, static_cast<uint32_t>(address & kRankMask));
-    uint8_t ignored[8];
-    read_shared(w, lane, address, 8, ignored, access_of(w, lane, true));
-    return barrier;
 }
 
 std::vector<uint64_t> of_active_lanes(const Warp& w, const Lanes<uint64_t>& addresses) {

@@ -1,5 +1,6 @@
 // Barriers of blocks, warps and clusters, mbarriers, and fences.
-#include "accesses.h"
+#include "bulk.h"
+#include "tensor_map.h"
 
 namespace ptx {
 namespace {
@@ -64,16 +65,19 @@ Next warp_barrier(Warp& w, const Instruction& i) {
     return Next::kFollowing;
 }
 
-Next cluster_arrive(Warp& w, const Instruction&) {
+// setting[0]: whether only what lies before an earlier fence is told.
+Next cluster_arrive(Warp& w, const Instruction& i) {
     Cluster& cluster = w.block.cluster;
+    if (w.cluster_arrived & w.active)
+        w.fault(kind::kInvalid, "a thread arrives twice at the cluster's barrier");
     w.cluster_arrival = cluster.phase;
-    cluster.arrived += static_cast<uint32_t>(std::popcount(w.active));
-    tell(w, cluster.arriving);
-    if (cluster.arrived == cluster.launch.block.count() * cluster.blocks.size()) {
-        cluster.complete.join(cluster.arriving);
-        cluster.arrived = 0;
-        cluster.phase += 1;
+    w.cluster_arrived |= w.active;
+    if (i.setting[0]) {
+        cluster.arriving.join(w.released);
+    } else {
+        tell(w, cluster.arriving);
     }
+    cluster.complete_phase_if_due();
     return Next::kFollowing;
 }
 
@@ -91,6 +95,7 @@ Execute decode_bar(Modifiers& m, Instruction& i) {
     if (m.take("cluster")) {
         const bool arrives = m.take("arrive");
         m.take("wait");
+        i.setting[0] = m.take("relaxed");
         m.skip_hints();
         i.is_aligned = m.take("aligned");
         return arrives ? cluster_arrive : cluster_wait;
@@ -113,6 +118,14 @@ Execute decode_bar(Modifiers& m, Instruction& i) {
     return barrier;
 }
 
+// What is outstanding on an mbarrier cannot be completed once it is gone.
+void require_idle(const Warp& w, int lane, uint64_t address) {
+    const auto found = w.block.mbarriers.find(static_cast<uint32_t>(address & kRankMask));
+    if (found != w.block.mbarriers.end() && found->second.in_flight) {
+        w.fault(kind::kInFlight, "bulk copies are to complete on this mbarrier", lane, address);
+    }
+}
+
 Next mbarrier_init(Warp& w, const Instruction& i) {
     const auto addresses = w.addresses(i[0]);
     const auto counts = w.bits<uint32_t>(i[1]);
@@ -120,6 +133,7 @@ Next mbarrier_init(Warp& w, const Instruction& i) {
         if (!(w.active >> l & 1)) continue;
         const uint8_t opaque[8] = {};
         require_aligned(w, l, addresses[l], 8);
+        require_idle(w, l, addresses[l]);
         write_shared(w, l, addresses[l], 8, opaque, access_of(w, l));
         MBarrier barrier;
         barrier.agent = w.block.cluster.new_agent();
@@ -134,6 +148,7 @@ Next mbarrier_inval(Warp& w, const Instruction& i) {
     for (int l = 0; l < kLanes; ++l) {
         if (!(w.active >> l & 1)) continue;
         const uint8_t opaque[8] = {};
+        require_idle(w, l, addresses[l]);
         write_shared(w, l, addresses[l], 8, opaque, access_of(w, l));
         w.block.mbarriers.erase(static_cast<uint32_t>(addresses[l] & kRankMask));
     }
@@ -188,6 +203,10 @@ Next mbarrier_wait(Warp& w, const Instruction& i) {
     for (int l = 0; l < kLanes; ++l) {
         if (!(w.active >> l & 1)) continue;
         const MBarrier& barrier = mbarrier_at(w, l, addresses[l]);
+        if (shared_address(addresses[l]) >> kRankShift != w.block.rank) {
+            w.fault(kind::kInvalid, "only the block that an mbarrier lies in may wait for it", l,
+                    addresses[l]);
+        }
         const bool over =
             i.setting[0] ? (barrier.phase & 1) != (states[l] & 1) : barrier.phase > states[l];
         if (over) w.known.join(barrier.complete);
@@ -236,23 +255,44 @@ Next fence_for_async_proxy(Warp& w, const Instruction&) {
     return Next::kFollowing;
 }
 
-Next fence_of_gpu(Warp& w, const Instruction&) {
-    w.block.cluster.launch.memory.fence(w.block.linear_index(), w.block.of_blocks);
+// Relaxed operations that follow tell others what lies before the fence.
+Next fence(Warp& w, const Instruction&) {
+    w.released = w.known;
+    w.advance();
     return Next::kFollowing;
+}
+
+Next fence_of_gpu(Warp& w, const Instruction& i) {
+    w.block.cluster.launch.memory.fence(w.block.linear_index(), w.block.of_blocks);
+    return fence(w, i);
 }
 
 Next nothing(Warp&, const Instruction&) { return Next::kFollowing; }
 
 Execute decode_fence(Modifiers& m, Instruction& i) {
     i.is_visible = true;
-    const bool is_of_proxies = m.take("proxy"), is_async = is_of_proxies && m.has("async");
     const bool is_of_gpu = m.has("gpu") || m.has("sys") || m.has("gl");
+    Execute execute = is_of_gpu ? fence_of_gpu : fence;
+    if (m.take("proxy")) {
+        const bool is_async = m.has("async") && !m.has("global");
+        const bool acquires_map = m.has("tensormap::generic") && m.has("acquire");
+        execute = is_async ? fence_for_async_proxy : acquires_map ? fence_for_tensor_maps : nothing;
+    }
     while (!m.empty()) m.type();
-    if (is_async) return fence_for_async_proxy;
-    return is_of_gpu && !is_of_proxies ? fence_of_gpu : nothing;
+    return execute;
 }
 
 }  // namespace
+
+MBarrier& mbarrier_at(Warp& w, int lane, uint64_t address) {
+    address = shared_address(address);
+    require_aligned(w, lane, address, 8);
+    Block& owner = w.block.cluster.block_of(w, address, lane);
+    MBarrier& barrier = owner.mbarrier(w, static_cast<uint32_t>(address & kRankMask));
+    uint8_t ignored[8];
+    read_shared(w, lane, address, 8, ignored, access_of(w, lane, true));
+    return barrier;
+}
 
 void add_barriers(Decoders& all) {
     all["bar"] = decode_bar;

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "machine.h"
+#include "tensor_map.h"
 
 namespace py = pybind11;
 
@@ -73,7 +74,6 @@ std::vector<Row> run(const Program& program, std::array<uint32_t, 3> grid,
     for (auto [base, size, writable] : memory) global.add(base, size, writable);
     const auto given = std::string(parameters);
     std::vector<uint8_t> bytes(given.begin(), given.end());
-    global.add(reinterpret_cast<uint64_t>(bytes.data()), bytes.size(), false);
     global.finish(program.global_granule_shift);
     Launch launch{program,         dim_of(grid), dim_of(block),
                   dim_of(cluster), global,       std::move(bytes),
@@ -86,6 +86,29 @@ std::vector<Row> run(const Program& program, std::array<uint32_t, 3> grid,
     for (const Count& c : launch.counts)
         counts.push_back({c.warps, c.lanes, c.shared_waves, c.sectors});
     return counts;
+}
+
+// Dimensions are in the order of PTX; enumerated fields have the numbers of tensormap.replace.
+py::bytes tensor_map(uint64_t address, int element, const std::vector<uint32_t>& dims,
+                     const std::vector<uint64_t>& strides, const std::vector<uint32_t>& box,
+                     const std::vector<uint32_t>& element_strides, int swizzle, int fill) {
+    TensorMap map;
+    map.address = address;
+    map.rank_less_one = static_cast<uint8_t>(dims.size() - 1);
+    map.element = static_cast<uint8_t>(element);
+    map.swizzle = static_cast<uint8_t>(swizzle);
+    map.fill = static_cast<uint8_t>(fill);
+    if (dims.empty() || dims.size() > kMaxRank || strides.size() + 1 != dims.size() ||
+        box.size() != dims.size() || element_strides.size() != dims.size()) {
+        throw py::value_error(
+            "a tensor map has 1 to 5 dimensions, and a box and strides of as many");
+    }
+    std::copy(dims.begin(), dims.end(), map.dims.begin());
+    std::copy(strides.begin(), strides.end(), map.strides.begin());
+    std::copy(box.begin(), box.end(), map.box.begin());
+    std::copy(element_strides.begin(), element_strides.end(), map.element_strides.begin());
+    if (const std::string refusal = map.refusal(); !refusal.empty()) throw py::value_error(refusal);
+    return py::bytes(reinterpret_cast<const char*>(&map), sizeof map);
 }
 
 }  // namespace
@@ -103,6 +126,7 @@ PYBIND11_MODULE(_core, m) {
         .def("add", add_instruction)
         .def("finish", &Program::finish);
     m.def("run", run);
+    m.def("tensor_map", tensor_map);
 
     PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<py::object> violation;
     violation.call_once_and_store_result(

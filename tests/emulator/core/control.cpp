@@ -1,4 +1,6 @@
 // Branches, moves, comparisons and selections.
+#include <utility>
+
 #include "machine.h"
 
 namespace ptx {
@@ -103,7 +105,7 @@ Next move(Warp& w, const Instruction& i) {
     } else {
         w.set(i[0], w.bits<U>(source));
     }
-    if (i.uses_wgmma_registers) copy_fence_state(w, i);
+    copy_fence_state(w, i);
     return Next::kFollowing;
 }
 
@@ -121,8 +123,12 @@ Execute decode_mov(Modifiers& m, Instruction&) {
 
 template <class U>
 Next select(Warp& w, const Instruction& i) {
-    const auto yes = w.bits<U>(i[1]), no = w.bits<U>(i[2]);
     const Mask chosen = w.predicate(i[3]);
+    const Mask unknown = w.unknown;
+    const auto yes = w.bits<U>(i[1]);
+    const Mask unknown_yes = std::exchange(w.unknown, 0);
+    const auto no = w.bits<U>(i[2]);
+    w.unknown = unknown | (unknown_yes & chosen) | (w.unknown & ~chosen);
     Lanes<U> out;
     for (int l = 0; l < kLanes; ++l) out[l] = chosen >> l & 1 ? yes[l] : no[l];
     w.set(i[0], out);

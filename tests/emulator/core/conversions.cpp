@@ -196,7 +196,9 @@ Execute decode_cvta(Modifiers& m, Instruction& i) {
         i.setting[1] = static_cast<int64_t>(kSharedWindow);
     } else if (space == "local") {
         i.setting[1] = static_cast<int64_t>(kLocalWindow);
-    } else if (space != "global" && space != "param" && space != "const") {
+    } else if (space == "param") {
+        i.setting[1] = static_cast<int64_t>(kParameterWindow);
+    } else if (space != "global" && space != "const") {
         return nullptr;
     }
     m.type();

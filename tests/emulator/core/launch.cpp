@@ -38,6 +38,10 @@ uint32_t Block::linear_index() const {
     return index.x + grid.x * (index.y + grid.y * index.z);
 }
 
+bool Block::is_done() const {
+    return std::all_of(warps.begin(), warps.end(), [](const Warp& warp) { return warp.is_done(); });
+}
+
 bool Block::is_over(const Wait& wait) {
     switch (wait.kind) {
         case Wait::Kind::kNone: return true;
@@ -132,7 +136,7 @@ Cluster::Cluster(Launch& launch, Dim index)
 }
 
 uint32_t Cluster::agents_per_block() const {
-    return 4 * warps_per_block() + (warps_per_block() + 3) / 4;
+    return 5 * warps_per_block() + (warps_per_block() + 3) / 4;
 }
 
 Block& Cluster::block_of(const Warp& warp, uint64_t shared_address, int lane) {
@@ -141,7 +145,11 @@ Block& Cluster::block_of(const Warp& warp, uint64_t shared_address, int lane) {
         warp.fault(kind::kOutOfBounds, "shared address of no block of the cluster", lane,
                    shared_address);
     }
-    return *blocks[rank];
+    Block& block = *blocks[rank];
+    if (&block != &warp.block && block.is_done()) {
+        warp.fault(kind::kInvalid, "shared memory of a block that has ended", lane, shared_address);
+    }
+    return block;
 }
 
 void Cluster::run() {
@@ -155,7 +163,7 @@ void Cluster::run() {
                 if (warp.is_runnable()) runnable.push_back(&warp);
             }
         }
-        if (is_done) return;
+        if (is_done) return finish();
         std::vector<Block*> copying;
         for (auto& block : blocks) {
             if (!block->copies.empty()) copying.push_back(block.get());
@@ -183,6 +191,50 @@ void Cluster::run() {
             }
         }
         runnable[random() % runnable.size()]->run(kTurns[random() % std::size(kTurns)]);
+    }
+}
+
+void Cluster::complete_phase_if_due() {
+    bool any = false;
+    for (const auto& block : blocks) {
+        for (const Warp& warp : block->warps) {
+            if (warp.alive() & ~warp.cluster_arrived) return;
+            any |= warp.cluster_arrived != 0;
+        }
+    }
+    if (!any) return;
+    complete.join(arriving);
+    phase += 1;
+    for (auto& block : blocks) {
+        for (Warp& warp : block->warps) warp.cluster_arrived = 0;
+    }
+}
+
+void Cluster::finish() {
+    for (auto& block : blocks) {
+        for (Warp& warp : block->warps) {
+            if (warp.bulk_copies.empty()) continue;
+            warp.fault_at(
+                warp.bulk_copies.front().pc, kind::kInFlight,
+                "the block ended, and nothing waited for this copy to have read its shared memory");
+        }
+        for (const auto& [agent, copy] : block->incoming) {
+            const bool is_known = std::any_of(
+                block->warps.begin(), block->warps.end(),
+                [&](const Warp& warp) { return warp.known.seen.covers({agent, copy.time}); });
+            if (is_known) continue;
+            copy.issuer->fault_at(
+                copy.pc, kind::kInFlight,
+                "the block ended, and nothing waited for this copy to its shared memory");
+        }
+    }
+    // What is left writes global memory.
+    for (auto& block : blocks) {
+        while (!block->copies.empty()) {
+            const Pending copy = std::move(block->copies.front());
+            block->copies.pop_front();
+            copy.land();
+        }
     }
 }
 

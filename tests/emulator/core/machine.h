@@ -52,6 +52,7 @@ class Cluster;
 
 // Addresses of generic instructions that are not in global memory.
 constexpr uint64_t kSharedWindow = 0x7E00'0000'0000'0000, kLocalWindow = 0x7D00'0000'0000'0000;
+constexpr uint64_t kParameterWindow = 0x7C00'0000'0000'0000;
 constexpr uint64_t kWindowSize = 0x0001'0000'0000'0000;
 // Blocks of a cluster have parts of the shared window.
 constexpr int kRankShift = 24;
@@ -79,6 +80,12 @@ struct Product {
     std::vector<uint16_t> accumulators, fragments;
 };
 
+// A bulk copy that reads shared memory.
+struct BulkCopy {
+    uint32_t time;
+    int lane, pc;
+};
+
 class Warp {
 public:
     Warp(Block& block, int index, Mask lanes);
@@ -88,7 +95,11 @@ public:
     Knowledge known;
     Mask active = 0;               // lanes that execute the current instruction
     Fragment* fragment = nullptr;  // that they belong to
-    std::vector<uint8_t> local;    // local memory of all lanes, lane after lane
+    // Lanes for which an operand read so far is made of registers that were not written, and
+    // whether the results then are unknown too. If not, to read such an operand is a fault.
+    mutable Mask unknown = 0;
+    bool passes_unknown = false;
+    std::vector<uint8_t> local;  // local memory of all lanes, lane after lane
     std::vector<bool> local_written;
 
     bool is_done() const { return fragments_.empty(); }
@@ -98,6 +109,8 @@ public:
     // run.
     bool run(int quantum);
     std::string where() const;
+    // Of an instruction that was executed before.
+    [[noreturn]] void fault_at(int pc, const char* kind, const std::string& message);
     [[noreturn]] void fault_where_it_waits(const char* kind, const std::string& message);
     int pc() const { return fragment ? fragment->pc : -1; }
 
@@ -141,13 +154,22 @@ public:
     std::deque<Product> products;
     uint32_t products_committed = 0;
 
-    // The time of cp.async copies that start now, and that of each group that was committed; and
-    // the same of bulk copies from shared memory.
-    uint32_t copy_time = 1, bulk_time = 1;
+    // The time of cp.async copies that start now, and that of each group that was committed.
+    uint32_t copy_time = 1;
+    std::vector<uint32_t> copy_groups;
     // When the lanes were last ordered, and the time of the copies that were complete by then.
     uint32_t lanes_ordered = 1, copies_ordered = 0;
-    std::vector<uint32_t> copy_groups, bulk_groups;
-    uint64_t cluster_arrival = 0;  // the phase of the cluster's barrier that it arrived in
+    // The same of bulk copies from shared memory, whose groups belong to lanes; those that are not
+    // known to have read it all; and the agent that writes their data to global memory.
+    uint32_t bulk_time = 0;
+    std::array<std::vector<uint32_t>, kLanes> bulk_groups;
+    std::deque<BulkCopy> bulk_copies;
+    uint32_t bulk_writes = 0;
+    uint32_t cluster_copy_time = 0;  // of the last copy to another block's shared memory
+    // The phase of the cluster's barrier that it arrived in, and the lanes that did in this phase.
+    uint64_t cluster_arrival = 0;
+    Mask cluster_arrived = 0;
+    Knowledge released;  // what it knew at its last fence
 
 private:
     friend class Block;
@@ -160,6 +182,7 @@ private:
     void merge();
     Lanes<uint64_t> special64(const std::string& name) const;
     void check_registers(const Instruction& i) const;
+    void note_unknown(const Operand& o) const;
 
     std::vector<Fragment> fragments_;
     int turns_apart_ = 0;  // since when its lanes are at different instructions
@@ -180,6 +203,7 @@ struct MBarrier {
     uint32_t agent = 0;  // of the asynchronous copies that complete on it
     uint32_t count = 0, pending = 0;
     int64_t transactions = 0;  // bytes that are still expected
+    uint32_t in_flight = 0;    // bulk copies that have not landed
     uint64_t phase = 0;
     Knowledge arriving, complete;
 };
@@ -188,6 +212,19 @@ struct MBarrier {
 struct Pending {
     uint32_t agent, time;  // which waits make it land
     std::function<void()> land;
+};
+
+// The last bulk copy that an mbarrier of the block completes.
+struct Incoming {
+    uint32_t time;
+    Warp* issuer;
+    int pc;
+};
+
+// When a tensor map in global memory was modified, and by which agents' times warps know of that
+// and of a fence after it.
+struct TensorMapWrites {
+    uint32_t written, fenced, time;
 };
 
 struct WarpGroup {
@@ -212,10 +249,12 @@ public:
     std::map<uint32_t, MBarrier> mbarriers;  // by address
     std::vector<WarpGroup> warp_groups;
     std::deque<Pending> copies;
+    std::map<uint32_t, Incoming> incoming;  // by the mbarrier's agent
     TensorMemory tensor_memory;
     BlockKnowledge of_blocks;  // what this block knows that others did to global memory
 
     bool is_over(const Wait& wait);
+    bool is_done() const;
     uint32_t shared_base() const { return rank << kRankShift; }
     uint32_t linear_index() const;
 
@@ -224,7 +263,8 @@ public:
     uint32_t agent_of_copies(int warp) const { return base_agent_ + n_warps_ + warp; }
     uint32_t agent_of_bulk(int warp) const { return base_agent_ + 2 * n_warps_ + warp; }
     uint32_t agent_of_tensor_cores(int warp) const { return base_agent_ + 3 * n_warps_ + warp; }
-    uint32_t agent_of_products(int group) const { return base_agent_ + 4 * n_warps_ + group; }
+    uint32_t agent_of_cluster_copies(int warp) const { return base_agent_ + 4 * n_warps_ + warp; }
+    uint32_t agent_of_products(int group) const { return base_agent_ + 5 * n_warps_ + group; }
 
     // Lands all copies of the agent up to the time.
     void land(uint32_t agent, uint32_t time);
@@ -251,12 +291,14 @@ public:
     std::mt19937_64 random;
     // The barrier of the cluster.
     uint64_t phase = 0;
-    uint32_t arrived = 0;
     Knowledge arriving, complete;
     void note_progress() { last_progress_ = ticks; }
-    uint64_t ticks = 0;  // what clocks show
+    uint64_t ticks = 0;                               // what clocks show
+    std::map<uint64_t, TensorMapWrites> tensor_maps;  // those modified, by address
 
     void run();
+    // Ends the phase of the barrier where all lanes that have not exited arrived.
+    void complete_phase_if_due();
     // Whether what is asynchronous lands at once or as late as it may.
     bool lands_early() { return random() & 1; }
     uint32_t agents_per_block() const;
@@ -266,6 +308,9 @@ public:
     uint32_t warps_per_block() const { return (launch.block.count() + kLanes - 1) / kLanes; }
 
 private:
+    // All warps have exited: faults where asynchronous work still uses shared memory.
+    void finish();
+
     uint64_t last_progress_ = 0;
     uint32_t next_agent_;
 };

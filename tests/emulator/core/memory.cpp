@@ -30,15 +30,6 @@ void access_local(Warp& w, int lane, uint64_t address, uint32_t size, uint8_t* o
     }
 }
 
-void read_parameter(const Warp& w, int lane, uint64_t address, uint32_t size, uint8_t* out) {
-    const auto& parameters = w.block.cluster.launch.parameters;
-    const uint64_t offset = address - reinterpret_cast<uint64_t>(parameters.data());
-    if (offset + size > parameters.size()) {
-        w.fault(kind::kOutOfBounds, "beyond the parameters", lane, offset);
-    }
-    std::copy_n(parameters.data() + offset, size, out);
-}
-
 void count(const Warp& w, Space space, const Lanes<uint64_t>& addresses, uint32_t size) {
     if (space == Space::kShared) count_shared(w, of_active_lanes(w, addresses), size);
     if (space == Space::kGlobal) count_global(w, of_active_lanes(w, addresses), size);
@@ -143,7 +134,10 @@ Execute decode_ld(Modifiers& m, Instruction& i) {
     return load;
 }
 
-Execute decode_st(Modifiers& m, Instruction& i) { return take_access(m, i) ? store : nullptr; }
+Execute decode_st(Modifiers& m, Instruction& i) {
+    if (m.take("async")) return decoders().at("st.async")(m, i);
+    return take_access(m, i) ? store : nullptr;
+}
 
 }  // namespace
 

@@ -83,10 +83,10 @@ int bytes_of(const std::string& type) {
 const Decoders& decoders() {
     static const Decoders all = [] {
         Decoders made;
-        for (auto add :
-             {add_arithmetic, add_bitwise, add_conversions, add_approximations, add_memory,
-              add_atomics, add_control, add_barriers, add_warp_exchanges, add_async_copies,
-              add_tensor_copies, add_matrix_loads, add_mma, add_wgmma, add_tcgen05}) {
+        for (auto add : {add_arithmetic, add_bitwise, add_conversions, add_approximations,
+                         add_memory, add_atomics, add_control, add_barriers, add_warp_exchanges,
+                         add_async_copies, add_bulk_copies, add_tensor_map_updates, add_clusters,
+                         add_matrix_loads, add_mma, add_wgmma, add_tcgen05}) {
             add(made);
         }
         return made;
@@ -95,6 +95,12 @@ const Decoders& decoders() {
 }
 
 void Program::add(Instruction i) {
+    static const std::set<std::string> computing = {
+        "abs",  "add", "and", "bfe", "bfi",  "bmsk", "brev", "clz",  "copysign", "cos",
+        "cvt",  "div", "ex2", "fma", "lg2",  "lop3", "mad",  "max",  "min",      "mov",
+        "mul",  "neg", "not", "or",  "popc", "prmt", "rcp",  "rem",  "rsqrt",    "selp",
+        "setp", "shf", "shl", "shr", "sin",  "sqrt", "sub",  "tanh", "xor"};
+    i.passes_unknown = computing.contains(i.opcode[0]);
     const auto decoder = decoders().find(i.opcode[0]);
     if (decoder != decoders().end()) {
         Modifiers modifiers(i.opcode);

@@ -58,6 +58,8 @@ struct Instruction {
     bool is_aligned = false;
     bool is_visible = false;  // to other warps: the scheduler may interrupt here
     bool is_product = false;  // wgmma.mma_async
+    // It only computes: registers that were not written matter where its result is used.
+    bool passes_unknown = false;
     bool uses_wgmma_registers = false;
     // What the modifiers say; each decoder documents its own use of `setting`.
     bool flush = false, saturate = false;
@@ -130,7 +132,9 @@ void add_control(Decoders&);
 void add_barriers(Decoders&);
 void add_warp_exchanges(Decoders&);
 void add_async_copies(Decoders&);
-void add_tensor_copies(Decoders&);
+void add_bulk_copies(Decoders&);
+void add_tensor_map_updates(Decoders&);
+void add_clusters(Decoders&);
 void add_matrix_loads(Decoders&);
 void add_mma(Decoders&);
 void add_wgmma(Decoders&);

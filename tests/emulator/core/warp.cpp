@@ -95,7 +95,10 @@ void Warp::step(Fragment& f) {
             next = suspend(Wait::Kind::kOtherLanes, 0, 0);
         } else {
             if (i.uses_wgmma_registers && !products.empty()) check_registers(i);
+            unknown = 0;
+            passes_unknown = i.passes_unknown;
             next = i.execute(*this, i);
+            passes_unknown = false;
         }
     }
     if (next == Next::kFollowing) {
@@ -115,6 +118,7 @@ void Warp::exit(Fragment& f) {
         if (one.wait.kind == Wait::Kind::kOtherLanes) one.wait.phase = kLanesLeft;
     }
     if (fragments_.empty()) block.complete_barriers_of_block();
+    block.cluster.complete_phase_if_due();
     merge();
 }
 
@@ -206,14 +210,21 @@ void Warp::order_lanes() {
     copies_ordered = known.seen[block.agent_of_copies(index)];
 }
 
+void Warp::note_unknown(const Operand& o) const {
+    const Mask missing = active & ~defined_[o.number];
+    if (!missing) return;
+    unknown |= missing;
+    if (!passes_unknown) {
+        fault(kind::kUninitialized, "use of a value made of registers that were not written",
+              std::countr_zero(missing));
+    }
+}
+
 Mask Warp::predicate(const Operand& o) const {
     if (o.kind == Operand::Kind::kInteger) return o.value ? kAllLanes : 0;
     if (o.kind == Operand::Kind::kSink) return kAllLanes;
     if (o.kind != Operand::Kind::kRegister) fault(kind::kUnsupported, "operand is no predicate");
-    if (active & ~defined_[o.number]) {
-        fault(kind::kUninitialized, "read of a predicate that was not written",
-              std::countr_zero(active & ~defined_[o.number]));
-    }
+    note_unknown(o);
     Mask value;
     std::memcpy(&value, registers_.data() + o.offset, sizeof value);
     return o.negated ? ~value : value;
@@ -225,7 +236,7 @@ void Warp::set_predicate(const Operand& o, Mask value) {
     std::memcpy(&old, registers_.data() + o.offset, sizeof old);
     old = (old & ~active) | (value & active);
     std::memcpy(registers_.data() + o.offset, &old, sizeof old);
-    defined_[o.number] |= active;
+    defined_[o.number] = (defined_[o.number] | active) & ~(unknown & active);
 }
 
 Lanes<uint64_t> Warp::addresses(const Operand& address) const {
@@ -329,9 +340,14 @@ std::string Warp::where() const {
     return text.str();
 }
 
-void Warp::fault_where_it_waits(const char* kind, const std::string& message) {
-    fragment = &fragments_.front();
+void Warp::fault_at(int pc, const char* kind, const std::string& message) {
+    Fragment there{pc, 0, {}};
+    fragment = &there;
     fault(kind, message);
+}
+
+void Warp::fault_where_it_waits(const char* kind, const std::string& message) {
+    fault_at(fragments_.front().pc, kind, message);
 }
 
 void Warp::fault(const char* kind, const std::string& message, int lane, uint64_t address) const {
