@@ -178,10 +178,11 @@ def test_copies_shorter_than_their_place_leave_zeros():
 
 
 def test_nothing_is_read_before_it_is_written():
-    # Sums of what was not written are unknown, which is a fault once they are stored.
-    some_lanes = "setp.lt.u32 %p0, %lane, 7;\n@%p0 mov.u32 %r0, 1;\n"
-    breaks(some_lanes + "add.u32 %r1, %r0, 1;\nst.shared.u32 [%own], %r1;", "uninitialized")
-    keeps(some_lanes + "add.u32 %r1, %r0, 1;\n@%p0 st.shared.u32 [%own], %r1;")
+    use = "add.u32 %r1, %r0, 1;\nst.global.u32 [%mine], %r1;"
+    for lanes in (0, 7):
+        some = f"setp.lt.u32 %p0, %lane, {lanes};\n@%p0 mov.u32 %r0, 1;\n"
+        breaks(some + use, "uninitialized")
+        keeps(some + use.replace("st.global", "@%p0 st.global"))  # of no consequence
     breaks("ld.shared.u32 %r0, [%own];", "uninitialized")
     local = ".local .align 8 .b8 stack[16];\nmov.u64 %rd0, stack;\nst.local.u32 [%rd0], 1;\n"
     keeps(local + "ld.local.u32 %r0, [%rd0];")

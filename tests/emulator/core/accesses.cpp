@@ -1,7 +1,6 @@
 #include "accesses.h"
 
 #include <algorithm>
-#include <set>
 
 namespace ptx {
 
@@ -77,14 +76,6 @@ void write_global(const Warp& w, int lane, uint64_t address, uint32_t size, cons
     std::copy_n(data, size, reinterpret_cast<uint8_t*>(address));
 }
 
-void read_parameter(const Warp& w, int lane, uint64_t address, uint32_t size, uint8_t* out) {
-    const auto& parameters = w.block.cluster.launch.parameters;
-    if (address + size > parameters.size()) {
-        w.fault(kind::kOutOfBounds, "beyond the parameters", lane, address);
-    }
-    std::copy_n(parameters.data() + address, size, out);
-}
-
 void synchronize_blocks(const Warp& w, uint64_t address, const Instruction& i) {
     Block& block = w.block;
     block.cluster.launch.memory.synchronize(address, block.linear_index(), block.of_blocks,
@@ -94,6 +85,14 @@ void synchronize_blocks(const Warp& w, uint64_t address, const Instruction& i) {
 int64_t take_order(const Modifiers& m) {
     const bool both = m.has("acq_rel") || m.has("sc");
     return (both || m.has("acquire") ? kAcquires : 0) | (both || m.has("release") ? kReleases : 0);
+}
+
+void read_parameter(const Warp& w, int lane, uint64_t address, uint32_t size, uint8_t* out) {
+    const auto& parameters = w.block.cluster.launch.parameters;
+    if (address + size > parameters.size()) {
+        w.fault(kind::kOutOfBounds, "beyond the parameters", lane, address);
+    }
+    std::copy_n(parameters.data() + address, size, out);
 }
 
 std::pair<Space, uint64_t> resolved(uint64_t generic) {
@@ -116,16 +115,6 @@ void require_aligned(const Warp& w, int lane, uint64_t address, uint32_t size) {
     }
 }
 
-MBarrier& mbarrier_at(Warp& w, int lane, uint64_t address) {
-    if (const auto [space, shared] = resolved(address); space == Space::kShared) address = shared;
-    require_aligned(w, lane, address, 8);
-    Block& owner = w.block.cluster.block_of(w, address, lane);
-    MBarrier& barrier = owner.mbarrier(w, static_cast<uint32_t>(address & kRankMask));
-    uint8_t ignored[8];
-    read_shared(w, lane, address, 8, ignored, access_of(w, lane, true));
-    return barrier;
-}
-
 std::vector<uint64_t> of_active_lanes(const Warp& w, const Lanes<uint64_t>& addresses) {
     std::vector<uint64_t> active;
     for (int l = 0; l < kLanes; ++l) {
@@ -134,29 +123,62 @@ std::vector<uint64_t> of_active_lanes(const Warp& w, const Lanes<uint64_t>& addr
     return active;
 }
 
+namespace {
+
+// How many different words a bank holds of those that are served together: the most of any bank.
+class Banks {
+public:
+    void add(uint64_t word) {
+        int& first = first_[word % kBanks];
+        int length = 1;
+        for (int i = first; i >= 0; i = next_[static_cast<size_t>(i)], ++length) {
+            if (words_[static_cast<size_t>(i)] == word) return;
+        }
+        words_[count_] = word;
+        next_[count_] = first;
+        first = static_cast<int>(count_++);
+        most_ = std::max(most_, length);
+    }
+    int most() const { return most_; }
+
+private:
+    static constexpr int kBanks = 32;
+    static constexpr size_t kWords = 64;  // each of 32 lanes may lie across two
+
+    Lanes<int> first_ = filled(-1);
+    std::array<uint64_t, kWords> words_;
+    std::array<int, kWords> next_;
+    size_t count_ = 0;
+    int most_ = 0;
+};
+
+}  // namespace
+
 void count_shared(const Warp& w, const std::vector<uint64_t>& addresses, uint32_t size) {
     // 128 bytes are served at once, of wide accesses those of a half or a quarter of the warp.
     const size_t at_once = size <= 4 ? kLanes : 128 / size;
     for (size_t first = 0; first < addresses.size(); first += at_once) {
-        std::array<std::vector<uint64_t>, 32> words;  // by bank
+        Banks banks;
         for (size_t n = first; n < std::min(first + at_once, addresses.size()); ++n) {
             for (uint64_t word = addresses[n] / 4; word <= (addresses[n] + size - 1) / 4; ++word) {
-                auto& bank = words[word % 32];
-                if (std::find(bank.begin(), bank.end(), word) == bank.end()) bank.push_back(word);
+                banks.add(word);
             }
         }
-        size_t most = 0;
-        for (const auto& bank : words) most = std::max(most, bank.size());
-        w.block.cluster.launch.counts[w.pc()].shared_waves += most;
+        w.block.cluster.launch.counts[w.pc()].shared_waves += static_cast<uint64_t>(banks.most());
     }
 }
 
 void count_global(const Warp& w, const std::vector<uint64_t>& addresses, uint32_t size) {
-    std::set<uint64_t> sectors;
+    std::vector<uint64_t> sectors;
+    sectors.reserve(addresses.size());
     for (uint64_t address : addresses) {
-        for (uint64_t s = address / 32; s <= (address + size - 1) / 32; ++s) sectors.insert(s);
+        for (uint64_t s = address / 32; s <= (address + size - 1) / 32; ++s) {
+            if (sectors.empty() || sectors.back() != s) sectors.push_back(s);
+        }
     }
-    w.block.cluster.launch.counts[w.pc()].sectors += sectors.size();
+    std::sort(sectors.begin(), sectors.end());
+    const auto end = std::unique(sectors.begin(), sectors.end());
+    w.block.cluster.launch.counts[w.pc()].sectors += static_cast<uint64_t>(end - sectors.begin());
 }
 
 Space take_space(Modifiers& m) {

@@ -1,5 +1,5 @@
 // cp.async: copies from global to shared memory that the executing thread waits for.
-#include "accesses.h"
+#include "bulk.h"
 
 namespace ptx {
 namespace {

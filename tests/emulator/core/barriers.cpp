@@ -1,6 +1,4 @@
 // Barriers of blocks, warps and clusters, mbarriers, and fences.
-#include <utility>
-
 #include "bulk.h"
 #include "tensor_map.h"
 
@@ -257,22 +255,24 @@ Next fence_for_async_proxy(Warp& w, const Instruction&) {
     return Next::kFollowing;
 }
 
-// Relaxed operations that follow tell others what lies before the fence. setting[0]: whether it
-// orders accesses to global memory, too.
-Next fence(Warp& w, const Instruction& i) {
-    if (i.setting[0])
-        w.block.cluster.launch.memory.fence(w.block.linear_index(), w.block.of_blocks);
+// Relaxed operations that follow tell others what lies before the fence.
+Next fence(Warp& w, const Instruction&) {
     w.released = w.known;
     w.advance();
     return Next::kFollowing;
+}
+
+Next fence_of_gpu(Warp& w, const Instruction& i) {
+    w.block.cluster.launch.memory.fence(w.block.linear_index(), w.block.of_blocks);
+    return fence(w, i);
 }
 
 Next nothing(Warp&, const Instruction&) { return Next::kFollowing; }
 
 Execute decode_fence(Modifiers& m, Instruction& i) {
     i.is_visible = true;
-    Execute execute = fence;
-    i.setting[0] = m.has("gpu") || m.has("sys") || m.has("gl");
+    const bool is_of_gpu = m.has("gpu") || m.has("sys") || m.has("gl");
+    Execute execute = is_of_gpu ? fence_of_gpu : fence;
     if (m.take("proxy")) {
         const bool is_async = m.has("async") && !m.has("global");
         const bool acquires_map = m.has("tensormap::generic") && m.has("acquire");
@@ -283,6 +283,16 @@ Execute decode_fence(Modifiers& m, Instruction& i) {
 }
 
 }  // namespace
+
+MBarrier& mbarrier_at(Warp& w, int lane, uint64_t address) {
+    address = shared_address(address);
+    require_aligned(w, lane, address, 8);
+    Block& owner = w.block.cluster.block_of(w, address, lane);
+    MBarrier& barrier = owner.mbarrier(w, static_cast<uint32_t>(address & kRankMask));
+    uint8_t ignored[8];
+    read_shared(w, lane, address, 8, ignored, access_of(w, lane, true));
+    return barrier;
+}
 
 void add_barriers(Decoders& all) {
     all["bar"] = decode_bar;

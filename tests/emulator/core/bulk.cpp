@@ -21,7 +21,7 @@ Signal signal_at(Warp& w, int lane, uint64_t address) {
 Access access_of(const Warp& w, const Signal& signal) {
     Access access{&w.known, {signal.barrier->agent, signal.time}};
     access.is_async = true;
-    access.line = w.block.cluster.launch.program.code[static_cast<size_t>(w.pc())].line;
+    access.line = access_of(w, Access::kWholeWarp).line;
     return access;
 }
 
@@ -66,9 +66,9 @@ void land_in_groups(Warp& w, int lane, uint64_t address, uint32_t size,
     }
     const uint32_t time = ++w.bulk_time, reads = block.agent_of_bulk(w.index);
     if (!w.bulk_writes) w.bulk_writes = block.cluster.new_agent();
-    Access access{&w.known, {reads, time}};
+    Access access = access_of(w, lane);
+    access.epoch = {reads, time};
     access.is_async = true;
-    access.line = w.block.cluster.launch.program.code[static_cast<size_t>(w.pc())].line;
     const uint32_t offset = shared_offset(w, lane, address, size);
     w.require(block.shared.read(offset, size, access), lane, address);
     w.bulk_copies.push_back({time, lane, w.pc()});

@@ -292,9 +292,9 @@ public:
     // The barrier of the cluster.
     uint64_t phase = 0;
     Knowledge arriving, complete;
+    void note_progress() { last_progress_ = ticks; }
     uint64_t ticks = 0;                               // what clocks show
     std::map<uint64_t, TensorMapWrites> tensor_maps;  // those modified, by address
-    void note_progress() { last_progress_ = ticks; }
 
     void run();
     // Ends the phase of the barrier where all lanes that have not exited arrived.

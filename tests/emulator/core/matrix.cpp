@@ -39,12 +39,19 @@ float value_of(Element e, uint32_t bits) {
 }
 
 std::vector<double> product(const Matrix& a, const Matrix& b) {
-    std::vector<double> out(static_cast<size_t>(a.rows * b.rows));
+    const auto columns = static_cast<size_t>(b.rows);
+    std::vector<double> turned(columns * static_cast<size_t>(b.depth));
+    for (int j = 0; j < b.rows; ++j) {
+        for (int k = 0; k < b.depth; ++k) {
+            turned[static_cast<size_t>(k) * columns + static_cast<size_t>(j)] = b.at(j, k);
+        }
+    }
+    std::vector<double> out(static_cast<size_t>(a.rows) * columns);
     for (int i = 0; i < a.rows; ++i) {
-        for (int j = 0; j < b.rows; ++j) {
-            double sum = 0;
-            for (int k = 0; k < a.depth; ++k) sum += static_cast<double>(a.at(i, k)) * b.at(j, k);
-            out[static_cast<size_t>(i * b.rows + j)] = sum;
+        double* row = &out[static_cast<size_t>(i) * columns];
+        for (int k = 0; k < a.depth; ++k) {
+            const double factor = a.at(i, k), *others = &turned[static_cast<size_t>(k) * columns];
+            for (size_t j = 0; j < columns; ++j) row[j] += factor * others[j];
         }
     }
     return out;
@@ -60,17 +67,19 @@ Place place_in_b(int lane, int r, int e, int per_register) {
 
 namespace {
 
+// Where: place_in_a or place_in_b.
+template <Place (*Where)(int, int, int, int)>
 void load_fragment(const Warp& w, const std::vector<Operand>& registers, Element type, Matrix& out,
-                   int first_row, Place (*place)(int, int, int, int)) {
+                   int first_row) {
     const int bytes = bytes_of(type), per_register = 4 / bytes;
+    const uint32_t ones = bytes == 4 ? ~0u : (1u << (8 * bytes)) - 1;
     for (size_t r = 0; r < registers.size(); ++r) {
         const auto bits = w.bits<uint32_t>(registers[r]);
-        for (int l = 0; l < kLanes; ++l) {
-            for (int e = 0; e < per_register; ++e) {
-                const auto [row, column] = place(l, static_cast<int>(r), e, per_register);
-                const uint32_t element = bits[l] >> (8 * bytes * e);
-                const uint32_t ones = bytes == 4 ? ~0u : (1u << (8 * bytes)) - 1;
-                out.at(first_row + row, column) = value_of(type, element & ones);
+        for (int e = 0; e < per_register; ++e) {
+            for (int l = 0; l < kLanes; ++l) {
+                const auto [row, column] = Where(l, static_cast<int>(r), e, per_register);
+                const uint32_t element = bits[static_cast<size_t>(l)] >> (8 * bytes * e) & ones;
+                out.at(first_row + row, column) = value_of(type, element);
             }
         }
     }
@@ -80,11 +89,11 @@ void load_fragment(const Warp& w, const std::vector<Operand>& registers, Element
 
 void load_fragment_a(const Warp& w, const std::vector<Operand>& registers, Element e, Matrix& out,
                      int first_row) {
-    load_fragment(w, registers, e, out, first_row, place_in_a);
+    load_fragment<place_in_a>(w, registers, e, out, first_row);
 }
 
 void load_fragment_b(const Warp& w, const std::vector<Operand>& registers, Element e, Matrix& out) {
-    load_fragment(w, registers, e, out, 0, place_in_b);
+    load_fragment<place_in_b>(w, registers, e, out, 0);
 }
 
 Sum sum_of(const std::string& type) {

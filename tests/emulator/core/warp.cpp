@@ -204,6 +204,12 @@ void Warp::advance() {
     known.seen.set(now.agent, now.time + 1);
 }
 
+void Warp::order_lanes() {
+    advance();
+    lanes_ordered = epoch().time;
+    copies_ordered = known.seen[block.agent_of_copies(index)];
+}
+
 void Warp::note_unknown(const Operand& o) const {
     const Mask missing = active & ~defined_[o.number];
     if (!missing) return;
@@ -212,12 +218,6 @@ void Warp::note_unknown(const Operand& o) const {
         fault(kind::kUninitialized, "use of a value made of registers that were not written",
               std::countr_zero(missing));
     }
-}
-
-void Warp::order_lanes() {
-    advance();
-    lanes_ordered = epoch().time;
-    copies_ordered = known.seen[block.agent_of_copies(index)];
 }
 
 Mask Warp::predicate(const Operand& o) const {

@@ -69,7 +69,9 @@ void check_fences(const Warp& w, const std::vector<uint16_t>& accumulators,
 void check_defined(const Warp& w, const Instruction& i, bool accumulates) {
     for (const Operand& o : i[1].elements) w.bits<uint32_t>(o);
     if (!accumulates) return;
-    for (const Operand& o : i[0].elements) w.bits<uint32_t>(o);
+    for (const Operand& o : i[0].elements) {
+        if (!w.accumulating[o.number]) w.bits<uint32_t>(o);  // otherwise it will be defined
+    }
 }
 
 // Computes the product for the four warps; their registers and the shared memory are read now.
