@@ -17,8 +17,7 @@ Block::Block(Cluster& cluster, uint32_t rank, Dim index)
     : cluster(cluster),
       rank(rank),
       index(index),
-      shared(cluster.launch.shared_bytes, cluster.static_agents(),
-             cluster.launch.program.granule_shift),
+      shared(cluster.launch.shared_bytes, cluster.launch.program.granule_shift),
       n_warps_(cluster.warps_per_block()),
       base_agent_(rank * cluster.agents_per_block()) {
     const uint32_t threads = cluster.launch.block.count();
@@ -109,7 +108,7 @@ Cluster::Cluster(Launch& launch, Dim index)
 }
 
 uint32_t Cluster::agents_per_block() const {
-    return 5 * warps_per_block() + (warps_per_block() + 3) / 4;
+    return 7 * warps_per_block() + (warps_per_block() + 3) / 4;
 }
 
 Block& Cluster::block_of(const Warp& warp, uint64_t shared_address, int lane) {
@@ -189,6 +188,11 @@ void Cluster::finish() {
             warp.fault_at(
                 warp.bulk_copies.front().pc, kind::kInFlight,
                 "the block ended, and nothing waited for this copy to have read its shared memory");
+        }
+        if (!block->tensor_memory.is_empty()) {
+            block->warps.front().fault_at(static_cast<int>(launch.program.code.size()) - 1,
+                                          kind::kInvalid,
+                                          "the block ended, and did not free its tensor memory");
         }
         for (const auto& [agent, copy] : block->incoming) {
             const bool is_known = std::any_of(

@@ -31,8 +31,8 @@ struct Violation {
 
 class SharedMemory {
 public:
-    // `readers` is the number of agents that may read, which are those below it.
-    SharedMemory(uint32_t bytes, uint32_t readers, int granule_shift);
+    // `place` is what faults call an address.
+    SharedMemory(uint32_t bytes, int granule_shift, std::string place = "shared address");
 
     uint32_t size() const { return static_cast<uint32_t>(data_.size()); }
     uint8_t* data() { return data_.data(); }
@@ -42,6 +42,8 @@ public:
     // Null where it is not known yet.
     std::optional<Violation> write(uint32_t address, uint32_t size, const Access& access,
                                    const uint8_t* data);
+    // From here on nothing has been written.
+    void forget(uint32_t address, uint32_t size);
 
 private:
     struct Cell {
@@ -52,14 +54,22 @@ private:
         bool is_strong = false, is_async = false;
     };
 
+    // What an agent read last, for each cell: time, strength and lane.
+    struct Reader {
+        uint32_t agent;
+        std::vector<uint32_t> entries;
+    };
+
+    Reader& reader(uint32_t agent);
+    std::string at(uint32_t cell) const;
     std::optional<Violation> after_write(const Cell& cell, const Access& access, const char* what,
-                                         uint32_t address) const;
+                                         uint32_t index) const;
 
     std::vector<uint8_t> data_;
     std::vector<Cell> cells_;
-    std::vector<uint32_t> reads_;  // for each cell and reader: time, strength and lane
-    uint32_t readers_;
+    std::vector<Reader> readers_;  // those that have read anything
     int shift_;
+    std::string place_;
 };
 
 }  // namespace ptx
