@@ -13,8 +13,8 @@ SANITIZER_RUNTIME = $(foreach library,libasan.so libstdc++.so,$(shell $(CXX) -pr
 COMPUTE_SANITIZER := compute-sanitizer --kernel-name kns=attn_ --kernel-name kns=_factors_kernel \
 	--report-api-errors no --error-exitcode 1
 
-.PHONY: help demo test lint oldest sanitize bench docs wheel gpu gpu-build gpu-check gpu-test \
-	gpu-sanitize gpu-bench clean
+.PHONY: help demo test test-all compiled lint oldest sanitize bench docs wheel gpu gpu-build gpu-check \
+	gpu-test gpu-sanitize gpu-bench clean
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' Makefile
@@ -22,8 +22,16 @@ help:  ## list these targets
 demo: $(INSTALLED)  ## every bias on real text: errors, time and memory
 	$(IN_VENV) python -m biased_flash_attn demo
 
-test: $(INSTALLED)  ## the whole test suite
-	$(IN_VENV) $(PYTEST)
+test: $(INSTALLED)  ## the test suite, with a few tests of the GPU kernels, drawn anew each time
+	$(IN_VENV) $(PYTEST) --kernel-tests=16 -m "not compiles"
+	@echo "make test-all runs all tests of the GPU kernels, and compiles a sample for every GPU"
+
+test-all: $(INSTALLED)  ## every test, the GPU kernels' for two architectures
+	$(IN_VENV) $(PYTEST) --gpu=sm_90
+	$(IN_VENV) $(PYTEST) --gpu=sm_80 -m kernels
+
+compiled: $(INSTALLED)  ## every Triton kernel for every architecture, compiled: takes hours
+	$(IN_VENV) pytest tests/test_compiled.py --all-kernels
 
 lint: $(INSTALLED)  ## ruff and clang-format
 	$(IN_VENV) ruff check
@@ -42,9 +50,9 @@ wheel: $(INSTALLED)  ## a manylinux wheel for this Python, in dist/
 	$(IN_VENV) pip wheel --no-deps --no-build-isolation --wheel-dir build/wheel .
 	$(IN_VENV) auditwheel repair --exclude libgomp.so.1 --wheel-dir dist build/wheel/*.whl
 
-oldest: $(INSTALLED)  ## compile the Triton kernels with the oldest Triton that is supported
+oldest: $(INSTALLED)  ## tests of GPU kernels with the oldest Triton that is supported
 	$(IN_VENV) pip install --upgrade --no-deps --target build/oldest triton==$(OLDEST_TRITON)
-	$(IN_VENV) PYTHONPATH=build/oldest python bench/compiled.py 90 64 > build/oldest/compiled.json
+	$(IN_VENV) PYTHONPATH=build/oldest $(PYTEST) -m kernels --kernel-tests=24
 
 # A second copy of the package, so that the installed one keeps its fast kernels.
 sanitize: $(INSTALLED)  ## kernel tests under AddressSanitizer and UBSan

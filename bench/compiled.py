@@ -2,28 +2,31 @@
 
     python bench/compiled.py 90 64 128
 
-prints one JSON object a line for every kernel of `problems` as it ships for the processor, for
-heads of these widths or of all: its registers, bytes of stack, shared memory, and the instructions
-of its loops. Nothing is run.
+prints one JSON object a line for every kernel of `tasks` as it ships for the processor, for heads
+of these widths or of all: its registers, bytes of stack, shared memory, and the instructions of its
+loops. With "-" in place of widths, the tasks are read from standard input, each a JSON list on a
+line of its own. Nothing is run.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import triton
 from biased_flash_attn.triton_kernels import launch
 from triton.backends.compiler import GPUTarget
+from triton.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
@@ -49,6 +52,17 @@ SUMS = ("linear", "cumulative")  # whose kernels are others in float16 than in b
 WIDTHS = (64, 128, 256)
 BACKWARD = ("attn_bwd_dq_kernel", "attn_bwd_dkv_kernel")
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+
+class Task(NamedTuple):
+    """A kernel of a problem. The form may name a variant, and bias_gradient says whether the
+    gradient of the bias is computed."""
+
+    form: str
+    dtype: str
+    head_dim: int
+    bias_gradient: bool
+    kernel: str
 
 
 @dataclass(frozen=True)
@@ -80,7 +94,8 @@ class Processor:
         return GPUTarget("cuda", self.arch, 32)
 
     def get_current_device(self) -> int:
-        return 0
+        # Triton keeps what it has compiled by device, whatever the target.
+        return self.arch
 
     def get_current_stream(self, device: int = 0) -> int:
         return 0
@@ -94,9 +109,23 @@ def compiled(
     kernels: Collection[str] | None = None,
 ) -> Iterator[Compiled]:
     """The kernels of both directions of a causal problem, or those of them that are named."""
-    made = []
+    name = str(dtype).removeprefix("torch.")
+    for kernel, binary in binaries(form, dtype, head_dim, bias_gradient, kernels):
+        yield Compiled(kernel, form, name, head_dim, bias_gradient, **facts(binary))
+
+
+def binaries(
+    form: str,
+    dtype: torch.dtype,
+    head_dim: int,
+    bias_gradient: bool = True,
+    kernels: Collection[str] | None = None,
+) -> list[tuple[str, CompiledKernel]]:
+    """Names of kernels, and what Triton made of them."""
+    made, started = [], set()
 
     def compile_only(kernel, *args, warmup, **kwargs):
+        started.add(kernel.__name__)
         if kernels is None or kernel.__name__ in kernels:
             made.append((kernel.__name__, run(kernel, *args, warmup=True, **kwargs)))
 
@@ -106,9 +135,9 @@ def compiled(
         attend(form, dtype, head_dim, bias_gradient)
     finally:
         JITFunction.run = run
-    name = str(dtype).removeprefix("torch.")
-    for kernel, binary in made:
-        yield Compiled(kernel, form, name, head_dim, bias_gradient, **facts(binary))
+    if started != set(launched(form, dtype, head_dim, bias_gradient)):
+        raise RuntimeError(f"`launched` is wrong of {form}, which launches {sorted(started)}")
+    return made
 
 
 def attend(form: str, dtype: torch.dtype, head_dim: int, bias_gradient: bool) -> None:
@@ -231,15 +260,46 @@ def problems() -> Iterator[tuple]:
         yield name, torch.float32, True, None
 
 
-def main(arch: str, *head_dims: str) -> None:
+def tasks(widths: Iterable[int] = WIDTHS) -> Iterator[Task]:
+    """Every kernel of every problem."""
+    for width in widths:
+        for form, dtype, bias_gradient, kernels in problems():
+            for kernel in launched(form, dtype, width, bias_gradient):
+                if kernels is None or kernel in kernels:
+                    name = str(dtype).removeprefix("torch.")
+                    yield Task(form, name, width, bias_gradient, kernel)
+
+
+def launched(form: str, dtype: torch.dtype, head_dim: int, bias_gradient: bool) -> list[str]:
+    """The kernels that `attend` launches."""
+    form, *words = form.split("-")
+    names = ["attn_fwd_kernel", "attn_bwd_delta_kernel", *BACKWARD]
+    if form == "distance" and bias_gradient:
+        names.append("attn_bwd_table_kernel")
+    if form != "none" and "packed" not in words:
+        names.append("attn_trim_kernel")
+    if words in ([], ["gain"]):
+        names += ["attn_append_kernel", "attn_decode_kernel", "attn_decode_merge_kernel"]
+        names += ["attn_choose_kernel"] if form != "none" else []
+    if dtype != torch.float32 and head_dim <= 128:
+        if form == "distance":
+            names.append("table_factors_kernel")
+        elif form in ("linear", "cumulative"):
+            names += ["query_factors_kernel", "key_factors_kernel"]
+    return names
+
+
+def main(arch: str, *widths: str) -> None:
     driver.set_active(Processor(int(arch)))
     made_for = {"arch": int(arch), "triton": triton.__version__}
-    for width in map(int, head_dims) if head_dims else WIDTHS:
-        for form, dtype, *which in problems():
-            for one in compiled(form, dtype, width, *which):
-                print(json.dumps({**made_for, **asdict(one)}), flush=True)
+    given = (Task(*json.loads(line)) for line in sys.stdin)
+    kernels = defaultdict(set)
+    for *problem, kernel in given if widths == ("-",) else tasks(map(int, widths or WIDTHS)):
+        kernels[tuple(problem)].add(kernel)
+    for (form, dtype, width, bias_gradient), names in kernels.items():
+        for one in compiled(form, getattr(torch, dtype), width, bias_gradient, names):
+            print(json.dumps({**made_for, **asdict(one)}), flush=True)
 
 
 if __name__ == "__main__":
-    os.environ.pop("TRITON_INTERPRET", None)
     main(*sys.argv[1:])

@@ -1,22 +1,18 @@
-"""Searches the sizes of blocks that triton_kernels/configs.py lists, for one processor.
+"""Searches the sizes of blocks that triton_kernels/configs.py lists, for an H100 (90) or A100 (80).
 
     python bench/configurations.py 90 [64 128 256]
 
 Takes the problems that share a configuration now, for each width of a head and kernel, and prints
 the best one with which none of them spills registers. They are compiled, not run: what is compared
-is an estimate of cycles a pair of query and key takes on a multiprocessor, from the instructions of
-the loop over whole tiles, its products, exponentials and loads, and how well latency is hidden.
+is the estimate of cycles that a pair of query and key takes on a multiprocessor in the loop over
+whole tiles (bench/estimates). How far to trust it is in bench/results/estimates-sm_90.md.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -27,6 +23,9 @@ from triton.runtime import driver
 from triton.runtime.errors import OutOfResources
 
 import compiled
+from estimates import kernels, times
+from estimates.gpu import GPUS
+from estimates.kernels import choosing
 
 KERNELS = {
     "forward": "attn_fwd_kernel",
@@ -34,10 +33,6 @@ KERNELS = {
     "backward_keys": "attn_bwd_dkv_kernel",
     "backward_table": "attn_bwd_table_kernel",
 }
-# Matrix products of a kernel, each of as many multiplications a pair as a head is wide.
-PRODUCTS = {"forward": 2, "backward_queries": 3, "backward_keys": 4, "backward_table": 2}
-REGISTERS, THREADS, ISSUES, EXPONENTIALS = 65536, 2048, 4, 16  # of a multiprocessor, or a cycle
-LOAD_CYCLES, STEP_CYCLES = 800, 300  # a load from memory that nothing hides; dependent steps
 
 
 class Problem(NamedTuple):
@@ -46,22 +41,6 @@ class Problem(NamedTuple):
     form: str
     dtype: torch.dtype
     trained: bool
-
-
-@dataclass(frozen=True)
-class Multiprocessor:
-    """What it does in a cycle, and what it has."""
-
-    multiplications: int  # of matrix units
-    bytes: int  # from the second cache, about
-    shared: int  # bytes
-
-
-MULTIPROCESSORS = {
-    80: Multiprocessor(1024, 32, 163 * 1024),
-    90: Multiprocessor(2048, 24, 227 * 1024),
-    100: Multiprocessor(4096, 24, 227 * 1024),
-}
 
 
 def tiles(kernel: str, width: int) -> list[tuple[int, int, int]]:
@@ -79,35 +58,6 @@ def pairs(queries: int, keys: int, warps: int) -> int:
     return queries * keys // (32 * warps)
 
 
-def cycles(arch: int, kernel: str, width: int, config: Config, one: compiled.Compiled) -> float:
-    """Estimated for a pair."""
-    processor, tile = MULTIPROCESSORS[arch], config.block_m * config.block_n
-    blocks = min(
-        REGISTERS // (one.registers * 32 * config.num_warps),
-        processor.shared // (one.shared + 1024),
-        THREADS // (32 * config.num_warps),
-    )
-    # Rows of half precision that are loaded for a tile.
-    rows = {"backward_keys": 2 * config.block_m, "backward_table": 4 * config.block_m}
-    loads = rows.get(kernel, 2 * config.block_n) * 2 * width / processor.bytes
-    issue = one.instructions * tile / 32 / ISSUES
-    products = PRODUCTS[kernel] * tile * width / processor.multiplications
-    # Groups of four warps work beside each other, but for loads they wait for together.
-    work = (issue + products) / (config.num_warps / 4)
-    unhidden = LOAD_CYCLES * (config.num_stages == 1) + STEP_CYCLES + work
-    return max(issue, products, loads, tile / EXPONENTIALS, unhidden / blocks) / tile
-
-
-@contextmanager
-def choosing(choose: Callable) -> Iterator[None]:
-    """With another function instead of configs.choose."""
-    shipped, configs.choose = configs.choose, choose
-    try:
-        yield
-    finally:
-        configs.choose = shipped
-
-
 def served(kernel: str, width: int) -> dict[Config, list[Problem]]:
     """The configurations of a kernel that ship, each with its problems."""
     found, shipped, chosen = {}, configs.choose, {}
@@ -117,10 +67,10 @@ def served(kernel: str, width: int) -> dict[Config, list[Problem]]:
         return chosen[name]
 
     with choosing(choose):
-        for form, dtype, trained, kernels in compiled.problems():
+        for form, dtype, trained, names in compiled.problems():
             chosen.clear()
             list(compiled.compiled(form, dtype, width, trained, ()))
-            if kernel in chosen and (kernels is None or KERNELS[kernel] in kernels):
+            if kernel in chosen and (names is None or KERNELS[kernel] in names):
                 found.setdefault(chosen[kernel], []).append(Problem(form, dtype, trained))
     return found
 
@@ -130,13 +80,13 @@ def search(
 ) -> tuple[float, Config | None]:
     """The configuration whose worst problem takes the fewest cycles.
 
-    What spills in one stage spills in two. Five tiles in a row that are no better end the search,
+    What spills in one stage spills in more. Five tiles in a row that are no better end the search,
     as those that follow are smaller.
     """
     best, no_better = (math.inf, None), 0
     for tile in tiles(kernel, width):
         no_better += best[1] is not None
-        for stages in (1, 2):
+        for stages in (1, 2, 3):
             config = Config(*tile, stages, ahead)
             found = worst(arch, kernel, width, config, problems, best[0])
             # An estimate is not worth smaller tiles for less than a tenth.
@@ -156,31 +106,29 @@ def worst(
 
     The problem that decided comes first next time.
     """
-    shipped, most = configs.choose, 0.0
-
-    def choose(name, *rest):
-        return config if name == kernel else shipped(name, *rest)
-
-    with choosing(choose):
-        for problem in tuple(problems):
-            try:
-                most = max(most, measured(arch, kernel, width, config, problem))
-            except (CompilationError, OutOfResources, RuntimeError):
-                most = math.inf
-            if most > enough or most == math.inf:
-                problems.remove(problem)
-                problems.insert(0, problem)
-                break
+    most = 0.0
+    for problem in tuple(problems):
+        try:
+            most = max(most, cycles(arch, kernel, width, config, problem))
+        except (CompilationError, OutOfResources, RuntimeError):
+            most = math.inf
+        if most > enough or most == math.inf:
+            problems.remove(problem)
+            problems.insert(0, problem)
+            break
     return most
 
 
-def measured(arch: int, kernel: str, width: int, config: Config, problem: Problem) -> float:
-    """Cycles, infinite where registers spill or memory does not suffice."""
+def cycles(arch: int, kernel: str, width: int, config: Config, problem: Problem) -> float:
+    """For a pair, infinite where registers spill or shared memory does not suffice."""
     form, dtype, trained = problem
-    (one,) = compiled.compiled(form, dtype, width, trained, (KERNELS[kernel],))
-    if one.spills or one.shared > MULTIPROCESSORS[arch].shared:
+    choice = {"trained": trained, "dtype": dtype, "config": config}
+    built = kernels.build(arch, KERNELS[kernel], form, width, **choice)
+    blocks = built.blocks_at_once(GPUS[arch])
+    if built.spills or not blocks:
         return math.inf
-    return cycles(arch, kernel, width, config, one)
+    simulated, _ = times.whole_tiles(built, GPUS[arch])
+    return simulated / (blocks * built.block_m * built.block_n)
 
 
 def main(arch: str, *widths: str) -> None:
@@ -193,5 +141,4 @@ def main(arch: str, *widths: str) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.pop("TRITON_INTERPRET", None)
     main(sys.argv[1], *(sys.argv[2:] or map(str, compiled.WIDTHS)))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import torch
 
@@ -26,6 +29,10 @@ class Gpu(GpuClock):
     least_rounds = 3
     seconds_a_comparison = 1.0
 
+    def used(self) -> AbstractContextManager:
+        """Within it the kernels run on this device."""
+        return nullcontext()
+
     def compiled(self, function: Callable) -> Callable:
         return torch.compile(function, dynamic=False, fullgraph=True)
 
@@ -39,7 +46,7 @@ class Gpu(GpuClock):
 
 
 class Rehearsal(Gpu):
-    """Goes through the same steps, interpreted and tiny. Its numbers mean nothing."""
+    """Goes through the same steps, tiny and on an emulated GPU. Its numbers mean nothing."""
 
     name = "cpu"
     hidden = 16
@@ -49,6 +56,13 @@ class Rehearsal(Gpu):
     decoding_batches = 1, 2
     decoding_length = 100
     rounds = least_rounds = 1
+
+    def used(self) -> AbstractContextManager:
+        sys.path.append(str(Path(__file__).parents[1] / "tests"))
+        from emulated_backend import emulated
+        from emulator.triton_device import Device
+
+        return emulated(Device(arch=90))
 
     def compiled(self, function: Callable) -> Callable:
         return function

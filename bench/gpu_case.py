@@ -156,12 +156,13 @@ def main(bias: str, head_dim: str, length: str, *rehearse: str) -> None:
     os.dup2(2, 1)
     device = Rehearsal() if rehearse else Gpu()
     kind = Decoding if bias == DECODING else Measurement
-    measurement = kind(Case(bias, int(head_dim), int(length)), device)
-    measurement.prepare()
-    print("ready", file=channel, flush=True)
-    if sys.stdin.readline():
-        for row in measurement.rows():
-            print(json.dumps(asdict(row)), file=channel, flush=True)
+    with device.used():
+        measurement = kind(Case(bias, int(head_dim), int(length)), device)
+        measurement.prepare()
+        print("ready", file=channel, flush=True)
+        if sys.stdin.readline():
+            for row in measurement.rows():
+                print(json.dumps(asdict(row)), file=channel, flush=True)
 
 
 if __name__ == "__main__":

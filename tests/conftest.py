@@ -6,6 +6,7 @@ import os
 import random
 import secrets
 import zlib
+from collections import Counter
 
 # Waiting threads that spin starve the ones they wait for where other processes need the cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -37,6 +38,11 @@ def pytest_addoption(parser):
         metavar="N",
         help="run N tests of Triton kernels, drawn by the seed, and not all of them",
     )
+    parser.addoption(
+        "--all-kernels",
+        action="store_true",
+        help="compile every Triton kernel for every architecture, not a sample; takes hours",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -47,7 +53,8 @@ def pytest_configure(config):
 
 
 def pytest_report_header(config):
-    return f"inputs: --seed={config.option.seed}"
+    kernels = "all" if config.option.all_kernels else "a sample; --all-kernels compiles all"
+    return [f"inputs: --seed={config.option.seed}", f"compiled kernels: {kernels}"]
 
 
 def pytest_collection_modifyitems(config, items):
@@ -104,26 +111,53 @@ def poisoned(make):
     return make_poisoned
 
 
+EXECUTED = pytest.StashKey[Counter]()
+
+
+def pytest_sessionstart(session):
+    session.config.stash[EXECUTED] = Counter()
+
+
+def pytest_sessionfinish(session):
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["executed"] = dict(session.config.stash[EXECUTED])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    node.config.stash[EXECUTED].update(getattr(node, "workeroutput", {}).get("executed", {}))
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if executed := config.stash[EXECUTED]:
+        counts = ", ".join(f"{n:,} {what}" for what, n in executed.items())
+        terminalreporter.write_line(f"emulated {config.option.gpu}: {counts}")
+
+
 @pytest.fixture(scope="session")
 def emulated_gpu(request):
     """Stands in for a GPU; keeps what was compiled for it."""
     from emulator.triton_device import Device
 
-    return Device(int(request.config.option.gpu.removeprefix("sm_")))
+    device = Device(int(request.config.option.gpu.removeprefix("sm_")))
+    yield device
+    request.config.stash[EXECUTED].update(
+        kernels=len(device.kernels),
+        launches=sum(device.launches.values()),
+        instructions=device.instructions,
+    )
 
 
 @pytest.fixture
-def gpu(request, monkeypatch, seed):
+def gpu(request, seed):
     """Everything is made on the GPU, or on the CPU for an emulated one."""
     if torch.cuda.is_available():
         with torch.device("cuda"):
             yield
         return
-    from emulator.triton_device import installed
-    from triton_backend import KERNELS
+    from emulated_backend import emulated
 
     device = request.getfixturevalue("emulated_gpu")
     device.seed = seed
-    monkeypatch.setattr(KERNELS, "DEVICE_TYPE", "cpu")
-    with installed(device):
+    with emulated(device):
         yield

@@ -21,10 +21,10 @@ from biased_flash_attn.cli.checking.problems import (
     DTYPES,
     FORMS,
 )
-from biased_flash_attn.cli.checking.processes import Ended, spread
+from biased_flash_attn.cli.checking.processes import Ended, Schedule, spread
 from biased_flash_attn.cli.checking.report import facts
 from biased_flash_attn.cli.checking.timing import FLEX, OURS, PLAIN, Timing
-from biased_flash_attn.cli.checking.work import OutOfMemory, Ready, Settings
+from biased_flash_attn.cli.checking.work import Done, OutOfMemory, Prepare, Settings, Time
 from check_cases import FAULTS, KERNELS, LENGTH, plant
 
 GIBIBYTE = 2**30
@@ -64,28 +64,29 @@ def these(*events):
 
 
 def inline(*forms: str):
-    """The events of some forms, computed in this process."""
-    return lambda settings, *_: work.events(replace(settings, forms=forms, peers_end=0.0))
+    """The rows of some forms, computed in this process."""
+    return lambda settings, *_: performed(settings, *work.checks(forms))
 
 
-def test_events_are_rows_then_timings(seed):
-    events = list(work.events(settings(seed, "none", "linear")))
-    kinds = [type(event) for event in events]
-    rows = 2 * len(CALLS) * len(DTYPES)
-    assert kinds == [Row] * rows + [Ready] + [Timing] * 2
+def performed(settings: Settings, *tasks):
+    own = work.Work(settings)
+    for task in tasks:
+        yield from (event for event in own.perform(task) if not isinstance(event, Done))
 
 
-def test_no_row_is_begun_when_the_time_is_over(seed):
-    events = list(work.events(settings(seed, "none", seconds=-1)))
-    assert [type(event) for event in events] == [Ready, Timing]
+def test_what_was_prepared_is_timed(seed):
+    tasks = Prepare("linear", with_flex=False), Prepare("none", with_flex=False), Time("linear")
+    (found,) = performed(settings(seed, "none", "linear"), *tasks)
+    assert isinstance(found, Timing)
+    assert found.form == "linear"
 
 
-def test_too_little_memory_ends_the_work(monkeypatch, seed):
+def test_too_little_memory_ends_a_task(monkeypatch, seed):
     def fails(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(KERNELS, "forward", fails)
-    (event,) = work.events(settings(seed, "none"))
+    (event,) = performed(settings(seed, "none"), work.checks(("none",))[0])
     assert event == OutOfMemory("OutOfMemoryError: CUDA out of memory")
 
 
@@ -93,19 +94,26 @@ def test_processes_share_the_forms(seed):
     """Slow, as it starts two processes that import PyTorch; what they run is tested above."""
     asked = settings(seed, "none", "linear")
     events = list(spread(asked, 2, time.time() + 300))
-    expected = list(work.rows(asked))
+    expected = performed(asked, *work.checks(asked.forms))
     assert {row for row in events if isinstance(row, Row)} == set(expected)
     last = max(n for n, event in enumerate(events) if isinstance(event, Row))
     timings = events[last + 1 :]
     assert {event.form for event in timings} == {"none", "linear"}
 
 
+def test_no_row_is_begun_when_the_time_is_over(seed):
+    schedule = Schedule(settings(seed, "none", "linear", seconds=-1))
+    expected = [Prepare("none", False), Prepare("linear", False), None]
+    assert [schedule.next() for _ in range(3)] == expected
+
+
 def test_a_process_that_dies_says_why(monkeypatch, seed):
-    script = "import sys; input(); sys.exit('CUDA error: an illegal memory access')"
+    script = "raise RuntimeError('CUDA error: an illegal memory access\\nCompile with DSA')"
     monkeypatch.setattr(processes, "COMMAND", [sys.executable, "-c", script])
-    (event,) = spread(settings(seed, "none", "linear"), 1, time.time() + 60)
-    assert event.forms == ("none", "linear")
-    assert "status 1: CUDA error: an illegal memory access" in event.reason
+    (event,) = spread(settings(seed, "none"), 1, time.time() + 60)
+    assert event.task == "none; causal, D = 64; bfloat16, float16"
+    reason = "a process ended with status 1: RuntimeError: CUDA error: an illegal memory access"
+    assert event.reason == reason
 
 
 def test_processes_are_ended_when_the_time_is_over(monkeypatch, seed):
@@ -143,11 +151,11 @@ def test_a_planted_fault_is_reported(invoke, monkeypatch):
 
 
 def test_checks_that_did_not_run_are_no_reason_to_trust(invoke):
-    ended = Ended(("linear",), "a process ended with status -11: no message")
+    ended = Ended("timing linear", "a process ended with status -11: no message")
     result, report = invoke(these(*EVERY_ROW[1:], *TIMINGS, ended))
     assert result.exit_code == 1
-    assert "yet: 89 checks passed and 1 did not run." in result.output
-    assert "- linear: a process ended with status -11: no message" in report
+    assert "yet: 89 checks passed and 1 did not run. Run it again" in result.output
+    assert "- timing linear: a process ended with status -11: no message" in report
 
 
 def test_refused_dtypes_are_named(invoke):
@@ -207,7 +215,7 @@ def test_the_device_chooses_what_is_checked(monkeypatch, has_gpu, chosen):
 
 @pytest.mark.parametrize(
     ("free", "cores", "count", "length"),
-    [(80, 16, 6, 8192), (80, 2, 2, 8192), (15, 16, 3, 4096), (2, 16, 1, 4096)],
+    [(80, 32, 16, 8192), (80, 2, 2, 8192), (15, 16, 5, 4096), (2, 16, 1, 4096)],
 )
 def test_processes_fit_a_gpu_and_its_host(monkeypatch, free, cores, count, length):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free * GIBIBYTE, 80 * GIBIBYTE))

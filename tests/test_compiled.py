@@ -1,25 +1,33 @@
-"""What the compiler makes of the Triton kernels for processors that need not be here."""
+"""What the compiler makes of the Triton kernels for GPUs that need not be present.
+
+A run compiles a sample (compiled_sample.py) and what the table of instructions needs, which takes
+several minutes of a core where nothing is cached; with --all-kernels it compiles everything, which
+takes hours.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
 import os
+import pkgutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import instructions
 
-pytest.importorskip("triton", reason="needs Triton")
+compiled = pytest.importorskip("compiled", reason="needs Triton")
+compiled_sample = pytest.importorskip("compiled_sample", reason="needs Triton")
 
+pytestmark = pytest.mark.compiles
 BENCH = Path(__file__).parents[1] / "bench"
-SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-VARIANTS = list(itertools.product(SHARED_MEMORY, (64, 128, 256)))
-FORMS = ("none", "linear", "distance", "cumulative", "cumulative-gain", "log1p_square-gain")
+# KiB that a block may use, of every architecture that is compiled for.
+SHARED_MEMORY = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 WITH_PRODUCTS = (
     "attn_fwd_kernel",
     "attn_bwd_dq_kernel",
@@ -29,22 +37,21 @@ WITH_PRODUCTS = (
     "attn_choose_kernel",
     "attn_decode_kernel",
 )
-ATTENTION = (*WITH_PRODUCTS, "attn_append_kernel")
-# Each makes other kernels of a causal problem.
-CHANGES = ("noncausal", "window", "plan", "packed", "packed-plan", "strided", "far")
-# Kernels that are not started without a bias, or for other forms.
-OF_BIASES = {
-    "attn_bwd_table_kernel": ["distance"],
-    "attn_trim_kernel": FORMS[1:],
-    "attn_choose_kernel": FORMS[1:],
-}
+# What the table of instructions counts, on Hopper.
+COUNTED = [
+    task
+    for task in compiled.tasks((64, 128))
+    if task.form in instructions.FORMS
+    and task.dtype == "bfloat16"
+    and task.kernel in (instructions.FORWARD, instructions.DQ, instructions.DKV)
+]
 
 
-def compiled(arch: int, head_dim: int) -> list[dict]:
-    """The kernels that compiled.py lists, for an architecture and one width of a head."""
+def compile_for(arch: int, tasks: list) -> list[dict]:
+    """The reports of bench/compiled.py."""
     done = subprocess.run(
-        [sys.executable, BENCH / "compiled.py", str(arch), str(head_dim)],
-        env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
+        [sys.executable, BENCH / "compiled.py", str(arch), "-"],
+        input="\n".join(map(json.dumps, tasks)),
         capture_output=True,
         text=True,
     )
@@ -53,43 +60,76 @@ def compiled(arch: int, head_dim: int) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def reports():
-    """All variants; as many compile at a time as there are cores."""
+def wanted(request) -> dict[int, list]:
+    """The tasks of each architecture, each once."""
+    if request.config.option.all_kernels:
+        return {arch: list(compiled.tasks()) for arch in SHARED_MEMORY}
+    seed = request.config.option.seed
+    drawn = {arch: compiled_sample.sample(arch, seed) for arch in SHARED_MEMORY}
+    drawn[90] = list(dict.fromkeys(drawn[90] + COUNTED))
+    return drawn
+
+
+@pytest.fixture(scope="module")
+def reports(wanted) -> dict[int, list[dict]]:
+    """Of all architectures; as many compile at a time as there are cores."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return dict(zip(VARIANTS, pool.map(lambda v: compiled(*v), VARIANTS), strict=True))
+        return dict(zip(wanted, pool.map(compile_for, wanted, wanted.values()), strict=True))
 
 
-@pytest.fixture(params=VARIANTS, ids=lambda variant: "sm_{}-d{}".format(*variant))
-def variant(request, reports):
-    return request.param[0], reports[request.param]
+@pytest.fixture(params=SHARED_MEMORY, ids="sm_{}".format)
+def arch(request) -> int:
+    return request.param
 
 
-def test_every_kernel_of_every_form_compiles(variant):
-    _, kernels = variant
-    made = {(one["kernel"], one["form"], one["dtype"]) for one in kernels}
-    for kernel, dtype in itertools.product(ATTENTION, ("bfloat16", "float32")):
-        for form in OF_BIASES.get(kernel, FORMS):
-            assert (kernel, form, dtype) in made
-    for kernel, form in itertools.product(WITH_PRODUCTS[:3], ("linear", "cumulative-gain")):
-        assert (kernel, form, "float16") in made
-        for changed in CHANGES:
-            assert (kernel, f"{form}-{changed}", "bfloat16") in made
+def task_of(report: dict):
+    return compiled.Task(*(report[field] for field in compiled.Task._fields))
 
 
-def test_every_kernel_fits_shared_memory(variant):
-    arch, kernels = variant
-    assert [one for one in kernels if one["shared"] > SHARED_MEMORY[arch]] == []
+@pytest.fixture
+def kernels(arch, reports) -> list[dict]:
+    return reports[arch]
 
 
-def test_no_loop_spills_registers(variant):
-    _, kernels = variant
+def test_a_sample_reaches_every_kernel_with_every_form_variant_width_and_dtype(arch, request):
+    seed = request.config.option.seed
+    everything, drawn = list(compiled.tasks()), compiled_sample.sample(arch, seed)
+    assert {task.kernel for task in drawn} == kernels_of_the_package()
+    for value in (
+        lambda task: compiled_sample.bias_and_variant(task.form)[0],
+        lambda task: compiled_sample.bias_and_variant(task.form)[1],
+        lambda task: task.head_dim,
+        lambda task: task.dtype,
+        lambda task: task.bias_gradient,
+    ):
+        reached = {(task.kernel, value(task)) for task in drawn}
+        assert reached == {(task.kernel, value(task)) for task in everything}
+    assert drawn != compiled_sample.sample(arch, seed + 1)
+
+
+def kernels_of_the_package() -> set[str]:
+    package = import_module(compiled.launch.__package__)
+    names = [module.name for module in pkgutil.iter_modules(package.__path__)]
+    modules = [import_module(f"{package.__name__}.{name}") for name in names]
+    return {name for module in modules for name in vars(module) if name.endswith("_kernel")}
+
+
+def test_every_kernel_compiles(arch, wanted, kernels):
+    """Of --all-kernels, or of the sample."""
+    assert set(map(task_of, kernels)) == set(wanted[arch])
+
+
+def test_every_kernel_fits_shared_memory(arch, kernels):
+    assert [one for one in kernels if one["shared"] > SHARED_MEMORY[arch] * 1024] == []
+
+
+def test_no_loop_spills_registers(kernels):
     assert [one for one in kernels if one["spills"]] == []
 
 
-def test_half_precision_runs_on_matrix_units(variant):
+def test_half_precision_runs_on_matrix_units(arch, kernels):
     """On Hopper those of warp groups, but for backward passes of the widest heads and for decoding,
     whose tiles have fewer rows than a warp group."""
-    arch, kernels = variant
     half = [one for one in kernels if one["dtype"] != "float32" and one["kernel"] in WITH_PRODUCTS]
     assert half
     for one in half:
@@ -98,9 +138,8 @@ def test_half_precision_runs_on_matrix_units(variant):
         assert one["warpgroup" if arch == 90 and not small else "matrix"], one
 
 
-def test_matrix_units_of_blackwell_have_the_blocks_that_they_take(variant):
+def test_matrix_units_of_blackwell_have_the_blocks_that_they_take(arch, kernels):
     """Multiples of 8 columns for 64 rows, and of 16 for 128; compilers do not refuse others."""
-    arch, kernels = variant
     blocks = [(one["kernel"], *block) for one in kernels for block in one["blocks"]]
     assert bool(blocks) == (arch == 100)
     assert [(name, rows, columns) for name, rows, columns in blocks if columns % (rows // 8)] == []
@@ -117,7 +156,7 @@ AIMS = {
 
 @pytest.fixture
 def on_hopper(reports) -> list[dict]:
-    return reports[90, 64] + reports[90, 128]
+    return [one for one in reports[90] if task_of(one) in COUNTED]
 
 
 def test_a_bias_costs_few_instructions(on_hopper):

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from .primitives import INTERPRETED, LOG2E, load_numbers, row_address
+from .primitives import LOG2E, load_numbers, row_address
 
 
 @triton.jit
@@ -104,13 +104,13 @@ def tile_bias(bias, problem, b, h, p, j, gain, difference, sees):
 @triton.jit
 def log2(x):
     """Accurate to 2^-22, which tl.log2 betters at eighteen instructions a number."""
-    return tl.log2(x) if INTERPRETED else libdevice.fast_log2f(x)
+    return libdevice.fast_log2f(x)
 
 
 @triton.jit
 def divided(x, y):
     """x / y, accurate to 2^-22 while y is at most 2^126, and 0 beyond."""
-    return x / y if INTERPRETED else libdevice.fast_dividef(x, y)
+    return libdevice.fast_dividef(x, y)
 
 
 @triton.jit

@@ -13,6 +13,8 @@ from functools import cache
 
 import torch
 
+from .processors import Family, Processor
+
 # Rows or columns of a tile: offsets within it and margins of tables are made for as many.
 LARGEST_TILE = 128
 
@@ -232,6 +234,28 @@ OF_SEQUENCES_ON_BLACKWELL = OF_SEQUENCES | {
         backward_table={"": Config(64, 64, 8)},
     ),
 }
+# mma.sync as on Ampere, but other passes of the compiler: some kernels take more registers.
+GEFORCE_BLACKWELL = AMPERE | {
+    64: replace(AMPERE[64], backward_keys={"": Config(32, 128, 8, 2)}),
+    128: replace(
+        AMPERE[128],
+        forward={
+            "noncausal, window": Config(64, 32, 4, 2),
+            "log1p_square": Config(128, 32, 8, 2),
+            "": Config(64, 64, 4, 2),
+        },
+        backward_queries={
+            "log1p_square, noncausal, window": Config(128, 16, 8),
+            "": Config(128, 32, 8, 2, ahead=True),
+        },
+        backward_keys={
+            "cumulative gain trained": Config(16, 64, 8),
+            "cumulative trained": Config(16, 64, 8, ahead=True),
+            **AMPERE[128].backward_keys,
+        },
+    ),
+}
+OF_SEQUENCES_ON_GEFORCE_BLACKWELL = OF_SEQUENCES_ON_AMPERE
 SINGLE = {
     64: Row(
         forward={"": Config(32, 32)},
@@ -258,13 +282,6 @@ SINGLE = {
         backward_table={"": Config(16, 16)},
     ),
 }
-# Small, so that short sequences have many blocks.
-INTERPRETED = Row(
-    forward={"": Config(32, 16, ahead=True)},
-    backward_queries={"": Config(32, 16, ahead=True)},
-    backward_keys={"": Config(16, 32, ahead=True)},
-    backward_table={"": Config(32, 32)},
-)
 
 
 @dataclass(frozen=True)
@@ -295,16 +312,22 @@ class Kind:
         return {self.form, *(word for word, holds in said.items() if holds)}
 
 
+_BY_FAMILY = {
+    Family.AMPERE: (AMPERE, OF_SEQUENCES_ON_AMPERE),
+    Family.HOPPER: (HOPPER, OF_SEQUENCES),
+    Family.BLACKWELL: (BLACKWELL, OF_SEQUENCES_ON_BLACKWELL),
+    Family.GEFORCE_BLACKWELL: (GEFORCE_BLACKWELL, OF_SEQUENCES_ON_GEFORCE_BLACKWELL),
+}
+
+
 @cache
 def choose(
-    kernel: str, arch: int | str, width: int, kind: Kind, with_sequences: bool = False
+    kernel: str, processor: Processor, width: int, kind: Kind, with_sequences: bool = False
 ) -> Config:
     """For the field `kernel` of a row, width being the larger of q's and v's padded head_dim."""
-    row = INTERPRETED
-    if arch != "interpreter":
-        single = kind.dtype == torch.float32
-        table = SINGLE if single else _of_processor(arch, with_sequences)
-        row = table[min(widest for widest in table if width <= widest)]
+    single = kind.dtype == torch.float32
+    table = SINGLE if single else _BY_FAMILY[processor.family][with_sequences]
+    row = table[min(widest for widest in table if width <= widest)]
     words = kind.words
     return next(
         config
@@ -313,19 +336,9 @@ def choose(
     )
 
 
-def sum_columns(arch: int | str) -> int:
+def sum_columns(processor: Processor) -> int:
     """Of a bias's factors, the columns that sums of gradients take: as few as matrix units allow.
 
-    Blackwell's multiply 128 rows with 16 columns at least, and AMD's any rows.
+    Those of Blackwell's data center GPUs multiply 128 rows by at least 16 columns.
     """
-    return 8 if isinstance(arch, int) and arch < 100 else 16
-
-
-def _of_processor(arch: int | str, with_sequences: bool) -> dict[int, Row]:
-    """Those of half precision. Processors with names are AMD's, for which nothing was searched."""
-    tables = AMPERE, HOPPER, BLACKWELL
-    if with_sequences:
-        tables = OF_SEQUENCES_ON_AMPERE, OF_SEQUENCES, OF_SEQUENCES_ON_BLACKWELL
-    if not isinstance(arch, int) or arch < 90:
-        return tables[0]
-    return tables[1] if arch < 100 else tables[2]
+    return 16 if processor.family is Family.BLACKWELL else 8

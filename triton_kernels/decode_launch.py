@@ -15,7 +15,7 @@ from triton.language import constexpr
 from ..sequences import empty_rows
 from .decode import attn_decode_kernel, attn_decode_merge_kernel
 from .decode_choice import attn_choose_kernel
-from .launching import OPTIONS, processor, where_the_tensors_are
+from .launching import OPTIONS, where_the_tensors_are
 from .operands import Bias, Rows, per_head, rows
 from .primitives import LOG2E
 
@@ -26,7 +26,6 @@ _LEAST_TILES = 4  # of a part, so that merging it weighs little
 # What fills a GPU: two programs on each of about as many multiprocessors as a large one has.
 _PROGRAMS = 256
 _MOST_PARTS = 64
-_INTERPRETED_PARTS = 3  # so that short sequences have several
 _ENDLESS = 2**30  # a window longer than any sequence
 
 
@@ -147,7 +146,5 @@ def _bounds(bounds: list[Tensor | None], form: str) -> list[Rows | None]:
 
 def _parts(programs: int, tiles: int) -> int:
     """How many parts the keys of a sequence are cut into; their length need not be known here."""
-    if processor() == "interpreter":
-        return _INTERPRETED_PARTS
     wanted = triton.cdiv(_PROGRAMS, programs)
     return max(1, min(wanted, tiles // _LEAST_TILES, _MOST_PARTS))

@@ -11,10 +11,11 @@ from ..sequences import Sequences
 from . import configs
 from .configs import Config
 from .factors import key_factors_kernel, query_factors_kernel
-from .launching import OPTIONS, processor
+from .launching import OPTIONS
 from .operands import Bias, Factors, Problem, per_head, rows
 from .polynomials import TABLE_ROWS, interpolation, table_factors_kernel
 from .primitives import FACTORS
+from .processors import processor
 
 
 def with_factors(

@@ -20,14 +20,16 @@ from .configs import Config
 from .decode_launch import decode as decode
 from .factored import with_factors
 from .forward import attn_fwd_kernel
-from .launching import OPTIONS, processor, where_the_tensors_are
+from .launching import OPTIONS, where_the_tensors_are
 from .operands import Bias, Problem, Rows, of_entries, per_head, rows, with_margin
-from .primitives import INTERPRETED, LOG2E
+from .primitives import LOG2E
+from .processors import processor
+from .processors import unsupported as unsupported
 from .table import attn_bwd_table_kernel
 from .trim import attn_trim_kernel
 
-# Where the kernels want their tensors.
-DEVICE_TYPE = "cpu" if INTERPRETED else "cuda"
+# Where the kernels want their tensors; tests that emulate a GPU have them on the CPU.
+DEVICE_TYPE = "cuda"
 # Of the sums over diagonals that packed sequences have at a time.
 _TABLE_SUMS = 2**24
 

@@ -1,4 +1,4 @@
-"""How kernels are launched: with which options, and on which GPU."""
+"""How kernels are launched: with which options, and on which device."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from functools import wraps
 
 import torch
 from torch import Tensor
-from triton.runtime import driver
 
-from .primitives import INTERPRETED
 
-# The interpreter takes no options of the compiler.
-OPTIONS = {} if INTERPRETED else {"enable_fp_fusion": True}
+OPTIONS = {"enable_fp_fusion": True}
 
 
 def where_the_tensors_are(call):
@@ -24,8 +21,3 @@ def where_the_tensors_are(call):
             return call(x, *rest)
 
     return on_device
-
-
-def processor() -> int | str:
-    """The architecture, as Triton names it: 90 for Hopper."""
-    return "interpreter" if INTERPRETED else driver.active.get_current_target().arch

@@ -16,16 +16,11 @@ LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 FACTORS = tl.constexpr(16)
 # Queries of a tile of a plan; blocks of queries are at most as large.
 PLAN_TILE = tl.constexpr(128)
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
 def dot(a, b, acc=None):
     """acc + a b, accumulated in float32; products of float32 are exact to float32."""
-    if INTERPRETED:
-        # The interpreter multiplies the bits of bfloat16 as if they were integers.
-        a = a.to(tl.float32)
-        b = b.to(tl.float32)
     return tl.dot(a, b, acc, input_precision="ieee")
 
 

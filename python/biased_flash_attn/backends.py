@@ -12,8 +12,6 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from .triton_kernels.refusals import refusal
-
 NAMES = ("triton", "cpu", "reference")
 _REFERENCE_DETAIL = "plain PyTorch on any device; O(N^2) memory"
 
@@ -62,11 +60,9 @@ def report() -> list[Report]:
 def _report_triton() -> Report:
     if _TRITON_KERNELS is None:
         return Report("triton", False, _TRITON_KERNELS_MISSING)
-    if _TRITON_KERNELS.DEVICE_TYPE == "cpu":
-        return Report("triton", True, "interpreted on the CPU, for tests: TRITON_INTERPRET is set")
     if not torch.cuda.is_available():
         return Report("triton", False, "torch finds no GPU, or is a build without GPUs")
-    if reason := _refusal_of_compiler(torch.cuda.current_device()):
+    if reason := _TRITON_KERNELS.unsupported(torch.device("cuda")):
         return Report("triton", False, reason)
     return Report("triton", True, f"{torch.cuda.get_device_name()}; not for float64")
 
@@ -125,24 +121,7 @@ def _refusal_of_triton(q: Tensor) -> str:
     device = _TRITON_KERNELS.DEVICE_TYPE
     if q.device.type != device:
         return f"needs tensors on {device}; q is on {q.device}"
-    return _refusal_of_compiler(q.device.index) if device == "cuda" else ""
-
-
-# Neither the installed Triton nor the GPU of an index changes: torch.compile need not look again.
-@torch.compiler.assume_constant_result
-def _refusal_of_compiler(device: int) -> str:
-    """Why the kernels that the installed Triton compiles for a GPU are not trusted, or nothing."""
-    from triton import __version__
-
-    return refusal(__version__, architecture(device))
-
-
-def architecture(device: int) -> str:
-    """The architecture of a GPU as its compiler names it, such as "sm_90" or "gfx942"."""
-    properties = torch.cuda.get_device_properties(device)
-    if torch.version.hip:
-        return properties.gcnArchName.partition(":")[0]
-    return f"sm_{properties.major}{properties.minor}"
+    return _TRITON_KERNELS.unsupported(q.device)
 
 
 def kernels(backend: str) -> ModuleType:

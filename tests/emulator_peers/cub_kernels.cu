@@ -108,6 +108,10 @@ struct Less {
 extern "C" __global__ void __launch_bounds__(THREADS) sort_merge(long long* keys) {
   using Sort = cub::BlockMergeSort<long long, THREADS, ITEMS>;
   __shared__ typename Sort::TempStorage storage;
+  // Merging reads, and ignores, one key beyond the last.
+  auto* words = reinterpret_cast<unsigned*>(&storage);
+  for (int i = threadIdx.x; i < sizeof storage / 4; i += THREADS) words[i] = 0;
+  __syncthreads();
   long long values[ITEMS];
   for (int i = 0; i < ITEMS; ++i) values[i] = keys[threadIdx.x * ITEMS + i];
   Sort(storage).StableSort(values, Less{});

@@ -140,6 +140,7 @@ __device__ void matmul(TmaDescriptor const& a, TmaDescriptor const& b, TmaDescri
   if (threadIdx.x < 128) {
     cutlass::arch::warpgroup_reg_dealloc<40>();
     if (threadIdx.x == 0) load<CLUSTER>(shared, a, b, k_tiles);
+    __syncwarp();
   } else {
     cutlass::arch::warpgroup_reg_alloc<232>();
     multiply<CLUSTER>(shared, c, k_tiles);

@@ -78,7 +78,12 @@ def check(backend: str | None, seed: int | None, length: int | None, path: Path)
     path.write_text(report.markdown(findings, about, what))
     console.print(f"{about['seconds']} s; the report: {escape(str(path))}", highlight=False)
     if not findings.trusted:
-        raise click.ClickException(f"{findings.verdict()} Attach {path} to a bug report.")
+        advice = f"Attach {path} to a bug report."
+        if not findings.wrong and findings.missing:
+            advice = (
+                "Run it again on an idle machine (compiled kernels are kept), or with --length."
+            )
+        raise click.ClickException(f"{findings.verdict()} {advice}")
     console.print(findings.verdict(), style="bold green", soft_wrap=True, highlight=False)
 
 
@@ -89,7 +94,7 @@ def chosen(backend: str | None) -> tuple[str, str]:
     found = next(one for one in backends.report() if one.name == name)
     if not found.available:
         raise click.ClickException(f"the {name} backend cannot run here: {found.detail}")
-    on_cpu = name == "cpu" or (name == "triton" and backends.kernels(name).DEVICE_TYPE == "cpu")
+    on_cpu = name == "cpu"
     return name, "cuda" if on_gpu and not on_cpu else "cpu"
 
 
@@ -110,8 +115,8 @@ def made_settings(
         length or timed.length,
         timed.dtype,
         timed.head_dim,
-        begin + sizes.FOR_RESULTS * sizes.SECONDS,
-        begin + sizes.FOR_PEERS * sizes.SECONDS,
+        begin + sizes.LAST_ROW[device] * sizes.SECONDS,
+        begin + sizes.LAST_PEER[device] * sizes.SECONDS,
     )
 
 
@@ -132,7 +137,7 @@ def collected(settings: Settings, end: float, console: Console) -> report.Findin
                 findings.timings.append(event)
                 what = f"timing {event.form}"
             elif isinstance(event, Ended):
-                findings.problems.append(f"{', '.join(event.forms)}: {event.reason}")
+                findings.problems.append(f"{event.task}: {event.reason}")
                 continue
             progress.update(task, description=what, advance=1)
     return findings

@@ -16,74 +16,76 @@ double drawn(const Warp& w, const Instruction& i, float a, float b = 0) {
     return static_cast<double>(static_cast<int64_t>(x)) / 0x1p63;
 }
 
-// The largest errors, from the PTX ISA: relative to the result, unless they are absolute.
+// The distance of floats near x.
+double unit_in_last_place(double x) {
+    return std::max(std::ldexp(1.0, std::ilogb(x) - 23), static_cast<double>(0x1p-149f));
+}
+
+// A float within `bound` of the exact value. The error is uniform, less what rounding adds.
+float within(double bound, double exact, double draw) {
+    const auto nearest = static_cast<float>(exact);
+    if (exact == 0 || !std::isfinite(nearest)) return nearest;
+    const double room = bound - unit_in_last_place(exact) / 2;
+    const auto out = static_cast<float>(exact + std::max(room, 0.0) * draw);
+    return std::fabs(out - exact) <= bound ? out : nearest;
+}
+
+// Each function, and by how much the PTX ISA lets a result differ from it.
 struct Exp2 {
-    static constexpr double kBound = 0x1p-22;
     static double exact(double x) { return std::exp2(x); }
+    static double bound(double, double exact) { return 2 * unit_in_last_place(exact); }
 };
 struct Log2 {
-    static constexpr double kBound = 0x1p-22;
     static double exact(double x) { return std::log2(x); }
+    static double bound(double x, double exact) {
+        return x > 0.5 && x < 2 ? 0x1p-22 : 0x1p-22 * std::fabs(exact);
+    }
 };
 struct Reciprocal {
-    static constexpr double kBound = 0x1p-23;
     static double exact(double x) { return 1 / x; }
+    static double bound(double, double exact) { return unit_in_last_place(exact); }
 };
 struct SquareRoot {
-    static constexpr double kBound = 0x1p-23;
     static double exact(double x) { return std::sqrt(x); }
+    static double bound(double, double exact) { return 0x1p-23 * exact; }
 };
 struct ReciprocalRoot {
-    static constexpr double kBound = 0x1.1p-23;  // 2^-22.9
     static double exact(double x) { return 1 / std::sqrt(x); }
+    static double bound(double, double exact) { return std::exp2(-22.9) * exact; }
 };
+// Beyond 100 pi nothing is promised; this stays with the error before it.
+double bound_of_sine(double x) {
+    constexpr double kPi = 3.14159265358979323846;
+    return std::exp2(std::fabs(x) <= 2 * kPi ? -20.5 : -14.7);
+}
 struct Sine {
-    static constexpr double kBound = 0x1.6p-21;  // 2^-20.5, absolute
     static double exact(double x) { return std::sin(x); }
+    static double bound(double x, double) { return bound_of_sine(x); }
 };
 struct Cosine {
-    static constexpr double kBound = 0x1.6p-21;
     static double exact(double x) { return std::cos(x); }
+    static double bound(double x, double) { return bound_of_sine(x); }
 };
 struct Tanh {
-    static constexpr double kBound = 0x1p-11;
     static double exact(double x) { return std::tanh(x); }
+    static double bound(double x, double exact) {
+        // Subnormal numbers are passed through, and limits are exact.
+        return std::fabs(x) < 0x1p-126 || std::isinf(x) ? 0 : 0x1p-11 * std::fabs(exact);
+    }
 };
 
 template <class F>
-constexpr bool kAbsolute = std::is_same_v<F, Sine> || std::is_same_v<F, Cosine>;
-
-// What a rounding to float adds to an error.
-constexpr double kOfRounding = 0x1p-24;
-
-template <class F>
-float approximate(const Warp& w, const Instruction& i, float x) {
-    if (i.flush) x = flush_subnormal(x);
-    const double exact = F::exact(x);
-    double error = (F::kBound - (kAbsolute<F> ? 0 : kOfRounding)) * drawn(w, i, x);
-    if (!kAbsolute<F>) error *= exact;
-    if (std::is_same_v<F, Log2> && x > 0.5f && x < 2)
-        error = (F::kBound - kOfRounding) * drawn(w, i, x);
-    // Zeros, infinities, NaN, and powers of zero are exact.
-    const bool special = x == 0 || std::isinf(x) || std::isnan(x) || exact == 0;
-    const float out = canonical(static_cast<float>(special ? exact : exact + error));
-    return i.flush ? flush_subnormal(out) : out;
-}
-
-template <class F>
-Next approximate_lanes(Warp& w, const Instruction& i) {
-    auto x = w.values<float, 1>(i[1]);
-    for (auto& one : x) one = approximate<F>(w, i, one);
-    w.set_values<float, 1>(i[0], x);
-    return Next::kFollowing;
-}
-
-// Rounded correctly.
-template <class T, class F>
-Next exact_lanes(Warp& w, const Instruction& i) {
-    auto x = w.values<T, 1>(i[1]);
-    for (auto& one : x) one = canonical(static_cast<T>(F::exact(one)));
-    w.set_values<T, 1>(i[0], x);
+Next approximate(Warp& w, const Instruction& i) {
+    auto lanes = w.values<float, 1>(i[1]);
+    for (float& one : lanes) {
+        const float x = flushed(one, i.flush);
+        const double exact = F::exact(x);
+        // Zeros and infinities have exact results.
+        const bool special = x == 0 || std::isinf(x);
+        const double bound = special ? 0 : F::bound(x, exact);
+        one = flushed(canonical(within(bound, exact, drawn(w, i, x))), i.flush);
+    }
+    w.set_values<float, 1>(i[0], lanes);
     return Next::kFollowing;
 }
 
@@ -92,29 +94,43 @@ template <class F, int Salt>
 Execute decode(Modifiers& m, Instruction& i) {
     i.flush = m.take("ftz");
     i.setting[0] = Salt;
-    const bool is_approximate = m.take("approx");
-    m.take("rn");
+    return m.take("approx") && m.type() == "f32" ? approximate<F> : nullptr;
+}
+
+// Rounded correctly.
+template <class T, class F>
+Next exact_lanes(Warp& w, const Instruction& i) {
+    auto x = w.values<T, 1>(i[1]);
+    for (T& one : x) {
+        one = flushed(canonical(static_cast<T>(F::exact(flushed(one, i.flush)))), i.flush);
+    }
+    w.set_values<T, 1>(i[0], x);
+    return Next::kFollowing;
+}
+
+template <class F, int Salt>
+Execute decode_exact_too(Modifiers& m, Instruction& i) {
+    if (!m.take("rn")) return decode<F, Salt>(m, i);
+    i.flush = m.take("ftz");
     const std::string type = m.type();
-    if (is_approximate) return type == "f32" ? approximate_lanes<F> : nullptr;
     if (type == "f32") return exact_lanes<float, F>;
     return type == "f64" ? exact_lanes<double, F> : nullptr;
 }
 
-// div.approx and div.full: up to 2 units in the last place.
+// div.approx and div.full.
 Next divide(Warp& w, const Instruction& i) {
     const auto a = w.values<float, 1>(i[1]), b = w.values<float, 1>(i[2]);
     Lanes<float> out;
     for (int l = 0; l < kLanes; ++l) {
-        const float x = i.flush ? flush_subnormal(a[l]) : a[l],
-                    y = i.flush ? flush_subnormal(b[l]) : b[l];
-        // In the division that is approximate everywhere, divisors from 2^126 on give 0.
-        const bool vanishes = i.setting[1] && std::fabs(y) > 0x1p126f && std::isfinite(y);
-        const double exact = vanishes ? std::copysign(0.0, x) * std::copysign(1.0, y)
-                                      : static_cast<double>(x) / static_cast<double>(y);
-        const double error = exact * (0x1p-22 - kOfRounding) * 0.5 * drawn(w, i, x, y);
-        const bool special = x == 0 || y == 0 || !std::isfinite(exact) || std::isinf(y);
-        out[l] = canonical(static_cast<float>(special ? exact : exact + error));
-        if (i.flush) out[l] = flush_subnormal(out[l]);
+        const float x = flushed(a[l], i.flush), y = flushed(b[l], i.flush);
+        double exact = static_cast<double>(x) / static_cast<double>(y);
+        // In the division that multiplies by a reciprocal, that of numbers from 2^126 on is 0.
+        if (i.setting[1] && std::fabs(y) > 0x1p126f && std::isfinite(y)) {
+            exact = static_cast<double>(x) * std::copysign(0.0, static_cast<double>(y));
+        }
+        const bool special = x == 0 || y == 0 || !std::isfinite(exact) || exact == 0;
+        const double bound = special ? 0 : 2 * unit_in_last_place(exact);
+        out[l] = flushed(canonical(within(bound, exact, drawn(w, i, x, y))), i.flush);
     }
     w.set_values<float, 1>(i[0], out);
     return Next::kFollowing;
@@ -133,8 +149,8 @@ Execute decode_division(Modifiers& m, Instruction& i) {
 void add_approximations(Decoders& all) {
     all["ex2"] = decode<Exp2, 1>;
     all["lg2"] = decode<Log2, 2>;
-    all["rcp"] = decode<Reciprocal, 3>;
-    all["sqrt"] = decode<SquareRoot, 4>;
+    all["rcp"] = decode_exact_too<Reciprocal, 3>;
+    all["sqrt"] = decode_exact_too<SquareRoot, 4>;
     all["rsqrt"] = decode<ReciprocalRoot, 5>;
     all["sin"] = decode<Sine, 6>;
     all["cos"] = decode<Cosine, 7>;

@@ -7,12 +7,6 @@ namespace ptx {
 namespace {
 
 template <class T>
-T flushed(T x, bool flush) {
-    if constexpr (std::is_same_v<T, float>) return flush ? flush_subnormal(x) : x;
-    return x;
-}
-
-template <class T>
 T rounded(Wider<T> x) {
     return canonical(static_cast<T>(x));
 }
@@ -21,9 +15,7 @@ template <class T>
 T saturated(T x, bool saturate) {
     if (!saturate) return x;
     const auto wide = static_cast<Wider<T>>(x);
-    return static_cast<T>(std::isnan(wide) || wide < 0 ? Wider<T>(0)
-                          : wide > 1                   ? Wider<T>(1)
-                                                       : wide);
+    return static_cast<T>(wide > 0 ? std::min(wide, Wider<T>(1)) : Wider<T>(0));  // NaN too
 }
 
 struct Add {
@@ -88,6 +80,7 @@ template <class F>
 Execute decode_sum(Modifiers& m, Instruction& i) {
     take_rounding(m, i);
     const std::string type = m.type();
+    if (i.saturate && type != "s32" && !type.starts_with("f")) return nullptr;
     if (Execute e = for_float(
             type, [](auto t, auto n) -> Execute { return float_binary<decltype(t), n, F>; })) {
         return e;
@@ -155,6 +148,16 @@ Execute decode_mul(Modifiers& m, Instruction& i) {
                                                        : decode_sum<Multiply>(m, i);
 }
 
+// Of 16-bit formats the product is exact. The sum is rounded such that rounding it again gives what
+// one rounding would.
+double product_plus(double x, double y, double z) {
+    const double product = x * y, sum = product + z, of_z = sum - product;
+    const double rest = (product - (sum - of_z)) + (z - of_z);
+    const auto bits = std::bit_cast<uint64_t>(sum);
+    if (rest == 0 || !std::isfinite(sum) || bits & 1) return sum;
+    return std::bit_cast<double>((rest > 0) == (sum > 0) ? bits + 1 : bits - 1);
+}
+
 template <class T, int E>
 Next fma(Warp& w, const Instruction& i) {
     const auto a = w.values<T, E>(i[1]), b = w.values<T, E>(i[2]), c = w.values<T, E>(i[3]);
@@ -163,9 +166,14 @@ Next fma(Warp& w, const Instruction& i) {
         const auto x = static_cast<Wider<T>>(flushed(a[l], i.flush));
         const auto y = static_cast<Wider<T>>(flushed(b[l], i.flush));
         const auto z = static_cast<Wider<T>>(flushed(c[l], i.flush));
-        T sum = saturated(flushed(rounded<T>(std::fma(x, y, z)), i.flush), i.saturate);
-        if (i.setting[0]) sum = static_cast<Wider<T>>(sum) > 0 ? sum : static_cast<T>(Wider<T>(0));
-        out[l] = sum;
+        Wider<T> sum;
+        if constexpr (sizeof(T) == 2) {
+            sum = product_plus(x, y, z);
+        } else {
+            sum = std::fma(x, y, z);
+        }
+        if (i.setting[0] && sum <= 0) sum = 0;
+        out[l] = saturated(flushed(rounded<T>(sum), i.flush), i.saturate);
     }
     w.set_values<T, E>(i[0], out);
     return Next::kFollowing;

@@ -63,7 +63,11 @@ Next atomic(Warp& w, const Instruction& i) {
         std::memcpy(old, bytes, kSize);
         for (int e = 0; e < E; ++e) {
             results[l * E + e] = old[e];
-            made[e] = applied(operation, old[e], values[l * E + e], others[l * E + e]);
+            // Sums of f32 in global memory flush subnormal numbers, those in shared memory do not.
+            const bool flush = space != Space::kShared && operation == kAdd && sizeof(T) == 4;
+            made[e] = flushed(applied(operation, flushed(old[e], flush),
+                                      flushed(values[l * E + e], flush), others[l * E + e]),
+                              flush);
         }
         std::memcpy(bytes, made, kSize);
         if (space == Space::kShared) {

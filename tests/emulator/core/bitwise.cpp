@@ -188,19 +188,14 @@ Next extract_field(Warp& w, const Instruction& i) {
     const auto at = w.bits<uint32_t>(i[2]), count = w.bits<uint32_t>(i[3]);
     for (int l = 0; l < kLanes; ++l) {
         const uint32_t first = at[l] & 0xFF, n = count[l] & 0xFF;
-        const U shifted = first < kWidth ? static_cast<U>(a[l] >> first) : U(0);
-        U field = n >= kWidth ? shifted : static_cast<U>(shifted & ((U(1) << n) - 1));
-        if (std::is_signed_v<T> && n > 0) {
-            const uint32_t top = std::min(first + n - 1, kWidth - 1);
-            if (a[l] >> top & 1 && n < kWidth)
-                field |= static_cast<U>(~U(0) << std::min(n, kWidth - 1));
-            // Beyond the highest bit the field continues with the sign.
-            if (a[l] >> (kWidth - 1) & 1 && first + n > kWidth) {
-                field |= first < kWidth ? static_cast<U>(~U(0) << (kWidth - first))
-                                        : static_cast<U>(~U(0));
-            }
-        }
-        a[l] = n == 0 ? U(0) : field;
+        const uint32_t present = first < kWidth ? std::min(n, kWidth - first) : 0;
+        const U mask =
+            present == kWidth ? static_cast<U>(~U(0)) : static_cast<U>((U(1) << present) - 1);
+        // Beyond the highest bit the field continues with the sign.
+        const bool sign =
+            std::is_signed_v<T> && n && a[l] >> std::min(first + n - 1, kWidth - 1) & 1;
+        const U field = present ? static_cast<U>(a[l] >> first & mask) : U(0);
+        a[l] = sign ? static_cast<U>(field | ~mask) : field;
     }
     w.set(i[0], a);
     return Next::kFollowing;

@@ -1,4 +1,6 @@
 // Branches, moves, comparisons and selections.
+#include <utility>
+
 #include "machine.h"
 
 namespace ptx {
@@ -102,7 +104,7 @@ Next move(Warp& w, const Instruction& i) {
     } else {
         w.set(i[0], w.bits<U>(source));
     }
-    if (i.uses_wgmma_registers) copy_fence_state(w, i);
+    copy_fence_state(w, i);
     return Next::kFollowing;
 }
 
@@ -120,8 +122,12 @@ Execute decode_mov(Modifiers& m, Instruction&) {
 
 template <class U>
 Next select(Warp& w, const Instruction& i) {
-    const auto yes = w.bits<U>(i[1]), no = w.bits<U>(i[2]);
     const Mask chosen = w.predicate(i[3]);
+    const Mask unknown = w.unknown;
+    const auto yes = w.bits<U>(i[1]);
+    const Mask unknown_yes = std::exchange(w.unknown, 0);
+    const auto no = w.bits<U>(i[2]);
+    w.unknown = unknown | (unknown_yes & chosen) | (w.unknown & ~chosen);
     Lanes<U> out;
     for (int l = 0; l < kLanes; ++l) out[l] = chosen >> l & 1 ? yes[l] : no[l];
     w.set(i[0], out);
@@ -160,10 +166,8 @@ Mask compared(Warp& w, const Instruction& i) {
     for (int l = 0; l < kLanes; ++l) {
         bool is_true;
         if constexpr (kIsFloat<T>) {
-            auto x = static_cast<Wider<T>>(a[l]), y = static_cast<Wider<T>>(b[l]);
-            if (i.flush)
-                x = flush_subnormal(static_cast<float>(x)),
-                y = flush_subnormal(static_cast<float>(y));
+            const auto x = static_cast<Wider<T>>(flushed(a[l], i.flush));
+            const auto y = static_cast<Wider<T>>(flushed(b[l], i.flush));
             const bool unordered = std::isnan(x) || std::isnan(y);
             is_true =
                 unordered ? i.setting[1] || compare == Compare::kNotNumbers : holds(compare, x, y);

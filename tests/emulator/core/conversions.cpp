@@ -4,62 +4,50 @@
 namespace ptx {
 namespace {
 
-double to_integral(double x, Rounding rounding) {
-    switch (rounding) {
-        case Rounding::kZero: return std::trunc(x);
-        case Rounding::kDown: return std::floor(x);
-        case Rounding::kUp: return std::ceil(x);
-        default: return std::nearbyint(x);
-    }
-}
-
-// Floats beyond the range of an integer become its nearest limit, and NaN 0.
+// Floats beyond the range of an integer become its nearest limit. NaN becomes 0, or where one of
+// both formats has 64 bits, the number whose highest bit alone is set.
 template <class To>
-To clamped(double x) {
-    if (std::isnan(x)) return 0;
-    if (x <= static_cast<double>(std::numeric_limits<To>::min()))
-        return std::numeric_limits<To>::min();
-    if (x >= static_cast<double>(std::numeric_limits<To>::max()))
-        return std::numeric_limits<To>::max();
+To clamped(double x, bool is_wide) {
+    using Limits = std::numeric_limits<To>;
+    if (std::isnan(x))
+        return is_wide ? static_cast<To>(uint64_t{1} << (8 * sizeof(To) - 1)) : To(0);
+    if (x <= static_cast<double>(Limits::min())) return Limits::min();
+    if (x >= static_cast<double>(Limits::max())) return Limits::max();
     return static_cast<To>(x);
 }
 
-// setting[0]: to an integral value; setting[1]: clamped at 0.
+// setting[0]: to an integral value; [1]: clamped at 0; [2]: clamped to finite values.
+template <class To, class From>
+To float_from_float(From from, const Instruction& i) {
+    auto x = static_cast<double>(flushed(from, i.flush && std::is_same_v<From, float>));
+    if (i.setting[0]) x = static_cast<double>(to_integral(x, i.rounding));
+    if (i.setting[1] && x <= 0) x = 0;
+    if (i.saturate) x = x > 0 ? std::min(x, 1.0) : 0;  // NaN becomes 0
+    To out = i.rounding == Rounding::kNearest || i.setting[0]
+                 ? static_cast<To>(x)
+                 : static_cast<To>(rounded_to(kFormat<To>, x, i.rounding));
+    if (i.setting[2] && std::isinf(static_cast<double>(out))) {
+        out = static_cast<To>(std::copysign(kFormat<To>.largest, x));
+    }
+    return canonical(flushed(out, i.flush && std::is_same_v<To, float>));
+}
+
 template <class To, class From>
 To converted(From from, const Instruction& i) {
     constexpr bool kFromFloat = kIsFloat<From>, kToFloat = kIsFloat<To>;
-    if constexpr (kFromFloat) {
-        auto x = static_cast<double>(from);
-        if constexpr (std::is_same_v<From, float>) {
-            if (i.flush) x = flush_subnormal(from);
-        }
-        if (!kToFloat || i.setting[0]) x = to_integral(x, i.rounding);
-        if constexpr (!kToFloat) return clamped<To>(x);
-        if (i.setting[1] && x < 0) x = 0;
-        if (i.saturate) x = std::isnan(x) || x < 0 ? 0 : x > 1 ? 1 : x;
-        if constexpr (kToFloat) {
-            if (i.rounding == Rounding::kZero && !i.setting[0]) {
-                // Only ever from f32 to fewer bits: what is left out of the pattern rounds to 0.
-                const auto bits = std::bit_cast<uint32_t>(static_cast<float>(x));
-                if constexpr (std::is_same_v<To, Bfloat>)
-                    x = std::bit_cast<float>(bits & 0xFFFF0000);
-                if constexpr (std::is_same_v<To, Half>) x = std::bit_cast<float>(bits & 0xFFFFE000);
-            }
-            return canonical(static_cast<To>(x));
-        }
+    if constexpr (kFromFloat && kToFloat) {
+        return float_from_float<To, From>(from, i);
+    } else if constexpr (kFromFloat) {
+        const double x = static_cast<double>(flushed(from, i.flush));
+        constexpr bool kWide = sizeof(To) == 8 || sizeof(From) == 8;
+        return clamped<To>(static_cast<double>(to_integral(x, i.rounding)), kWide);
     } else if constexpr (kToFloat) {
-        if constexpr (std::is_same_v<To, float> || std::is_same_v<To, double>) {
-            return static_cast<To>(from);  // rounded once, to nearest
-        } else {
-            return static_cast<To>(static_cast<double>(from));
-        }
+        return static_cast<To>(rounded_to(kFormat<To>, static_cast<long double>(from), i.rounding));
+    } else if (i.saturate) {
+        const auto low = static_cast<__int128>(std::numeric_limits<To>::min());
+        const auto high = static_cast<__int128>(std::numeric_limits<To>::max());
+        return static_cast<To>(std::clamp(static_cast<__int128>(from), low, high));
     } else {
-        if (i.saturate) {
-            const auto x = static_cast<__int128>(from);
-            const auto low = static_cast<__int128>(std::numeric_limits<To>::min());
-            const auto high = static_cast<__int128>(std::numeric_limits<To>::max());
-            return static_cast<To>(std::clamp(x, low, high));
-        }
         return static_cast<To>(from);
     }
 }
@@ -91,47 +79,55 @@ Next convert_pair(Warp& w, const Instruction& i) {
 }
 
 template <class To>
+uint16_t to_8_bits(float high, float low, const Instruction& i) {
+    const auto one = [&](float x) -> uint16_t {
+        return To(i.setting[1] && x <= 0 ? 0.0f : x).bits;
+    };
+    return static_cast<uint16_t>(one(high) << 8 | one(low));
+}
+
+template <class To>
 Next convert_pair_to_8_bits(Warp& w, const Instruction& i) {
     const auto high = w.values<float, 1>(i[1]), low = w.values<float, 1>(i[2]);
     Lanes<uint16_t> out;
+    for (int l = 0; l < kLanes; ++l) out[l] = to_8_bits<To>(high[l], low[l], i);
+    w.set(i[0], out);
+    return Next::kFollowing;
+}
+
+template <class To, class From>
+Next convert_packed_to_8_bits(Warp& w, const Instruction& i) {
+    const auto from = w.values<From, 2>(i[1]);
+    Lanes<uint16_t> out;
     for (int l = 0; l < kLanes; ++l) {
-        const float a = i.setting[1] && high[l] < 0 ? 0 : high[l];
-        const float b = i.setting[1] && low[l] < 0 ? 0 : low[l];
-        out[l] = static_cast<uint16_t>(To(a).bits << 8 | To(b).bits);
+        out[l] =
+            to_8_bits<To>(static_cast<float>(from[2 * l + 1]), static_cast<float>(from[2 * l]), i);
     }
     w.set(i[0], out);
     return Next::kFollowing;
 }
 
 template <class From>
-Half from_8_bits(int bits) {
-    return canonical(static_cast<Half>(float{std::bit_cast<From>(static_cast<uint8_t>(bits))}));
-}
-
-template <class From>
 Next convert_pair_from_8_bits(Warp& w, const Instruction& i) {
     const auto from = w.bits<uint16_t>(i[1]);
     std::array<Half, 2 * kLanes> out;
-    for (int l = 0; l < kLanes; ++l) {
-        out[2 * l] = from_8_bits<From>(from[l]);
-        out[2 * l + 1] = from_8_bits<From>(from[l] >> 8);
+    for (int l = 0; l < 2 * kLanes; ++l) {
+        const auto bits = static_cast<uint8_t>(from[l / 2] >> (l % 2 ? 8 : 0));
+        out[l] = float_from_float<Half>(float{std::bit_cast<From>(bits)}, i);
     }
     w.set_values<Half, 2>(i[0], out);
     return Next::kFollowing;
 }
 
 Next convert_to_tf32(Warp& w, const Instruction& i) {
-    auto a = w.bits<uint32_t>(i[1]);
-    for (auto& one : a) {
-        if (std::isnan(std::bit_cast<float>(one))) {
-            one = 0x7FFFFFFF;
-            continue;
-        }
-        // Ties away from zero, or to even.
-        const uint32_t half = i.rounding == Rounding::kAway ? 0x1000 : 0xFFF + (one >> 13 & 1);
-        one = (one + half) & 0xFFFFE000;
+    static constexpr Format kTf32{11, -126, 0x1.FFCp127};
+    auto a = w.values<float, 1>(i[1]);
+    for (float& x : a) {
+        if (i.setting[1] && x <= 0) x = 0;
+        x = canonical(static_cast<float>(rounded_to(kTf32, x, i.rounding)));
+        if (i.setting[2] && std::isinf(x)) x = std::copysign(static_cast<float>(kTf32.largest), x);
     }
-    w.set(i[0], a);
+    w.set_values<float, 1>(i[0], a);
     return Next::kFollowing;
 }
 
@@ -144,27 +140,36 @@ Execute convert_from(const std::string& from) {
     return for_integer(from, [](auto t) -> Execute { return convert<To, decltype(t)>; });
 }
 
+template <class To>
+Execute to_packed_8_bits_from(const std::string& from) {
+    if (from == "f32") return convert_pair_to_8_bits<To>;
+    if (from == "f16x2") return convert_packed_to_8_bits<To, Half>;
+    return from == "bf16x2" ? convert_packed_to_8_bits<To, Bfloat> : nullptr;
+}
+
+Execute to_packed_8_bits(const std::string& to, const std::string& from) {
+    return to == "e4m3x2" ? to_packed_8_bits_from<Float8E4M3>(from)
+                          : to_packed_8_bits_from<Float8E5M2>(from);
+}
+
 Execute decode_cvt(Modifiers& m, Instruction& i) {
     i.flush = m.take("ftz");
     i.saturate = m.take("sat");
     i.setting[1] = m.take("relu");
-    const bool finite = m.take("satfinite");
-    static const std::map<std::string, Rounding> roundings = {
-        {"rn", Rounding::kNearest}, {"rz", Rounding::kZero}, {"rna", Rounding::kAway}};
-    static const std::map<std::string, Rounding> integral = {{"rni", Rounding::kNearest},
-                                                             {"rzi", Rounding::kZero},
-                                                             {"rmi", Rounding::kDown},
-                                                             {"rpi", Rounding::kUp}};
+    i.setting[2] = m.take("satfinite");
+    static const std::map<std::string, Rounding> roundings = {{"rn", Rounding::kNearest},
+                                                              {"rz", Rounding::kZero},
+                                                              {"rm", Rounding::kDown},
+                                                              {"rp", Rounding::kUp},
+                                                              {"rna", Rounding::kAway}};
     for (const auto& [name, rounding] : roundings) {
         if (m.take(name)) i.rounding = rounding;
-    }
-    for (const auto& [name, rounding] : integral) {
-        if (m.take(name)) i.rounding = rounding, i.setting[0] = true;
+        if (m.take(name + "i")) i.rounding = rounding, i.setting[0] = true;
     }
     const std::string from = m.type(), to = m.type();
     if (to == "tf32" && from == "f32") return convert_to_tf32;
-    if (to == "e4m3x2" && from == "f32" && finite) return convert_pair_to_8_bits<Float8E4M3>;
-    if (to == "e5m2x2" && from == "f32" && finite) return convert_pair_to_8_bits<Float8E5M2>;
+    if (to == "e4m3x2" || to == "e5m2x2")
+        return i.setting[2] ? to_packed_8_bits(to, from) : nullptr;
     if (to == "f16x2" && from == "e4m3x2") return convert_pair_from_8_bits<Float8E4M3>;
     if (to == "f16x2" && from == "e5m2x2") return convert_pair_from_8_bits<Float8E5M2>;
     if (to == "f16x2" && from == "f32" && i.size() == 3) return convert_pair<Half>;

@@ -94,7 +94,11 @@ public:
     Knowledge known;
     Mask active = 0;               // lanes that execute the current instruction
     Fragment* fragment = nullptr;  // that they belong to
-    std::vector<uint8_t> local;    // local memory of all lanes, lane after lane
+    // Lanes for which an operand read so far is made of registers that were not written, and
+    // whether the results then are unknown too. If not, to read such an operand is a fault.
+    mutable Mask unknown = 0;
+    bool passes_unknown = false;
+    std::vector<uint8_t> local;  // local memory of all lanes, lane after lane
     std::vector<bool> local_written;
 
     bool is_done() const { return fragments_.empty(); }
@@ -175,6 +179,7 @@ private:
     void merge();
     Lanes<uint64_t> special64(const std::string& name) const;
     void check_registers(const Instruction& i) const;
+    void note_unknown(const Operand& o) const;
 
     std::vector<Fragment> fragments_;
     std::vector<uint8_t> registers_;

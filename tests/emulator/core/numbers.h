@@ -1,6 +1,7 @@
 // The number formats of PTX, and how values are rounded to them.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
@@ -65,6 +66,10 @@ struct Float8 {
             return;
         }
         const float magnitude = std::fabs(x);
+        if (std::isinf(x)) {
+            bits = sign | kLargest;
+            return;
+        }
         int exponent = magnitude == 0 ? 1 - kBias : std::ilogb(magnitude);
         exponent = exponent < 1 - kBias ? 1 - kBias : exponent;
         // nearbyint rounds to even.
@@ -119,8 +124,20 @@ struct BitsOf<8> {
 template <class T, int E = 1>
 using Bits = typename BitsOf<sizeof(T) * E>::type;
 
+// Subnormal numbers of the formats that .ftz concerns become zeros of their sign.
 inline float flush_subnormal(float x) {
     return std::fabs(x) < std::numeric_limits<float>::min() ? std::copysign(0.0f, x) : x;
+}
+inline Half flush_subnormal(Half x) {
+    const auto wide = static_cast<float>(x);
+    return std::fabs(wide) < 0x1p-14f ? static_cast<Half>(std::copysign(0.0f, wide)) : x;
+}
+template <class T>
+T flushed(T x, bool flush) {
+    if constexpr (std::is_same_v<T, float> || std::is_same_v<T, Half>) {
+        return flush ? flush_subnormal(x) : x;
+    }
+    return x;
 }
 
 // NaN of results has one bit pattern.
@@ -133,6 +150,46 @@ T canonical(T x) {
     } else {
         return x;
     }
+}
+
+enum class Rounding { kNearest, kZero, kDown, kUp, kAway };
+
+// Precision and range of a format.
+struct Format {
+    int digits, least_exponent;  // of normal numbers
+    double largest;
+};
+template <class T>
+constexpr Format kFormat{std::numeric_limits<T>::digits, std::numeric_limits<T>::min_exponent - 1,
+                         std::numeric_limits<T>::max()};
+template <>
+inline constexpr Format kFormat<Half>{11, -14, 65504};
+template <>
+inline constexpr Format kFormat<Bfloat>{8, -126, 0x1.FEp127};
+
+// Rounded to an integer. The argument has 64 bits, so that no number of PTX has been rounded yet.
+inline long double to_integral(long double x, Rounding rounding) {
+    switch (rounding) {
+        case Rounding::kZero: return std::trunc(x);
+        case Rounding::kDown: return std::floor(x);
+        case Rounding::kUp: return std::ceil(x);
+        case Rounding::kAway: return std::round(x);
+        default: return std::nearbyint(x);
+    }
+}
+
+// Rounded to a format, as a number of the format. What exceeds it becomes infinite, or the largest
+// finite number where the rounding is towards that.
+inline double rounded_to(const Format& format, long double x, Rounding rounding) {
+    if (x == 0 || !std::isfinite(x)) return static_cast<double>(x);
+    const int exponent = std::max(std::ilogb(x), format.least_exponent) - format.digits + 1;
+    const auto out = static_cast<double>(
+        std::scalbn(to_integral(std::scalbn(x, -exponent), rounding), exponent));
+    if (std::fabs(out) <= format.largest) return out;
+    const bool inwards = rounding == Rounding::kZero || (rounding == Rounding::kDown && x > 0) ||
+                         (rounding == Rounding::kUp && x < 0);
+    const double limit = inwards ? format.largest : std::numeric_limits<double>::infinity();
+    return std::copysign(limit, out);
 }
 
 }  // namespace ptx

@@ -15,10 +15,7 @@ Lanes<U> Warp::bits(const Operand& o) const {
     Lanes<U> out;
     switch (o.kind) {
         case Operand::Kind::kRegister: {
-            if (active & ~defined_[o.number]) {
-                fault(kind::kUninitialized, "read of a register that was not written",
-                      std::countr_zero(active & ~defined_[o.number]));
-            }
+            note_unknown(o);
             const uint8_t* source = registers_.data() + o.offset;
             if (o.width == 8 * sizeof(U)) {
                 std::memcpy(out.data(), source, sizeof out);
@@ -66,7 +63,7 @@ template <class U>
 void Warp::set(const Operand& o, const Lanes<U>& values) {
     if (o.kind == Operand::Kind::kSink) return;
     if (o.kind != Operand::Kind::kRegister) fault(kind::kUnsupported, "result is no register");
-    defined_[o.number] |= active;
+    defined_[o.number] = (defined_[o.number] | active) & ~(unknown & active);
     unfenced[o.number] = true;
     uint8_t* target = registers_.data() + o.offset;
     const auto store = [&]<class R>(R) {

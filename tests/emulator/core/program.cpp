@@ -95,6 +95,12 @@ const Decoders& decoders() {
 }
 
 void Program::add(Instruction i) {
+    static const std::set<std::string> computing = {
+        "abs",  "add", "and", "bfe", "bfi",  "bmsk", "brev", "clz",  "copysign", "cos",
+        "cvt",  "div", "ex2", "fma", "lg2",  "lop3", "mad",  "max",  "min",      "mov",
+        "mul",  "neg", "not", "or",  "popc", "prmt", "rcp",  "rem",  "rsqrt",    "selp",
+        "setp", "shf", "shl", "shr", "sin",  "sqrt", "sub",  "tanh", "xor"};
+    i.passes_unknown = computing.contains(i.opcode[0]);
     const auto decoder = decoders().find(i.opcode[0]);
     if (decoder != decoders().end()) {
         Modifiers modifiers(i.opcode);

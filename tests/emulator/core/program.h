@@ -45,8 +45,6 @@ enum class Next { kFollowing, kAgain };
 
 using Execute = Next (*)(Warp&, const Instruction&);
 
-enum class Rounding { kNearest, kZero, kDown, kUp, kAway };
-
 struct Instruction {
     std::vector<std::string> opcode;  // between the dots
     Operand guard;
@@ -59,6 +57,8 @@ struct Instruction {
     bool is_aligned = false;
     bool is_visible = false;  // to other warps: the scheduler may interrupt here
     bool is_product = false;  // wgmma.mma_async
+    // It only computes: registers that were not written matter where its result is used.
+    bool passes_unknown = false;
     bool uses_wgmma_registers = false;
     // What the modifiers say; each decoder documents its own use of `setting`.
     bool flush = false, saturate = false;

@@ -88,7 +88,10 @@ void Warp::step(Fragment& f) {
             next = suspend(Wait::Kind::kOtherLanes, 0, 0);
         } else {
             if (i.uses_wgmma_registers && !products.empty()) check_registers(i);
+            unknown = 0;
+            passes_unknown = i.passes_unknown;
             next = i.execute(*this, i);
+            passes_unknown = false;
         }
     }
     if (next == Next::kFollowing) {
@@ -177,14 +180,21 @@ void Warp::advance() {
     known.seen.set(now.agent, now.time + 1);
 }
 
+void Warp::note_unknown(const Operand& o) const {
+    const Mask missing = active & ~defined_[o.number];
+    if (!missing) return;
+    unknown |= missing;
+    if (!passes_unknown) {
+        fault(kind::kUninitialized, "use of a value made of registers that were not written",
+              std::countr_zero(missing));
+    }
+}
+
 Mask Warp::predicate(const Operand& o) const {
     if (o.kind == Operand::Kind::kInteger) return o.value ? kAllLanes : 0;
     if (o.kind == Operand::Kind::kSink) return kAllLanes;
     if (o.kind != Operand::Kind::kRegister) fault(kind::kUnsupported, "operand is no predicate");
-    if (active & ~defined_[o.number]) {
-        fault(kind::kUninitialized, "read of a predicate that was not written",
-              std::countr_zero(active & ~defined_[o.number]));
-    }
+    note_unknown(o);
     Mask value;
     std::memcpy(&value, registers_.data() + o.offset, sizeof value);
     return o.negated ? ~value : value;
@@ -196,7 +206,7 @@ void Warp::set_predicate(const Operand& o, Mask value) {
     std::memcpy(&old, registers_.data() + o.offset, sizeof old);
     old = (old & ~active) | (value & active);
     std::memcpy(registers_.data() + o.offset, &old, sizeof old);
-    defined_[o.number] |= active;
+    defined_[o.number] = (defined_[o.number] | active) & ~(unknown & active);
 }
 
 Lanes<uint64_t> Warp::addresses(const Operand& address) const {

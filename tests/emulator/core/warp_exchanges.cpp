@@ -1,4 +1,6 @@
 // What lanes of a warp tell each other.
+#include <utility>
+
 #include "machine.h"
 
 namespace ptx {
@@ -38,8 +40,12 @@ enum Mode { kUp, kDown, kButterfly, kIndex };
 
 Next shuffle(Warp& w, const Instruction& i) {
     return among_members(w, i[4], [&] {
-        const auto value = w.bits<uint32_t>(i[1]), by = w.bits<uint32_t>(i[2]),
-                   clamp = w.bits<uint32_t>(i[3]);
+        // Lanes may offer what was not written, as in reductions over fewer lanes than there are.
+        w.passes_unknown = true;
+        const auto value = w.bits<uint32_t>(i[1]);
+        w.passes_unknown = false;
+        const Mask unknown = std::exchange(w.unknown, 0);
+        const auto by = w.bits<uint32_t>(i[2]), clamp = w.bits<uint32_t>(i[3]);
         Lanes<uint32_t> out;
         Mask in_range = 0;
         for (int l = 0; l < kLanes; ++l) {
@@ -62,10 +68,12 @@ Next shuffle(Warp& w, const Instruction& i) {
                         "shfl reads lane " + std::to_string(source) + ", which is not here", l);
             }
             out[l] = value[source];
+            w.unknown |= (unknown >> source & 1) << l;
             in_range |= static_cast<Mask>(is_in) << l;
         }
         const bool pair = i[0].kind == Operand::Kind::kPair;
         w.set(pair ? i[0].elements[0] : i[0], out);
+        w.unknown = 0;
         if (pair) w.set_predicate(i[0].elements[1], in_range);
     });
 }

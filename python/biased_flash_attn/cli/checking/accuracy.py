@@ -56,10 +56,19 @@ class Row:
         return max(self.errors, key=lambda error: error.share)
 
 
-def rows(form: str, call: Call, length: int, seed: int, device: str, backend: str) -> Iterator[Row]:
+def rows(
+    form: str,
+    call: Call,
+    length: int,
+    seed: int,
+    device: str,
+    backend: str,
+    dtypes: tuple[str, ...] = tuple(DTYPES),
+) -> Iterator[Row]:
     """A row for each dtype."""
     drawn: dict[int, tuple] = {}
-    for name, dtype in DTYPES.items():
+    for name in dtypes:
+        dtype = DTYPES[name]
         if dtype.itemsize not in drawn:
             double = draw(form, call, length, dtype, seed, device)
             drawn[dtype.itemsize] = double, *oracle.results(double)
@@ -73,6 +82,8 @@ def rows(form: str, call: Call, length: int, seed: int, device: str, backend: st
             continue
         try:
             found, again = (calls.results(problem, backend) for _ in range(2))
+            if device != "cpu":
+                torch.cuda.synchronize()  # an error of a kernel is raised here, at the latest
         except KERNEL_ERRORS as error:
             if is_out_of_memory(error):
                 raise
@@ -80,7 +91,7 @@ def rows(form: str, call: Call, length: int, seed: int, device: str, backend: st
             if isinstance(error, torch.AcceleratorError):
                 raise  # a GPU that reported an error runs nothing else for this process
             continue
-        repeats = all(torch.equal(again[name], x) for name, x in found.items())
+        repeats = all(torch.equal(again[result], x) for result, x in found.items())
         yield Row(*where, tuple(errors(problem, found, exact, sizes)), repeats)
 
 

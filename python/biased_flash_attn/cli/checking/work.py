@@ -1,7 +1,6 @@
-"""What one process of `check` does: rows first, then timings once it is told to go on.
+"""What a process of `check` does: the tasks that it is sent, one after the other.
 
-Events are pickled to stdout. Before the first timing the process waits for a line on stdin, so that
-several processes can compile side by side and still be timed one after the other.
+Settings and tasks come pickled on stdin, and the events of a task go pickled to stdout.
 """
 
 from __future__ import annotations
@@ -9,8 +8,8 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -18,17 +17,19 @@ import torch
 from . import accuracy
 from .accuracy import Row
 from .failures import described, is_out_of_memory
-from .problems import CALLS, DTYPES
+from .problems import CALLS, DTYPES, Call
 from .timing import Race, Timing
 
 # On CPUs FlexAttention has no training to compare with and takes 20 s to compile, so that it
 # competes in one form only.
 FLEX_ON_CPUS = "linear"
+# What has the same numbers, and so the same float64 results, is one task.
+TOGETHER = (("bfloat16", "float16"), ("float32",))
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What to check. Times are in seconds since the epoch, as several processes share them."""
+    """What to check, and until when, in seconds since the epoch."""
 
     forms: tuple[str, ...]
     backend: str
@@ -38,70 +39,112 @@ class Settings:
     timed_length: int
     timed_dtype: str
     timed_head_dim: int
-    rows_end: float  # no new group of rows is begun after it
+    rows_end: float  # no rows are begun after it
     peers_end: float  # nor is FlexAttention compiled after this
 
 
 @dataclass(frozen=True)
-class Ready:
-    """All rows are there, and what will be timed is compiled."""
+class Check:
+    """To compute the rows of a form in some dtypes."""
+
+    form: str
+    call: Call
+    dtypes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.form}; {self.call}; {', '.join(self.dtypes)}"
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """To make and compile everything that Time needs."""
+
+    form: str
+    with_flex: bool
+
+    def __str__(self) -> str:
+        return f"preparing to time {self.form}"
+
+
+@dataclass(frozen=True)
+class Time:
+    """To time a form that was prepared, while nothing else runs."""
+
+    form: str
+
+    def __str__(self) -> str:
+        return f"timing {self.form}"
+
+
+@dataclass(frozen=True)
+class Done:
+    """All events of a task were sent."""
 
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """The device had too little memory; nothing follows."""
+    """The device had too little memory for the rows of a task."""
 
     reason: str
 
 
-Event = Row | Ready | Timing | OutOfMemory
+Task = Check | Prepare | Time
+Event = Row | Timing | Done | OutOfMemory
 
 
-def events(settings: Settings) -> Iterator[Event]:
-    """Rows, Ready and timings."""
-    torch.set_float32_matmul_precision("highest")  # of the naive yardstick
-    try:
-        yield from rows(settings)
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        yield OutOfMemory(described(error))
-        return
-    races = [prepared(form, settings) for form in settings.forms]
-    yield Ready()
-    for race in races:
-        yield race.timing()
+def checks(forms: tuple[str, ...]) -> list[Check]:
+    """All rows of some forms, the most common calls first."""
+    return [Check(form, call, dtypes) for call in CALLS for form in forms for dtypes in TOGETHER]
 
 
-def rows(settings: Settings) -> Iterator[Row]:
-    where = settings.length, settings.seed, settings.device, settings.backend
-    for call in CALLS:
-        for form in settings.forms:
-            if time.time() > settings.rows_end:
-                return
-            yield from accuracy.rows(form, call, *where)
+class Work:
+    """Performs tasks, and keeps what is prepared until it is timed."""
 
+    def __init__(self, settings: Settings):
+        torch.set_float32_matmul_precision("highest")  # of the naive yardstick
+        self.settings = settings
+        self.races: dict[str, Race] = {}
 
-def prepared(form: str, settings: Settings) -> Race:
-    race = Race(
-        form,
-        settings.timed_length,
-        settings.timed_head_dim,
-        DTYPES[settings.timed_dtype],
-        settings.seed,
-        settings.device,
-        settings.backend,
-    )
-    wanted = settings.device != "cpu" or form == FLEX_ON_CPUS
-    race.prepare(with_flex=wanted and time.time() < settings.peers_end)
-    return race
+    def perform(self, task: Task) -> Iterator[Event]:
+        if isinstance(task, Check):
+            yield from self.rows(task)
+        elif isinstance(task, Prepare):
+            self.races[task.form] = self.race(task.form)
+            wanted = self.settings.device != "cpu" or task.form == FLEX_ON_CPUS
+            self.races[task.form].prepare(with_flex=wanted and task.with_flex)
+        else:
+            yield self.races.pop(task.form).timing()
+        yield Done()
+
+    def rows(self, task: Check) -> Iterator[Row | OutOfMemory]:
+        asked = self.settings
+        where = asked.length, asked.seed, asked.device, asked.backend
+        try:
+            yield from accuracy.rows(task.form, task.call, *where, task.dtypes)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            yield OutOfMemory(described(error))
+
+    def race(self, form: str) -> Race:
+        asked = self.settings
+        return Race(
+            form,
+            asked.timed_length,
+            asked.timed_head_dim,
+            DTYPES[asked.timed_dtype],
+            asked.seed,
+            asked.device,
+            asked.backend,
+        )
 
 
 def main() -> None:
     channel = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print goes elsewhere
-    for event in events(pickle.load(sys.stdin.buffer)):
-        pickle.dump(event, channel)
-        channel.flush()
-        if isinstance(event, Ready):
-            sys.stdin.buffer.readline()
+    work = Work(pickle.load(sys.stdin.buffer))
+    with suppress(EOFError):  # nobody sends tasks any more
+        while True:
+            for event in work.perform(pickle.load(sys.stdin.buffer)):
+                pickle.dump(event, channel)
+                channel.flush()

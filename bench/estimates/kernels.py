@@ -1,0 +1,109 @@
+"""Kernels as Triton compiles them for a GPU, with their own block sizes or with others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from biased_flash_attn.triton_kernels import configs
+from biased_flash_attn.triton_kernels.configs import Config
+from triton.runtime import driver
+
+import compiled
+
+from . import banks
+from .gpu import Gpu
+from .sass import Code, disassemble
+from .tiles import DELTA, DKV, DQ, FORWARD, TABLE
+
+# As configs.choose names them. The kernel of D has no entry there.
+FIELDS = {
+    FORWARD: "forward",
+    DQ: "backward_queries",
+    DKV: "backward_keys",
+    TABLE: "backward_table",
+}
+REGISTER_GRANULE = 8  # of one thread
+RESERVED_SHARED = 1024  # bytes that each block takes beside what it asks for
+
+
+@dataclass(frozen=True)
+class Kernel:
+    name: str
+    form: str
+    head_dim: int
+    causal: bool
+    block_m: int
+    block_n: int
+    warps: int
+    stages: int
+    registers: int
+    shared: int  # bytes
+    spills: int  # instructions in loops that move registers to memory or back
+    conflicts: int  # cycles of an access by LDSM for each that one without conflicts takes
+    code: Code = field(repr=False)
+
+    def blocks_at_once(self, gpu: Gpu) -> int:
+        """Of one multiprocessor; none where its memory does not suffice."""
+        registers = -(-self.registers // REGISTER_GRANULE) * REGISTER_GRANULE
+        return min(
+            gpu.registers // (registers * 32 * self.warps),
+            gpu.shared_memory // (self.shared + RESERVED_SHARED),
+            gpu.max_warps // self.warps,
+        )
+
+
+def build(
+    arch: int,
+    name: str,
+    form: str,
+    head_dim: int,
+    *,
+    causal: bool = True,
+    trained: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
+    config: Config | None = None,
+) -> Kernel:
+    """With the block sizes of `config`, or those that ship."""
+    driver.set_active(compiled.Processor(arch))
+    problem, used = form if causal else f"{form}-noncausal", {DELTA: Config(16, 0)}
+    shipped = configs.choose
+
+    def choose(kernel, *rest):
+        is_asked = config is not None and kernel == FIELDS.get(name)
+        found = config if is_asked else shipped(kernel, *rest)
+        # Kernels that come later and are not named take the entries of others.
+        used.setdefault(kernel, found)
+        return found
+
+    with choosing(choose):
+        ((_, binary),) = compiled.binaries(problem, dtype, head_dim, trained, (name,))
+    sizes, facts = used[FIELDS.get(name, DELTA)], compiled.facts(binary)
+    found = banks.layouts(binary.asm["ttgir"])
+    return Kernel(
+        name=name,
+        form=form,
+        head_dim=head_dim,
+        causal=causal,
+        block_m=sizes.block_m,
+        block_n=sizes.block_n,
+        warps=sizes.num_warps,
+        stages=sizes.num_stages,
+        registers=facts["registers"],
+        shared=facts["shared"],
+        spills=facts["spills"],
+        conflicts=max((layout.conflicts() for layout in found), default=1),
+        code=disassemble(binary.asm["cubin"]),
+    )
+
+
+@contextmanager
+def choosing(choose: Callable) -> Iterator[None]:
+    """With another function instead of configs.choose."""
+    shipped, configs.choose = configs.choose, choose
+    try:
+        yield
+    finally:
+        configs.choose = shipped

@@ -1,0 +1,185 @@
+"""Tables of estimates, as text and as the documents in bench/results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import triton
+
+from . import tiles, times
+from .calibration import SHARE, Prediction, stated_error
+from .gpu import Gpu
+from .kernels import Kernel, build
+from .pipes import PIPES
+from .published import SOURCES
+
+FORMS = {
+    "none": "none",
+    "linear": "linear: ALiBi",
+    "cumulative": "cumulative: forget gate",
+    "cumulative-gain": "with gain: CABLE",
+    "distance": "distance",
+    "log1p_square-gain": "with outer function",
+}
+NAMES = {tiles.FORWARD: "forward", tiles.DQ: "dQ", tiles.DKV: "dK, dV", tiles.TABLE: "dtable"}
+TOKENS = 16384
+CHANNELS = 2048  # of all heads
+# Below this share of the cycles, no unit is said to bound a loop.
+BOUND = 0.7
+
+
+@dataclass(frozen=True)
+class Line:
+    """A kernel of a training step, and what is estimated of it."""
+
+    kernel: Kernel
+    cells: tuple[str, ...]
+    milliseconds: float
+
+
+def problem(head_dim: int) -> times.Problem:
+    return times.Problem(1, CHANNELS // head_dim, TOKENS, head_dim)
+
+
+def lines(gpu: Gpu, form: str, head_dim: int) -> list[Line]:
+    """The kernels of both directions; the bias is trained where it has parameters."""
+    names = [name for name in NAMES if name != tiles.TABLE or form == "distance"]
+    trained = form != "none"
+    kernels = (build(gpu.arch, name, form, head_dim, trained=trained) for name in names)
+    return [_line(one, gpu) for one in kernels]
+
+
+def _line(kernel: Kernel, gpu: Gpu) -> Line:
+    simulated, units = times.whole_tiles(kernel, gpu)
+    unit = times.critical(units)
+    share = units[unit] / simulated
+    blocks = kernel.blocks_at_once(gpu)
+    found = times.estimate(kernel, gpu, problem(kernel.head_dim))
+    bound = unit if share >= BOUND else f"latency, then {unit}"
+    cells = (
+        *(FORMS[kernel.form], str(kernel.head_dim), NAMES[kernel.name]),
+        f"{kernel.block_m} x {kernel.block_n}, {kernel.warps}, {kernel.stages}",
+        *(str(blocks), f"{times.repeated_products(kernel):.2f}"),
+        *(f"{units[pipe]:.0f}" for pipe in PIPES),
+        *(f"{simulated:.0f}", f"{bound} ({share:.0%})", f"{found.milliseconds:.2f}"),
+    )
+    return Line(kernel, cells, found.milliseconds)
+
+
+KERNEL_COLUMNS = (
+    *("bias", "head_dim", "kernel", "tile, warps, stages", "blocks", "products"),
+    *PIPES,
+    *("simulated", "bound by", "ms"),
+)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    return "\n".join([*head, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
+
+
+def totals(gpu: Gpu, found: Sequence[Line]) -> list[tuple[str, ...]]:
+    """Of each bias and width of heads: both directions, in TFLOP/s, and against no bias."""
+    of_problems: dict[tuple[str, int], list[float]] = {}
+    for line in found:
+        forward, backward = of_problems.setdefault(
+            (line.kernel.form, line.kernel.head_dim), [0.0, 0.0]
+        )
+        is_forward = line.kernel.name == tiles.FORWARD
+        of_problems[line.kernel.form, line.kernel.head_dim] = [
+            forward + line.milliseconds * is_forward,
+            backward + line.milliseconds * (not is_forward),
+        ]
+    rows = []
+    for (form, width), (forward, backward) in of_problems.items():
+        delta = build(gpu.arch, tiles.DELTA, form, width, trained=form != "none")
+        backward += times.estimate(delta, gpu, problem(width)).milliseconds
+        of_problems[form, width][1] = backward
+        flops = problem(width).flops * 1e-9
+        row = [FORMS[form], str(width)]
+        for time, factor, at in ((forward, 1, 0), (backward, times.BACKWARD, 1)):
+            without = of_problems.get(("none", width))
+            ratio = f"{time / without[at]:.2f}" if without else ""
+            row += [f"{time:.2f}", f"{factor * flops / time:.0f}", ratio]
+        rows.append(tuple(row))
+    return rows
+
+
+TOTAL_COLUMNS = (
+    *("bias", "head_dim", "forward, ms", "TFLOP/s", "of no bias"),
+    *("backward, ms", "TFLOP/s", "of no bias"),
+)
+
+
+def calibration(found: Iterable[Prediction]) -> str:
+    rows = []
+    for one in found:
+        row = one.row
+        flops = times.Problem(row.batch, row.heads, row.n, row.head_dim, row.causal).flops
+        flops *= (times.BACKWARD if row.backward else 1) * 1e-9
+        sizes = row.configs[0]
+        size = f"{sizes.block_m} x {sizes.block_n}, {sizes.num_warps}, {sizes.num_stages}"
+        rows.append(
+            (
+                *(row.source, "backward" if row.backward else "forward"),
+                f"{'causal' if row.causal else 'full'}, {row.batch} x {row.heads} x {row.n}",
+                *(str(row.head_dim), size if len(row.configs) == 1 else "searched"),
+                *(f"{flops / row.milliseconds:.0f}", f"{flops / one.milliseconds:.0f}"),
+                *(f"{one.error:+.0%}", "fitted" if row.is_fitted else "predicted"),
+            )
+        )
+    columns = ("kernel", "pass", "B x H x N", "head_dim", "tile, warps, stages")
+    return table((*columns, "published TFLOP/s", "estimated", "error in time", ""), rows)
+
+
+def _unchecked(predicted: Sequence[Prediction]) -> str:
+    if any(one.row.backward for one in predicted):
+        return ""
+    return " None of them is of a backward pass, so the error of those is not known."
+
+
+def document(gpu: Gpu, found: Sequence[Line], predicted: Sequence[Prediction]) -> str:
+    error = stated_error(predicted)
+    sources = "\n".join(
+        f"- {name}: {text}."
+        for name, text in SOURCES.items()
+        if any(one.row.source == name for one in predicted)
+    )
+    shape = f"batch 1, {TOKENS} tokens, {CHANNELS} channels in heads of head_dim"
+    return f"""# Estimated speed of the Triton kernels on an {gpu.name}
+
+**Estimates, not measurements: none of these kernels has been timed.** The error of each is
+±{error:.0%}: {SHARE:.0%} of the published timings that were predicted and not fitted lie within it
+(see the last table).{_unchecked(predicted)}
+
+Made with Triton {triton.__version__} by `python bench/estimate.py`, for bfloat16, causal attention,
+{shape}, biases trained.
+
+## Both directions
+
+By convention, a forward pass takes 4 B H N² D flops, halved where it is causal, and a backward pass
+2.5 times as many, so the products that dQ and dK, dV both compute count once.
+
+{table(TOTAL_COLUMNS, totals(gpu, found))}
+## Kernels
+
+Of the loop over whole tiles: block_m x block_n, warps and stages; blocks at once on a
+multiprocessor; multiply-adds over those of the formula, which are more where a bias takes part in
+products or a tile has too few rows for all warps to share; cycles for which these blocks occupy
+each unit in one pass; and the cycles that the simulation takes for it. Where the busiest unit is
+busy for less than {BOUND:.0%} of them, the loop is bound by latency that nothing hides.
+
+{table(KERNEL_COLUMNS, (line.cells for line in found))}
+## Calibration
+
+Simulated cycles become times at {gpu.clock} GHz x {gpu.sustained}, the fitted fraction of the
+simulated speed that is sustained, and a fence takes {gpu.fence} cycles, which is fitted too. Our
+kernel without a bias stands in for each of these kernels, with its block sizes:
+
+{sources}
+
+Rows of one kernel with the same block sizes differ only in their lengths and masks, so they are not
+independent of each other.
+
+{calibration(predicted)}"""

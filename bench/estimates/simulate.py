@@ -1,0 +1,200 @@
+"""Steps the warps of a multiprocessor through machine code, instruction by instruction.
+
+A scheduler issues one instruction in a cycle, that of the warp that has been ready longest. A warp
+waits for the cycles and scoreboards in the instruction's control fields, for barriers, and for a
+turn on the unit that the instruction occupies. Products of warp groups and asynchronous copies go
+on beside the warp until it waits for them. Values are not computed: a warp goes through the
+instructions it is given, whatever their predicates, but for those that never run.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from .gpu import PARTITIONS, Gpu
+from .pipes import OF_ALL, Use, uses
+from .sass import NO_SCOREBOARD, Instruction
+
+BARRIER_CYCLES = 20  # from the arrival of the last warp to the release of all
+READ_CYCLES = 12  # until an instruction has read its operands
+# Blocks that share a multiprocessor do not start in the same cycle. Any number serves.
+STAGGER = 137
+# Passes through a loop after which it is steady, and those over which cycles are averaged.
+WARM_UP, MEASURED = 3, 6
+
+
+class Kind(Enum):
+    OTHER = auto()
+    BARRIER = auto()
+    FENCE = auto()
+    PRODUCT = auto()  # of a warp group; the last of a group of products ends it
+    END_OF_PRODUCTS = auto()
+    WAIT_FOR_PRODUCTS = auto()
+    COPY = auto()
+    END_OF_COPIES = auto()
+    WAIT_FOR_COPIES = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An instruction, prepared."""
+
+    stall: int
+    sets: int
+    sets_read: int
+    waits: tuple[int, ...]
+    uses: tuple[Use, ...]
+    kind: Kind
+    allowed: int  # how many groups may go on after a wait
+
+
+@dataclass(slots=True)
+class Block:
+    warps: int
+    arrived: list[Warp] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Warp:
+    partition: int
+    block: Block
+    at: int = 0
+    scoreboards: list[float] = field(default_factory=lambda: [0.0] * 6)
+    product_end: float = 0.0
+    products: list[float] = field(default_factory=list)  # when each group ends
+    copy_end: float = 0.0
+    copies: list[float] = field(default_factory=list)
+
+
+def prepare(one: Instruction, gpu: Gpu, conflicts: int = 1) -> Step:
+    waits = tuple(x for x in range(6) if one.waits >> x & 1)
+    kind = _kind(one)
+    allowed = 0
+    if kind in (Kind.WAIT_FOR_PRODUCTS, Kind.WAIT_FOR_COPIES):
+        allowed = int(re.search(r"0x([0-9a-f]+)", one.operands)[1], 16)
+    used = uses(one, gpu, conflicts)
+    return Step(one.stall, one.sets, one.sets_read, waits, used, kind, allowed)
+
+
+def _kind(one: Instruction) -> Kind:
+    if one.never_runs:
+        return Kind.OTHER
+    if one.name == "HGMMA":
+        return Kind.END_OF_PRODUCTS if "gsb0" in one.operands else Kind.PRODUCT
+    if one.opcode.startswith("WARPGROUP.DEPBAR"):
+        return Kind.WAIT_FOR_PRODUCTS
+    if one.name == "DEPBAR" and one.operands.startswith("SB0"):
+        return Kind.WAIT_FOR_COPIES
+    names = {"LDGSTS": Kind.COPY, "LDGDEPBAR": Kind.END_OF_COPIES}
+    return names.get(
+        one.name, {"BAR": Kind.BARRIER, "MEMBAR": Kind.FENCE}.get(one.name, Kind.OTHER)
+    )
+
+
+def cycles_of_a_pass(steps: Sequence[Step], warps: int, blocks: int) -> float:
+    """Cycles in which each of the blocks goes once through a loop of these steps."""
+    few, many = (simulate(steps * n, warps, blocks) for n in (WARM_UP, WARM_UP + MEASURED))
+    return (many - few) / MEASURED
+
+
+def simulate(steps: Sequence[Step], warps: int, blocks: int = 1) -> float:
+    """Cycles until all blocks, of as many warps each, have gone through the steps."""
+    return _Multiprocessor(steps, warps, blocks).run()
+
+
+class _Multiprocessor:
+    def __init__(self, steps: Sequence[Step], warps: int, blocks: int):
+        self.steps = steps
+        self.next_issue = [0.0] * PARTITIONS
+        # When units have their next turn: those of each partition, and those that all share.
+        self.units: list[dict[str, float]] = [{} for _ in range(PARTITIONS)]
+        self.of_all: dict[str, float] = {}
+        self.end = 0.0
+        self.pushed = 0
+        self.ready: list[tuple[float, int, Warp]] = []
+        for number in range(blocks):
+            block = Block(warps)
+            for warp in range(warps):
+                self._push(number * STAGGER, Warp(warp % PARTITIONS, block))
+
+    def run(self) -> float:
+        while self.ready:
+            time, _, warp = heapq.heappop(self.ready)
+            possible = self._possible(warp, time)
+            if possible > time:
+                self._push(possible, warp)
+            else:
+                self._issue(warp, time)
+        return self.end
+
+    def _push(self, time: float, warp: Warp) -> None:
+        self.pushed += 1
+        heapq.heappush(self.ready, (time, self.pushed, warp))
+
+    def _possible(self, warp: Warp, time: float) -> float:
+        """When the warp can issue its next instruction at the earliest, as things are."""
+        step = self.steps[warp.at]
+        time = max(time, self.next_issue[warp.partition])
+        for scoreboard in step.waits:
+            time = max(time, warp.scoreboards[scoreboard])
+        kind = step.kind
+        if kind is Kind.WAIT_FOR_PRODUCTS or kind is Kind.WAIT_FOR_COPIES:
+            groups = warp.products if kind is Kind.WAIT_FOR_PRODUCTS else warp.copies
+            if len(groups) > step.allowed:
+                time = max(time, groups[-1 - step.allowed])
+        elif kind is not Kind.PRODUCT and kind is not Kind.END_OF_PRODUCTS:
+            # What units of all partitions are asked for is queued, and the warp goes on.
+            units = self.units[warp.partition]
+            for use in step.uses:
+                if use.pipe not in OF_ALL:
+                    time = max(time, units.get(use.pipe, 0.0))
+        return time
+
+    def _issue(self, warp: Warp, time: float) -> None:
+        step = self.steps[warp.at]
+        self.next_issue[warp.partition] = time + 1
+        end = self._use(step, warp, time)
+        read = end if step.kind is Kind.FENCE else time + READ_CYCLES
+        for scoreboard, free in ((step.sets, end), (step.sets_read, read)):
+            if scoreboard != NO_SCOREBOARD:
+                warp.scoreboards[scoreboard] = max(warp.scoreboards[scoreboard], free)
+        self._go_on_beside(warp, step.kind, end)
+        self.end = max(self.end, time)
+        warp.at += 1
+        if step.kind is Kind.BARRIER:
+            self._arrive(warp, time + step.stall)
+        elif warp.at < len(self.steps):
+            self._push(time + max(1, step.stall), warp)
+
+    def _use(self, step: Step, warp: Warp, time: float) -> float:
+        """Takes a turn on each unit; when the last result is there."""
+        end = time
+        for use in step.uses:
+            units = self.of_all if use.pipe in OF_ALL else self.units[warp.partition]
+            turn = max(time, units.get(use.pipe, 0.0))
+            units[use.pipe] = turn + use.cycles
+            end = max(end, turn + use.cycles + use.latency)
+        return end
+
+    def _go_on_beside(self, warp: Warp, kind: Kind, end: float) -> None:
+        if kind is Kind.PRODUCT or kind is Kind.END_OF_PRODUCTS:
+            warp.product_end = max(warp.product_end, end)
+        if kind is Kind.END_OF_PRODUCTS:
+            warp.products.append(warp.product_end)
+        elif kind is Kind.COPY:
+            warp.copy_end = max(warp.copy_end, end)
+        elif kind is Kind.END_OF_COPIES:
+            warp.copies.append(warp.copy_end)
+
+    def _arrive(self, warp: Warp, time: float) -> None:
+        arrived = warp.block.arrived
+        arrived.append(warp)
+        if len(arrived) == warp.block.warps:
+            for one in arrived:
+                if one.at < len(self.steps):
+                    self._push(time + BARRIER_CYCLES, one)
+            arrived.clear()

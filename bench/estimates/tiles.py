@@ -1,0 +1,112 @@
+"""How often each loop of a kernel runs: the tiles that a block of queries or of keys goes through.
+
+The kernels treat tiles in parts, each with a loop of its own, in a fixed order (ranges.py of the
+kernels): masked tiles, factored ones, whose bias is part of a matrix product, and others. These are
+the same parts for problems without windows, plans and packed sequences, with as many keys as
+queries, computed for all blocks on the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FORWARD, DQ, DKV = "attn_fwd_kernel", "attn_bwd_dq_kernel", "attn_bwd_dkv_kernel"
+DELTA, TABLE = "attn_bwd_delta_kernel", "attn_bwd_table_kernel"
+FACTORED = ("linear", "distance", "cumulative", "cumulative-gain")
+# From where on a table is assumed to be near its polynomials; for T5's buckets, it is constant.
+FAR = 128
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """A problem of n queries and n keys, and the blocks of a kernel.
+
+    factored: whether the bias of far tiles is part of a matrix product. far: the distance from
+    which on it is, for tables; None for other forms.
+    """
+
+    n: int
+    block_m: int
+    block_n: int
+    causal: bool
+    factored: bool
+    far: int | None = None
+
+
+def tiling(form: str, causal: bool, n: int, block_m: int, block_n: int) -> Tiling:
+    far = FAR if form == "distance" else None
+    return Tiling(n, block_m, block_n, causal, form in FACTORED, far)
+
+
+def passes(kernel: str, tiles: Tiling) -> list[list[int]]:
+    """Of each block, in the order in which blocks start, the passes through each loop."""
+    if kernel == DELTA:
+        return [[]] * _ceil(tiles.n, tiles.block_m)
+    if kernel == TABLE:
+        blocks = _ceil(tiles.n, tiles.block_m)
+        first = -1 if tiles.causal else -blocks
+        return [[max(0, blocks - abs(diagonal))] for diagonal in range(first, blocks + 1)]
+    if kernel == DKV:
+        of_block, step, size = _query_tiles, tiles.block_m, tiles.block_n
+    else:
+        of_block, step, size = _key_tiles, tiles.block_n, tiles.block_m
+    found = []
+    for first in range(0, tiles.n, size):
+        parts = of_block(tiles, first)
+        half = max(step // 2, 16) if tiles.factored else step
+        found.append([_ceil(end - begin, step if far else half) for begin, end, far in parts])
+    return found if kernel == DKV else found[::-1]
+
+
+def _key_tiles(tiles: Tiling, first: int) -> list[tuple[int, int, bool]]:
+    """Begin and end of each part of the keys of queries first, first + 1, ..., and whether it is
+    factored."""
+    size, behind = tiles.block_n, tiles.far or 0
+    end, whole_end = tiles.n, tiles.n // size * size
+    if tiles.causal:
+        end = min(first + tiles.block_m, tiles.n)
+        whole_end = min(whole_end, (first + 1) // size * size)
+    if not tiles.factored:
+        return [(0, whole_end, False), (whole_end, end, False)]
+    past = min(whole_end, max(first - behind + 1, 0) // size * size)
+    future = whole_end
+    if not tiles.causal:
+        future = min(whole_end, _ceil(first + tiles.block_m + behind, size) * size)
+    future = max(future, past)
+    parts = [(0, past, True)]
+    if tiles.far is not None or not tiles.causal:
+        parts.append((past, future, False))
+    if not tiles.causal:
+        parts.append((future, whole_end, True))
+    return [*parts, (max(whole_end, future), end, False)]
+
+
+def _query_tiles(tiles: Tiling, first: int) -> list[tuple[int, int, bool]]:
+    """Begin and end of each part of the queries of keys first, first + 1, ...; see _key_tiles."""
+    size, behind = tiles.block_m, tiles.far or 0
+    last = min(first + tiles.block_n, tiles.n) - 1
+    whole_end = tiles.n // size * size if first + tiles.block_n <= tiles.n else 0
+    begin, near = (first // size * size, _ceil(last, size) * size) if tiles.causal else (0, 0)
+    if not tiles.factored:
+        near = min(near, tiles.n)
+        past = max(whole_end, near)
+        masked = [(begin, near, False)] if tiles.causal else []
+        return [*masked, (near, past, False), (past, tiles.n, False)]
+    past = _ceil(last + behind, size) * size
+    before = begin
+    if not tiles.causal:
+        before = min(whole_end, max(first - behind, 0) // size * size)
+    if tiles.far is None:
+        near = past
+    near = max(min(near, tiles.n), before)
+    past = max(min(past, whole_end), near)
+    parts = [] if tiles.causal else [(begin, before, True)]
+    if tiles.causal or tiles.far is None:
+        parts.append((before, near, False))
+    if tiles.far is not None:
+        parts.append((near, past, False))
+    return [*parts, (past, max(whole_end, past), True), (max(whole_end, past), tiles.n, False)]
+
+
+def _ceil(x: int, size: int) -> int:
+    return -(-max(x, 0) // size)

@@ -1,0 +1,35 @@
+"""Which kernels a run of the tests compiles: a sample that reaches everything, by the seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Hashable
+
+import compiled
+
+
+def features(task: compiled.Task) -> set[tuple[str, Hashable]]:
+    """What is to be seen of each kernel: every form, variant of a problem, width and dtype."""
+    bias, variant = bias_and_variant(task.form)
+    values = bias, variant, task.head_dim, task.dtype, task.bias_gradient
+    return {(task.kernel, value) for value in values}
+
+
+def bias_and_variant(form: str) -> tuple[str, str]:
+    """Of a form as compiled.py names it."""
+    named = [name for name in compiled.VARIANTS if form.endswith(f"-{name}")]
+    variant = max(named, key=len, default="causal")
+    return form.removesuffix(f"-{variant}"), variant
+
+
+def sample(arch: int, seed: int) -> list[compiled.Task]:
+    """Few tasks that have, between them, the features of all; another choice for each seed."""
+    remaining = [(task, features(task)) for task in compiled.tasks()]
+    random.Random(f"{seed} sm_{arch}").shuffle(remaining)
+    missing = set().union(*(has for _, has in remaining))
+    chosen = []
+    while missing:
+        task, has = max(remaining, key=lambda one: len(one[1] & missing))
+        missing -= has
+        chosen.append(task)
+    return chosen

@@ -1,0 +1,107 @@
+"""The GPU that runs the kernels: which family it belongs to, and whether it is supported."""
+
+from __future__ import annotations
+
+from enum import Enum
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import triton
+from triton.runtime import driver
+
+from .refusals import refusal
+
+# KiB of shared memory that a block may use, from the CUDA programming guide's table of compute
+# capabilities. Compiling for a GPU that is not present needs it; a GPU that is present is asked.
+SHARED_MEMORY = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227}
+SHARED_MEMORY |= {100: 227, 103: 227, 110: 227, 120: 99, 121: 99}
+
+
+class Family(Enum):
+    """Processors that share configurations, named by their matrix instructions."""
+
+    AMPERE = "mma.sync"  # and Ada
+    HOPPER = "wgmma"
+    BLACKWELL = "tcgen05"  # of data centers, and Jetson Thor
+    GEFORCE_BLACKWELL = "mma.sync, compiled by the passes for Blackwell"
+
+
+# KiB of shared memory that the configurations of a family may use.
+_NEEDED = {
+    Family.AMPERE: 99,
+    Family.HOPPER: 227,
+    Family.BLACKWELL: 227,
+    Family.GEFORCE_BLACKWELL: 99,
+}
+
+
+class Processor(NamedTuple):
+    """backend and arch are Triton's names: ("cuda", 90) is Hopper, ("hip", "gfx942") is CDNA 3."""
+
+    backend: str
+    arch: int | str
+    shared_memory: int  # bytes that a block may use
+
+    @property
+    def name(self) -> str:
+        """Such as "sm_90" or "gfx942"."""
+        return f"sm_{self.arch}" if self.backend == "cuda" else str(self.arch)
+
+    @property
+    def family(self) -> Family | None:
+        """None if the kernels do not support it."""
+        if self.backend != "cuda" or self.arch < 80:
+            return None
+        if self.arch < 90:
+            return Family.AMPERE
+        if self.arch < 100:
+            return Family.HOPPER
+        return Family.BLACKWELL if self.arch < 120 else Family.GEFORCE_BLACKWELL
+
+    @property
+    def refusal(self) -> str:
+        """Why the kernels do not run on it, or an empty string."""
+        if self.backend != "cuda":
+            reason = f"needs an NVIDIA GPU; this one is {self.arch}"
+        elif self.family is None:
+            reason = (
+                f"needs an NVIDIA GPU of sm_80 or newer; this one is {self.name}, for which "
+                "Triton has no matrix instructions, neither for float16 nor for bfloat16"
+            )
+        elif self.shared_memory < 1024 * _NEEDED[self.family]:
+            reason = (
+                f"needs {_NEEDED[self.family]} KiB of shared memory per block; this GPU, "
+                f"{self.name}, has {self.shared_memory / 1024:g}"
+            )
+        else:
+            return ""
+        return f"{reason}. Use backend='reference', or backend='cpu' with tensors on the CPU"
+
+
+def processor() -> Processor:
+    """The current one."""
+    target = driver.active.get_current_target()
+    device = driver.active.get_current_device()
+    return Processor(target.backend, target.arch, _shared_memory(device, target.arch))
+
+
+@cache
+def _shared_memory(device: int, arch: int | str) -> int:
+    # A driver that stands in for a GPU that is not present cannot be asked.
+    utils = getattr(driver.active, "utils", None)
+    if utils is None:
+        return SHARED_MEMORY[arch] * 1024
+    return utils.get_device_properties(device)["max_shared_mem"]
+
+
+@torch.compiler.assume_constant_result
+def unsupported(device: torch.device) -> str:
+    """Why the kernels do not run on a device, or an empty string."""
+    if triton.knobs.runtime.interpret:
+        return "cannot be interpreted, as bfloat16 would be wrong; unset TRITON_INTERPRET"
+    if device.type == "cpu":  # an emulated GPU, which runs tests
+        return ""
+    with torch.cuda.device(device):
+        gpu = processor()
+    return gpu.refusal or refusal(triton.__version__, gpu.name)
