@@ -201,7 +201,7 @@ void Cluster::finish() {
             if (is_known) continue;
             copy.issuer->fault_at(
                 copy.pc, kind::kInFlight,
-                "the block ended, and nothing waited for this copy to its shared memory");
+                "the block ended, and did not wait for this copy that uses its shared memory");
         }
     }
     // What is left writes global memory.

@@ -110,6 +110,13 @@ std::vector<const Operand*> registers_of(const Warp& w, const Operand& o,
     return all;
 }
 
+// What nothing wrote may be loaded, and is NaN: pipelined loops load the sums of a product that
+// they did not start, and ignore them.
+void read_column(Warp& w, const TensorMemory::Region& column, const Access& access) {
+    const auto found = w.block.tensor_memory.read(column, access);
+    if (found && found->kind != std::string_view(kind::kUninitialized)) w.require(found, -1, 0);
+}
+
 Next load(Warp& w, const Instruction& i) {
     const Transfer transfer(i);
     const Window window(w, i, i[1], i.size() > 2 ? i[2].value : 0);
@@ -117,7 +124,9 @@ Next load(Warp& w, const Instruction& i) {
     const Access access =
         access_by(w, w.block.agent_of_tensor_loads(w.index), ++w.tensor_load_time);
     window.for_each_region([&](const TensorMemory::Region& region) {
-        w.require(w.block.tensor_memory.read(region, access), -1, 0);
+        for (uint32_t n = 0; n < region.columns; ++n) {
+            read_column(w, {region.column + n, 1, region.groups}, access);
+        }
     });
     const auto registers = registers_of(w, i[0], transfer);
     for (uint32_t r = 0; r < registers.size(); ++r) {

@@ -1,9 +1,12 @@
 #include "tensor_memory.h"
 
+#include <algorithm>
+
 namespace ptx {
 namespace {
 
 constexpr uint32_t kGroups = 8, kCellBytes = 4;
+constexpr uint32_t kNaN = 0x7FFFFFFF;  // what columns hold before they are written
 
 uint32_t cell_address(uint32_t column, uint32_t group) {
     return (column * kGroups + group) * kCellBytes;
@@ -13,7 +16,7 @@ uint32_t cell_address(uint32_t column, uint32_t group) {
 
 std::optional<uint32_t> TensorMemory::allocate(uint32_t columns, std::mt19937_64& random) {
     if (!record_) {
-        data_.resize(kRows * kColumns, 0xA5A5A5A5);
+        data_.resize(kRows * kColumns);
         record_ =
             std::make_unique<SharedMemory>(cell_address(kColumns, 0), 2, "tensor memory record");
     }
@@ -28,6 +31,7 @@ std::optional<uint32_t> TensorMemory::allocate(uint32_t columns, std::mt19937_64
     if (free.empty()) return {};
     const uint32_t first = free[random() % free.size()];
     allocated_[first] = columns;
+    for (uint32_t row = 0; row < kRows; ++row) std::fill_n(&at(row, first), columns, kNaN);
     return first;
 }
 
