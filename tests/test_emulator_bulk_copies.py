@@ -57,7 +57,10 @@ def test_reduction_combines_with_global_memory(operation, dtype, combine):
     else:
         data, out = (torch.randint(-(2**30), 2**30, shape, dtype=dtype) for _ in range(2))
     expected = combine(data, out)
-    run(through_shared(f"cp.reduce.async.bulk.global.shared::cta.bulk_group.{operation}"), [data, out])
+    run(
+        through_shared(f"cp.reduce.async.bulk.global.shared::cta.bulk_group.{operation}"),
+        [data, out],
+    )
     assert torch.equal(out, expected)
 
 
@@ -188,10 +191,20 @@ def test_blocks_of_a_cluster_share_memory():
         (multicast, "mov.u32 x, 3;", "mov.u32 x, 7;", "invalid"),
         (multicast, wait("full"), "", "race|uninitialized"),
         (neighbours, "[full], 640", "[full], 512", "in flight|invalid|deadlock|race"),
-        (neighbours, f"{CLUSTER_SYNC}\n    mov.u32 x, box2", "mov.u32 x, box2", "uninitialized|race"),
+        (
+            neighbours,
+            f"{CLUSTER_SYNC}\n    mov.u32 x, box2",
+            "mov.u32 x, box2",
+            "uninitialized|race",
+        ),
         (neighbours, f"{wait('full')}\n    {CLUSTER_SYNC}", wait("full"), "in flight|invalid"),
         (neighbours, "fence.proxy.async.shared::cta;", "", "race"),
-        (neighbours, "mapa.shared::cluster.u32 place, x, other;", "mapa.shared::cluster.u32 place, x, 2;", "invalid"),
+        (
+            neighbours,
+            "mapa.shared::cluster.u32 place, x, other;",
+            "mapa.shared::cluster.u32 place, x, 2;",
+            "invalid",
+        ),
     ],
 )
 def test_fault_in_a_cluster_is_found(make, old, new, kind):

@@ -59,7 +59,9 @@ def product_kernel(kind: str, description: int, rows: int, in_tensor_memory: boo
     bar.sync 0;"""
     a = "[x]" if in_tensor_memory else "left"
     expected = b_bytes + (0 if in_tensor_memory else a_bytes)
-    multiply = f"tcgen05.mma.cta_group::1.kind::{kind} [base], {a}, right, {description}, accumulate;"
+    multiply = (
+        f"tcgen05.mma.cta_group::1.kind::{kind} [base], {a}, right, {description}, accumulate;"
+    )
     body = f"""
     .reg .b32 %d<{COLUMNS}>;
     ld.param.u64 from, [a];
@@ -148,16 +150,36 @@ MULTIPLIED = wait("box2+8192").replace("againbox2+8192", "multiplied")
         (SHARED, wait("full"), "", "race"),
         (SHARED, "setp.ne.u32 accumulate, 0, 0", "setp.eq.u32 accumulate, 1, 1", "uninitialized"),
         (SHARED, "add.u32 y, base, lanes;", "mov.u32 y, base;", "out of bounds"),
-        (SHARED, "add.u32 y, base, lanes;", "add.u32 y, base, lanes; add.u32 y, y, 112;", "out of bounds"),
+        (
+            SHARED,
+            "add.u32 y, base, lanes;",
+            "add.u32 y, base, lanes; add.u32 y, y, 112;",
+            "out of bounds",
+        ),
         (SHARED, "tcgen05.wait::ld.sync.aligned;", "", "race"),
         (SHARED, "@more tcgen05.dealloc.cta_group::1.sync.aligned.b32 base, 128;", "", "invalid"),
         (SHARED, "sync.aligned.b32 base, 128", "sync.aligned.b32 base, 64", "invalid"),
         (SHARED, "[slot], 128", "[slot], 96", "invalid"),
-        (SHARED, str(instruction(128, 0, 0)) + ", accumulate; // again", f"{9 << 24}, accumulate;", "unsupported"),
-        (SHARED, f"or.b64 right, right, {DESCRIBED}", f"or.b64 right, right, {DESCRIBED ^ 1 << 46}", "invalid"),
+        (
+            SHARED,
+            str(instruction(128, 0, 0)) + ", accumulate; // again",
+            f"{9 << 24}, accumulate;",
+            "unsupported",
+        ),
+        (
+            SHARED,
+            f"or.b64 right, right, {DESCRIBED}",
+            f"or.b64 right, right, {DESCRIBED ^ 1 << 46}",
+            "invalid",
+        ),
         (SHARED, "mov.u32 n, box2;", "mov.u32 n, box2; add.u32 n, n, 1024;", "uninitialized"),
         (STORED, "tcgen05.wait::st.sync.aligned;", "", "race"),
-        (STORED, "tcgen05.wait::st.sync.aligned;\n    bar.sync 0;", "tcgen05.wait::st.sync.aligned;", "race|uninitialized"),
+        (
+            STORED,
+            "tcgen05.wait::st.sync.aligned;\n    bar.sync 0;",
+            "tcgen05.wait::st.sync.aligned;",
+            "race|uninitialized",
+        ),
     ],
 )
 def test_fault_in_tensor_memory_is_found(text, old, new, kind):
