@@ -9,8 +9,10 @@ Access access_of(const Warp& w, int lane, bool is_strong) {
     Access access{&w.known, w.epoch()};
     access.lane = static_cast<uint8_t>(lane);
     access.is_strong = is_strong;
-    access.instruction = w.pc();
+    access.line = w.block.cluster.launch.program.code[static_cast<size_t>(w.pc())].line;
     access.serial = w.block.cluster.ticks;
+    access.lanes_ordered = {access.epoch.agent, w.lanes_ordered};
+    access.copies_ordered = {w.block.agent_of_copies(w.index), w.copies_ordered};
     return access;
 }
 
@@ -39,22 +41,26 @@ void write_shared(const Warp& w, int lane, uint64_t address, uint32_t size, cons
     const uint32_t offset = shared_offset(w, lane, address, size);
     SharedMemory& shared = w.block.cluster.block_of(w, address, lane).shared;
     w.require(shared.write(offset, size, access, data), lane, address);
+    w.block.cluster.note_progress();
     std::copy_n(data, size, shared.data() + offset);
 }
 
 void check_global(const Warp& w, int lane, uint64_t address, uint32_t size, bool writes,
                   bool is_strong) {
     GlobalMemory& memory = w.block.cluster.launch.memory;
-    const std::string refusal = memory.refusal(address, size, writes);
-    const std::string what = writes ? "write of " : "read of ";
-    if (!refusal.empty()) {
-        w.fault(kind::kOutOfBounds, what + std::to_string(size) + " bytes: the address " + refusal,
-                lane, address);
+    const auto what = [&] { return std::string(writes ? "write of " : "read of "); };
+    if (const char* refusal = memory.refusal(address, size, writes)) {
+        w.fault(kind::kOutOfBounds,
+                what() + std::to_string(size) + " bytes: the address " + refusal, lane, address);
     }
     if (is_strong) return;
-    const std::string conflict = memory.conflict(address, size, writes, w.block.linear_index());
-    if (!conflict.empty()) {
-        w.fault(kind::kRace, what + "global memory that " + conflict, lane, address);
+    Block& block = w.block;
+    const char* conflict =
+        memory.conflict(address, size, writes, block.linear_index(), block.of_blocks);
+    if (conflict) {
+        w.fault(kind::kRace,
+                what() + "global memory that " + conflict + ", and nothing orders them", lane,
+                address);
     }
 }
 
@@ -67,6 +73,7 @@ void read_global(const Warp& w, int lane, uint64_t address, uint32_t size, uint8
 void write_global(const Warp& w, int lane, uint64_t address, uint32_t size, const uint8_t* data,
                   bool is_strong) {
     check_global(w, lane, address, size, true, is_strong);
+    w.block.cluster.note_progress();
     std::copy_n(data, size, reinterpret_cast<uint8_t*>(address));
 }
 
@@ -76,6 +83,17 @@ void read_parameter(const Warp& w, int lane, uint64_t address, uint32_t size, ui
         w.fault(kind::kOutOfBounds, "beyond the parameters", lane, address);
     }
     std::copy_n(parameters.data() + address, size, out);
+}
+
+void synchronize_blocks(const Warp& w, uint64_t address, const Instruction& i) {
+    Block& block = w.block;
+    block.cluster.launch.memory.synchronize(address, block.linear_index(), block.of_blocks,
+                                            i.setting[5] & kAcquires, i.setting[5] & kReleases);
+}
+
+int64_t take_order(const Modifiers& m) {
+    const bool both = m.has("acq_rel") || m.has("sc");
+    return (both || m.has("acquire") ? kAcquires : 0) | (both || m.has("release") ? kReleases : 0);
 }
 
 std::pair<Space, uint64_t> resolved(uint64_t generic) {
@@ -96,6 +114,16 @@ void require_aligned(const Warp& w, int lane, uint64_t address, uint32_t size) {
         w.fault(kind::kMisaligned, "address is no multiple of " + std::to_string(size), lane,
                 address);
     }
+}
+
+MBarrier& mbarrier_at(Warp& w, int lane, uint64_t address) {
+    if (const auto [space, shared] = resolved(address); space == Space::kShared) address = shared;
+    require_aligned(w, lane, address, 8);
+    Block& owner = w.block.cluster.block_of(w, address, lane);
+    MBarrier& barrier = owner.mbarrier(w, static_cast<uint32_t>(address & kRankMask));
+    uint8_t ignored[8];
+    read_shared(w, lane, address, 8, ignored, access_of(w, lane, true));
+    return barrier;
 }
 
 std::vector<uint64_t> of_active_lanes(const Warp& w, const Lanes<uint64_t>& addresses) {

@@ -25,8 +25,18 @@ void read_parameter(const Warp& w, int lane, uint64_t address, uint32_t size, ui
 void check_global(const Warp& w, int lane, uint64_t address, uint32_t size, bool writes,
                   bool is_strong);
 
+// What a strong access orders, which is setting[5] of its instruction: what comes after it after
+// what others released, and what was before it before what others acquire.
+constexpr int64_t kAcquires = 1, kReleases = 2;
+int64_t take_order(const Modifiers& m);
+// At a strong access to global memory.
+void synchronize_blocks(const Warp& w, uint64_t address, const Instruction& i);
+
 // The offset in the shared memory of a block that holds all the bytes.
 uint32_t shared_offset(const Warp& w, int lane, uint64_t address, uint32_t size);
+
+// The mbarrier at an address, once its initialization is known to have come before.
+MBarrier& mbarrier_at(Warp& w, int lane, uint64_t address);
 
 // The space that a generic address lies in, and its address there.
 std::pair<Space, uint64_t> resolved(uint64_t generic);

@@ -27,7 +27,9 @@ float within(double bound, double exact, double draw) {
     if (exact == 0 || !std::isfinite(nearest)) return nearest;
     const double room = bound - unit_in_last_place(exact) / 2;
     const auto out = static_cast<float>(exact + std::max(room, 0.0) * draw);
-    return std::fabs(out - exact) <= bound ? out : nearest;
+    const bool is_near =
+        std::fabs(out - exact) <= bound && std::signbit(out) == std::signbit(exact);
+    return is_near ? out : nearest;
 }
 
 // Each function, and by how much the PTX ISA lets a result differ from it.

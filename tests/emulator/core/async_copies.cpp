@@ -31,7 +31,6 @@ Next copy(Warp& w, const Instruction& i) {
         }
         Access access = access_of(w, l);
         access.epoch = {agent, w.copy_time};
-        access.in_order = false;
         const uint32_t offset = shared_offset(w, l, to[l], size);
         w.require(block.shared.write(offset, size, access, nullptr), l, to[l]);
         uint8_t* target = block.shared.data() + offset;
@@ -68,9 +67,9 @@ Next wait(Warp& w, const Instruction& i) {
 Next arrive_after_copies(Warp& w, const Instruction& i) {
     Block& block = w.block;
     const uint32_t agent = block.agent_of_copies(w.index), time = w.copy_time++;
-    const auto address = static_cast<uint32_t>(w.uniform<uint64_t>(i[0].elements[0]) + i[0].value);
+    const uint64_t address = w.addresses(i[0])[w.first_lane()];
     const auto lanes = static_cast<uint32_t>(std::popcount(w.active));
-    MBarrier& barrier = block.mbarrier(w, address & kRankMask);
+    MBarrier& barrier = mbarrier_at(w, w.first_lane(), address);
     if (!i.setting[0]) barrier.pending += lanes;
     Knowledge known = w.known;
     known.seen.set(agent, time);
@@ -102,10 +101,12 @@ Execute decode_cp(Modifiers& m, Instruction& i) {
         m.type();
         return arrive_after_copies;
     }
+    const bool bypasses_l1 = m.has("cg");
     m.skip_hints();
     m.take("global");
     take_space(m);
-    return copy;
+    const int64_t size = i.size() > 2 ? i[2].value : 0;
+    return size == 16 || (!bypasses_l1 && (size == 4 || size == 8)) ? copy : nullptr;
 }
 
 }  // namespace

@@ -37,7 +37,8 @@ T applied(Operation operation, T old, T value, T other) {
     return old;
 }
 
-// setting[0]: the space; [1]: the operation; [2]: whether the old value is a result.
+// setting[0]: the space; [1]: the operation; [2]: whether the old value is a result; [5]: see
+// take_order.
 template <class T, int E>
 Next atomic(Warp& w, const Instruction& i) {
     constexpr uint32_t kSize = sizeof(T) * E;
@@ -74,6 +75,7 @@ Next atomic(Warp& w, const Instruction& i) {
             write_shared(w, l, address, kSize, bytes, access);
         } else {
             write_global(w, l, address, kSize, bytes, true);
+            synchronize_blocks(w, address, i);
         }
     }
     if (i.setting[2]) w.set_values<T, E>(i[0], results);
@@ -84,6 +86,7 @@ Execute decode_atomic(Modifiers& m, Instruction& i) {
     i.is_visible = true;
     i.setting[0] = static_cast<int64_t>(take_space(m));
     i.setting[2] = i.opcode[0] == "atom";
+    i.setting[5] = take_order(m);
     m.skip_hints();
     m.take("noftz");
     static const std::map<std::string, Operation> operations = {

@@ -22,7 +22,7 @@ Next barrier(Warp& w, const Instruction& i) {
     NamedBarrier& barrier = w.block.barriers[number];
     const bool has_count = i.size() > first + (i.setting[0] == kReduce ? 2 : 1);
     const uint32_t expected =
-        has_count ? w.uniform<uint32_t>(i[first + 1]) : w.block.cluster.warps_per_block() * kLanes;
+        has_count ? w.uniform<uint32_t>(i[first + 1]) : w.block.living_threads();
     if (expected % kLanes) w.fault(kind::kInvalid, "barriers count whole warps");
 
     if (w.fragment->wait.kind != Wait::Kind::kBarrier) {
@@ -30,6 +30,7 @@ Next barrier(Warp& w, const Instruction& i) {
             w.fault(kind::kInvalid, "warps at a barrier expect different numbers of threads");
         }
         barrier.expected = expected;
+        barrier.is_of_block = !has_count;
         const Mask all = w.alive();
         barrier.arrived +=
             w.active == all ? kLanes : static_cast<uint32_t>(std::popcount(w.active));
@@ -41,14 +42,9 @@ Next barrier(Warp& w, const Instruction& i) {
             barrier.votes += static_cast<uint32_t>(std::popcount(w.active));
         }
         const uint64_t phase = barrier.phase;
+        w.order_lanes();
         tell(w, barrier.arriving);
-        if (barrier.arrived == expected) {
-            barrier.complete.join(barrier.arriving);
-            barrier.final_yes = std::exchange(barrier.yes, 0);
-            barrier.final_votes = std::exchange(barrier.votes, 0);
-            barrier.arrived = 0;
-            barrier.phase += 1;
-        }
+        w.block.complete_if_due(barrier);
         if (i.setting[0] == kArrive) return Next::kFollowing;
         if (barrier.phase == phase) return w.suspend(Wait::Kind::kBarrier, number, phase);
     }
@@ -67,7 +63,7 @@ Next barrier(Warp& w, const Instruction& i) {
 
 Next warp_barrier(Warp& w, const Instruction& i) {
     if (!w.gathers(w.uniform<uint32_t>(i[0]))) return Next::kAgain;
-    w.advance();
+    w.order_lanes();
     return Next::kFollowing;
 }
 
@@ -92,6 +88,7 @@ Next cluster_wait(Warp& w, const Instruction&) {
     if (cluster.phase == w.cluster_arrival)
         return w.suspend(Wait::Kind::kCluster, 0, cluster.phase);
     w.known.join(cluster.complete);
+    w.order_lanes();
     return Next::kFollowing;
 }
 
@@ -261,8 +258,11 @@ Next fence_for_async_proxy(Warp& w, const Instruction&) {
     return Next::kFollowing;
 }
 
-// Relaxed operations that follow tell others what lies before the fence.
-Next fence(Warp& w, const Instruction&) {
+// Relaxed operations that follow tell others what lies before the fence. setting[0]: whether it
+// orders accesses to global memory, too.
+Next fence(Warp& w, const Instruction& i) {
+    if (i.setting[0])
+        w.block.cluster.launch.memory.fence(w.block.linear_index(), w.block.of_blocks);
     w.released = w.known;
     w.advance();
     return Next::kFollowing;
@@ -273,6 +273,7 @@ Next nothing(Warp&, const Instruction&) { return Next::kFollowing; }
 Execute decode_fence(Modifiers& m, Instruction& i) {
     i.is_visible = true;
     Execute execute = fence;
+    i.setting[0] = m.has("gpu") || m.has("sys") || m.has("gl");
     if (m.take("proxy")) {
         const bool is_async = m.has("async") && !m.has("global");
         const bool acquires_map = m.has("tensormap::generic") && m.has("acquire");
@@ -283,16 +284,6 @@ Execute decode_fence(Modifiers& m, Instruction& i) {
 }
 
 }  // namespace
-
-MBarrier& mbarrier_at(Warp& w, int lane, uint64_t address) {
-    address = shared_address(address);
-    require_aligned(w, lane, address, 8);
-    Block& owner = w.block.cluster.block_of(w, address, lane);
-    MBarrier& barrier = owner.mbarrier(w, static_cast<uint32_t>(address & kRankMask));
-    uint8_t ignored[8];
-    read_shared(w, lane, address, 8, ignored, access_of(w, lane, true));
-    return barrier;
-}
 
 void add_barriers(Decoders& all) {
     all["bar"] = decode_bar;

@@ -74,7 +74,7 @@ std::vector<Row> run(const Program& program, std::array<uint32_t, 3> grid,
     for (auto [base, size, writable] : memory) global.add(base, size, writable);
     const auto given = std::string(parameters);
     std::vector<uint8_t> bytes(given.begin(), given.end());
-    global.finish();
+    global.finish(program.global_granule_shift);
     Launch launch{program,         dim_of(grid), dim_of(block),
                   dim_of(cluster), global,       std::move(bytes),
                   shared_bytes,    seed,         std::vector<Count>(program.code.size())};

@@ -21,8 +21,7 @@ Signal signal_at(Warp& w, int lane, uint64_t address) {
 Access access_of(const Warp& w, const Signal& signal) {
     Access access{&w.known, {signal.barrier->agent, signal.time}};
     access.is_async = true;
-    access.in_order = false;
-    access.instruction = w.pc();
+    access.line = w.block.cluster.launch.program.code[static_cast<size_t>(w.pc())].line;
     return access;
 }
 
@@ -69,8 +68,7 @@ void land_in_groups(Warp& w, int lane, uint64_t address, uint32_t size,
     if (!w.bulk_writes) w.bulk_writes = block.cluster.new_agent();
     Access access{&w.known, {reads, time}};
     access.is_async = true;
-    access.in_order = false;
-    access.instruction = w.pc();
+    access.line = w.block.cluster.launch.program.code[static_cast<size_t>(w.pc())].line;
     const uint32_t offset = shared_offset(w, lane, address, size);
     w.require(block.shared.read(offset, size, access), lane, address);
     w.bulk_copies.push_back({time, lane, w.pc()});

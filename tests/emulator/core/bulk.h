@@ -14,9 +14,6 @@ struct Signal {
     uint32_t time;  // of the phase that the copy belongs to, as the mbarrier's agent counts
 };
 
-// The mbarrier at an address, once its initialization is known to have come before.
-MBarrier& mbarrier_at(Warp& w, int lane, uint64_t address);
-
 // The mbarrier of a copy that is issued now.
 Signal signal_at(Warp& w, int lane, uint64_t address);
 // An access through the asynchronous proxy by a copy that this signal completes.

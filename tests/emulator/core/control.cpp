@@ -9,7 +9,7 @@ namespace {
 Next nothing(Warp&, const Instruction&) { return Next::kFollowing; }
 
 Execute decode_bra(Modifiers& m, Instruction& i) {
-    m.take("uni");
+    i.is_uniform = m.take("uni");
     i.is_branch = true;
     return nothing;
 }
@@ -60,6 +60,7 @@ Next move_predicate(Warp& w, const Instruction& i) {
 // Compilers copy registers between wgmma.fence and a product, and the assembler makes them one
 // register: so a copy is as much ordered by a fence as what it copies.
 void copy_fence_state(Warp& w, const Instruction& i) {
+    if (i[1].kind != Operand::Kind::kRegister && i[1].kind != Operand::Kind::kVector) return;
     const auto is_unfenced = [&](const Operand& o) {
         return o.kind == Operand::Kind::kRegister && w.unfenced[o.number];
     };

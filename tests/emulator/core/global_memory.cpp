@@ -5,10 +5,11 @@
 namespace ptx {
 
 void GlobalMemory::add(uint64_t base, uint64_t size, bool writable) {
-    if (size) ranges_.push_back({base, base + size, writable, {}, {}});
+    if (size) ranges_.push_back({base, base + size, writable, {}});
 }
 
-void GlobalMemory::finish() {
+void GlobalMemory::finish(int granule_shift) {
+    shift_ = granule_shift;
     std::sort(ranges_.begin(), ranges_.end(),
               [](const Range& a, const Range& b) { return a.base < b.base; });
     std::vector<Range> merged;
@@ -29,39 +30,77 @@ const GlobalMemory::Range* GlobalMemory::find(uint64_t address) const {
     return after == ranges_.begin() ? nullptr : &*(after - 1);
 }
 
-std::string GlobalMemory::refusal(uint64_t address, uint64_t size, bool writes) const {
+const char* GlobalMemory::refusal(uint64_t address, uint64_t size, bool writes) const {
     const Range* range = find(address);
     if (!range || address + size > range->end) return "lies in no tensor of the launch";
     if (writes && !range->writable) return "is memory that kernels may only read";
-    return "";
+    return nullptr;
 }
 
-std::string GlobalMemory::conflict(uint64_t address, uint64_t size, bool writes, uint32_t block) {
+uint32_t GlobalMemory::current(uint32_t block) {
+    uint32_t& number = current_[block];
+    if (!number) {
+        epochs_.push_back({block, 1});
+        number = static_cast<uint32_t>(epochs_.size());
+    }
+    return number;
+}
+
+Epoch GlobalMemory::end_epoch(uint32_t block) {
+    const Epoch ended = epochs_[current(block) - 1];
+    epochs_.push_back({block, ended.time + 1});
+    current_[block] = static_cast<uint32_t>(epochs_.size());
+    return ended;
+}
+
+bool GlobalMemory::is_ordered(uint32_t number, uint32_t block, const BlockKnowledge& known) const {
+    if (!number) return true;
+    if (number == kSeveral) return false;
+    const Epoch epoch = epochs_[number - 1];
+    return epoch.agent == block || known.seen.covers(epoch);
+}
+
+const char* GlobalMemory::conflict(uint64_t address, uint64_t size, bool writes, uint32_t block,
+                                   const BlockKnowledge& known) {
     Range& range = const_cast<Range&>(*find(address));
-    if (!range.writable) return "";
-    if (range.writer.empty()) {
-        if (!writes) return "";  // Reads before the first write are noted from then on only.
-        const size_t granules = ((range.end - range.base) >> kGranuleShift) + 1;
-        range.writer.resize(granules);
-        range.reader.resize(granules);
-    }
-    const uint64_t first = (address - range.base) >> kGranuleShift;
-    const uint64_t last = (address + size - 1 - range.base) >> kGranuleShift;
-    const uint32_t self = block + 1;
+    if (!range.writable) return nullptr;
+    if (range.granules.empty())
+        range.granules.resize(((range.end - 1) >> shift_) - (range.base >> shift_) + 1);
+    const uint64_t first = (address >> shift_) - (range.base >> shift_);
+    const uint64_t last = ((address + size - 1) >> shift_) - (range.base >> shift_);
+    const uint32_t self = current(block);
     for (uint64_t i = first; i <= last; ++i) {
-        uint32_t &writer = range.writer[i], &reader = range.reader[i];
-        if (writer && writer != self) {
-            return std::string(writes ? "was written" : "was written in this launch") +
-                   " by block " + std::to_string(writer - 1) + " without an atomic operation";
-        }
+        Granule& granule = range.granules[i];
+        if (!is_ordered(granule.writer, block, known)) return "another block of this launch wrote";
         if (writes) {
-            if (reader && reader != self) return "was read by another block in this launch";
-            writer = self;
+            if (!is_ordered(granule.reader, block, known))
+                return "another block of this launch read";
+            granule = {self, 0};
         } else {
-            reader = reader && reader != self ? kSeveral : self;
+            granule.reader = is_ordered(granule.reader, block, known) ? self : kSeveral;
         }
     }
-    return "";
+    return nullptr;
+}
+
+void GlobalMemory::synchronize(uint64_t address, uint32_t block, BlockKnowledge& known,
+                               bool acquires, bool releases) {
+    BlockClock& told = told_[address];
+    (acquires ? known.seen : known.heard).join(told);
+    if (releases) {
+        const Epoch ended = end_epoch(block);
+        known.seen.set(ended);
+        told.join(known.seen);
+    } else {
+        told.join(known.at_fence);
+    }
+}
+
+void GlobalMemory::fence(uint32_t block, BlockKnowledge& known) {
+    known.seen.join(known.heard);
+    const Epoch ended = end_epoch(block);
+    known.seen.set(ended);
+    known.at_fence = known.seen;
 }
 
 }  // namespace ptx

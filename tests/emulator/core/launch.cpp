@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "machine.h"
 
@@ -9,7 +10,8 @@ namespace {
 // A warp runs so many visible instructions before another may: short turns find what depends on
 // single accesses, long ones let a warp run far ahead.
 constexpr int kTurns[] = {1, 4, 16, 64, 256, 4096};
-constexpr uint64_t kTurnsWithoutEnd = 200'000'000;
+// Instructions in a row that wrote nothing, arrived nowhere and ended nothing: the warps spin.
+constexpr uint64_t kStepsWithoutProgress = 4'000'000;
 
 }  // namespace
 
@@ -17,7 +19,8 @@ Block::Block(Cluster& cluster, uint32_t rank, Dim index)
     : cluster(cluster),
       rank(rank),
       index(index),
-      shared(cluster.launch.shared_bytes, cluster.launch.program.granule_shift),
+      shared(cluster.launch.shared_bytes, cluster.static_agents(),
+             cluster.launch.program.granule_shift),
       n_warps_(cluster.warps_per_block()),
       base_agent_(rank * cluster.agents_per_block()) {
     const uint32_t threads = cluster.launch.block.count();
@@ -49,7 +52,7 @@ bool Block::is_over(const Wait& wait) {
             return found == mbarriers.end() || (found->second.phase & 1) != wait.phase;
         }
         case Wait::Kind::kWarpGroup: return warp_groups[wait.key].phase != wait.phase;
-        case Wait::Kind::kOtherLanes: return false;
+        case Wait::Kind::kOtherLanes: return wait.phase == kLanesLeft;
     }
     return false;
 }
@@ -62,6 +65,30 @@ void Block::land(uint32_t agent, uint32_t time) {
         return is_due;
     });
     for (const Pending& copy : due) copy.land();
+}
+
+uint32_t Block::living_threads() const {
+    const auto living =
+        std::count_if(warps.begin(), warps.end(), [](const Warp& warp) { return !warp.is_done(); });
+    return static_cast<uint32_t>(living) * kLanes;
+}
+
+void Block::complete_if_due(NamedBarrier& barrier) {
+    if (barrier.arrived < barrier.expected) return;
+    cluster.note_progress();
+    barrier.complete.join(barrier.arriving);
+    barrier.final_yes = std::exchange(barrier.yes, 0);
+    barrier.final_votes = std::exchange(barrier.votes, 0);
+    barrier.arrived = 0;
+    barrier.phase += 1;
+}
+
+void Block::complete_barriers_of_block() {
+    for (NamedBarrier& barrier : barriers) {
+        if (!barrier.arrived || !barrier.is_of_block) continue;
+        barrier.expected = living_threads();
+        complete_if_due(barrier);
+    }
 }
 
 MBarrier& Block::mbarrier(const Warp& warp, uint32_t address) {
@@ -85,6 +112,7 @@ void Block::add_transactions(MBarrier& barrier, int64_t bytes) {
 
 void Block::complete_phase_if_due(MBarrier& barrier) {
     if (barrier.pending || barrier.transactions) return;
+    cluster.note_progress();
     barrier.complete.join(barrier.arriving);
     // What asynchronous copies wrote for this phase is visible, through either proxy.
     const auto time = static_cast<uint32_t>(barrier.phase + 1);
@@ -126,7 +154,7 @@ Block& Cluster::block_of(const Warp& warp, uint64_t shared_address, int lane) {
 
 void Cluster::run() {
     std::vector<Warp*> runnable;
-    for (uint64_t turns = 0;; ++turns) {
+    for (;;) {
         runnable.clear();
         bool is_done = true;
         for (auto& block : blocks) {
@@ -147,14 +175,15 @@ void Cluster::run() {
             const Pending copy = std::move(block.copies[static_cast<size_t>(which)]);
             block.copies.erase(block.copies.begin() + which);
             copy.land();
+            note_progress();
             continue;
         }
-        if (runnable.empty() || turns == kTurnsWithoutEnd) {
+        if (runnable.empty() || ticks - last_progress_ > kStepsWithoutProgress) {
             std::string where;
             for (auto& block : blocks) {
                 for (Warp& warp : block->warps) where += warp.where();
             }
-            const char* what = runnable.empty() ? "no warp can go on: " : "no end is near: ";
+            const char* what = runnable.empty() ? "no warp can go on: " : "the warps spin: ";
             for (auto& block : blocks) {
                 for (Warp& warp : block->warps) {
                     if (!warp.is_done()) warp.fault_where_it_waits(kind::kDeadlock, what + where);

@@ -65,6 +65,7 @@ struct Wait {
     uint64_t key = 0;    // a barrier's number, an address, ...
     uint64_t phase = 0;  // over when the key's phase is another
 };
+constexpr uint64_t kLanesLeft = 1;  // the phase of a wait for other lanes that may be over
 
 // Lanes of a warp that are at one instruction.
 struct Fragment {
@@ -135,6 +136,8 @@ public:
     Epoch epoch() const;
     // Ends a period: what was done before it is told to others apart from what comes.
     void advance();
+    // At a barrier: what each lane did before it is ordered before what any lane does after it.
+    void order_lanes();
 
     [[noreturn]] void fault(const char* kind, const std::string& message, int lane = -1,
                             uint64_t address = 0) const;
@@ -154,6 +157,8 @@ public:
     // The time of cp.async copies that start now, and that of each group that was committed.
     uint32_t copy_time = 1;
     std::vector<uint32_t> copy_groups;
+    // When the lanes were last ordered, and the time of the copies that were complete by then.
+    uint32_t lanes_ordered = 1, copies_ordered = 0;
     // The same of bulk copies from shared memory, whose groups belong to lanes; those that are not
     // known to have read it all; and the agent that writes their data to global memory.
     uint32_t bulk_time = 0;
@@ -174,7 +179,9 @@ private:
     friend class Block;
 
     Fragment* next_fragment();
+    Fragment* any_fragment();
     void step(Fragment& f);
+    void exit(Fragment& f);
     void branch(Fragment& f, const Instruction& i, Mask taken);
     void merge();
     Lanes<uint64_t> special64(const std::string& name) const;
@@ -182,12 +189,14 @@ private:
     void note_unknown(const Operand& o) const;
 
     std::vector<Fragment> fragments_;
+    int turns_apart_ = 0;  // since when its lanes are at different instructions
     std::vector<uint8_t> registers_;
     std::vector<Mask> defined_;  // lanes, by the number of a register
 };
 
 struct NamedBarrier {
     uint64_t phase = 0;
+    bool is_of_block = false;  // of all threads that have not exited
     uint32_t arrived = 0, expected = 0;
     Knowledge arriving, complete;
     uint32_t yes = 0, votes = 0;              // what bar.red counts
@@ -226,8 +235,9 @@ struct WarpGroup {
     uint32_t arrived = 0;  // warps at the instruction that they execute together
     uint64_t phase = 0;
     int pc = -1;
-    Knowledge known;               // what all of these warps know
-    std::deque<Pending> products;  // in flight, in order
+    std::array<uint64_t, 3> agreed{};  // the descriptors and scale-d, which may not differ
+    Knowledge known;                   // what all of these warps know
+    std::deque<Pending> products;      // in flight, in order
 };
 
 class Block {
@@ -245,6 +255,7 @@ public:
     std::deque<Pending> copies;
     std::map<uint32_t, Incoming> incoming;  // by the mbarrier's agent
     TensorMemory tensor_memory;
+    BlockKnowledge of_blocks;  // what this block knows that others did to global memory
 
     bool is_over(const Wait& wait);
     bool is_done() const;
@@ -263,6 +274,10 @@ public:
 
     // Lands all copies of the agent up to the time.
     void land(uint32_t agent, uint32_t time);
+    // Threads of warps that have not exited.
+    uint32_t living_threads() const;
+    void complete_if_due(NamedBarrier& barrier);
+    void complete_barriers_of_block();  // where those who have not arrived have exited
     MBarrier& mbarrier(const Warp& warp, uint32_t address);
     void arrive(MBarrier& barrier, const Knowledge& known, uint32_t count);
     void add_transactions(MBarrier& barrier, int64_t bytes);
@@ -285,6 +300,7 @@ public:
     Knowledge arriving, complete;
     uint64_t ticks = 0;                               // what clocks show
     std::map<uint64_t, TensorMapWrites> tensor_maps;  // those modified, by address
+    void note_progress() { last_progress_ = ticks; }
 
     void run();
     // Ends the phase of the barrier where all lanes that have not exited arrived.
@@ -301,6 +317,7 @@ private:
     // All warps have exited: faults where asynchronous work still uses shared memory.
     void finish();
 
+    uint64_t last_progress_ = 0;
     uint32_t next_agent_;
 };
 

@@ -7,7 +7,7 @@ namespace ptx {
 namespace {
 
 // setting[0]: the space; [1]: bytes of an element; [2]: elements; [3]: whether the access is
-// strong; [4]: whether elements are signed.
+// strong; [4]: whether elements are signed; [5]: see take_order.
 Space space_of(const Instruction& i) { return static_cast<Space>(i.setting[0]); }
 
 void access_local(Warp& w, int lane, uint64_t address, uint32_t size, uint8_t* out,
@@ -61,7 +61,9 @@ Next load(Warp& w, const Instruction& i) {
                 break;
             case Space::kLocal: access_local(w, l, address, size * n, bytes, nullptr); break;
             case Space::kParameter: read_parameter(w, l, address, size * n, bytes); break;
-            default: read_global(w, l, address, size * n, bytes, is_strong);
+            default:
+                read_global(w, l, address, size * n, bytes, is_strong);
+                if (is_strong) synchronize_blocks(w, address, i);
         }
         for (uint32_t e = 0; e < n; ++e) {
             uint64_t value = 0;
@@ -106,6 +108,7 @@ Next store(Warp& w, const Instruction& i) {
             access_local(w, l, address, size * n, nullptr, bytes);
         } else {
             write_global(w, l, address, size * n, bytes, is_strong);
+            if (is_strong) synchronize_blocks(w, address, i);
         }
     }
     return Next::kFollowing;
@@ -113,6 +116,7 @@ Next store(Warp& w, const Instruction& i) {
 
 bool take_access(Modifiers& m, Instruction& i) {
     i.is_visible = true;
+    i.setting[5] = take_order(m);
     i.setting[3] = m.has("volatile") || m.has("relaxed") || m.has("acquire") || m.has("release");
     i.setting[0] = static_cast<int64_t>(take_space(m));
     m.skip_hints();

@@ -23,7 +23,6 @@ Execute decode_mma(Modifiers& m, Instruction& i) {
     const std::string shape = m.pop_front();
     if (!shape.starts_with("m16n8k") || !m.take("row") || !m.take("col")) return nullptr;
     i.setting[3] = std::stoi(shape.substr(6));
-    m.take("satfinite");
     const std::string c = m.type(), b = m.type(), a = m.type(), d = m.type();
     i.setting[0] = static_cast<int64_t>(element_of(a));
     i.setting[1] = static_cast<int64_t>(element_of(b));

@@ -124,6 +124,20 @@ void Program::finish() {
                                              [&](uint16_t r) { return of_products.contains(r); });
     }
     find_never_written();
+    find_smallest_store();
+}
+
+void Program::find_smallest_store() {
+    for (const Instruction& i : code) {
+        const auto has = [&](const char* part) {
+            return std::find(i.opcode.begin(), i.opcode.end(), part) != i.opcode.end();
+        };
+        if (i.opcode[0] == "cp" && has("bulk")) global_granule_shift = 0;
+        if (i.opcode[0] != "st" || has("shared") || has("local")) continue;
+        const int elements = has("v2") ? 2 : has("v4") ? 4 : has("v8") ? 8 : 1;
+        const auto bytes = static_cast<unsigned>(elements * bytes_of(i.opcode.back()));
+        if (bytes) global_granule_shift = std::min(global_granule_shift, std::countr_zero(bytes));
+    }
 }
 
 void Program::find_never_written() {

@@ -53,6 +53,7 @@ struct Instruction {
 
     Execute execute = nullptr;
     bool is_branch = false, is_exit = false;
+    bool is_uniform = false;  // a branch that all lanes take or none
     // All lanes of the warp that are alive take part.
     bool is_aligned = false;
     bool is_visible = false;  // to other warps: the scheduler may interrupt here
@@ -103,7 +104,8 @@ struct Program {
     uint32_t register_count = 0;
     uint32_t local_bytes = 0;
     uint32_t static_shared_bytes = 0;
-    int granule_shift = 4;  // log2 of the smallest access to shared memory, in bytes
+    int granule_shift = 4;         // log2 of the smallest access to shared memory, in bytes
+    int global_granule_shift = 4;  // the same of stores to global memory
 
     void add(Instruction instruction);
     // After the last instruction: finds the registers that asynchronous products use, and those
@@ -115,6 +117,7 @@ struct Program {
 
 private:
     void find_never_written();
+    void find_smallest_store();
 };
 
 // Every decoder, by the first part of the opcode.

@@ -9,75 +9,116 @@ namespace {
 // An entry of the record of reads: time, whether the read was strong, and lane.
 constexpr uint32_t kTimeShift = 7, kStrong = 1 << 6, kLane = kStrong - 1;
 
-bool lanes_conflict(uint8_t a, uint8_t b) { return a != b || a == Access::kWholeWarp; }
+bool lanes_differ(uint32_t a, uint32_t b) { return a != b || a == Access::kWholeWarp; }
 
 }  // namespace
 
-SharedMemory::SharedMemory(uint32_t bytes, int granule_shift, std::string place)
+SharedMemory::SharedMemory(uint32_t bytes, uint32_t readers, int granule_shift, std::string place)
     : data_(bytes, 0xA5),
       cells_((bytes >> granule_shift) + 1),
+      reads_(cells_.size() * readers),
+      readers_(readers),
       shift_(granule_shift),
       place_(std::move(place)) {}
 
-SharedMemory::Reader& SharedMemory::reader(uint32_t agent) {
-    for (Reader& one : readers_) {
-        if (one.agent == agent) return one;
-    }
-    return readers_.emplace_back(Reader{agent, std::vector<uint32_t>(cells_.size())});
-}
-
-std::string SharedMemory::at(uint32_t cell) const {
+std::string SharedMemory::at(uint32_t address) const {
     char text[16];
-    std::snprintf(text, sizeof text, " 0x%x", cell << shift_);
+    std::snprintf(text, sizeof text, " 0x%x", address);
     return place_ + text;
 }
 
 void SharedMemory::forget(uint32_t address, uint32_t size) {
     for (uint32_t i = address >> shift_; i <= (address + size - 1) >> shift_; ++i) {
-        cells_[i].instruction = -1;
-        for (Reader& one : readers_) one.entries[i] = 0;
+        forget_reads(i);
+        cells_[i].line = -1;
     }
 }
 
-std::optional<Violation> SharedMemory::after_write(const Cell& cell, const Access& access,
-                                                   const char* what, uint32_t index) const {
+Violation SharedMemory::race(const char* what, uint32_t index, const char* objection) const {
+    const int32_t line = cells_[index].line;
+    const std::string written =
+        line < 0 ? "" : " (last written in line " + std::to_string(line) + ")";
+    return {"race", what + at(index << shift_) + ": " + objection + written};
+}
+
+const char* SharedMemory::objection_to_write(const Cell& cell, const Access& access) const {
     const Epoch before = cell.last_write;
-    const std::string of = " the write at instruction " + std::to_string(cell.instruction);
-    if (before.agent == access.epoch.agent && access.in_order) {
-        // Lanes that write to one place at once: one of them is last.
-        if (cell.serial == access.serial) return {};
-        if (before.time < access.epoch.time || !lanes_conflict(cell.lane, access.lane)) return {};
-        if (cell.is_strong && access.is_strong) return {};
-        return Violation{"race", std::string(what) + at(index) + " by another lane than" + of +
-                                     ", with no bar.warp.sync between them"};
-    }
-    if (cell.is_strong && access.is_strong) return {};
-    if (!access.known->seen.covers(before)) {
-        return Violation{"race", std::string(what) + at(index) + " is not ordered after" + of};
+    // Lanes that write to one place at once: one of them is last.
+    if (access.serial && cell.serial == access.serial) return nullptr;
+    if (cell.is_strong && access.is_strong) return nullptr;
+    if (before.agent == access.lanes_ordered.agent) {
+        if (before.time >= access.lanes_ordered.time && lanes_differ(cell.lane, access.lane)) {
+            return "no bar.warp.sync lies between it and the write by another lane";
+        }
+    } else if (!access.known->seen.covers(before)) {
+        return "it is not ordered after the last write";
+    } else if (before.agent == access.copies_ordered.agent &&
+               before.time > access.copies_ordered.time && lanes_differ(cell.lane, access.lane)) {
+        return "no barrier orders it after the wait for the copy by another lane";
     }
     if (access.is_async && !cell.is_async && !access.known->fenced.covers(before)) {
-        return Violation{"race", std::string(what) + at(index) + " by the asynchronous proxy: no" +
-                                     " fence.proxy.async lies between it and" + of};
+        return "no fence.proxy.async lies between this asynchronous access and the last write";
     }
-    return {};
+    return nullptr;
+}
+
+const char* SharedMemory::objection_to_read(uint32_t agent, uint32_t entry,
+                                            const Access& access) const {
+    if (!entry || (access.is_strong && entry & kStrong)) return nullptr;
+    const uint32_t time = entry >> kTimeShift;
+    if (agent != access.lanes_ordered.agent) {
+        return access.known->seen.covers({agent, time}) ? nullptr
+                                                        : "it is not ordered after a read";
+    }
+    const bool is_open = time >= access.lanes_ordered.time;
+    return is_open && lanes_differ(entry & kLane, access.lane)
+               ? "no bar.warp.sync lies between it and a read by another lane"
+               : nullptr;
+}
+
+const char* SharedMemory::objection_to_reads(uint32_t index, const Access& access) const {
+    const int32_t reader = cells_[index].reader;
+    const uint32_t* entries = &reads_[index * readers_];
+    if (reader == kNone) return nullptr;
+    if (reader >= 0) {
+        return objection_to_read(static_cast<uint32_t>(reader), entries[reader], access);
+    }
+    for (uint32_t agent = 0; agent < readers_; ++agent) {
+        if (auto found = objection_to_read(agent, entries[agent], access)) return found;
+    }
+    return nullptr;
+}
+
+void SharedMemory::note_read(uint32_t index, const Access& access) {
+    const auto agent = static_cast<int32_t>(access.epoch.agent);
+    int32_t& reader = cells_[index].reader;
+    reader = reader == kNone || reader == agent ? agent : kSeveral;
+    uint32_t& last = reads_[index * readers_ + access.epoch.agent];
+    uint32_t entry =
+        access.epoch.time << kTimeShift | (access.is_strong ? kStrong : 0) | access.lane;
+    if (last && last >> kTimeShift >= access.lanes_ordered.time &&
+        ((last ^ entry) & (kStrong | kLane))) {  // by several lanes, or not always strongly
+        entry = access.epoch.time << kTimeShift | (last & entry & kStrong) | Access::kWholeWarp;
+    }
+    last = entry;
+}
+
+void SharedMemory::forget_reads(uint32_t index) {
+    int32_t& reader = cells_[index].reader;
+    uint32_t* entries = &reads_[index * readers_];
+    if (reader >= 0) entries[reader] = 0;
+    if (reader == kSeveral) std::fill_n(entries, readers_, 0);
+    reader = kNone;
 }
 
 std::optional<Violation> SharedMemory::read(uint32_t address, uint32_t size, const Access& access) {
-    const uint32_t entry =
-        access.epoch.time << kTimeShift | (access.is_strong ? kStrong : 0) | access.lane;
-    Reader& own = reader(access.epoch.agent);
     for (uint32_t i = address >> shift_; i <= (address + size - 1) >> shift_; ++i) {
-        const Cell& cell = cells_[i];
-        if (cell.instruction < 0) {
-            return Violation{"uninitialized", "read of " + at(i) + ", which nothing wrote"};
+        if (cells_[i].line < 0) {
+            return Violation{"uninitialized",
+                             "read of " + at(i << shift_) + ", which nothing wrote"};
         }
-        if (auto found = after_write(cell, access, "read of ", i)) return found;
-        uint32_t& last = own.entries[i];
-        if (last >> kTimeShift != access.epoch.time || last == entry) {
-            last = entry;
-        } else {  // by several lanes
-            last = access.epoch.time << kTimeShift | (last & entry & kStrong) | Access::kWholeWarp;
-        }
+        if (auto found = objection_to_write(cells_[i], access)) return race("read of ", i, found);
+        note_read(i, access);
     }
     return {};
 }
@@ -87,26 +128,17 @@ std::optional<Violation> SharedMemory::write(uint32_t address, uint32_t size, co
     const bool is_same = data && std::equal(data, data + size, data_.data() + address);
     for (uint32_t i = address >> shift_; i <= (address + size - 1) >> shift_; ++i) {
         Cell& cell = cells_[i];
-        if (cell.instruction >= 0 && !is_same) {
-            if (auto found = after_write(cell, access, "write to ", i)) return found;
+        // Writing again what is there needs no order, unless a copy is still to land there.
+        const bool is_idle = is_same && !cell.is_copy;
+        if (cell.line >= 0 && !is_idle) {
+            if (auto found = objection_to_write(cell, access)) return race("write to ", i, found);
         }
-        for (const Reader& one : readers_) {
-            const uint32_t entry = one.entries[i];
-            if (!entry || (access.is_strong && entry & kStrong)) continue;
-            const Epoch before{one.agent, entry >> kTimeShift};
-            const bool own = one.agent == access.epoch.agent && access.in_order;
-            const bool race =
-                own ? before.time == access.epoch.time && lanes_conflict(entry & kLane, access.lane)
-                    : !access.known->seen.covers(before);
-            if (race) {
-                const std::string reader =
-                    own ? "another lane" : "agent " + std::to_string(one.agent);
-                return Violation{"race",
-                                 "write to " + at(i) + " is not ordered after a read by " + reader};
-            }
-        }
-        cell = {access.epoch, access.instruction, access.serial,
-                access.lane,  access.is_strong,   access.is_async};
+        if (auto found = objection_to_reads(i, access)) return race("write to ", i, found);
+        // Later accesses that are ordered after this one are ordered after those reads, too.
+        if (!access.is_strong && !is_idle) forget_reads(i);
+        const bool is_copy = access.epoch.agent != access.lanes_ordered.agent;
+        cell = {access.epoch, access.line,      cell.reader,     access.serial,
+                access.lane,  access.is_strong, access.is_async, is_copy};
     }
     return {};
 }

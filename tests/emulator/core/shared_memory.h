@@ -12,16 +12,22 @@ namespace ptx {
 
 // One access as the record sees it.
 struct Access {
+    static constexpr uint8_t kWholeWarp = 32;
+    static constexpr uint32_t kNobody = 0xFFFFFFFF;
+
     const Knowledge* known;  // what the accessing agent has been told of
     Epoch epoch;             // the agent, and its time at which the access ends
     uint8_t lane = kWholeWarp;
     bool is_strong = false;  // atomic, volatile or relaxed: no race with another such access
     bool is_async = false;   // through the asynchronous proxy
-    bool in_order = true;    // the agent's own accesses are ordered, as a thread's are
-    int instruction = 0;
-    uint64_t serial = 0;  // of one execution of an instruction by a warp
-
-    static constexpr uint8_t kWholeWarp = 32;
+    int line = 0;            // of the instruction in the PTX text
+    uint64_t serial = 0;     // of one execution of an instruction by a warp
+    // The agent whose own accesses come before this one: each lane's for itself, those of other
+    // lanes where they ended before the time.
+    Epoch lanes_ordered{kNobody, 0};
+    // The agent of that warp's cp.async. A lane that waits for its copies is told of them; the
+    // other lanes are told of those up to the time.
+    Epoch copies_ordered{kNobody, 0};
 };
 
 struct Violation {
@@ -31,8 +37,10 @@ struct Violation {
 
 class SharedMemory {
 public:
-    // `place` is what faults call an address.
-    SharedMemory(uint32_t bytes, int granule_shift, std::string place = "shared address");
+    // `readers` is the number of agents that may read, which are those below it; `place` is what
+    // faults call an address.
+    SharedMemory(uint32_t bytes, uint32_t readers, int granule_shift,
+                 std::string place = "shared address");
 
     uint32_t size() const { return static_cast<uint32_t>(data_.size()); }
     uint8_t* data() { return data_.data(); }
@@ -46,28 +54,31 @@ public:
     void forget(uint32_t address, uint32_t size);
 
 private:
+    // Which agents read a cell since it was last written: none, one (its number), or several.
+    static constexpr int32_t kNone = -1, kSeveral = -2;
+
     struct Cell {
         Epoch last_write;
-        int32_t instruction = -1;  // of the last write; none where negative
+        int32_t line = -1;  // of the last write; none where negative
+        int32_t reader = kNone;
         uint64_t serial = 0;
         uint8_t lane = 0;
-        bool is_strong = false, is_async = false;
+        bool is_strong = false, is_async = false, is_copy = false;
     };
 
-    // What an agent read last, for each cell: time, strength and lane.
-    struct Reader {
-        uint32_t agent;
-        std::vector<uint32_t> entries;
-    };
-
-    Reader& reader(uint32_t agent);
-    std::string at(uint32_t cell) const;
-    std::optional<Violation> after_write(const Cell& cell, const Access& access, const char* what,
-                                         uint32_t index) const;
+    // Why an access may not come after the last write, or after a read; null where it may.
+    const char* objection_to_write(const Cell& cell, const Access& access) const;
+    const char* objection_to_reads(uint32_t index, const Access& access) const;
+    const char* objection_to_read(uint32_t agent, uint32_t entry, const Access& access) const;
+    std::string at(uint32_t address) const;
+    void note_read(uint32_t index, const Access& access);
+    void forget_reads(uint32_t index);
+    Violation race(const char* what, uint32_t index, const char* objection) const;
 
     std::vector<uint8_t> data_;
     std::vector<Cell> cells_;
-    std::vector<Reader> readers_;  // those that have read anything
+    std::vector<uint32_t> reads_;  // for each cell and reader: time, strength and lane
+    uint32_t readers_;
     int shift_;
     std::string place_;
 };

@@ -30,7 +30,8 @@ Next allocate(Warp& w, const Instruction& i) {
         w.fault(kind::kInvalid, "the block has given up its permit to allocate tensor memory");
     }
     const uint32_t columns = column_count(w, i[1]);
-    const auto first = memory.allocate(columns, w.block.cluster.random);
+    const auto first =
+        memory.allocate(columns, w.block.cluster.static_agents(), w.block.cluster.random);
     if (!first) {
         w.fault(kind::kDeadlock,
                 std::to_string(columns) + " columns of tensor memory are not free");

@@ -132,9 +132,11 @@ void multiply_in_lane(Warp& w, const Instruction& i, int lane) {
     // A product reads before it writes.
     w.tensor_core_time += 2;
     Access reads{&w.known, {w.block.agent_of_tensor_cores(w.index), w.tensor_core_time - 1}};
-    reads.instruction = w.pc();
+    reads.line = i.line;
+    reads.lanes_ordered = reads.epoch;
     Access writes = reads;
     writes.epoch.time += 1;
+    writes.lanes_ordered = writes.epoch;
     Access shared_reads = reads;
     shared_reads.is_async = true;
 

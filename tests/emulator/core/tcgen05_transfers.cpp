@@ -94,8 +94,7 @@ private:
 
 Access access_by(const Warp& w, uint32_t agent, uint32_t time) {
     Access access{&w.known, {agent, time}};
-    access.in_order = false;
-    access.instruction = w.pc();
+    access.line = w.block.cluster.launch.program.code[static_cast<size_t>(w.pc())].line;
     return access;
 }
 

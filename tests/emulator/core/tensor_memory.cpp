@@ -14,11 +14,12 @@ uint32_t cell_address(uint32_t column, uint32_t group) {
 
 }  // namespace
 
-std::optional<uint32_t> TensorMemory::allocate(uint32_t columns, std::mt19937_64& random) {
+std::optional<uint32_t> TensorMemory::allocate(uint32_t columns, uint32_t agents,
+                                               std::mt19937_64& random) {
     if (!record_) {
         data_.resize(kRows * kColumns);
-        record_ =
-            std::make_unique<SharedMemory>(cell_address(kColumns, 0), 2, "tensor memory record");
+        record_ = std::make_unique<SharedMemory>(cell_address(kColumns, 0), agents, 2,
+                                                 "tensor memory record");
     }
     std::vector<uint32_t> free;
     for (uint32_t first = 0; first + columns <= kColumns; first += columns) {

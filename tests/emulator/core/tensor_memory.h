@@ -24,8 +24,9 @@ public:
 
     uint32_t& at(uint32_t lane, uint32_t column) { return data_[lane * kColumns + column]; }
 
-    // The first of so many free columns, anywhere. None where there are not that many.
-    std::optional<uint32_t> allocate(uint32_t columns, std::mt19937_64& random);
+    // The first of so many free columns, anywhere. None where there are not that many. The agents
+    // that read have numbers below `agents`.
+    std::optional<uint32_t> allocate(uint32_t columns, uint32_t agents, std::mt19937_64& random);
     // Whether these columns were one allocation, which is over now.
     bool release(uint32_t column, uint32_t columns);
     bool is_allocated(uint32_t column, uint32_t columns) const;

@@ -30,7 +30,7 @@ Mask Warp::alive() const {
 
 bool Warp::is_runnable() const {
     for (const Fragment& f : fragments_) {
-        if (f.wait.kind == Wait::Kind::kNone || block.is_over(f.wait)) return true;
+        if (block.is_over(f.wait)) return true;
     }
     return false;
 }
@@ -39,17 +39,30 @@ bool Warp::is_runnable() const {
 Fragment* Warp::next_fragment() {
     Fragment* best = nullptr;
     for (Fragment& f : fragments_) {
-        if (f.wait.kind != Wait::Kind::kNone && !block.is_over(f.wait)) continue;
+        if (!block.is_over(f.wait)) continue;
         if (!best || f.pc < best->pc) best = &f;
     }
     return best;
 }
 
+Fragment* Warp::any_fragment() {
+    std::vector<Fragment*> able;
+    for (Fragment& f : fragments_) {
+        if (block.is_over(f.wait)) able.push_back(&f);
+    }
+    return able.empty() ? nullptr : able[block.cluster.random() % able.size()];
+}
+
 bool Warp::run(int quantum) {
+    // Lanes that stay behind for long may wait for something that those ahead of them do.
+    constexpr int kPatience = 16;
+    // Even of instructions that nobody notices.
+    constexpr int kLongestTurn = 1 << 14;
     Launch& launch = block.cluster.launch;
     bool ran = false;
-    while (quantum > 0) {
-        Fragment* f = next_fragment();
+    turns_apart_ = fragments_.size() > 1 ? turns_apart_ + 1 : 0;
+    for (int steps = 0; quantum > 0 && steps < kLongestTurn; ++steps) {
+        Fragment* f = turns_apart_ > kPatience ? any_fragment() : next_fragment();
         if (!f) break;
         quantum -= launch.program.code[f->pc].is_visible;
         step(*f);
@@ -73,13 +86,7 @@ void Warp::step(Fragment& f) {
         count.lanes += std::popcount(active);
     }
     if (i.is_branch) return branch(f, i, active);
-    if (i.is_exit) {
-        f.lanes &= ~active;
-        ++f.pc;
-        std::erase_if(fragments_, [](const Fragment& one) { return !one.lanes; });
-        block.cluster.complete_phase_if_due();
-        return merge();
-    }
+    if (i.is_exit) return exit(f);
     Next next = Next::kFollowing;
     if (active) {
         if (i.is_aligned && active != alive()) {
@@ -101,8 +108,25 @@ void Warp::step(Fragment& f) {
     merge();
 }
 
+void Warp::exit(Fragment& f) {
+    block.cluster.note_progress();
+    f.lanes &= ~active;
+    ++f.pc;
+    std::erase_if(fragments_, [](const Fragment& one) { return !one.lanes; });
+    // Nobody waits for lanes that are gone.
+    for (Fragment& one : fragments_) {
+        if (one.wait.kind == Wait::Kind::kOtherLanes) one.wait.phase = kLanesLeft;
+    }
+    if (fragments_.empty()) block.complete_barriers_of_block();
+    block.cluster.complete_phase_if_due();
+    merge();
+}
+
 void Warp::branch(Fragment& f, const Instruction& i, Mask taken) {
     const Mask others = f.lanes & ~taken;
+    if (i.is_uniform && taken && others) {
+        fault(kind::kDivergence, "lanes differ in a branch that is said to be uniform");
+    }
     if (i[0].kind == Operand::Kind::kTarget) {
         if (!taken) {
             ++f.pc;
@@ -188,6 +212,12 @@ void Warp::note_unknown(const Operand& o) const {
         fault(kind::kUninitialized, "use of a value made of registers that were not written",
               std::countr_zero(missing));
     }
+}
+
+void Warp::order_lanes() {
+    advance();
+    lanes_ordered = epoch().time;
+    copies_ordered = known.seen[block.agent_of_copies(index)];
 }
 
 Mask Warp::predicate(const Operand& o) const {

@@ -65,6 +65,13 @@ void check_fences(const Warp& w, const std::vector<uint16_t>& accumulators,
     }
 }
 
+// Reads what the product will read: here, a fault tells the warp and the lane.
+void check_defined(const Warp& w, const Instruction& i, bool accumulates) {
+    for (const Operand& o : i[1].elements) w.bits<uint32_t>(o);
+    if (!accumulates) return;
+    for (const Operand& o : i[0].elements) w.bits<uint32_t>(o);
+}
+
 // Computes the product for the four warps; their registers and the shared memory are read now.
 void compute(Block& block, int group, const Instruction& i, const Descriptor* a_described,
              const Descriptor& b_described, bool accumulates) {
@@ -108,6 +115,7 @@ Next multiply(Warp& w, const Instruction& i) {
     check_fences(w, accumulators, fragments);
     const bool in_registers = i[1].kind == Operand::Kind::kVector;
     const bool accumulates = w.predicate(i[3]) & w.active;
+    check_defined(w, i, accumulates);
     const uint64_t a_bits = in_registers ? 0 : w.uniform<uint64_t>(i[1]),
                    b_bits = w.uniform<uint64_t>(i[2]);
     const uint32_t time = w.products_committed + 1;
@@ -115,11 +123,15 @@ Next multiply(Warp& w, const Instruction& i) {
     for (uint16_t r : accumulators) ++w.accumulating[r];
     for (uint16_t r : fragments) ++w.feeding[r];
 
+    const std::array<uint64_t, 3> agreed{a_bits, b_bits, accumulates};
     if (warps.arrived == 0) {
         warps.pc = w.pc();
         warps.known = w.known;
+        warps.agreed = agreed;
     } else if (warps.pc != w.pc()) {
         w.fault(kind::kDivergence, "warps of a warp group are at different instructions");
+    } else if (warps.agreed != agreed) {
+        w.fault(kind::kInvalid, "warps of a warp group differ in a descriptor or in scale-d");
     } else {
         warps.known.meet(w.known);
     }
@@ -130,8 +142,7 @@ Next multiply(Warp& w, const Instruction& i) {
 
     Access access{&warps.known, {block.agent_of_products(group), time}};
     access.is_async = true;
-    access.in_order = false;
-    access.instruction = w.pc();
+    access.line = i.line;
     const Descriptor a = decoded(w, a_bits), b = decoded(w, b_bits);
     // What is read is recorded now: from here on others may not write there.
     const Shape shape(i);
@@ -190,7 +201,6 @@ Execute decode_wgmma(Modifiers& m, Instruction& i) {
     const std::string shape = m.pop_front();
     if (!shape.starts_with("m64n")) return nullptr;
     const size_t k = shape.find('k');
-    m.take("satfinite");
     const std::string b = m.type(), a = m.type(), d = m.type();
     i.setting = {static_cast<int64_t>(element_of(a)), static_cast<int64_t>(element_of(b)),
                  static_cast<int64_t>(sum_of(d)), std::stoi(shape.substr(4, k - 4)),
