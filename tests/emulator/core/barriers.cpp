@@ -86,6 +86,7 @@ Next cluster_wait(Warp& w, const Instruction&) {
     if (cluster.phase == w.cluster_arrival)
         return w.suspend(Wait::Kind::kCluster, 0, cluster.phase);
     w.known.join(cluster.complete);
+    w.order_lanes();
     return Next::kFollowing;
 }
 
