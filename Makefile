@@ -52,7 +52,7 @@ wheel: $(INSTALLED)  ## a manylinux wheel for this Python, in dist/
 
 oldest: $(INSTALLED)  ## tests of GPU kernels with the oldest Triton that is supported
 	$(IN_VENV) pip install --upgrade --no-deps --target build/oldest triton==$(OLDEST_TRITON)
-	$(IN_VENV) PYTHONPATH=build/oldest $(PYTEST) -m kernels --kernel-tests=24
+	$(IN_VENV) PYTHONPATH=build/oldest $(PYTEST) -m kernels --kernel-tests=24 --gpu=sm_80
 
 # A second copy of the package, so that the installed one keeps its fast kernels.
 sanitize: $(INSTALLED)  ## kernel tests under AddressSanitizer and UBSan
