@@ -31,7 +31,7 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         "3.6.0",
         "3.7.0",
-        reason="it leaves out a fence between copies to shared memory and the wgmma that reads them",
+        reason="it leaves out a fence between a copy to shared memory and the wgmma that reads it",
         remedy="install triton 3.7.1 or newer",
         architectures=frozenset({"sm_90"}),
     ),
