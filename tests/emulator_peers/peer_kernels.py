@@ -36,7 +36,7 @@ def execute(launch: Launch, arch: int, seed: int) -> None:
     """Compiles the kernel for an architecture and runs it in the emulator."""
     kernel = kernel_named(launch.kernel)
     with triton_device(arch, seed):
-        kernel[launch.grid](**launch.arguments, **launch.options)
+        kernel[launch.grid](**launch.arguments, **launch.options, enable_fp_fusion=True)
 
 
 def kernel_named(name: str) -> JITFunction:

@@ -50,6 +50,7 @@ def product() -> tuple[Tensor, Tensor]:
         BLOCK_K=32,
         num_warps=4,
         num_stages=3,
+        enable_fp_fusion=True,
     )
     return c, a.double() @ b.double()
 
