@@ -15,7 +15,7 @@ from triton.language import constexpr
 from ..sequences import empty_rows
 from .decode import attn_decode_kernel, attn_decode_merge_kernel
 from .decode_choice import attn_choose_kernel
-from .launching import OPTIONS, where_the_tensors_are
+from .launching import OPTIONS, SUMS_OVER_LANES, where_the_tensors_are
 from .operands import Bias, Rows, per_head, rows
 from .primitives import LOG2E
 
@@ -123,7 +123,7 @@ def decode(
         *(acc, m, l, rows(o), rows(lse), problem, parts),
         PARTS=triton.next_power_of_2(parts),
         BLOCK_DV=block_dv,
-        **OPTIONS,
+        **SUMS_OVER_LANES,
     )
     return o, lse
 

@@ -20,7 +20,7 @@ from .configs import Config
 from .decode_launch import decode as decode
 from .factored import with_factors
 from .forward import attn_fwd_kernel
-from .launching import OPTIONS, where_the_tensors_are
+from .launching import OPTIONS, SUMS_OVER_LANES, where_the_tensors_are
 from .operands import Bias, Problem, Rows, of_entries, per_head, rows, with_margin
 from .primitives import LOG2E
 from .processors import processor
@@ -268,10 +268,10 @@ def _sizes(
     }
 
 
-def _launch(kernel, grid: tuple[int, int], config: Config):
+def _launch(kernel, grid: tuple[int, int], config: Config, options: dict[str, bool] = OPTIONS):
     """The kernel for every head and block of its rows: a call of its arguments."""
     return partial(
-        kernel[grid], num_warps=config.num_warps, num_stages=config.num_stages, **OPTIONS
+        kernel[grid], num_warps=config.num_warps, num_stages=config.num_stages, **options
     )
 
 
@@ -280,7 +280,8 @@ def _delta(problem: Problem, gain: Rows | None, o: Tensor, *tensors: Tensor) -> 
     block_dv = max(16, triton.next_power_of_2(o.shape[3]))
     config, (batch, heads, n_query, _) = Config(16, 0, num_warps=4), o.shape
     problem = problem._replace(n_query=n_query, sequences=None)
-    _launch(attn_bwd_delta_kernel, (batch * heads, triton.cdiv(n_query, config.block_m)), config)(
+    grid = batch * heads, triton.cdiv(n_query, config.block_m)
+    _launch(attn_bwd_delta_kernel, grid, config, SUMS_OVER_LANES)(
         *map(rows, (o, *tensors)), gain, problem, BLOCK_M=config.block_m, BLOCK_DV=block_dv
     )
 

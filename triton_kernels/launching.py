@@ -9,6 +9,10 @@ import torch
 from torch import Tensor
 
 OPTIONS = {"enable_fp_fusion": True}
+# For kernels that sum products over lanes: where a lane fuses its own product with the sum, the
+# product of the other lane is rounded and its own is not. Lanes then hold different roundings of
+# one sum, and which of them is stored is not specified.
+SUMS_OVER_LANES = {"enable_fp_fusion": False}
 
 
 def where_the_tensors_are(call):
