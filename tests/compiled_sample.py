@@ -9,10 +9,10 @@ import compiled
 
 
 def features(task: compiled.Task) -> set[tuple[str, Hashable]]:
-    """What is to be seen of each kernel: every form, variant of a problem, width and dtype."""
+    """Every form, width and dtype is to be seen with each kernel, and every variant with some."""
     bias, variant = bias_and_variant(task.form)
-    values = bias, variant, task.head_dim, task.dtype, task.bias_gradient
-    return {(task.kernel, value) for value in values}
+    values = bias, task.head_dim, task.dtype, task.bias_gradient
+    return {("any kernel", variant), *((task.kernel, value) for value in values)}
 
 
 def bias_and_variant(form: str) -> tuple[str, str]:

@@ -34,6 +34,7 @@ def other_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(backends, "_TRITON_KERNELS", kernels)
     monkeypatch.setattr(triton, "__version__", "3.7.0")
+    monkeypatch.setattr(refusals, "REFUSALS", ())
 
 
 def on_gpu(dtype: torch.dtype = torch.bfloat16) -> SimpleNamespace:
@@ -106,6 +107,15 @@ def test_a_refusal_holds_for_its_releases_and_architectures(
 ):
     monkeypatch.setattr(refusals, "REFUSALS", (WRONG,))
     assert bool(refusal(version, architecture)) == refused
+
+
+@pytest.mark.parametrize(
+    ("version", "architecture", "refused"),
+    [("3.6.0", "sm_90", True), ("3.7.0", "sm_90", True), ("3.7.1", "sm_90", False)]
+    + [("3.6.0", "sm_80", False), ("3.9.0", "sm_90", False)],
+)
+def test_releases_without_fences_on_hopper_are_refused(version, architecture, refused):
+    assert ("fence" in refusal(version, architecture)) == refused
 
 
 def test_a_refusal_without_architectures_holds_for_all(monkeypatch):

@@ -81,7 +81,7 @@ def test_configurations_are_for_problems_that_there_are():
     every = configs.Kind("", True, True, True, False, True, True, torch.float16).words - {""}
     every |= {"none", "linear", "distance", "cumulative", "log1p_square"}
     tables = [x for x in vars(configs).values() if isinstance(x, dict) and 256 in x]
-    assert len(tables) == 9
+    assert len(tables) == 11
     for row in (row for table in tables for row in table.values()):
         for choices in vars(row).values():
             assert list(choices).index("") == len(choices) - 1

@@ -234,9 +234,25 @@ OF_SEQUENCES_ON_BLACKWELL = OF_SEQUENCES | {
         backward_table={"": Config(64, 64, 8)},
     ),
 }
+GEFORCE_AMPERE = AMPERE | {
+    64: replace(AMPERE[64], backward_keys={"": Config(32, 128, 8, 2)}),
+    128: replace(
+        AMPERE[128],
+        forward={"log1p_square noncausal": Config(64, 32, 4, 2), **AMPERE[128].forward},
+    ),
+}
 # mma.sync as on Ampere, but other passes of the compiler: some kernels take more registers.
 GEFORCE_BLACKWELL = AMPERE | {
-    64: replace(AMPERE[64], backward_keys={"": Config(32, 128, 8, 2)}),
+    64: replace(
+        AMPERE[64],
+        forward={
+            "cumulative gain noncausal": Config(128, 32, 8, 2),
+            "log1p_square, noncausal, window, plan": Config(128, 64, 8, 2),
+            "": Config(128, 128, 8, 2),
+        },
+        backward_queries={"noncausal, window": Config(128, 32, 8, 2), "": Config(128, 64, 8, 2)},
+        backward_keys={"": Config(32, 128, 8, 2)},
+    ),
     128: replace(
         AMPERE[128],
         forward={
@@ -255,7 +271,9 @@ GEFORCE_BLACKWELL = AMPERE | {
         },
     ),
 }
-OF_SEQUENCES_ON_GEFORCE_BLACKWELL = OF_SEQUENCES_ON_AMPERE
+OF_SEQUENCES_ON_GEFORCE_BLACKWELL = OF_SEQUENCES_ON_AMPERE | {
+    128: replace(OF_SEQUENCES_ON_AMPERE[128], forward={"": Config(64, 32, 4, 2)})
+}
 SINGLE = {
     64: Row(
         forward={"": Config(32, 32)},
@@ -281,6 +299,12 @@ SINGLE = {
         backward_keys={"": Config(16, 16, 8)},
         backward_table={"": Config(16, 16)},
     ),
+}
+SINGLE_ON_GEFORCE_BLACKWELL = SINGLE | {
+    128: replace(
+        SINGLE[128],
+        backward_keys={"log1p_square": Config(16, 16), **SINGLE[128].backward_keys},
+    )
 }
 
 
@@ -312,11 +336,17 @@ class Kind:
         return {self.form, *(word for word, holds in said.items() if holds)}
 
 
+# Of half precision, of half precision with sequences, and of single precision.
 _BY_FAMILY = {
-    Family.AMPERE: (AMPERE, OF_SEQUENCES_ON_AMPERE),
-    Family.HOPPER: (HOPPER, OF_SEQUENCES),
-    Family.BLACKWELL: (BLACKWELL, OF_SEQUENCES_ON_BLACKWELL),
-    Family.GEFORCE_BLACKWELL: (GEFORCE_BLACKWELL, OF_SEQUENCES_ON_GEFORCE_BLACKWELL),
+    Family.AMPERE: (AMPERE, OF_SEQUENCES_ON_AMPERE, SINGLE),
+    Family.GEFORCE_AMPERE: (GEFORCE_AMPERE, OF_SEQUENCES_ON_AMPERE, SINGLE),
+    Family.HOPPER: (HOPPER, OF_SEQUENCES, SINGLE),
+    Family.BLACKWELL: (BLACKWELL, OF_SEQUENCES_ON_BLACKWELL, SINGLE),
+    Family.GEFORCE_BLACKWELL: (
+        GEFORCE_BLACKWELL,
+        OF_SEQUENCES_ON_GEFORCE_BLACKWELL,
+        SINGLE_ON_GEFORCE_BLACKWELL,
+    ),
 }
 
 
@@ -325,8 +355,10 @@ def choose(
     kernel: str, processor: Processor, width: int, kind: Kind, with_sequences: bool = False
 ) -> Config:
     """For the field `kernel` of a row, width being the larger of q's and v's padded head_dim."""
-    single = kind.dtype == torch.float32
-    table = SINGLE if single else _BY_FAMILY[processor.family][with_sequences]
+    half, half_of_sequences, single = _BY_FAMILY[processor.family]
+    table = half_of_sequences if with_sequences else half
+    if kind.dtype == torch.float32:
+        table = single
     row = table[min(widest for widest in table if width <= widest)]
     words = kind.words
     return next(

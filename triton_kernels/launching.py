@@ -8,7 +8,6 @@ from functools import wraps
 import torch
 from torch import Tensor
 
-
 OPTIONS = {"enable_fp_fusion": True}
 
 

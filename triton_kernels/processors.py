@@ -19,9 +19,11 @@ SHARED_MEMORY |= {100: 227, 103: 227, 110: 227, 120: 99, 121: 99}
 
 
 class Family(Enum):
-    """Processors that share configurations, named by their matrix instructions."""
+    """Processors that share configurations: they have the same matrix instructions, and the
+    compiler's code for them takes about as many registers."""
 
-    AMPERE = "mma.sync"  # and Ada
+    AMPERE = "mma.sync"  # of data centers, and Jetson Orin
+    GEFORCE_AMPERE = "mma.sync, compiled to other code"  # and Ada
     HOPPER = "wgmma"
     BLACKWELL = "tcgen05"  # of data centers, and Jetson Thor
     GEFORCE_BLACKWELL = "mma.sync, compiled by the passes for Blackwell"
@@ -30,6 +32,7 @@ class Family(Enum):
 # KiB of shared memory that the configurations of a family may use.
 _NEEDED = {
     Family.AMPERE: 99,
+    Family.GEFORCE_AMPERE: 99,
     Family.HOPPER: 227,
     Family.BLACKWELL: 227,
     Family.GEFORCE_BLACKWELL: 99,
@@ -54,7 +57,7 @@ class Processor(NamedTuple):
         if self.backend != "cuda" or self.arch < 80:
             return None
         if self.arch < 90:
-            return Family.AMPERE
+            return Family.AMPERE if self.arch in (80, 87) else Family.GEFORCE_AMPERE
         if self.arch < 100:
             return Family.HOPPER
         return Family.BLACKWELL if self.arch < 120 else Family.GEFORCE_BLACKWELL

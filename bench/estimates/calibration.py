@@ -14,7 +14,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 
-import torch
 from biased_flash_attn.triton_kernels.configs import Config
 
 from . import times
@@ -52,8 +51,8 @@ def _milliseconds(row: Row, config: Config, gpu: Gpu) -> float:
 
 @cache
 def _stand_in(arch: int, name: str, head_dim: int, causal: bool, config: Config) -> Kernel:
-    dtype, of_one = torch.bfloat16, None if name == DELTA else config
-    return build(arch, name, "none", head_dim, causal=causal, dtype=dtype, config=of_one)
+    own = None if name == DELTA else config
+    return build(arch, name, "none", head_dim, causal=causal, config=own)
 
 
 def predictions(gpu: Gpu) -> list[Prediction]:

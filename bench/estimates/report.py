@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -81,27 +82,21 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def totals(gpu: Gpu, found: Sequence[Line]) -> list[tuple[str, ...]]:
     """Of each bias and width of heads: both directions, in TFLOP/s, and against no bias."""
-    of_problems: dict[tuple[str, int], list[float]] = {}
+    spent: dict[tuple[str, int], list[float]] = {}  # forward and backward
     for line in found:
-        forward, backward = of_problems.setdefault(
-            (line.kernel.form, line.kernel.head_dim), [0.0, 0.0]
-        )
-        is_forward = line.kernel.name == tiles.FORWARD
-        of_problems[line.kernel.form, line.kernel.head_dim] = [
-            forward + line.milliseconds * is_forward,
-            backward + line.milliseconds * (not is_forward),
-        ]
-    rows = []
-    for (form, width), (forward, backward) in of_problems.items():
+        kernel = line.kernel
+        both = spent.setdefault((kernel.form, kernel.head_dim), [0.0, 0.0])
+        both[kernel.name != tiles.FORWARD] += line.milliseconds
+    for (form, width), both in spent.items():
         delta = build(gpu.arch, tiles.DELTA, form, width, trained=form != "none")
-        backward += times.estimate(delta, gpu, problem(width)).milliseconds
-        of_problems[form, width][1] = backward
-        flops = problem(width).flops * 1e-9
+        both[1] += times.estimate(delta, gpu, problem(width)).milliseconds
+    rows = []
+    for (form, width), both in spent.items():
         row = [FORMS[form], str(width)]
-        for time, factor, at in ((forward, 1, 0), (backward, times.BACKWARD, 1)):
-            without = of_problems.get(("none", width))
-            ratio = f"{time / without[at]:.2f}" if without else ""
-            row += [f"{time:.2f}", f"{factor * flops / time:.0f}", ratio]
+        without = spent.get(("none", width), [math.nan] * 2)
+        for time, time_without, flops in zip(both, without, (1, times.BACKWARD), strict=True):
+            rate = flops * problem(width).flops / time * 1e-9
+            row += [f"{time:.2f}", f"{rate:.0f}", f"{time / time_without:.2f}"]
         rows.append(tuple(row))
     return rows
 

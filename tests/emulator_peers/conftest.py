@@ -9,25 +9,23 @@ from pathlib import Path
 import nvrtc
 import pytest
 
-import emulator
-
 PACKAGES = "nvidia-cuda-nvrtc", "nvidia-cuda-cccl", "nvidia-cuda-runtime", "nvidia-cutlass"
 
 
 @pytest.fixture(scope="session")
-def compiled(pytestconfig):
-    """From the name of a CUDA source file in this folder to its kernels, for sm_90a.
+def cuda_ptx(pytestconfig):
+    """From the name of a CUDA source file in this folder to its PTX for sm_90a.
 
     CuTe's headers take NVRTC nine seconds, so the PTX is kept in pytest's cache.
     """
 
-    def kernels(name: str) -> dict[str, emulator.Kernel]:
+    def ptx(name: str) -> str:
         source = Path(__file__).with_name(name)
         made_of = [source.read_text(), *map(version, PACKAGES)]
         digest = hashlib.sha256("\n".join(made_of).encode()).hexdigest()[:16]
         cached = pytestconfig.cache.mkdir("ptx") / f"{source.stem}-{digest}.ptx"
         if not cached.exists():
             cached.write_text(nvrtc.compile_to_ptx(source, "sm_90a", "-default-device"))
-        return emulator.parse(cached.read_text()).kernels
+        return cached.read_text()
 
-    return kernels
+    return ptx

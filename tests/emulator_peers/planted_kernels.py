@@ -1,23 +1,14 @@
-"""Kernels that faults are planted into: a matrix product in Triton, and our own forward pass.
-
-Run as a program, it compiles both and saves their launches to the file that is named.
-"""
+"""Kernels that faults are planted into: a matrix product in Triton, and our own forward pass."""
 
 from __future__ import annotations
-
-import inspect
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import triton
 import triton.language as tl
-from peer_kernels import ROOT
+from planted import Target
 from torch import Tensor
+
+from emulator.triton_device import Device, installed, leaves
 
 ROWS, INNER, COLUMNS = 100, 208, 80
 BATCH, HEADS, TOKENS, WIDTH = 1, 1, 300, 64
@@ -48,26 +39,6 @@ def matmul_kernel(
     tl.store(c + i * columns + j, sums.to(tl.float16), (i < rows) & (j < columns))
 
 
-@dataclass
-class SavedLaunch:
-    ptx: str
-    shared_bytes: int
-    grid: tuple[int, ...]
-    arguments: list
-    out: Tensor  # one of the arguments
-    exact: Tensor
-
-
-def saved_launches(path: Path, arch: int) -> dict[str, SavedLaunch]:
-    """The launches, compiled for an architecture."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, __file__, str(path), str(arch)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    saved = torch.load(path, weights_only=False)
-    return {name: SavedLaunch(**launch) for name, launch in saved.items()}
-
-
 def product() -> tuple[Tensor, Tensor]:
     a, b = torch.randn(ROWS, INNER).half(), torch.randn(INNER, COLUMNS).half()
     c = torch.empty(ROWS, COLUMNS).half()
@@ -79,6 +50,7 @@ def product() -> tuple[Tensor, Tensor]:
         BLOCK_K=32,
         num_warps=4,
         num_stages=3,
+        enable_fp_fusion=True,
     )
     return c, a.double() @ b.double()
 
@@ -94,50 +66,25 @@ def attention() -> tuple[Tensor, Tensor]:
     return o, attended
 
 
-def main(path: str, arch: str) -> None:
-    sys.path.insert(0, str(ROOT / "bench"))
-    from triton.runtime import driver
-    from triton.runtime.jit import JITFunction
+class Recorder(Device):
+    """Keeps the last launch, and executes nothing."""
 
-    from compiled import Processor
-
-    driver.set_active(Processor(int(arch)))
-    run, seen = JITFunction.run, []
-
-    def compile_only(kernel, *args, grid, warmup, **options):
-        binary = run(kernel, *args, grid=grid, warmup=True, **options)
-        names = list(inspect.signature(kernel.fn).parameters)
-        given = dict(zip(names, args, strict=False)) | options
-        kinds = binary.src.signature.items()
-        arguments = [leaf for name, kind in kinds for leaf in leaves(kind, given[name])]
-        seen.append(
-            {
-                "ptx": binary.asm["ptx"],
-                "shared_bytes": binary.metadata.shared,
-                "grid": (*grid, 1, 1)[:3],
-                "arguments": arguments,
-            }
-        )
-
-    JITFunction.run = compile_only
-    saved = {}
-    for made in (product, attention):
-        out, exact = made()
-        (launch,) = seen
-        saved[made.__name__] = {**launch, "out": out, "exact": exact}
-        seen.clear()
-    torch.save(saved, path)
+    def run(self, compiled, grid, arguments) -> None:
+        kinds = compiled.src.signature.items()
+        self.ptx, self.grid = compiled.asm["ptx"], grid
+        self.shared_bytes = compiled.metadata.shared
+        self.arguments = [
+            x for name, kind in kinds for x in leaves(kind, arguments[name], iter(()))
+        ]
 
 
-def leaves(kind: object, value: object) -> Iterator[object]:
-    """The arguments that are passed at run time, of one that may be a nest of tuples."""
-    if isinstance(kind, tuple):
-        for inner_kind, inner in zip(kind, value, strict=True):
-            yield from leaves(inner_kind, inner)
-    elif kind != "constexpr":
-        yield value
-
-
-if __name__ == "__main__":
-    torch.manual_seed(0)
-    main(*sys.argv[1:])
+def targets(arch: int) -> dict[str, Target]:
+    """The kernels as compiled for an architecture, and their arguments."""
+    made = {}
+    with installed(Recorder(arch)) as device:
+        for launched in (product, attention):
+            out, exact = launched()
+            made[f"{launched.__name__}-{arch}"] = Target(
+                device.ptx, device.grid, device.arguments, device.shared_bytes, out, exact
+            )
+    return made

@@ -12,8 +12,8 @@ N = THREADS * ITEMS
 
 
 @pytest.fixture(scope="module")
-def kernels(compiled):
-    return compiled("cub_kernels.cu")
+def kernels(cuda_ptx):
+    return emulator.parse(cuda_ptx("cub_kernels.cu")).kernels
 
 
 @pytest.fixture

@@ -294,10 +294,11 @@ CASES = (
 def main(path: Path, arch: int, seed: int, only: str) -> None:
     """Runs the kernels of the tutorials in PATH in the emulator."""
     import emulator
+    from emulator.triton_device import triton_device
     from numerics import assert_close_to_float64
 
     failed = 0
-    with emulator.triton_device(arch=arch, seed=seed):
+    with triton_device(arch, seed):
         for case in CASES:
             if arch < case.oldest or only not in case.name:
                 continue

@@ -179,10 +179,26 @@ Next fma(Warp& w, const Instruction& i) {
     return Next::kFollowing;
 }
 
+// Factors of 16 bits, and a summand of 32.
+template <class T>
+Next mixed_fma(Warp& w, const Instruction& i) {
+    const auto a = w.values<T, 1>(i[1]), b = w.values<T, 1>(i[2]);
+    const auto c = w.values<float, 1>(i[3]);
+    Lanes<float> out;
+    for (int l = 0; l < kLanes; ++l) {
+        const float sum = std::fma(static_cast<float>(a[l]), static_cast<float>(b[l]), c[l]);
+        out[l] = saturated(canonical(sum), i.saturate);
+    }
+    w.set_values<float, 1>(i[0], out);
+    return Next::kFollowing;
+}
+
 // setting[0]: whether the result is clamped at 0.
 Execute decode_fma(Modifiers& m, Instruction& i) {
     take_rounding(m, i);
     i.setting[0] = m.take("relu");
+    if (m.has("f16") && m.take("f32")) return m.take("f16") ? mixed_fma<Half> : nullptr;
+    if (m.has("bf16") && m.take("f32")) return m.take("bf16") ? mixed_fma<Bfloat> : nullptr;
     return for_float(m.type(), [](auto t, auto n) -> Execute { return fma<decltype(t), n>; });
 }
 

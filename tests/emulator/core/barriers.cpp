@@ -86,6 +86,7 @@ Next cluster_wait(Warp& w, const Instruction&) {
     if (cluster.phase == w.cluster_arrival)
         return w.suspend(Wait::Kind::kCluster, 0, cluster.phase);
     w.known.join(cluster.complete);
+    w.order_lanes();
     return Next::kFollowing;
 }
 
@@ -213,7 +214,10 @@ Next mbarrier_wait(Warp& w, const Instruction& i) {
         complete |= static_cast<Mask>(over) << l;
     }
     const int first = w.first_lane();
-    const bool same = addresses == filled(addresses[first]);
+    bool same = true;
+    for (int l = first; l < kLanes; ++l) {
+        if (w.active >> l & 1) same &= addresses[l] == addresses[first];
+    }
     // Waiting ends at some time limit, too: then the loop around it starts again.
     if (!complete && i.setting[1] && same && w.block.cluster.random() % 4) {
         const uint64_t phase = i.setting[0] ? states[first] & 1 : states[first] & 1;

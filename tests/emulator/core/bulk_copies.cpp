@@ -50,6 +50,7 @@ Next copy_in_cluster(Warp& w, const Instruction& i) {
         const uint32_t time = ++w.cluster_copy_time;
         Access reads = access_of(w, signal);
         reads.epoch = {agent, time};
+        w.block.incoming[agent] = {time, &w, w.pc()};
         const uint32_t offset = shared_offset(w, l, source, size);
         w.require(w.block.shared.read(offset, size, reads), l, source);
         uint8_t* target =
@@ -64,12 +65,14 @@ Next copy_in_cluster(Warp& w, const Instruction& i) {
     return Next::kFollowing;
 }
 
+// setting[1]: which part of the opcode is the operation.
 template <bool Reduces>
 Next copy_to_global(Warp& w, const Instruction& i) {
     const auto to = w.addresses(i[0]), from = w.addresses(i[1]);
     const auto sizes = w.bits<uint32_t>(i[2]);
     const Reduce reduce =
-        Reduces ? reduction_of(i.opcode[i.opcode.size() - 2], i.opcode.back()) : nullptr;
+        Reduces ? reduction_of(i.opcode[static_cast<size_t>(i.setting[1])], i.opcode.back())
+                : nullptr;
     for (int l = 0; l < kLanes; ++l) {
         if (!(w.active >> l & 1) || sizes[l] == 0) continue;
         const uint64_t source = shared_address(from[l]);
@@ -141,8 +144,9 @@ Execute decode_bulk(Modifiers& m, Instruction& i) {
     }
     if (to != "global" || !from_shared || !m.take("bulk_group")) return nullptr;
     if (!reduces) return copy_to_global<false>;
-    m.take("noftz");
+    const bool is_exact = m.take("noftz");
     const std::string type = m.type(), operation = m.type();
+    i.setting[1] = static_cast<int64_t>(i.opcode.size()) - (is_exact ? 3 : 2);
     return reduction_of(operation, type) ? copy_to_global<true> : nullptr;
 }
 

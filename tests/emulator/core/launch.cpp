@@ -136,7 +136,7 @@ Cluster::Cluster(Launch& launch, Dim index)
 }
 
 uint32_t Cluster::agents_per_block() const {
-    return 5 * warps_per_block() + (warps_per_block() + 3) / 4;
+    return 7 * warps_per_block() + (warps_per_block() + 3) / 4;
 }
 
 Block& Cluster::block_of(const Warp& warp, uint64_t shared_address, int lane) {
@@ -218,6 +218,11 @@ void Cluster::finish() {
                 warp.bulk_copies.front().pc, kind::kInFlight,
                 "the block ended, and nothing waited for this copy to have read its shared memory");
         }
+        if (!block->tensor_memory.is_empty()) {
+            block->warps.front().fault_at(static_cast<int>(launch.program.code.size()) - 1,
+                                          kind::kInvalid,
+                                          "the block ended, and did not free its tensor memory");
+        }
         for (const auto& [agent, copy] : block->incoming) {
             const bool is_known = std::any_of(
                 block->warps.begin(), block->warps.end(),
@@ -225,7 +230,7 @@ void Cluster::finish() {
             if (is_known) continue;
             copy.issuer->fault_at(
                 copy.pc, kind::kInFlight,
-                "the block ended, and nothing waited for this copy to its shared memory");
+                "the block ended, and did not wait for this copy that uses its shared memory");
         }
     }
     // What is left writes global memory.

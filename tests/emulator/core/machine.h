@@ -165,6 +165,10 @@ public:
     std::array<std::vector<uint32_t>, kLanes> bulk_groups;
     std::deque<BulkCopy> bulk_copies;
     uint32_t bulk_writes = 0;
+    // The times of the last load from and store to tensor memory and of the last product there, and
+    // the products that have not been executed, in order.
+    uint32_t tensor_load_time = 0, tensor_store_time = 0, tensor_core_time = 0;
+    std::deque<std::function<void()>> tensor_work;
     uint32_t cluster_copy_time = 0;  // of the last copy to another block's shared memory
     // The phase of the cluster's barrier that it arrived in, and the lanes that did in this phase.
     uint64_t cluster_arrival = 0;
@@ -264,7 +268,9 @@ public:
     uint32_t agent_of_bulk(int warp) const { return base_agent_ + 2 * n_warps_ + warp; }
     uint32_t agent_of_tensor_cores(int warp) const { return base_agent_ + 3 * n_warps_ + warp; }
     uint32_t agent_of_cluster_copies(int warp) const { return base_agent_ + 4 * n_warps_ + warp; }
-    uint32_t agent_of_products(int group) const { return base_agent_ + 5 * n_warps_ + group; }
+    uint32_t agent_of_tensor_loads(int warp) const { return base_agent_ + 5 * n_warps_ + warp; }
+    uint32_t agent_of_tensor_stores(int warp) const { return base_agent_ + 6 * n_warps_ + warp; }
+    uint32_t agent_of_products(int group) const { return base_agent_ + 7 * n_warps_ + group; }
 
     // Lands all copies of the agent up to the time.
     void land(uint32_t agent, uint32_t time);

@@ -160,31 +160,45 @@ uint32_t described_address(const Descriptor& d, int row, int k, int bytes, bool 
     return at ^ ((((at >> 7) - static_cast<uint32_t>(d.base_offset)) & chunks) << 4);
 }
 
-}  // namespace
-
-Matrix load_described(const Warp& w, const Descriptor& d, int rows, int depth, Element e,
-                      bool transposed, const Access& access) {
-    const int bytes = bytes_of(e);
-    SharedMemory& shared = w.block.shared;
-    Matrix out(rows, depth);
-    std::vector<uint32_t> chunks;
-    for (int row = 0; row < rows; ++row) {
-        for (int k = 0; k < depth; ++k) {
+// Calls f(row, k, address) for the first element of each 16 bytes.
+template <class F>
+void for_each_chunk(const Warp& w, const Descriptor& d, int rows, int depth, int bytes,
+                    bool transposed, F f) {
+    const int step = 16 / bytes, row_step = transposed ? step : 1, k_step = transposed ? 1 : step;
+    for (int row = 0; row < rows; row += row_step) {
+        for (int k = 0; k < depth; k += k_step) {
             const uint32_t at = described_address(d, row, k, bytes, transposed);
-            if (at + static_cast<uint32_t>(bytes) > shared.size()) {
+            if (at + 16 > w.block.shared.size()) {
                 w.fault(kind::kOutOfBounds, "a matrix descriptor reaches beyond shared memory", -1,
                         at);
             }
-            uint32_t bits = 0;
-            std::memcpy(&bits, shared.data() + at, static_cast<size_t>(bytes));
-            out.at(row, k) = value_of(e, bits);
-            if (chunks.empty() || chunks.back() != at / 16) chunks.push_back(at / 16);
+            f(row, k, at);
         }
     }
-    std::sort(chunks.begin(), chunks.end());
-    chunks.erase(std::unique(chunks.begin(), chunks.end()), chunks.end());
-    for (uint32_t chunk : chunks) w.require(shared.read(chunk * 16, 16, access), -1, chunk * 16);
+}
+
+}  // namespace
+
+Matrix load_described(const Warp& w, const Descriptor& d, int rows, int depth, Element e,
+                      bool transposed) {
+    const int bytes = bytes_of(e);
+    const uint8_t* shared = w.block.shared.data();
+    Matrix out(rows, depth);
+    for_each_chunk(w, d, rows, depth, bytes, transposed, [&](int row, int k, uint32_t at) {
+        for (int n = 0; n < 16 / bytes; ++n) {
+            uint32_t bits = 0;
+            std::memcpy(&bits, shared + at + n * bytes, static_cast<size_t>(bytes));
+            out.at(transposed ? row + n : row, transposed ? k : k + n) = value_of(e, bits);
+        }
+    });
     return out;
+}
+
+void record_described(const Warp& w, const Descriptor& d, int rows, int depth, Element e,
+                      bool transposed, const Access& access) {
+    for_each_chunk(w, d, rows, depth, bytes_of(e), transposed, [&](int, int, uint32_t at) {
+        w.require(w.block.shared.read(at, 16, access), -1, at);
+    });
 }
 
 }  // namespace ptx

@@ -52,13 +52,16 @@ void accumulate(Warp& w, const std::vector<Operand>& d, const std::vector<Operan
                 const std::vector<double>& tile, int first_row, int columns);
 
 // A part of shared memory that a matrix descriptor names, [rows][depth]; `transposed` where rows,
-// and not the depth, are contiguous. `mark` is told each 16 bytes.
+// and not the depth, are contiguous.
 struct Descriptor {
     uint32_t start, leading, stride;
     int swizzle;  // bytes of a row of the pattern, or 0
     int base_offset;
 };
 Matrix load_described(const Warp& w, const Descriptor& d, int rows, int depth, Element e,
+                      bool transposed);
+// Records that it is read.
+void record_described(const Warp& w, const Descriptor& d, int rows, int depth, Element e,
                       bool transposed, const Access& access);
 
 }  // namespace ptx

@@ -11,20 +11,28 @@ constexpr uint32_t kTimeShift = 7, kStrong = 1 << 6, kLane = kStrong - 1;
 
 bool lanes_differ(uint32_t a, uint32_t b) { return a != b || a == Access::kWholeWarp; }
 
-std::string at(uint32_t address) {
-    char text[32];
-    std::snprintf(text, sizeof text, "shared address 0x%x", address);
-    return text;
-}
-
 }  // namespace
 
-SharedMemory::SharedMemory(uint32_t bytes, uint32_t readers, int granule_shift)
+SharedMemory::SharedMemory(uint32_t bytes, uint32_t readers, int granule_shift, std::string place)
     : data_(bytes, 0xA5),
       cells_((bytes >> granule_shift) + 1),
       reads_(cells_.size() * readers),
       readers_(readers),
-      shift_(granule_shift) {}
+      shift_(granule_shift),
+      place_(std::move(place)) {}
+
+std::string SharedMemory::at(uint32_t address) const {
+    char text[16];
+    std::snprintf(text, sizeof text, " 0x%x", address);
+    return place_ + text;
+}
+
+void SharedMemory::forget(uint32_t address, uint32_t size) {
+    for (uint32_t i = address >> shift_; i <= (address + size - 1) >> shift_; ++i) {
+        forget_reads(i);
+        cells_[i].line = -1;
+    }
+}
 
 Violation SharedMemory::race(const char* what, uint32_t index, const char* objection) const {
     const int32_t line = cells_[index].line;
@@ -36,7 +44,7 @@ Violation SharedMemory::race(const char* what, uint32_t index, const char* objec
 const char* SharedMemory::objection_to_write(const Cell& cell, const Access& access) const {
     const Epoch before = cell.last_write;
     // Lanes that write to one place at once: one of them is last.
-    if (cell.serial == access.serial) return nullptr;
+    if (access.serial && cell.serial == access.serial) return nullptr;
     if (cell.is_strong && access.is_strong) return nullptr;
     if (before.agent == access.lanes_ordered.agent) {
         if (before.time >= access.lanes_ordered.time && lanes_differ(cell.lane, access.lane)) {

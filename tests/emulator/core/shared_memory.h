@@ -37,8 +37,10 @@ struct Violation {
 
 class SharedMemory {
 public:
-    // `readers` is the number of agents that may read, which are those below it.
-    SharedMemory(uint32_t bytes, uint32_t readers, int granule_shift);
+    // `readers` is the number of agents that may read, which are those below it; `place` is what
+    // faults call an address.
+    SharedMemory(uint32_t bytes, uint32_t readers, int granule_shift,
+                 std::string place = "shared address");
 
     uint32_t size() const { return static_cast<uint32_t>(data_.size()); }
     uint8_t* data() { return data_.data(); }
@@ -48,6 +50,8 @@ public:
     // Null where it is not known yet.
     std::optional<Violation> write(uint32_t address, uint32_t size, const Access& access,
                                    const uint8_t* data);
+    // From here on nothing has been written.
+    void forget(uint32_t address, uint32_t size);
 
 private:
     // Which agents read a cell since it was last written: none, one (its number), or several.
@@ -66,6 +70,7 @@ private:
     const char* objection_to_write(const Cell& cell, const Access& access) const;
     const char* objection_to_reads(uint32_t index, const Access& access) const;
     const char* objection_to_read(uint32_t agent, uint32_t entry, const Access& access) const;
+    std::string at(uint32_t address) const;
     void note_read(uint32_t index, const Access& access);
     void forget_reads(uint32_t index);
     Violation race(const char* what, uint32_t index, const char* objection) const;
@@ -75,6 +80,7 @@ private:
     std::vector<uint32_t> reads_;  // for each cell and reader: time, strength and lane
     uint32_t readers_;
     int shift_;
+    std::string place_;
 };
 
 }  // namespace ptx

@@ -95,10 +95,10 @@ void Warp::step(Fragment& f) {
             next = suspend(Wait::Kind::kOtherLanes, 0, 0);
         } else {
             if (i.uses_wgmma_registers && !products.empty()) check_registers(i);
-            unknown = 0;
             passes_unknown = i.passes_unknown;
             next = i.execute(*this, i);
             passes_unknown = false;
+            unknown = 0;  // products may write the registers of a warp that does something else
         }
     }
     if (next == Next::kFollowing) {

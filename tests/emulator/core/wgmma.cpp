@@ -76,17 +76,16 @@ void check_defined(const Warp& w, const Instruction& i, bool accumulates) {
 
 // Computes the product for the four warps; their registers and the shared memory are read now.
 void compute(Block& block, int group, const Instruction& i, const Descriptor* a_described,
-             const Descriptor& b_described, bool accumulates, const Access& access) {
+             const Descriptor& b_described, bool accumulates) {
     const Shape shape(i);
     Warp& leader = block.warps[static_cast<size_t>(4 * group)];
     Matrix a(64, shape.depth);
     if (a_described) {
-        a = load_described(leader, *a_described, 64, shape.depth, shape.a, immediate(i, 6, 0),
-                           access);
+        a = load_described(leader, *a_described, 64, shape.depth, shape.a, immediate(i, 6, 0));
     }
     const size_t trans_b = a_described ? 7 : 6;
     const Matrix b = load_described(leader, b_described, shape.columns, shape.depth, shape.b,
-                                    immediate(i, trans_b, 0), access);
+                                    immediate(i, trans_b, 0));
     for (int n = 0; n < 4; ++n) {
         Warp& w = block.warps[static_cast<size_t>(4 * group + n)];
         const Mask active = std::exchange(w.active, kAllLanes);
@@ -149,11 +148,11 @@ Next multiply(Warp& w, const Instruction& i) {
     const Descriptor a = decoded(w, a_bits), b = decoded(w, b_bits);
     // What is read is recorded now: from here on others may not write there.
     const Shape shape(i);
-    if (!in_registers) load_described(w, a, 64, shape.depth, shape.a, immediate(i, 6, 0), access);
-    load_described(w, b, shape.columns, shape.depth, shape.b, immediate(i, in_registers ? 6 : 7, 0),
-                   access);
-    const auto land = [&block, &i, group, in_registers, a, b, accumulates, access] {
-        compute(block, group, i, in_registers ? nullptr : &a, b, accumulates, access);
+    if (!in_registers) record_described(w, a, 64, shape.depth, shape.a, immediate(i, 6, 0), access);
+    record_described(w, b, shape.columns, shape.depth, shape.b,
+                     immediate(i, in_registers ? 6 : 7, 0), access);
+    const auto land = [&block, &i, group, in_registers, a, b, accumulates] {
+        compute(block, group, i, in_registers ? nullptr : &a, b, accumulates);
     };
     // They are executed in order, so that what is early waits for none that is late.
     if (warps.products.empty() && block.cluster.lands_early()) {
