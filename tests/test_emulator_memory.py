@@ -170,7 +170,8 @@ def test_atomic_sums_of_f32_flush_in_global_memory_alone(space):
     st.shared.f32 [cell], %x;
     """
     at = "%place" if space == "global" else "cell"
-    body += f"red.{space}.add.f32 [{at}], %x;\nld.{space}.f32 %x, [{at}];\nst.global.f32 [%place], %x;\nret;"
+    body += f"red.{space}.add.f32 [{at}], %x;\nld.{space}.f32 %x, [{at}];\n"
+    body += "st.global.f32 [%place], %x;\nret;"
     place = np.full(1, 2.0**-140, np.float32)
     emulator.launch(kernel_of(body, [".param .u64 of_place"]), (1,), [place], block=(1,))
     assert place[0] == (0 if space == "global" else np.float32(2.0**-139))

@@ -83,10 +83,11 @@ int bytes_of(const std::string& type) {
 const Decoders& decoders() {
     static const Decoders all = [] {
         Decoders made;
-        for (auto add : {add_arithmetic, add_bitwise, add_conversions, add_approximations,
-                         add_memory, add_atomics, add_control, add_barriers, add_warp_exchanges,
-                         add_async_copies, add_bulk_copies, add_tensor_map_updates, add_clusters,
-                         add_matrix_loads, add_mma, add_wgmma, add_tcgen05}) {
+        for (auto add :
+             {add_arithmetic, add_extremes, add_bitwise, add_conversions, add_approximations,
+              add_memory, add_atomics, add_control, add_barriers, add_warp_exchanges,
+              add_async_copies, add_bulk_copies, add_tensor_map_updates, add_clusters,
+              add_matrix_loads, add_mma, add_wgmma, add_tcgen05}) {
             add(made);
         }
         return made;

@@ -123,6 +123,7 @@ private:
 // Every decoder, by the first part of the opcode.
 const Decoders& decoders();
 void add_arithmetic(Decoders&);
+void add_extremes(Decoders&);
 void add_bitwise(Decoders&);
 void add_conversions(Decoders&);
 void add_approximations(Decoders&);
