@@ -108,7 +108,7 @@ def test_box_is_loaded_as_torch_indexes_it(name):
 
 @pytest.mark.parametrize("name", [name for name in BOXES if name != "every other"])
 def test_box_is_stored_inside_the_tensor_only(name):
-    shape, box, first, steps, swizzle, _ = BOXES[name]
+    shape, box, first, _, swizzle, _ = BOXES[name]
     around = torch.zeros(math.prod(shape) + 32).half()
     tensor = around[16:-16].view(shape)
     data = torch.randn(box).half()
@@ -242,7 +242,8 @@ def modified_map_kernel() -> str:
     bar.warp.sync -1;
 {replaced}
     bar.warp.sync -1;
-    tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [map], [box], 128;
+    tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned
+        [map], [box], 128;
     fence.proxy.tensormap::generic.acquire.gpu [map], 128;
     {INIT}
     @first fence.proxy.async.shared::cta;

@@ -191,12 +191,12 @@ def test_fault_in_tensor_memory_is_found(text, old, new, kind):
         assert found.value.kind in kind.split("|"), str(found.value)
 
 
-# Lane and column of tensor memory that register r of thread l holds, and its registers, for .x2.
+# Lane and column of tensor memory that register r of thread t holds, and its registers, for .x2.
 SHAPES = {
-    "16x64b": (lambda l, r: (l // 4 + 8 * (l % 2), l // 2 % 2 + 2 * r), 2),
-    "16x128b": (lambda l, r: (l // 4 + 8 * (r % 2), l % 4 + 4 * (r // 2)), 4),
-    "16x256b": (lambda l, r: (l // 4 + 8 * (r // 2 % 2), r % 2 + 2 * (l % 4) + 8 * (r // 4)), 8),
-    "16x32bx2": (lambda l, r: (l % 16, r + 5 * (l // 16)), 2),
+    "16x64b": (lambda t, r: (t // 4 + 8 * (t % 2), t // 2 % 2 + 2 * r), 2),
+    "16x128b": (lambda t, r: (t // 4 + 8 * (r % 2), t % 4 + 4 * (r // 2)), 4),
+    "16x256b": (lambda t, r: (t // 4 + 8 * (r // 2 % 2), r % 2 + 2 * (t % 4) + 8 * (r // 4)), 8),
+    "16x32bx2": (lambda t, r: (t % 16, r + 5 * (t // 16)), 2),
 }
 
 
