@@ -136,8 +136,8 @@ def gradients() -> Launch:
     """Gradients of queries, keys, decays and of the delta rule's w; with Triton 3.4 to 3.7.0 this
     kernel was wrong on Hopper.
 
-    It has one stage: with more, Triton 3.9 refills buffers that products may still read, which
-    goes well only because the assembler then lets no two products overlap.
+    It has one stage: with more, Triton 3.9 refills buffers of `h` and `dh` that products in flight
+    still read, which the emulator reports as a race.
     """
     q, k, v, grad_o, grad_v = (tokens() for _ in range(5))
     g, h, grad_h = decays(), states(), states()

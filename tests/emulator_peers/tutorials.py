@@ -198,7 +198,8 @@ def persistent(kernel: str, **constants):
         a, b = (torch.randn(n, inner).to(HALF) / 4 for n in (rows, columns))
         c = torch.empty(rows, columns, dtype=HALF)
         if "tma" in kernel:
-            shapes = (128, 64), (64, 64), (128, 64)
+            width = 32 if constants.get("EPILOGUE_SUBTILE") else 64
+            shapes = (128, 64), (64, 64), (128, width)
             pairs = zip((a, b, c), shapes, strict=True)
             tensors = [TensorDescriptor.from_tensor(x, list(shape)) for x, shape in pairs]
             sizes = rows, columns, inner
@@ -318,5 +319,6 @@ def main(path: Path, arch: int, seed: int, only: str) -> None:
 
 if __name__ == "__main__":
     os.environ.pop("TRITON_INTERPRET", None)
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
     sys.path.insert(0, str(Path(__file__).parents[1]))
     main()
