@@ -111,8 +111,13 @@ def test_a_refusal_holds_for_its_releases_and_architectures(
 
 @pytest.mark.parametrize(
     ("version", "architecture", "refused"),
-    [("3.6.0", "sm_90", True), ("3.7.0", "sm_90", True), ("3.7.1", "sm_90", False)]
-    + [("3.6.0", "sm_80", False), ("3.9.0", "sm_90", False)],
+    [
+        ("3.6.0", "sm_90", True),
+        ("3.7.0", "sm_90", True),
+        ("3.7.1", "sm_90", False),
+        ("3.9.0", "sm_90", False),
+        ("3.6.0", "sm_80", False),
+    ],
 )
 def test_releases_without_fences_on_hopper_are_refused(version, architecture, refused):
     assert ("fence" in refusal(version, architecture)) == refused
