@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-
-from biased_flash_attn import backends
 from biased_flash_attn.triton_kernels import refusals
 from biased_flash_attn.triton_kernels.refusals import Refusal, refusal
+
+from biased_flash_attn import backends
 
 WRONG = Refusal(
     "3.6.0",

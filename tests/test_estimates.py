@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("triton", reason="needs Triton")
 
 import triton
+
 from estimates import calibration, published, tiles, times
 from estimates.gpu import A100, GPUS, H100
 
