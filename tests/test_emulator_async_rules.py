@@ -24,7 +24,8 @@ SUMS = "{%f0, %f1, %f2, %f3}"
 MULTIPLY = (
     f"wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {SUMS}, %rd0, %rd1, %p0, 1, 1, 0, 0;\n"
 )
-ZEROS = "\n".join(f"mov.f32 %f{i}, 0f00000000;" for i in range(4)) + "\n"
+# Computed, as constants may be set behind a fence.
+ZEROS = "\n".join(f"add.f32 %f{i}, 0f00000000, 0f00000000;" for i in range(4)) + "\n"
 FENCE = "wgmma.fence.sync.aligned; //order\n"
 WAIT = "wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0; //wait\n"
 STORE = "\n".join(f"st.global.f32 [%mine+{4096 * i}], %f{i};" for i in range(4)) + "\n"
@@ -52,6 +53,8 @@ def test_operands_are_written_by_others_before_a_barrier():
 
 def test_accumulators_are_fenced_after_they_are_written():
     rule(PRODUCT, "race", "wgmma.fence", mark="//order", threads=128)
+    constants = "\n".join(f"mov.f32 %f{i}, 0f00000000;" for i in range(4)) + "\n"
+    keeps(PRODUCT.replace(ZEROS, "").replace(MULTIPLY, constants + MULTIPLY), threads=128)
 
 
 def test_sums_are_not_touched_before_they_are_waited_for():
@@ -77,19 +80,19 @@ def test_products_of_one_shape_follow_one_another():
 
 
 def test_fragments_in_registers_are_not_changed_in_flight():
-    ones = "\n".join(f"mov.b32 %r{i}, 0x3F803F80;" for i in range(4, 8)) + "\n"
+    ones = "\n".join(f"or.b32 %r{i}, 0x3F803F80, 0;" for i in range(4, 8)) + "\n"
     multiply = MULTIPLY.replace(
         "%rd0, %rd1, %p0, 1, 1, 0, 0", "{%r4, %r5, %r6, %r7}, %rd1, %p0, 1, 1, 0"
     )
     body = OPERANDS + ZEROS + ones + FENCE + multiply + WAIT + "mov.b32 %r4, 0;\n" + STORE
     rule(body, "in flight", mark="//wait", threads=128)
     rule(body, "race", "wgmma.fence", mark="//order", threads=128)
-    undefined = body.replace("mov.b32 %r7, 0x3F803F80;", "@!%p0 mov.b32 %r7, 0;")
+    undefined = body.replace("or.b32 %r7, 0x3F803F80, 0;", "@!%p0 mov.b32 %r7, 0;")
     breaks(undefined, "uninitialized", threads=128)
 
 
 def test_sums_need_no_value_where_they_begin_anew():
-    body = without(PRODUCT, "mov.f32 %f").replace("setp.eq.u32 %p0, 0, 0", "setp.eq.u32 %p0, 0, 1")
+    body = without(PRODUCT, "add.f32 %f").replace("setp.eq.u32 %p0, 0, 0", "setp.eq.u32 %p0, 0, 1")
     for seed in SEEDS:
         out = launch(body, threads=128, seed=seed).view(np.float32)
         np.testing.assert_array_equal(out.reshape(4, 1024)[:, :128], 16)

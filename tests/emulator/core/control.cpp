@@ -57,10 +57,9 @@ Next move_predicate(Warp& w, const Instruction& i) {
     return Next::kFollowing;
 }
 
-// Compilers copy registers between wgmma.fence and a product, and the assembler makes them one
-// register: so a copy is as much ordered by a fence as what it copies.
+// Compilers copy registers and set constants between wgmma.fence and a product, and the assembler
+// orders that itself: a copy is as much ordered by a fence as what it copies, and a constant is.
 void copy_fence_state(Warp& w, const Instruction& i) {
-    if (i[1].kind != Operand::Kind::kRegister && i[1].kind != Operand::Kind::kVector) return;
     const auto is_unfenced = [&](const Operand& o) {
         return o.kind == Operand::Kind::kRegister && w.unfenced[o.number];
     };
