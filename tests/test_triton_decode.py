@@ -19,10 +19,20 @@ from decode_skipping_cases import (
     check_tolerance,
 )
 from decoding_cases import STORAGES, check_decoding, decoded, make_cache
-from triton_backend import MARKS
+from triton_backend import KERNELS, MARKS
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 pytestmark = MARKS
+
+
+@pytest.fixture(autouse=True)
+def least_tiles_of_a_part(monkeypatch):
+    """Keys as short as these are cut into several parts, or into one as they are used."""
+    if KERNELS is not None:
+        from biased_flash_attn.triton_kernels import decode_launch
+
+        monkeypatch.setattr(decode_launch, "_LEAST_TILES", random.choice([1, 4]))
+
 
 COMBINATIONS = pairwise(
     bias=list(FORMS),
