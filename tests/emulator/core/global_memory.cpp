@@ -13,12 +13,12 @@ void GlobalMemory::finish(int granule_shift) {
     std::sort(ranges_.begin(), ranges_.end(),
               [](const Range& a, const Range& b) { return a.base < b.base; });
     std::vector<Range> merged;
-    for (const Range& range : ranges_) {
+    for (Range& range : ranges_) {
         if (!merged.empty() && range.base < merged.back().end) {
             merged.back().end = std::max(merged.back().end, range.end);
             merged.back().writable |= range.writable;
         } else {
-            merged.push_back(range);
+            merged.push_back(std::move(range));
         }
     }
     ranges_ = std::move(merged);
@@ -35,6 +35,17 @@ const char* GlobalMemory::refusal(uint64_t address, uint64_t size, bool writes) 
     if (!range || address + size > range->end) return "lies in no tensor of the launch";
     if (writes && !range->writable) return "is memory that kernels may only read";
     return nullptr;
+}
+
+GlobalMemory::Granule& GlobalMemory::granule(Range& range, uint64_t index) const {
+    const uint64_t in_range = index - (range.base >> shift_);
+    if (range.pages.empty()) {
+        const uint64_t granules = ((range.end - 1) >> shift_) - (range.base >> shift_) + 1;
+        range.pages.resize((granules - 1) / std::tuple_size_v<Page> + 1);
+    }
+    std::unique_ptr<Page>& page = range.pages[in_range / std::tuple_size_v<Page>];
+    if (!page) page = std::make_unique<Page>();
+    return (*page)[in_range % std::tuple_size_v<Page>];
 }
 
 uint32_t GlobalMemory::current(uint32_t block) {
@@ -64,20 +75,16 @@ const char* GlobalMemory::conflict(uint64_t address, uint64_t size, bool writes,
                                    const BlockKnowledge& known) {
     Range& range = const_cast<Range&>(*find(address));
     if (!range.writable) return nullptr;
-    if (range.granules.empty())
-        range.granules.resize(((range.end - 1) >> shift_) - (range.base >> shift_) + 1);
-    const uint64_t first = (address >> shift_) - (range.base >> shift_);
-    const uint64_t last = ((address + size - 1) >> shift_) - (range.base >> shift_);
     const uint32_t self = current(block);
-    for (uint64_t i = first; i <= last; ++i) {
-        Granule& granule = range.granules[i];
-        if (!is_ordered(granule.writer, block, known)) return "another block of this launch wrote";
+    for (uint64_t i = address >> shift_; i <= (address + size - 1) >> shift_; ++i) {
+        Granule& accessed = granule(range, i);
+        if (!is_ordered(accessed.writer, block, known)) return "another block of this launch wrote";
         if (writes) {
-            if (!is_ordered(granule.reader, block, known))
+            if (!is_ordered(accessed.reader, block, known))
                 return "another block of this launch read";
-            granule = {self, 0};
+            accessed = {self, 0};
         } else {
-            granule.reader = is_ordered(granule.reader, block, known) ? self : kSeveral;
+            accessed.reader = is_ordered(accessed.reader, block, known) ? self : kSeveral;
         }
     }
     return nullptr;

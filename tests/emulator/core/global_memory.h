@@ -1,8 +1,10 @@
 // Global memory: the tensors that a launch was given, and nothing else.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -62,14 +64,17 @@ private:
     struct Granule {
         uint32_t writer = 0, reader = 0;
     };
+    // Pages exist where they were accessed, as a tensor's rows may lie gigabytes apart.
+    using Page = std::array<Granule, 4096>;
     struct Range {
         uint64_t base, end;
         bool writable;
-        std::vector<Granule> granules;
+        std::vector<std::unique_ptr<Page>> pages;
     };
     static constexpr uint32_t kSeveral = 0xFFFFFFFF;  // blocks, which cannot be told apart
 
     const Range* find(uint64_t address) const;
+    Granule& granule(Range& range, uint64_t index) const;
     uint32_t current(uint32_t block);
     // Ends the epoch of a block, which others may be told of from now on.
     Epoch end_epoch(uint32_t block);
