@@ -1,4 +1,4 @@
-"""Searches the sizes of blocks that triton_kernels/configs.py lists, for an H100 (90) or A100 (80).
+"""Searches the sizes of blocks that triton_kernels/configs/ lists, for an H100 (90) or A100 (80).
 
     python bench/configurations.py 90 [64 128 256]
 

@@ -16,7 +16,7 @@ from .append import append as append
 from .backward import attn_bwd_delta_kernel
 from .backward_keys import attn_bwd_dkv_kernel
 from .backward_queries import attn_bwd_dq_kernel
-from .configs import Config
+from .configs import Config, Features
 from .decode_launch import decode as decode
 from .factored import with_factors
 from .forward import attn_fwd_kernel
@@ -257,9 +257,9 @@ def _sizes(
     block_d, block_dv = (max(16, triton.next_power_of_2(x.shape[3])) for x in (q, v))
     form, width = "log1p_square" if bias.squared.value else bias.form.value, max(block_d, block_dv)
     masks = problem.causal.value, problem.windowed.value
-    kind = configs.Kind(form, bias.gain is not None, planned, trained, *masks, far, q.dtype)
+    features = Features(form, bias.gain is not None, planned, trained, *masks, far, q.dtype)
     with_sequences = problem.sequences is not None
-    config = configs.choose(kernel, processor(), width, kind, with_sequences)
+    config = configs.choose(kernel, processor(), width, features, with_sequences)
     return config, {
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
