@@ -39,13 +39,29 @@ def instructions(kernels: list[dict]) -> dict[tuple[str, int], dict[str, float]]
             trained = one["bias_gradient"] and one["kernel"] != FORWARD
             key = one["kernel"], one["head_dim"], trained, one["form"]
             a_pair[key] = one["instructions"]
+    forms = [form for form in FORMS if any(form == one["form"] for one in kernels)]
     return {
         (row, width): {
-            form: sum(a_pair[kernel, width, trained, form] for kernel in names) for form in FORMS
+            form: sum(a_pair[kernel, width, trained, form] for kernel in names) for form in forms
         }
         for width in sorted({one["head_dim"] for one in kernels})
         for row, (names, trained) in ROWS.items()
     }
+
+
+def cells(kernels: list[dict]) -> dict[tuple[str, int], dict[str, str]]:
+    """As `instructions`, by the titles of columns, with the ratio to those without a bias."""
+    return {
+        key: {FORMS[form]: f"{n:.1f} ({n / counts['none']:.2f})" for form, n in counts.items()}
+        for key, counts in instructions(kernels).items()
+    }
+
+
+def read(table: str) -> dict[tuple[str, int], dict[str, str]]:
+    """The cells of a document."""
+    lines = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")]
+    (_, _, *titles), *rows = lines
+    return {(name, int(width)): dict(zip(titles, row, strict=True)) for name, width, *row in rows}
 
 
 def document(kernels: list[dict]) -> str:
@@ -59,9 +75,8 @@ def document(kernels: list[dict]) -> str:
         f"| {' | '.join(columns)} |",
         "|---" * len(columns) + "|",
     ]
-    for (row, width), counts in instructions(kernels).items():
-        cells = [f"{one:.1f} ({one / counts['none']:.2f})" for one in counts.values()]
-        lines.append(f"| {row} | {width} | {' | '.join(cells)} |")
+    for (row, width), in_row in cells(kernels).items():
+        lines.append(f"| {row} | {width} | {' | '.join(in_row.values())} |")
     return "\n".join(lines) + "\n"
 
 

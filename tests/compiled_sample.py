@@ -9,10 +9,9 @@ import compiled
 
 
 def features(task: compiled.Task) -> set[tuple[str, Hashable]]:
-    """Every form, width and dtype is to be seen with each kernel, and every variant with some."""
-    bias, variant = bias_and_variant(task.form)
-    values = bias, task.head_dim, task.dtype, task.bias_gradient
-    return {("any kernel", variant), *((task.kernel, value) for value in values)}
+    """Every width is to be seen with each kernel; every form, variant and dtype with some."""
+    values = *bias_and_variant(task.form), task.dtype, task.bias_gradient
+    return {(task.kernel, task.head_dim), *(("any kernel", value) for value in values)}
 
 
 def bias_and_variant(form: str) -> tuple[str, str]:

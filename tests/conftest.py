@@ -66,14 +66,24 @@ def pytest_report_header(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    if config.option.kernel_tests is None:
+    n = config.option.kernel_tests
+    if n is None:
         return
     of_kernels = [item for item in items if item.get_closest_marker("kernels")]
-    n = min(config.option.kernel_tests, len(of_kernels))
-    drawn = set(random.Random(config.option.seed).sample(range(len(of_kernels)), n))
-    left_out = [item for i, item in enumerate(of_kernels) if i not in drawn]
-    items[:] = [item for item in items if item not in set(left_out)]
-    config.hook.pytest_deselected(items=left_out)
+    left_out = set(drawn_in_turns(of_kernels, random.Random(config.option.seed))[n:])
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=list(left_out))
+
+
+def drawn_in_turns(items: list, draw: random.Random) -> list:
+    """One case of each test function, in random order, before a second one of any."""
+    shuffled = draw.sample(items, len(items))
+    nth = Counter()
+    turns = []
+    for item in shuffled:
+        turns.append(nth[item.function])
+        nth[item.function] += 1
+    return [item for _, item in sorted(zip(turns, shuffled, strict=True), key=lambda x: x[0])]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -154,6 +164,14 @@ def emulated_gpu(request):
         launches=sum(device.launches.values()),
         instructions=device.instructions,
     )
+
+
+@pytest.fixture
+def drawn_dtype(seed) -> torch.dtype:
+    """One of those that GPU kernels take; compiling each test's kernels for all takes too long."""
+    dtype = random.Random(seed).choice([torch.float32, torch.float16, torch.bfloat16])
+    print(dtype)
+    return dtype
 
 
 @pytest.fixture

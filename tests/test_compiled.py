@@ -1,18 +1,18 @@
 """What the compiler makes of the Triton kernels for GPUs that need not be present.
 
-A run compiles a sample (compiled_sample.py) and what the table of instructions needs, which takes
-several minutes of a core where nothing is cached; with --all-kernels it compiles everything, which
-takes hours.
+A run compiles a sample (compiled_sample.py) and what a part of the table of instructions needs;
+with --all-kernels it compiles everything, which takes hours.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import pkgutil
+import random
 import subprocess
 import sys
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
@@ -40,14 +40,16 @@ WITH_PRODUCTS = (
     "attn_choose_kernel",
     "attn_decode_kernel",
 )
-# What the table of instructions counts, on Hopper.
-COUNTED = [
-    task
-    for task in compiled.tasks((64, 128))
-    if task.form in instructions.FORMS
-    and task.dtype == "bfloat16"
-    and task.kernel in (instructions.FORWARD, instructions.DQ, instructions.DKV)
-]
+
+
+def counted(forms: Iterable[str], widths: Iterable[int]) -> list:
+    """What the table of instructions counts, on Hopper."""
+    kernels = instructions.FORWARD, instructions.DQ, instructions.DKV
+    return [
+        task
+        for task in compiled.tasks(widths)
+        if task.form in forms and task.dtype == "bfloat16" and task.kernel in kernels
+    ]
 
 
 def compile_for(arch: int, tasks: list) -> list[dict]:
@@ -63,13 +65,23 @@ def compile_for(arch: int, tasks: list) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def wanted(request) -> dict[int, list]:
+def on_hopper(request) -> list:
+    """The tasks of which instructions are counted: of no bias and, in a sample, of one other."""
+    if request.config.option.all_kernels:
+        return counted(instructions.FORMS, (64, 128))
+    chosen = random.Random(request.config.option.seed)
+    others = [form for form in instructions.FORMS if form != "none"]
+    return counted(("none", chosen.choice(others)), (chosen.choice((64, 128)),))
+
+
+@pytest.fixture(scope="module")
+def wanted(request, on_hopper) -> dict[int, list]:
     """The tasks of each architecture, each once."""
     if request.config.option.all_kernels:
         return {arch: list(compiled.tasks()) for arch in SHARED_MEMORY}
     seed = request.config.option.seed
     drawn = {arch: compiled_sample.sample(arch, seed) for arch in SHARED_MEMORY}
-    drawn[90] = list(dict.fromkeys(drawn[90] + COUNTED))
+    drawn[90] = list(dict.fromkeys(drawn[90] + on_hopper))
     return drawn
 
 
@@ -94,15 +106,15 @@ def kernels(arch, reports) -> list[dict]:
     return reports[arch]
 
 
-def test_a_sample_reaches_every_kernel_with_every_form_width_and_dtype(arch, request):
+def test_a_sample_reaches_every_kernel_width_form_and_dtype(arch, request):
     seed = request.config.option.seed
     everything, drawn = list(compiled.tasks()), compiled_sample.sample(arch, seed)
     assert {task.kernel for task in drawn} == kernels_of_the_package()
     for value in (
-        lambda task: (task.kernel, compiled_sample.bias_and_variant(task.form)[0]),
         lambda task: (task.kernel, task.head_dim),
-        lambda task: (task.kernel, task.dtype),
-        lambda task: (task.kernel, task.bias_gradient),
+        lambda task: task.dtype,
+        lambda task: task.bias_gradient,
+        lambda task: compiled_sample.bias_and_variant(task.form)[0],
         lambda task: compiled_sample.bias_and_variant(task.form)[1],
     ):
         assert set(map(value, drawn)) == set(map(value, everything))
@@ -157,20 +169,21 @@ AIMS = {
 
 
 @pytest.fixture
-def on_hopper(reports) -> list[dict]:
-    return [one for one in reports[90] if task_of(one) in COUNTED]
+def reports_on_hopper(reports, on_hopper) -> list[dict]:
+    return [one for one in reports[90] if task_of(one) in on_hopper]
 
 
-def test_a_bias_costs_few_instructions(on_hopper):
-    counts = instructions.instructions(on_hopper)
-    for (row, (aim, forms)), width in itertools.product(AIMS.items(), (64, 128)):
-        for form in forms:
-            ratio = counts[row, width][form] / counts[row, width]["none"]
-            assert round(ratio, 2) <= aim, (row, width, form)
+def test_a_bias_costs_few_instructions(reports_on_hopper):
+    for (row, width), counts in instructions.instructions(reports_on_hopper).items():
+        aim, forms = AIMS.get(row, (None, ()))
+        for form in counts.keys() & set(forms):
+            assert round(counts[form] / counts["none"], 2) <= aim, (row, width, form)
 
 
-def test_the_table_of_instructions_is_that_of_the_kernels(on_hopper):
+def test_the_table_of_instructions_is_that_of_the_kernels(reports_on_hopper):
     table = (BENCH / "results" / "instructions-sm_90.md").read_text()
-    if f"Triton {on_hopper[0]['triton']} " not in table:
+    if f"Triton {reports_on_hopper[0]['triton']} " not in table:
         pytest.skip("another version of Triton compiles to other instructions")
-    assert instructions.document(on_hopper) == table
+    stated = instructions.read(table)
+    for key, row in instructions.cells(reports_on_hopper).items():
+        assert row == {title: stated[key][title] for title in row}, key
