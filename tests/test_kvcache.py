@@ -20,7 +20,7 @@ from decoding_cases import (
     sequence,
 )
 
-TOKENS = 300
+TOKENS = 150
 SIZES = [(1,), (3,), (64,), (130, 1, 1, 17, 1)]
 HEADS = [(4, 4), (4, 2), (6, 1)]
 

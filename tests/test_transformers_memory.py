@@ -44,8 +44,8 @@ def peak(length: int) -> float:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_t5_of_8192_tokens():
-    """One dense bias of an encoder alone would take 512 MiB, a mask of pairs 64 MiB or more."""
-    short, long = peak(4096), peak(8192)
-    assert long <= 2.1 * short, f"{short} MiB for 4096 tokens, {long} MiB for 8192"
-    assert long <= 192, f"{long} MiB"
+def test_t5_of_4096_tokens():
+    """One dense bias of an encoder alone would take 128 MiB, a mask of pairs 16 MiB or more."""
+    short, long = peak(2048), peak(4096)
+    assert long <= 2.1 * short, f"{short} MiB for 2048 tokens, {long} MiB for 4096"
+    assert long <= 96, f"{long} MiB"
