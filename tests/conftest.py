@@ -160,7 +160,7 @@ def emulated_gpu(request):
     device = Device(int(request.config.option.gpu.removeprefix("sm_")))
     yield device
     request.config.stash[EXECUTED].update(
-        kernels=len(device.kernels),
+        kernels=len(device.executed),
         launches=sum(device.launches.values()),
         instructions=device.instructions,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 
 import torch
@@ -19,6 +19,7 @@ from .parser import Kernel, parse
 from .tensor_map import TF32, TensorMap
 
 TENSOR_MAP_BYTES = 128
+MOST_PARSED = 32
 
 
 class Device:
@@ -32,7 +33,8 @@ class Device:
         self.seed = seed
         self.launches: Counter[str] = Counter()
         self.instructions = 0
-        self.kernels: dict[str, Kernel] = {}
+        self.executed: set[str] = set()  # hashes of kernels
+        self._parsed: OrderedDict[str, Kernel] = OrderedDict()
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", self.arch, 32)
@@ -49,10 +51,8 @@ class Device:
 
     def run(self, compiled, grid: tuple[int, ...], arguments: dict) -> Counts:
         """Executes a kernel that Triton compiled, with its arguments by name."""
-        kernel = self.kernels.get(compiled.hash)
-        if kernel is None:
-            (kernel,) = parse(compiled.asm["ptx"]).kernels.values()
-            self.kernels[compiled.hash] = kernel
+        kernel = self.parsed(compiled)
+        self.executed.add(compiled.hash)
         values = []
         descriptors = iter(compiled.metadata.tensordesc_meta or ())
         for name, type_ in compiled.src.signature.items():
@@ -72,6 +72,23 @@ class Device:
         self.launches[kernel.name] += 1
         self.instructions += counts.instructions
         return counts
+
+    def parsed(self, compiled) -> Kernel:
+        """Keeps what was launched last and, of the stages of compiling, the PTX alone.
+
+        A kernel's stages and its parsed form take megabytes, and a test suite has thousands.
+        """
+        if compiled.hash in self._parsed:
+            self._parsed.move_to_end(compiled.hash)
+            return self._parsed[compiled.hash]
+        ptx = compiled.asm["ptx"]
+        compiled.asm.clear()
+        compiled.asm["ptx"] = ptx
+        (kernel,) = parse(ptx).kernels.values()
+        self._parsed[compiled.hash] = kernel
+        if len(self._parsed) > MOST_PARSED:
+            self._parsed.popitem(last=False)
+        return kernel
 
 
 def aligned_bytes(size: int) -> torch.Tensor:
