@@ -160,11 +160,12 @@ def test_matrix_units_of_blackwell_have_the_blocks_that_they_take(arch, kernels)
 
 
 BIASES = ("linear", "cumulative", "cumulative-gain", "distance")
-# What they may cost in instructions, as a ratio. Trained, other forms take more.
+# What they may cost in instructions, as a ratio. Trained, other forms take more. Blocks are chosen
+# for time; larger ones would take fewer instructions for a bias.
 AIMS = {
-    "forward": (1.06, BIASES),
-    "backward": (1.05, BIASES),
-    "backward, bias trained": (1.05, ("linear", "distance")),
+    "forward": (1.13, BIASES),
+    "backward": (1.10, BIASES),
+    "backward, bias trained": (1.09, ("linear", "distance")),
 }
 
 
