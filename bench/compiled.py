@@ -18,7 +18,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +30,10 @@ from triton.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from biased_flash_attn.key_bounds import KeyBounds
+from biased_flash_attn.decoding.key_bounds import KeyBounds
+from biased_flash_attn.forms import Form, Geometry, of_tensors
+from biased_flash_attn.limits import NEAR_KEYS, PLAN_QUERIES
+from biased_flash_attn.problem import Bounds, Pages, Problem
 from biased_flash_attn.sequences import Sequences
 
 FORMS = ("none", "linear", "distance", "cumulative", "cumulative-gain", "log1p_square-gain")
@@ -156,45 +159,47 @@ def attend(form: str, dtype: torch.dtype, head_dim: int, bias_gradient: bool) ->
     q, k, v, grad_o = (rows(apart) for _ in range(4))
     if "strided" in words:
         v, grad_o = rows(2 * apart), rows(2 * apart)
-    terms, gain, plan, sequences = None, None, None, None
+    plan, sequences, tensors = None, None, []
     if "packed" in words:
         ranges = [[0, longest, 0, longest, 0], [longest, longest, longest, longest, 0]]
         sequences = Sequences(torch.tensor(ranges), longest, longest, n, n, is_packed=True)
     if "plan" in words:
         entries = batch if sequences is None else len(sequences.rows)
-        plan = torch.empty(2, entries, heads, longest // 128, dtype=torch.int32)
+        plan = torch.empty(2, entries, heads, longest // PLAN_QUERIES, dtype=torch.int32)
     if form == "linear":
-        terms = torch.empty(1, heads)
+        tensors = [torch.empty(1, heads)]
     elif form == "distance":
-        terms = torch.empty(1, heads, longest if causal else 2 * longest - 1)
+        tensors = [torch.empty(1, heads, longest if causal else 2 * longest - 1)]
     elif form != "none":
-        terms = torch.empty(batch, heads, n).double()
-        gain = torch.empty(batch, heads, n) if "gain" in words else None
-    problem = terms, gain, form, head_dim**-0.5, causal, window
-    o, lse = launch.forward(q, k, v, *problem, plan, sequences)
-    launch.backward(grad_o, lse, q, k, v, o, lse, *problem, bias_gradient, plan, sequences)
-    if form != "none" and sequences is None:
-        everything = torch.empty(2, batch, heads, n // 128, dtype=torch.int32)
-        launch.trim(q, k, *problem, everything, lse, 1e-6, 128, False)
+        gain = [torch.empty(batch, heads, n)] if "gain" in words else []
+        tensors = [torch.empty(batch, heads, n).double(), *gain]
+    made, geometry = (
+        of_tensors(form, tensors),
+        Geometry(longest, longest, causal, window, sequences),
+    )
+    problem = Problem(q, k, v, made, geometry, head_dim**-0.5, 0.0, "triton", plan)
+    o, lse = launch.forward(problem)
+    launch.backward(problem, o, lse, grad_o, lse, bias_gradient)
+    if made.may_skip and sequences is None:
+        everything = torch.empty(2, batch, heads, n // PLAN_QUERIES, dtype=torch.int32)
+        launch.trim(replace(problem, plan=everything), lse, 1e-6, NEAR_KEYS, False)
     if words in ([], ["gain"]):
-        decode(q[:, :, :1], terms, gain, form)
+        decode(q[:, :, :1], made)
 
 
-def decode(q: torch.Tensor, terms, gain, form: str) -> None:
+def decode(q: torch.Tensor, form: Form) -> None:
     """One query against keys in 64 pages of 64, with a fourth as many heads."""
     heads, pages = q.shape[1], 64
     k, v = (q.new_empty(pages, heads // 4, 64, q.shape[3]) for _ in range(2))
-    if terms is not None and terms.dtype == torch.float64:
-        terms = terms.view(pages, heads, 64)
+    if form.per_token:
+        form = form.of_queries(slice(0, 1)).with_state(form.state.view(pages, heads, 64))
     block_table, lengths = torch.empty(1, pages).int(), torch.empty(1).long()
-    gain = None if gain is None else gain[..., :1]
-    known = KeyBounds(pages, k, None if form in ("none", "linear", "distance") else heads)
-    bounds = [*known.tensors()]
-    if form == "distance":
-        bounds[3] = torch.empty(1, heads, pages)
-    options = bounds, form, q.shape[3] ** -0.5, None, 1e-6
+    bounds = Bounds(*KeyBounds(pages, k, heads if form.per_token else None).tensors())
+    if (peaks := form.peaks(64)) is not None:
+        bounds = bounds._replace(highest=peaks)
+    where = Pages(block_table, lengths, bounds)
     launch.append(k, q, block_table, lengths)
-    launch.decode(q, k, v, block_table, lengths, terms, gain, *options)
+    launch.decode(Problem.of_pages(q, k, v, form, None, q.shape[3] ** -0.5, 1e-6, "triton", where))
 
 
 @functools.cache

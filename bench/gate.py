@@ -7,9 +7,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from biased_flash_attn.backends.reference import attention
 from biased_flash_attn.cli.accuracy import Exact, errors, largest_entries
 from biased_flash_attn.forms import Geometry
-from biased_flash_attn.reference import attention
 from layer import HEAD_DIM, Inputs, Training, draw
 from sides import make_bias, ours
 

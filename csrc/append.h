@@ -3,12 +3,12 @@
 
 #include <cstring>
 
-#include "params.h"
+#include "problem.h"
 
 namespace bfa {
 
 // `tokens` rows become the last of the lengths[b] keys of each sequence. The batch dimension of
-// pages is that of the pages. See decode_params.h for the block table.
+// pages is that of the pages. See decode_problem.h for the block table.
 struct Append {
     int64_t batch, heads, tokens, row_bytes;
     int64_t page_size, columns;

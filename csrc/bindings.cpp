@@ -1,5 +1,6 @@
-// The Python module `_C`: addresses, strides and sizes in, kernels on raw pointers out. What the
-// tensors behind the addresses may be is checked in Python before; only NaN is looked for here.
+// The Python module `_C`: addresses, strides and sizes in, by name, and kernels on raw pointers
+// out. What the tensors behind the addresses may be is checked in Python before; only NaN is looked
+// for here.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -9,6 +10,8 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <unordered_map>
+#include <vector>
 
 #include "append.h"
 #include "cpu/dispatch.h"
@@ -20,18 +23,54 @@ namespace py = pybind11;
 namespace bfa {
 namespace {
 
-// address, then the batch, head and sequence strides in elements
-using Tensor = std::array<int64_t, 4>;
-using Sizes = std::array<int64_t, 8>;
+// What Python passes by name. Every name has to be taken, so that none is misspelt on either side.
+class Fields {
+public:
+    explicit Fields(const py::dict& values) : values_(values) {}
 
-View view(const Tensor& tensor, int64_t item_bytes) {
-    return {reinterpret_cast<char*>(tensor[0]), tensor[1] * item_bytes, tensor[2] * item_bytes,
-            tensor[3] * item_bytes};
-}
+    template <class T>
+    T take(const char* name) {
+        PyObject* value = PyDict_GetItemWithError(values_.ptr(), interned(name));
+        if (!value) throw py::type_error(std::string("missing: ") + name);
+        ++taken_;
+        return py::cast<T>(py::handle(value));
+    }
 
-View view(const std::optional<Tensor>& tensor, int64_t item_bytes) {
-    return tensor ? view(*tensor, item_bytes) : View();
-}
+    template <class T>
+    void take(const char* name, T& field) {
+        field = take<T>(name);
+    }
+
+    template <class T>
+    const T* take_address(const char* name) {
+        return reinterpret_cast<const T*>(take<intptr_t>(name));
+    }
+
+    // The address and the batch, head and row strides in elements, or None.
+    View take_view(const char* name, int64_t item_bytes) {
+        using Numbers = std::array<int64_t, 4>;
+        const auto x = take<std::optional<Numbers>>(name);
+        if (!x) return {};
+        return {reinterpret_cast<char*>((*x)[0]), (*x)[1] * item_bytes, (*x)[2] * item_bytes,
+                (*x)[3] * item_bytes};
+    }
+
+    void finish() const {
+        if (taken_ != values_.size()) throw py::type_error("some fields are not known");
+    }
+
+private:
+    // Names are literals, of which each is made a Python string once.
+    static PyObject* interned(const char* name) {
+        static std::unordered_map<const char*, PyObject*> strings;
+        PyObject*& string = strings[name];
+        if (!string) string = PyUnicode_InternFromString(name);
+        return string;
+    }
+
+    const py::dict& values_;
+    size_t taken_ = 0;
+};
 
 Element element_of(const std::string& dtype) {
     if (dtype == "float64") return Element::float64;
@@ -42,56 +81,40 @@ Element element_of(const std::string& dtype) {
                                 "; it may be float64, float32, bfloat16 or float16");
 }
 
-Form form_of(const std::string& form) {
-    if (form == "none") return Form::none;
-    if (form == "linear") return Form::linear;
-    if (form == "distance") return Form::distance;
-    if (form == "cumulative") return Form::cumulative;
-    if (form == "log1p_square") return Form::log1p_square;
-    throw std::invalid_argument("form is " + form +
-                                "; it may be none, linear, distance, cumulative or log1p_square");
+Form form_of(const std::string& name) {
+    std::string known;
+    for (int n = 0; n < int(std::size(kForms)); ++n) {
+        if (name == kForms[n].name) return Form(n);
+        known += std::string(n ? ", " : "") + kForms[n].name;
+    }
+    throw std::invalid_argument("form is " + name + "; it may be one of " + known);
 }
 
-struct ItemBytes {
-    int64_t element, real, terms;
-
-    explicit ItemBytes(const Problem& problem)
-        : element(problem.element == Element::float64   ? 8
-                  : problem.element == Element::float32 ? 4
-                                                        : 2),
-          real(problem.element == Element::float64 ? 8 : 4),
-          terms(problem.form == Form::cumulative || problem.form == Form::log1p_square ? 8 : real) {
-    }
-};
+// Of the numbers of a form's tensor.
+int64_t form_bytes(const Problem& problem, int tensor) {
+    return facts_of(problem.form).is_wide[tensor] ? 8 : real_bytes(problem.element);
+}
 
 template <class Real>
-void refuse_nan(const Problem& problem, const View& values, int64_t b, int64_t length,
-                const char* what) {
-    for (int64_t h = 0; h < (values.head ? problem.heads : 1); ++h) {
-        const Real* x = values.at<Real>(b, h);
+void refuse_nan(const Problem& problem, const FormTensor& tensor, int64_t b, const char* what) {
+    for (int64_t h = 0; h < (tensor.head ? problem.heads : 1); ++h) {
+        const Real* x = tensor.at<Real>(b, h);
         bool nan = false;
-        for (int64_t n = 0; n < length; ++n) nan |= std::isnan(x[n]);
+        for (int64_t n = 0; n < tensor.rows; ++n) nan |= std::isnan(x[n]);
         if (nan) throw std::invalid_argument(std::string("bias: its ") + what + " contain NaN");
     }
 }
 
-void refuse_nan(const Problem& problem, const ItemBytes& bytes) {
+void refuse_nan(const Problem& problem) {
     if (problem.heads == 0) return;
-    const char* what = problem.form == Form::linear     ? "slopes"
-                       : problem.form == Form::distance ? "table values"
-                                                        : "steps";
     for (int64_t b = 0; b < problem.batch; ++b) {
         const Problem one = of_sequence(problem, b);
-        const auto is_new = [&](const View& values) {
-            return values.data && (b == 0 || values.batch != 0 || problem.sequences);
-        };
-        if (is_new(one.terms)) {
-            if (bytes.terms == 8) refuse_nan<double>(one, one.terms, b, one.n_terms, what);
-            if (bytes.terms == 4) refuse_nan<float>(one, one.terms, b, one.n_terms, what);
-        }
-        if (is_new(one.gain)) {
-            if (bytes.real == 8) refuse_nan<double>(one, one.gain, b, one.n_query, "gains");
-            if (bytes.real == 4) refuse_nan<float>(one, one.gain, b, one.n_query, "gains");
+        for (int n = 0; n < kMostFormTensors; ++n) {
+            const FormTensor& tensor = one.form_tensors[n];
+            if (!tensor.data || (b > 0 && tensor.batch == 0 && !problem.sequences)) continue;
+            const char* what = facts_of(problem.form).tensors[n];
+            form_bytes(problem, n) == 8 ? refuse_nan<double>(one, tensor, b, what)
+                                        : refuse_nan<float>(one, tensor, b, what);
         }
     }
 }
@@ -108,128 +131,139 @@ int worthwhile_threads(const Problem& problem, int threads) {
     return int(std::clamp<double>(work / kMultiplicationsPerThread, 1, threads));
 }
 
-void fill(Problem& problem, const std::string& dtype, const std::string& form, const Sizes& sizes,
-          int64_t sequences, double scale, bool causal, int64_t window, int threads,
-          const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& terms,
-          int64_t n_terms, const std::optional<Tensor>& gain,
-          const std::optional<Tensor>& first_key, const std::optional<Tensor>& end_key) {
-    problem.element = element_of(dtype);
-    problem.form = form_of(form);
-    problem.batch = sizes[0], problem.heads = sizes[1], problem.kv_heads = sizes[2];
-    problem.n_query = sizes[3], problem.n_key = sizes[4];
-    problem.head_dim = sizes[5], problem.value_dim = sizes[6], problem.shift = sizes[7];
-    problem.sequences = reinterpret_cast<const Sequence*>(sequences);
-    problem.scale = scale, problem.causal = causal, problem.window = window;
-    problem.n_terms = n_terms;
-    problem.threads = worthwhile_threads(problem, threads);
-    const ItemBytes bytes(problem);
-    problem.q = view(q, bytes.element), problem.k = view(k, bytes.element),
-    problem.v = view(v, bytes.element);
-    problem.terms = view(terms, bytes.terms), problem.gain = view(gain, bytes.real);
-    problem.first_key = view(first_key, sizeof(int32_t));
-    problem.end_key = view(end_key, sizeof(int32_t));
-    refuse_nan(problem, bytes);
+void take_form_tensors(Fields& fields, const char* name, const Problem& problem,
+                       FormTensor* tensors) {
+    using Numbers = std::array<int64_t, 5>;  // those of a view, and the number of rows
+    const auto given = fields.take<std::vector<Numbers>>(name);
+    if (given.size() > kMostFormTensors) throw std::invalid_argument("too many tensors of a form");
+    for (int n = 0; n < int(given.size()); ++n) {
+        const auto& [data, batch, head, row, rows] = given[n];
+        const int64_t bytes = form_bytes(problem, n);
+        tensors[n] = {{reinterpret_cast<char*>(data), batch * bytes, head * bytes, row * bytes},
+                      rows};
+    }
 }
 
-void forward(const std::string& dtype, const std::string& form, const Sizes& sizes,
-             int64_t sequences, double scale, bool causal, int64_t window, int threads,
-             const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& terms,
-             int64_t n_terms, const std::optional<Tensor>& gain,
-             const std::optional<Tensor>& first_key, const std::optional<Tensor>& end_key,
-             const Tensor& o, const Tensor& lse) {
+// What decoding and the other kernels are told alike.
+void take_operands(Fields& fields, Problem& problem) {
+    problem.element = element_of(fields.take<std::string>("element"));
+    problem.form = form_of(fields.take<std::string>("form"));
+    fields.take("batch", problem.batch);
+    fields.take("heads", problem.heads);
+    fields.take("kv_heads", problem.kv_heads);
+    fields.take("n_query", problem.n_query);
+    fields.take("head_dim", problem.head_dim);
+    fields.take("value_dim", problem.value_dim);
+    fields.take("scale", problem.scale);
+    fields.take("window", problem.window);
+    fields.take("threads", problem.threads);
+    const int64_t element = element_bytes(problem.element);
+    problem.q = fields.take_view("q", element);
+    problem.k = fields.take_view("k", element);
+    problem.v = fields.take_view("v", element);
+    take_form_tensors(fields, "form_tensors", problem, problem.form_tensors);
+}
+
+void take_problem(Fields& fields, Problem& problem) {
+    take_operands(fields, problem);
+    fields.take("n_key", problem.n_key);
+    fields.take("shift", problem.shift);
+    fields.take("causal", problem.causal);
+    problem.sequences = fields.take_address<Sequence>("sequences");
+    problem.first_key = fields.take_view("first_key", sizeof(int32_t));
+    problem.end_key = fields.take_view("end_key", sizeof(int32_t));
+    problem.threads = worthwhile_threads(problem, problem.threads);
+    refuse_nan(problem);
+}
+
+void forward(const py::dict& values) {
+    Fields fields(values);
     Forward problem;
-    fill(problem, dtype, form, sizes, sequences, scale, causal, window, threads, q, k, v, terms,
-         n_terms, gain, first_key, end_key);
-    const ItemBytes bytes(problem);
-    problem.o = view(o, bytes.element), problem.lse = view(lse, bytes.real);
+    take_problem(fields, problem);
+    problem.o = fields.take_view("o", element_bytes(problem.element));
+    problem.lse = fields.take_view("lse", real_bytes(problem.element));
+    fields.finish();
     py::gil_scoped_release release;
     active_instruction_set().forward(problem);
 }
 
-void backward(const std::string& dtype, const std::string& form, const Sizes& sizes,
-              int64_t sequences, double scale, bool causal, int64_t window, int threads,
-              const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& terms,
-              int64_t n_terms, const std::optional<Tensor>& gain,
-              const std::optional<Tensor>& first_key, const std::optional<Tensor>& end_key,
-              const Tensor& o, const Tensor& lse, const Tensor& grad_o, const Tensor& grad_lse,
-              const Tensor& grad_q, const Tensor& grad_k, const Tensor& grad_v,
-              const std::optional<Tensor>& grad_terms, const std::optional<Tensor>& grad_gain) {
+void backward(const py::dict& values) {
+    Fields fields(values);
     Backward problem;
-    fill(problem, dtype, form, sizes, sequences, scale, causal, window, threads, q, k, v, terms,
-         n_terms, gain, first_key, end_key);
-    const ItemBytes bytes(problem);
-    problem.o = view(o, bytes.element), problem.lse = view(lse, bytes.real);
-    problem.grad_o = view(grad_o, bytes.element), problem.grad_lse = view(grad_lse, bytes.real);
-    problem.grad_q = view(grad_q, bytes.element);
-    problem.grad_k = view(grad_k, bytes.element), problem.grad_v = view(grad_v, bytes.element);
-    problem.grad_terms = view(grad_terms, bytes.terms),
-    problem.grad_gain = view(grad_gain, bytes.real);
+    take_problem(fields, problem);
+    const int64_t element = element_bytes(problem.element), real = real_bytes(problem.element);
+    problem.o = fields.take_view("o", element);
+    problem.lse = fields.take_view("lse", real);
+    problem.grad_o = fields.take_view("grad_o", element);
+    problem.grad_lse = fields.take_view("grad_lse", real);
+    problem.grad_q = fields.take_view("grad_q", element);
+    problem.grad_k = fields.take_view("grad_k", element);
+    problem.grad_v = fields.take_view("grad_v", element);
+    take_form_tensors(fields, "grad_form", problem, problem.grad_form);
+    fields.finish();
     py::gil_scoped_release release;
     active_instruction_set().backward(problem);
 }
 
-void trim(const std::string& dtype, const std::string& form, const Sizes& sizes, int64_t sequences,
-          double scale, bool causal, int64_t window, int threads, const Tensor& q, const Tensor& k,
-          const Tensor& v, const std::optional<Tensor>& terms, int64_t n_terms,
-          const std::optional<Tensor>& gain, const std::optional<Tensor>& first_key,
-          const std::optional<Tensor>& end_key, const Tensor& near, const Tensor& cut, double share,
-          int64_t reach, bool from_end) {
+void trim(const py::dict& values) {
+    Fields fields(values);
     Trim problem;
-    fill(problem, dtype, form, sizes, sequences, scale, causal, window, threads, q, k, v, terms,
-         n_terms, gain, first_key, end_key);
-    problem.near = view(near, ItemBytes(problem).real), problem.cut = view(cut, sizeof(int32_t));
-    problem.share = share, problem.reach = reach, problem.from_end = from_end;
+    take_problem(fields, problem);
+    problem.near = fields.take_view("near", real_bytes(problem.element));
+    problem.cut = fields.take_view("cut", sizeof(int32_t));
+    fields.take("fraction", problem.fraction);
+    fields.take("reach", problem.reach);
+    fields.take("from_end", problem.from_end);
+    fields.finish();
     py::gil_scoped_release release;
     active_instruction_set().trim(problem);
 }
 
-Decode decode_problem(const std::string& dtype, const std::string& form,
-                      const std::array<int64_t, 7>& sizes, double scale, int64_t window,
-                      int threads, const std::array<int64_t, 2>& pages, int64_t lengths,
-                      int64_t block_table) {
-    Decode problem{};
-    problem.element = element_of(dtype), problem.form = form_of(form);
-    problem.batch = sizes[0], problem.heads = sizes[1], problem.kv_heads = sizes[2];
-    problem.n_query = sizes[3], problem.n_terms = sizes[4];
-    problem.head_dim = sizes[5], problem.value_dim = sizes[6];
-    problem.scale = scale, problem.window = window, problem.threads = threads;
-    problem.page_size = pages[0], problem.columns = pages[1];
-    problem.lengths = reinterpret_cast<const int64_t*>(lengths);
-    problem.block_table = reinterpret_cast<const int32_t*>(block_table);
-    return problem;
-}
-
-// lengths and block_table are addresses; bounds are centres, extents, lowest and highest.
-void decode(const std::string& dtype, const std::string& form, const std::array<int64_t, 7>& sizes,
-            double scale, int64_t window, double tolerance, int threads,
-            const std::array<int64_t, 2>& pages, int64_t lengths, int64_t block_table,
-            const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& terms,
-            const std::optional<Tensor>& gain, const std::array<std::optional<Tensor>, 4>& bounds,
-            const Tensor& o, const Tensor& lse) {
-    Decode problem =
-        decode_problem(dtype, form, sizes, scale, window, threads, pages, lengths, block_table);
-    problem.tolerance = tolerance;
-    const int64_t element = element_bytes(problem.element);
-    const int64_t real = std::max<int64_t>(element, sizeof(float));
-    const bool sums = problem.form == Form::cumulative || problem.form == Form::log1p_square;
-    problem.q = view(q, element), problem.k = view(k, element), problem.v = view(v, element);
-    problem.terms = view(terms, sums ? sizeof(double) : real), problem.gain = view(gain, real);
-    problem.centres = view(bounds[0], element), problem.extents = view(bounds[1], real);
-    problem.lowest = view(bounds[2], sums ? sizeof(double) : real);
-    problem.highest = view(bounds[3], sums ? sizeof(double) : real);
-    problem.o = view(o, element), problem.lse = view(lse, real);
+void decode(const py::dict& values) {
+    Fields fields(values);
+    Decode problem;
+    take_operands(fields, problem);
+    fields.take("tolerance", problem.tolerance);
+    fields.take("page_size", problem.page_size);
+    fields.take("columns", problem.columns);
+    problem.lengths = fields.take_address<int64_t>("lengths");
+    problem.block_table = fields.take_address<int32_t>("block_table");
+    const int64_t element = element_bytes(problem.element), real = real_bytes(problem.element);
+    problem.centres = fields.take_view("centres", element);
+    problem.extents = fields.take_view("extents", real);
+    problem.lowest = fields.take_view("lowest", form_bytes(problem, 0));
+    problem.highest = fields.take_view("highest", form_bytes(problem, 0));
+    problem.o = fields.take_view("o", element);
+    problem.lse = fields.take_view("lse", real);
+    fields.finish();
     py::gil_scoped_release release;
     active_instruction_set().decode(problem);
 }
 
-// lengths and block_table are addresses; sizes are batch, heads, tokens and channels.
-void append(int64_t item_bytes, const std::array<int64_t, 4>& sizes,
-            const std::array<int64_t, 2>& pages, int64_t lengths, int64_t block_table,
-            const Tensor& rows, const Tensor& stored) {
-    append_rows({sizes[0], sizes[1], sizes[2], sizes[3] * item_bytes, pages[0], pages[1],
-                 reinterpret_cast<const int64_t*>(lengths),
-                 reinterpret_cast<const int32_t*>(block_table), view(rows, item_bytes),
-                 view(stored, item_bytes)});
+void append(const py::dict& values) {
+    Fields fields(values);
+    Append problem;
+    const int64_t item_bytes = fields.take<int64_t>("item_bytes");
+    fields.take("batch", problem.batch);
+    fields.take("heads", problem.heads);
+    fields.take("tokens", problem.tokens);
+    problem.row_bytes = fields.take<int64_t>("channels") * item_bytes;
+    fields.take("page_size", problem.page_size);
+    fields.take("columns", problem.columns);
+    problem.lengths = fields.take_address<int64_t>("lengths");
+    problem.block_table = fields.take_address<int32_t>("block_table");
+    problem.rows = fields.take_view("rows", item_bytes);
+    problem.pages = fields.take_view("pages", item_bytes);
+    fields.finish();
+    append_rows(problem);
+}
+
+py::dict built_limits() {
+    py::dict numbers;
+#define BFA_LIMIT(name) numbers[#name] = limits::name;
+    BFA_EACH_LIMIT(BFA_LIMIT)
+#undef BFA_LIMIT
+    return numbers;
 }
 
 std::vector<std::string> supported_instruction_sets() {
@@ -243,12 +277,13 @@ std::vector<std::string> supported_instruction_sets() {
 }  // namespace bfa
 
 PYBIND11_MODULE(_C, m) {
-    m.doc() = "Attention kernels for CPUs; called through biased_flash_attn.cpu";
+    m.doc() = "Attention kernels for CPUs; called through biased_flash_attn.backends.cpu";
     m.def("forward", &bfa::forward);
     m.def("backward", &bfa::backward);
     m.def("trim", &bfa::trim);
     m.def("decode", &bfa::decode);
     m.def("append", &bfa::append);
+    m.def("limits", &bfa::built_limits, "The numbers of limits.py that it was built with");
     m.def("instruction_sets", &bfa::supported_instruction_sets,
           "Built and supported here, slowest first");
     m.def(

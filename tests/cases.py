@@ -15,11 +15,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from biased_flash_attn import backends, biased_flash_attn, biases, reference
-from biased_flash_attn.forms import Geometry, Linear
+from biased_flash_attn import _C, biased_flash_attn, biases
+from biased_flash_attn.backends.reference import attention
+from biased_flash_attn.forms import Form, Geometry, Linear
+from biased_flash_attn.problem import Problem as Call
 from numerics import assert_close_to_float64
 
-INSTRUCTION_SETS = backends.kernels("cpu")._C.instruction_sets()
+INSTRUCTION_SETS = _C.instruction_sets()
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -30,6 +32,14 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "shifted": lambda x: torch.cat([x.new_full((1,), torch.nan), x.flatten()])[1:].view(x.shape),
     "shared": lambda x: x[:1].expand_as(x),
 }
+
+
+def with_leaves(call: Call) -> Call:
+    """The same, every tensor a leaf that wants a gradient."""
+    call = call.detached()
+    for x in call.tensors():
+        x.requires_grad_()
+    return call
 
 
 @dataclass(frozen=True)
@@ -85,6 +95,16 @@ class SlopesOfSequences(nn.Module):
 
     def dense(self, n_query: int, n_key: int) -> Tensor:
         return Linear(self.slopes).dense(Geometry(n_query, n_key, causal=False))
+
+
+class Lowered:
+    """A bias of the user's own, of which nothing is known but what it is lowered to."""
+
+    def __init__(self, bias):
+        self.bias = bias
+
+    def lower(self, geometry: Geometry, dtype: torch.dtype, device: torch.device) -> Form:
+        return self.bias.lower(geometry, dtype, device)
 
 
 class Content(nn.Module):
@@ -240,7 +260,7 @@ def fused(problem: Problem, backend: str = "cpu") -> tuple[Tensor, Tensor]:
 
 def naive(problem: Problem) -> tuple[Tensor, Tensor]:
     q, k, v = problem.q, problem.k, problem.v
-    return reference.attention(q, k, v, problem.dense(), problem.case.geometry, problem.scale)
+    return attention(q, k, v, problem.dense(), problem.case.geometry, problem.scale)
 
 
 def evaluate(problem: Problem, attend=fused) -> dict[str, Tensor]:

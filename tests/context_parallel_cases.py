@@ -18,9 +18,9 @@ from biased_flash_attn.distributed import (
     unshard,
 )
 from biased_flash_attn.distributed.ring import Ring
-from biased_flash_attn.distributed.running_sums import running_sums
-from cases import FORMS, Case, drawn, pairwise
-from context_parallel_problems import caught, check_summed
+from biased_flash_attn.distributed.running_sums import sums_before
+from cases import FORMS, Case, Lowered, drawn, pairwise
+from context_parallel_problems import caught, check_summed, own_bias
 from context_parallel_skipping_cases import skipped
 from parallel_training_cases import with_fsdp, with_tensor_parallelism
 
@@ -55,10 +55,24 @@ def everything(seed: str) -> dict:
     found = {"exact": {str(case): caught(check_exact, case, seed) for case in cases}}
     of_two = (
         *(skipped, layouts, sums_of_large_steps, called_again),
-        *(counted, autocast, with_fsdp),
+        *(counted, autocast, with_fsdp, biases_of_the_users_own),
     )
     more = {2: of_two, 4: (dropped, with_tensor_parallelism)}
     return found | {f.__name__: f(seed) for f in more[dist.get_world_size()]}
+
+
+def biases_of_the_users_own(seed: str) -> list[str]:
+    """The forms for which it matters that a bias is none of the package's."""
+    torch.manual_seed(int(seed))
+    different = []
+    for form in FORMS:
+        problem = drawn(Case(form, lengths=(64, 64), heads=(2, 1), window=40))
+        bias = own_bias(problem.bias)
+        qkv = [shard(x, 2).detach() for x in (problem.q, problem.k, problem.v)]
+        exact = context_parallel_attention(*qkv, bias)
+        if not torch.equal(context_parallel_attention(*qkv, bias and Lowered(bias)), exact):
+            different.append(form)
+    return different
 
 
 def lost(seed: str) -> str:
@@ -128,7 +142,8 @@ def sums_of_large_steps(seed: str) -> list[float]:
     steps, weights = torch.ones(2, 1, 1, n, dtype=torch.float64)
     steps[..., -1], weights[..., 0] = 1e17, 1e17
     own = shard(steps, 2).requires_grad_()
-    sums = running_sums(own, Ring(None))
+    within = own.unflatten(-1, (2, -1)).cumsum(-1).flatten(-2)
+    sums = within + sums_before(within, Ring(None))
     (gradient,) = torch.autograd.grad(sums, own, shard(weights, 2))
     of_sums = unshard(sums, 2)[0, 0, :-1] - torch.arange(1, n)
     of_gradient = unshard(gradient, 2)[0, 0, 1:] - torch.arange(n - 1, 0, -1)

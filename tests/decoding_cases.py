@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import torch
@@ -86,16 +86,24 @@ def chunks(length: int, sizes: Iterable[int]) -> Iterator[slice]:
 
 @torch.no_grad()
 def decoded(
-    problem: Problem, cache: KVCache, sizes: Iterable[int], backend: str = "cpu", **options
+    problem: Problem,
+    cache: KVCache,
+    sizes: Iterable[int],
+    backend: str = "cpu",
+    wrapped: Callable = lambda bias: bias,
+    **options,
 ) -> tuple[Tensor, Tensor]:
-    """o and lse of all tokens of a problem, appended to a cache chunk by chunk."""
+    """o and lse of all tokens of a problem, appended to a cache chunk by chunk.
+
+    wrapped: makes of the bias what is passed.
+    """
     steps = [
         biased_flash_attn_with_kvcache(
             problem.q[:, :, tokens],
             cache,
             problem.k[:, :, tokens],
             problem.v[:, :, tokens],
-            bias_of(problem, tokens),
+            wrapped(bias_of(problem, tokens)),
             scale=problem.case.scale,
             return_lse=True,
             backend=backend,

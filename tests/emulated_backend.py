@@ -13,5 +13,5 @@ from emulator.triton_device import Device, installed
 @contextlib.contextmanager
 def emulated(device: Device) -> Iterator[None]:
     """Within the block backend="triton" takes tensors on the CPU and runs on the device."""
-    with mock.patch.object(backends.kernels("triton"), "DEVICE_TYPE", "cpu"), installed(device):
+    with mock.patch.object(backends.get("triton"), "device_type", "cpu"), installed(device):
         yield

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from biased_flash_attn import biases, ops
+from biased_flash_attn import biases, operators
+from biased_flash_attn.attention import attend, prepared
 from biased_flash_attn.forms import Geometry, Linear
-from biased_flash_attn.functional import prepared
 from biased_flash_attn.sequences import Sequences
 from cases import FORMS, Case, Problem, SlopesOfSequences, drawn
 from packed_cases import dense_of
@@ -90,5 +90,5 @@ def shifted(problem: ShiftedProblem, backend: str = "cpu") -> tuple[Tensor, Tens
         sequences=case.sequences,
     )
     if case.plan is None:
-        return call.run()
-    return ops.forward(*call.tensors(), *call.options(), case.plan, backend, *call.sequences())
+        return attend(call)
+    return operators.forward(replace(call, plan=case.plan))

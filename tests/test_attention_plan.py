@@ -11,7 +11,7 @@ import torch
 
 from biased_flash_attn import AttentionPlan, attention_plan, biases
 from biased_flash_attn.forms import Geometry
-from biased_flash_attn.skipping import QUERY_TILE
+from biased_flash_attn.limits import PLAN_QUERIES
 from test_skipping import taken
 
 
@@ -43,10 +43,10 @@ def test_fraction_and_window_are_those_of_the_ranges(n_query, n_key, causal, win
     assert torch.equal(plan.window, torch.where(kept, d, 0).amax((2, 3)))
 
     def tiles(pairs):
-        shape = (-n_key % 64, -n_query % QUERY_TILE)
+        shape = (-n_key % 64, -n_query % PLAN_QUERIES)
         padded = torch.nn.functional.pad(pairs, (0, shape[0], 0, shape[1]))
         return (
-            padded.unflatten(3, (-1, 64)).unflatten(2, (-1, QUERY_TILE)).any(5).any(3).sum((2, 3))
+            padded.unflatten(3, (-1, 64)).unflatten(2, (-1, PLAN_QUERIES)).any(5).any(3).sum((2, 3))
         )
 
     torch.testing.assert_close(plan.fraction, tiles(kept).double() / tiles(seen))

@@ -29,10 +29,8 @@ def other_gpu(monkeypatch):
     from biased_flash_attn.triton_kernels import processors
 
     gpu = processors.Processor("cuda", 90, 227 * 1024)
-    kernels = SimpleNamespace(DEVICE_TYPE="cuda", unsupported=processors.unsupported)
     monkeypatch.setattr(processors, "processor", lambda: gpu)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(backends, "_TRITON_KERNELS", kernels)
     monkeypatch.setattr(triton, "__version__", "3.7.0")
     monkeypatch.setattr(refusals, "REFUSALS", ())
 
@@ -62,8 +60,7 @@ def test_float64_on_a_gpu_takes_the_reference_and_says_why(other_gpu):
 
 
 def test_a_gpu_without_triton_takes_the_reference_and_says_why(monkeypatch):
-    monkeypatch.setattr(backends, "_TRITON_KERNELS", None)
-    monkeypatch.setattr(backends, "_TRITON_KERNELS_MISSING", "no module named triton")
+    monkeypatch.setattr(backends.get("triton"), "missing", "no module named triton")
     name, (message,) = chosen(on_gpu())
     assert name == "reference"
     assert "backend='triton' is not available: no module named triton" in message
@@ -132,6 +129,6 @@ def test_a_refusal_without_architectures_holds_for_all(monkeypatch):
 def test_compiled_code_asks_for_refusals_without_a_graph_break(other_gpu):
     @torch.compile(fullgraph=True, backend="eager")
     def add_unless_refused(x):
-        return x if backends._TRITON_KERNELS.unsupported(torch.device("cuda", 0)) else x + 1
+        return x if backends.get("triton").kernels.unsupported(torch.device("cuda", 0)) else x + 1
 
     assert torch.equal(add_unless_refused(torch.zeros(2)), torch.ones(2))

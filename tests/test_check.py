@@ -207,8 +207,7 @@ def test_the_device_chooses_what_is_checked(monkeypatch, has_gpu, chosen):
     report = [backends.Report(name, True, "") for name in backends.NAMES]
     monkeypatch.setattr(backends, "report", lambda: report)
     if has_gpu:
-        compiled = type("Kernels", (), {"DEVICE_TYPE": "cuda"})
-        monkeypatch.setattr(backends, "_TRITON_KERNELS", compiled)
+        monkeypatch.setattr(backends.get("triton"), "device_type", "cuda")
     device = "cuda" if has_gpu else "cpu"
     assert module.chosen(None) == (chosen, device)
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from biased_flash_attn import backends, biases, reference
+from biased_flash_attn import backends, biases
+from biased_flash_attn.backends import reference
 from biased_flash_attn.cli import accuracy, main, text
 from biased_flash_attn.cli.cost import CLEAR_REFS, cost
 from biased_flash_attn.extrapolation import pictures

@@ -71,6 +71,11 @@ def test_compiled_code_and_another_backward_pass_change_nothing(found):
         assert "no second derivatives" in of_rank["called_again"]["error"]
 
 
+def test_a_bias_of_the_users_own_is_as_good(found):
+    for of_rank in found[2]:
+        assert of_rank["biases_of_the_users_own"] == []
+
+
 def test_bytes_are_counted(found):
     """Under a causal mask two ranks need three of four chunks of each other, in either pass."""
     chunk, kv_heads, dim, heads = 32, 2, 4, 4

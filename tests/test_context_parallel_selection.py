@@ -9,8 +9,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from biased_flash_attn.distributed.pairs import Pair
+from biased_flash_attn.chunk_pairs import Pair
 from biased_flash_attn.distributed.selection import KnownKeys, Queries, ranges
+from biased_flash_attn.forms import Distance, Form, of_tensors
 
 N, DIM, HEADS, KV_HEADS, TRIALS, TOLERANCE = 192, 8, 4, 2, 64, 0.5
 PAIRS = [Pair(query, key, N, 8, False, None) for query, key in [(5, 4), (6, 2), (1, 2), (3, 7)]]
@@ -29,15 +30,15 @@ def drawn_keys(pair: Pair):
     return q, k, q @ k.repeat_interleave(HEADS // KV_HEADS, 1).mT
 
 
-def check(pair, q, k, logits, form, terms=None, gain=None, of_queries=None, of_keys=None):
+def check(pair, q, k, logits, form: Form, of_queries=None, of_keys=None):
     """logits: of all pairs, with the bias."""
     masses = logits.double().logsumexp(-1)
     lse = masses.amin((1, 2), keepdim=True) + 60 * torch.rand(TRIALS, 1, 1).double() - 5
     lse = lse.expand(-1, HEADS, N)
     longest = k.norm(dim=-1).amax(-1, keepdim=True).repeat_interleave(HEADS // KV_HEADS, 1)
-    queries = Queries(q, lse, longest, gain, of_queries, 1.0)
+    queries = Queries(q, lse, longest, form, of_queries, 1.0)
     known = KnownKeys.of(k, torch.zeros_like(k), of_keys)
-    taken = ranges(pair, queries, known, form, terms, TOLERANCE)
+    taken = ranges(pair, queries, known, TOLERANCE)
     begin, end = taken.repeat_interleave(HEADS // KV_HEADS, 1)[..., None, None, :].unbind(-1)
     j = torch.arange(N)
     left_out = logits.masked_fill((begin <= j) & (j < end), -torch.inf).logsumexp(-1)
@@ -50,9 +51,12 @@ def check(pair, q, k, logits, form, terms=None, gain=None, of_queries=None, of_k
 def test_tables(pair):
     """Those that rise, fall and jump with the distance."""
     q, k, products = drawn_keys(pair)
-    table = torch.randn(1, HEADS, 2 * N).double() * torch.linspace(0, 3, 2 * N)
-    bias = table[..., N + torch.arange(N)[:, None] - torch.arange(N)]
-    check(pair, q, k, products + bias, "distance", table)
+    whole = pair.whole
+    table = torch.randn(1, HEADS, whole.n_distances).double()
+    first = N + pair.moved - whole.first_distance
+    table[..., first - N : first + N] *= torch.linspace(0, 3, 2 * N)
+    bias = table[..., first + torch.arange(N)[:, None] - torch.arange(N)]
+    check(pair, q, k, products + bias, Distance(table))
 
 
 @pytest.mark.parametrize("form", ["cumulative", "log1p_square"])
@@ -66,5 +70,5 @@ def test_sums(pair, form):
     gain = torch.randn(TRIALS, HEADS, 1).expand(-1, -1, N)
     beta = gain.double()[..., None] * (of_queries[..., None] - of_keys[..., None, :])
     bias = -beta.square().log1p() if form == "log1p_square" else beta * (1 if pair.is_past else -1)
-    sums = {"of_queries": of_queries, "of_keys": of_keys}
-    check(pair, q, k, products + bias, form, gain=gain, **sums)
+    form = of_tensors(form, [of_queries, gain])
+    check(pair, q, k, products + bias, form, of_queries, of_keys)

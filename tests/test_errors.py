@@ -151,7 +151,7 @@ def test_bad_input_is_refused_before_any_work(monkeypatch, error, message, chang
     def work(*args):
         raise AssertionError("work was begun")
 
-    monkeypatch.setattr("biased_flash_attn.ops.forward", work)
+    monkeypatch.setattr("biased_flash_attn.operators.forward", work)
     arguments = {"q": Q, "k": K, "v": V, **change}
     with pytest.raises(error, match="^" + message):
         biased_flash_attn(**arguments)
@@ -289,7 +289,7 @@ def test_bad_packed_input_is_refused_before_any_work(monkeypatch, error, message
     def work(*args):
         raise AssertionError("work was begun")
 
-    monkeypatch.setattr("biased_flash_attn.ops.forward", work)
+    monkeypatch.setattr("biased_flash_attn.operators.forward", work)
     with pytest.raises(error, match="^" + message):
         biased_flash_attn_varlen(**PACKED | change)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from biased_flash_attn import decode_ops
+from biased_flash_attn import operators
 from biased_flash_attn.compat import flash_attn_func, flash_attn_kvcache, flash_attn_with_kvcache
 from cases import magnitudes, pairwise
 from flash_attn_cases import (
@@ -242,12 +242,13 @@ def test_rotary_embedding(positions, rotary, storage):
 def test_one_token_copies_no_cache(storage, monkeypatch):
     """Keys are read in the memory that the caller's tensors have."""
     seen = []
-    decode = decode_ops.decode
-    monkeypatch.setattr(
-        flash_attn_kvcache.decode_ops,
-        "decode",
-        lambda q, k, v, *rest: seen.append((k.data_ptr(), v.data_ptr())) or decode(q, k, v, *rest),
-    )
+    decode = operators.decode
+
+    def noted(problem):
+        seen.append((problem.k.data_ptr(), problem.v.data_ptr()))
+        return decode(problem)
+
+    monkeypatch.setattr(flash_attn_kvcache.operators, "decode", noted)
     case = Cached(1, 1, storage)
     held = globals()["storage"](case)
     held.k.zero_(), held.v.zero_()

@@ -8,7 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from biased_flash_attn import KVCache, backends, biased_flash_attn_with_kvcache, biases
-from cases import DTYPES, FORMS, INSTRUCTION_SETS, LAYOUTS, SHIPPED, Case, drawn, pairwise
+from cases import (
+    DTYPES,
+    FORMS,
+    INSTRUCTION_SETS,
+    LAYOUTS,
+    SHIPPED,
+    Case,
+    Lowered,
+    drawn,
+    pairwise,
+)
 from decoding_cases import (
     STORAGES,
     bias_at,
@@ -44,6 +54,21 @@ def test_steps_give_what_one_call_gives(bias, backend):
         problem = drawn(case_of(bias, **row, dims=(16, 24)))
         o, lse = decoded(problem, make_cache(problem, storage), sizes, backend)
         check_decoding(problem, o, lse)
+
+
+@pytest.mark.parametrize("bias", FORMS)
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_a_bias_of_the_users_own_is_as_good(bias, backend):
+    """With enough keys that some are left out."""
+    problem = drawn(case_of(bias, 1300, batch=1, heads=(2, 1), window=None))
+    if bias.startswith("linear"):
+        problem.bias.slopes.data.fill_(0.5)
+    results = [
+        decoded(problem, make_cache(problem, "contiguous"), (1200, 1, 99), backend, wrapped=wrapped)
+        for wrapped in (lambda bias: bias, lambda bias: bias and Lowered(bias))
+    ]
+    for ours, exact in zip(*results, strict=True):
+        assert torch.equal(ours, exact)
 
 
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from biased_flash_attn import KVCache, biased_flash_attn_with_kvcache, biases, decode_ops
+from biased_flash_attn import KVCache, biased_flash_attn_with_kvcache, biases, operators
 
 B, H, HKV, D, DV = 2, 4, 2, 8, 5
 HELD = 20  # tokens in the cache before
@@ -87,8 +87,8 @@ WRONG = {
         {"bias": biases.DistanceBias.from_function(lambda d: torch.sqrt(-d) - d.log(), H)},
     ),
     "bias is lowered to sums": (
-        TypeError,
-        "bias is a LoweredToSums; in decoding it may be a DistanceBias, a CumulativeBias, or",
+        ValueError,
+        "bias sums steps, and the cache holds tokens that were appended without them",
         {"bias": LoweredToSums()},
     ),
     "steps where there were none": (
@@ -143,7 +143,8 @@ def state(cache: KVCache) -> list:
     """All that a cache holds, and what the next step is to give."""
     parts = [list(cache.lengths)]
     for b, length in enumerate(cache.lengths):
-        parts += [x for x in cache.contents(b, 0, length) if x is not None]
+        page, row = cache.table.find(torch.tensor(b), torch.arange(length))
+        parts += [x[page, :, row] for x in (cache.k, cache.v, cache.sums) if x is not None]
     parts.append(None if cache.last_sums is None else cache.last_sums.clone())
     return parts
 
@@ -220,7 +221,7 @@ def test_a_failure_in_the_middle(monkeypatch, window):
 
     step = (Q, cache, K, V, sums(3))
     with monkeypatch.context() as patch:
-        patch.setattr(decode_ops, "decode", fail)
+        patch.setattr(operators, "decode", fail)
         with pytest.raises(MemoryError):
             biased_flash_attn_with_kvcache(*step, backend="cpu")
     if window is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from biased_flash_attn import KVCache, biased_flash_attn_with_kvcache, biases, decode_ops
+from biased_flash_attn import KVCache, biased_flash_attn_with_kvcache, biases, operators
 from cases import FORMS, Case, drawn
 from decoding_cases import bias_of, check_decoding, decoded, make_cache
 
@@ -23,21 +23,20 @@ def test_opcheck(bias, monkeypatch):
     cache = make_cache(problem, "contiguous")
     decoded(problem, cache, (150,))
     calls = []
-    operator = decode_ops.decode
+    decode = operators.decode
 
-    def noted(*arguments):
-        calls.append(arguments)
-        return operator(*arguments)
+    def noted(problem):
+        calls.append(problem.detached().page_arguments())
+        return decode(problem)
 
-    monkeypatch.setattr(decode_ops, "decode", noted)
+    monkeypatch.setattr(operators, "decode", noted)
     last = slice(148, 150)
     cache.truncate(148)
     with torch.no_grad():
         q, k, v = (x[:, :, last].detach() for x in (problem.q, problem.k, problem.v))
         biased_flash_attn_with_kvcache(q, cache, k, v, bias_of(problem, last), backend="cpu")
     (arguments,) = calls
-    detached = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments]
-    torch.library.opcheck(torch.ops.biased_flash_attn.decode.default, tuple(detached))
+    torch.library.opcheck(torch.ops.biased_flash_attn.decode.default, arguments)
 
 
 def test_caches_of_inference_mode_go_on_outside():

@@ -104,21 +104,21 @@ def test_only_a_bias_without_parameters_is_remembered(case):
     make, _ = case
     bias, cpu = make(), torch.device("cpu")
     short, long = Geometry(6, 6), Geometry(6, 9)
-    first = bias.lower(short, torch.float32, cpu).terms
+    first = bias.lower(short, torch.float32, cpu).tensors[0]
     if list(bias.parameters()):
         before = first.clone()
         with torch.no_grad():
             for parameter in bias.parameters():
                 parameter += 1
-        assert not torch.equal(bias.lower(short, torch.float32, cpu).terms, before)
+        assert not torch.equal(bias.lower(short, torch.float32, cpu).tensors[0], before)
     elif not isinstance(bias, FunctionBias):
-        assert bias.lower(short, torch.float32, cpu).terms is first
+        assert bias.lower(short, torch.float32, cpu).tensors[0] is first
         unused = make()
         assert torch.equal(
-            bias.lower(long, torch.float32, cpu).terms,
-            unused.lower(long, torch.float32, cpu).terms,
+            bias.lower(long, torch.float32, cpu).tensors[0],
+            unused.lower(long, torch.float32, cpu).tensors[0],
         )
-    assert bias.lower(short, torch.float64, cpu).terms.dtype == torch.float64
+    assert bias.lower(short, torch.float64, cpu).tensors[0].dtype == torch.float64
 
 
 def test_a_function_is_never_remembered():
@@ -137,8 +137,8 @@ def test_what_inference_mode_remembered_serves_training(name):
     with torch.inference_mode():
         bias.lower(*settings)
     weight = torch.ones((), requires_grad=True)
-    (weight * bias.lower(*settings).terms).sum().backward()
-    assert weight.grad == bias.lower(*settings).terms.sum()
+    (weight * bias.lower(*settings).tensors[0]).sum().backward()
+    assert weight.grad == bias.lower(*settings).tensors[0].sum()
 
 
 @cases(DISTANCE_CASES | CONTEXT_CASES)
@@ -151,7 +151,8 @@ def test_lowering_compiles_into_one_graph(case):
     def lowered():
         made = bias(x) if contextual else bias
         form = made.lower(geometry, torch.float32, torch.device("cpu"))
-        return form.terms if form.gain is None else form.terms.sum() * form.gain
+        first, *rest = form.tensors
+        return first.sum() * rest[0] if rest else first
 
     torch.compiler.reset()
     compiled = torch.compile(lowered, fullgraph=True, backend="aot_eager")

@@ -9,80 +9,56 @@ import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from biased_flash_attn import biased_flash_attn, biased_flash_attn_varlen, biases, ops
-from biased_flash_attn.functional import prepared
+from biased_flash_attn import biased_flash_attn, biased_flash_attn_varlen, biases, operators
+from biased_flash_attn.attention import lowered, prepared
+from biased_flash_attn.problem import Problem
 from biased_flash_attn.sequences import Sequences
-from cases import FORMS, Case, Content, drawn
+from cases import FORMS, Case, Content, drawn, with_leaves
 from packed_cases import PackedCase, PaddedCase, drawn_packed, drawn_padded, padded
 
 # Importing the default backend of torch.compile makes PyTorch warn of itself.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
-def operands(case: Case):
-    """The arguments that both operators share, and what they hold of the problem."""
+OPERATORS = torch.ops.biased_flash_attn
+
+
+def call_of(case: Case):
+    """What is drawn, and the call as the operators are given it."""
     problem = drawn(case)
-    bias = problem.called_bias()
-    real = torch.promote_types(case.dtype, torch.float32)
-    form = None if bias is None else bias.lower(case.geometry, real, problem.q.device)
-    tensors = (problem.q, problem.k, problem.v)
-    of_bias = (None, None) if form is None else (form.terms, form.gain)
-    options = ("none" if form is None else form.name, problem.scale, case.causal, case.window)
-    return problem, tensors, of_bias, options
+    form = lowered(problem.called_bias(), problem.q, case.geometry)
+    operands = problem.q, problem.k, problem.v, form, case.geometry
+    return problem, Problem(*operands, problem.scale, 0.0, "cpu").detached()
 
 
 @pytest.mark.parametrize("bias", FORMS)
 def test_opcheck_of_forward(bias):
-    case = Case(bias, lengths=(9, 21), heads=(4, 2), window=15)
-    _, tensors, of_bias, options = operands(case)
-    leaves = tuple(None if x is None else x.detach().requires_grad_() for x in of_bias)
-    operator = torch.ops.biased_flash_attn.forward.default
-    torch.library.opcheck(operator, (*tensors, *leaves, *options, None, "cpu"))
+    _, call = call_of(Case(bias, lengths=(9, 21), heads=(4, 2), window=15))
+    torch.library.opcheck(OPERATORS.forward.default, with_leaves(call).arguments())
 
 
-@pytest.mark.parametrize("with_bias_gradient", [True, False])
+@pytest.mark.parametrize("form_gradient", [True, False])
 @pytest.mark.parametrize("bias", FORMS)
-def test_opcheck_of_backward(bias, with_bias_gradient):
-    problem, tensors, of_bias, options = operands(Case(bias, lengths=(9, 21), heads=(4, 2)))
-    tensors = [x.detach() for x in tensors]
-    of_bias = [None if x is None else x.detach() for x in of_bias]
-    o, lse = torch.ops.biased_flash_attn.forward.default(*tensors, *of_bias, *options, None, "cpu")
-    torch.library.opcheck(
-        torch.ops.biased_flash_attn.backward.default,
-        (
-            *(problem.grad_o, problem.grad_lse, *tensors, o, lse),
-            *(*of_bias, *options, with_bias_gradient, None, "cpu"),
-        ),
-    )
-
-
-def operands_of_sequences(case: PackedCase):
-    """The arguments of a packed call up to the plan, and what follows the backend."""
-    problem = drawn_packed(case)
-    sequences = Sequences.of_offsets(*case.offsets(), case.lengths, (None, None))
-    call = prepared(
-        *(problem.q, problem.k, problem.v, problem.called_bias(), True, 15, None, 0.0, "cpu"),
-        sequences=sequences,
-    )
-    tensors = [None if x is None else x.detach() for x in call.tensors()]
-    return problem, (*tensors, *call.options()), call.sequences()
+def test_opcheck_of_backward(bias, form_gradient):
+    problem, call = call_of(Case(bias, lengths=(9, 21), heads=(4, 2)))
+    results = *operators.forward(call), problem.grad_o, problem.grad_lse, form_gradient
+    torch.library.opcheck(OPERATORS.backward.default, (*results, *call.arguments()))
 
 
 @pytest.mark.parametrize("bias", FORMS)
 def test_opcheck_with_sequences(bias):
     case = PackedCase.of(((9, 21), (0, 3), (4, 4)), bias=bias, heads=(4, 2))
-    problem, arguments, sequences = operands_of_sequences(case)
-    leaves = [x.requires_grad_() if isinstance(x, torch.Tensor) else x for x in arguments]
-    torch.library.opcheck(ops.forward, (*leaves, None, "cpu", *sequences))
-    arguments = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments]
-    o, lse = ops.forward(*arguments, None, "cpu", *sequences)
-    inputs, rest = arguments[:3], arguments[3:]
-    torch.library.opcheck(
-        ops.backward,
-        (problem.grad_o, problem.grad_lse, *inputs, o, lse, *rest, True, None, "cpu", *sequences),
-    )
+    problem = drawn_packed(case)
+    sequences = Sequences.of_offsets(*case.offsets(), case.lengths, (None, None))
+    call = prepared(
+        *(problem.q, problem.k, problem.v, problem.called_bias(), True, 15, None, 0.0, "cpu"),
+        sequences=sequences,
+    ).detached()
+    torch.library.opcheck(OPERATORS.forward.default, with_leaves(call).arguments())
+    results = *operators.forward(call), problem.grad_o, problem.grad_lse, True
+    torch.library.opcheck(OPERATORS.backward.default, (*results, *call.arguments()))
     if bias != "none":
-        torch.library.opcheck(ops.plan, (*arguments, 0.0, "cpu", *sequences))
+        torch.library.opcheck(OPERATORS.plan.default, call.arguments())
 
 
 def test_opcheck_of_where_sequences_lie():

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from biased_flash_attn import backends, biased_flash_attn, biases
-from biased_flash_attn.functional import prepared
+from biased_flash_attn.attention import planned, prepared
 from cases import DTYPES, FORMS, INSTRUCTION_SETS, check_problem, evaluate, pairwise
 from packed_cases import PaddedCase, drawn_padded, padded
 
@@ -137,11 +137,10 @@ def test_what_may_be_left_out_is_proved_of_tokens(causal):
     call = prepared(
         *(problem.q, problem.k, problem.v, problem.bias, *options), key_padding_mask=case.mask
     )
-    plan = call.plan()
+    plan = planned(call).plan
     first = slice(0, 1300)
-    alone = prepared(
-        *(x[:1, :, first] for x in (problem.q, problem.k, problem.v)), problem.bias, *options
-    ).plan()
+    rows = (x[:1, :, first] for x in (problem.q, problem.k, problem.v))
+    alone = planned(prepared(*rows, problem.bias, *options)).plan
     assert torch.equal(plan[:, :1, :, : alone.shape[3]], alone)
     assert (alone[0] > 0).any()
     assert (plan[0, 1, :, :6] == 0).all()  # of 700 tokens

@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from biased_flash_attn import attention_plan, backends, biased_flash_attn, biases, ops, skipping
-from biased_flash_attn.forms import Geometry
-from biased_flash_attn.functional import prepared
+from biased_flash_attn import attention_plan, backends, biased_flash_attn, biases, operators
+from biased_flash_attn.attention import prepared
+from biased_flash_attn.forms import Geometry, Linear
+from biased_flash_attn.problem import Problem
+from biased_flash_attn.skipping import plans
 from cases import (
     DTYPES,
     FORMS,
@@ -22,6 +24,7 @@ from cases import (
     evaluate,
     naive,
     pairwise,
+    with_leaves,
 )
 from numerics import assert_close_to_float64
 from test_skipping import taken
@@ -50,7 +53,7 @@ class PlannedCase(Case):
 
 def any_plan(case: Case) -> Tensor:
     """Ends anywhere, in order. Some queries are left nothing."""
-    tiles = skipping.query_tiles(case.lengths[0])
+    tiles = plans.query_tiles(case.lengths[0])
     shape = (2, case.batch, case.heads[0], tiles)
     first, end = torch.randint(case.lengths[1] + 1, shape).sort(-1).values
     end = torch.where(torch.rand(()) < 0.7, torch.maximum(first, end), end)
@@ -62,7 +65,7 @@ def planned(problem) -> tuple[Tensor, Tensor]:
     case = problem.case
     options = (case.causal, case.window, case.scale, 0.0, "cpu")
     call = prepared(problem.q, problem.k, problem.v, problem.called_bias(), *options)
-    return ops.forward(*call.tensors(), *call.options(), case.plan, "cpu")
+    return operators.forward(dataclasses.replace(call, plan=case.plan))
 
 
 def check_with_any_plan(case: Case) -> dict[str, Tensor]:
@@ -109,7 +112,7 @@ def test_heads_of_different_cost_are_shared_out(heads, threads):
     try:
         case = Case("cumulative-gain", lengths=(700, 700), dims=(32, 32), heads=heads, batch=1)
         problem = drawn(case)
-        plan = skipping.everything(problem.q, case.geometry)
+        plan = plans.everything(problem.q, case.geometry)
         plan[0, :, 1:] = torch.arange(6).mul(128)  # the first head is many times the others
         problem.case = PlannedCase(**vars(case), plan=plan)
         first = check_problem(problem, planned)
@@ -124,7 +127,7 @@ def test_what_is_left_out_is_not_read_as_a_number(value):
     """Beside a NaN that a tile holds, its other queries stay what they are."""
     case = Case("linear", lengths=(256, 256), batch=1)
     problem = drawn(case)
-    plan = skipping.everything(problem.q, case.geometry)
+    plan = plans.everything(problem.q, case.geometry)
     plan[0, ..., 1] = 100  # within a tile, of which the queries from 128 on leave out a part
     problem.case = PlannedCase(**vars(case), plan=plan)
     truth, same = evaluate(problem.double(), naive), evaluate(problem, naive)
@@ -159,21 +162,14 @@ def test_gradients_of_the_public_call_are_those_of_its_plan():
 def test_opcheck_with_a_plan():
     case = Case(lengths=(200, 300), heads=(4, 2))
     problem, slopes = drawn(case), torch.rand(1, 4)
-    qkv = tuple(x.detach() for x in (problem.q, problem.k, problem.v))
-    options = ("linear", problem.scale, True, None)
-    tolerance = (1e-3, "cpu")
-    torch.library.opcheck(ops.plan, (*qkv, slopes, None, *options, *tolerance))
-    plan = ops.plan(*qkv, slopes, None, *options, *tolerance)
-    leaves = tuple(x.clone().requires_grad_() for x in (*qkv, slopes))
-    torch.library.opcheck(ops.forward, (*leaves, None, *options, plan, "cpu"))
-    o, lse = ops.forward(*qkv, slopes, None, *options, plan, "cpu")
-    torch.library.opcheck(
-        ops.backward,
-        (
-            *(problem.grad_o, problem.grad_lse, *qkv, o, lse),
-            *(slopes, None, *options, True, plan, "cpu"),
-        ),
-    )
+    settings = case.geometry, problem.scale, 1e-3, "cpu"
+    call = Problem(problem.q, problem.k, problem.v, Linear(slopes), *settings).detached()
+    registered = torch.ops.biased_flash_attn
+    torch.library.opcheck(registered.plan.default, call.arguments())
+    call = dataclasses.replace(call, plan=operators.plan(call))
+    torch.library.opcheck(registered.forward.default, with_leaves(call).arguments())
+    results = *operators.forward(call), problem.grad_o, problem.grad_lse
+    torch.library.opcheck(registered.backward.default, (*results, True, *call.arguments()))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

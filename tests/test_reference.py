@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from biased_flash_attn.backends.reference import attention
 from biased_flash_attn.forms import Geometry
-from biased_flash_attn.reference import attention
 from numerics import assert_close_to_float64
 
 NAN, INF = math.nan, math.inf

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from biased_flash_attn import backends, biases
-from biased_flash_attn.functional import prepared
+from biased_flash_attn.attention import attend, planned, prepared
 from biased_flash_attn.sequences import Sequences
 from cases import DTYPES, FORMS, INSTRUCTION_SETS, check_problem, evaluate, pairwise
 from shifted_cases import ShiftedCase, drawn_shifted, shifted
@@ -67,18 +67,18 @@ def test_packed_ones_have_what_they_have_alone(bias):
     sequences = Sequences.of_offsets(*offsets, totals, (None, None)).shifted(shifts)
     leaves = (problem.q, problem.k, problem.v)
 
-    def attend(q, k, v, sequences):
+    def attended(q, k, v, sequences):
         options = (True, 50, None, None, "cpu")
-        return prepared(q, k, v, problem.bias, *options, sequences=sequences).run()
+        return attend(prepared(q, k, v, problem.bias, *options, sequences=sequences))
 
-    results = attend(*leaves, sequences)
+    results = attended(*leaves, sequences)
     cotangents = (problem.grad_o, problem.grad_lse)
     gradients = torch.autograd.grad(results, leaves, cotangents)
     i = j = 0
     for (n_query, n_key), shift in zip(lengths, shifts, strict=True):
         rows = [slice(i, i + n_query), slice(j, j + n_key), slice(j, j + n_key)]
         own = [x[:, :, at].detach().requires_grad_() for x, at in zip(leaves, rows, strict=True)]
-        alone = attend(*own, Sequences.of_entries(1, n_query, n_key).shifted(shift))
+        alone = attended(*own, Sequences.of_entries(1, n_query, n_key).shifted(shift))
         own_cotangents = tuple(x[:, :, rows[0]] for x in cotangents)
         own_gradients = torch.autograd.grad(alone, own, own_cotangents)
         for whole, one in zip(results, alone, strict=True):
@@ -102,7 +102,7 @@ def test_certified_plans_leave_them_whole():
     q, k, v = torch.randn(3, 2, 1, 1100, 8)
     sequences = Sequences.of_entries(2, 1100, 1100).shifted(torch.tensor([0, 5]))
     options = (biases.Type2(1), True, None, None, 0.01, "cpu")
-    first_key, end_key = prepared(q, k, v, *options, sequences=sequences).plan()
+    first_key, end_key = planned(prepared(q, k, v, *options, sequences=sequences)).plan
     assert (first_key[0] > 0).any()
     assert (first_key[1] == 0).all()
     assert (end_key[1] == 1100).all()

@@ -11,9 +11,11 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from biased_flash_attn import attention_plan, biases, skipping
-from biased_flash_attn.certificate import Bias
+from biased_flash_attn import attention_plan, biases
 from biased_flash_attn.forms import Cumulative, Distance, Geometry, Linear
+from biased_flash_attn.limits import PLAN_QUERIES
+from biased_flash_attn.problem import Problem
+from biased_flash_attn.skipping import plans
 from cases import DTYPES
 
 DIM = 16
@@ -31,9 +33,8 @@ class Call:
     scale: float = DIM**-0.5
 
     def plan(self, tolerance: float) -> Tensor:
-        form = self.form
-        bias = Bias(form.terms, form.gain, form.name, self.scale, self.geometry)
-        return skipping.certified(self.q, self.k, self.v, bias, tolerance, "cpu")
+        operands = self.q, self.k, self.v, self.form, self.geometry
+        return plans.certified(Problem(*operands, self.scale, tolerance, "cpu"))
 
     def logits(self) -> Tensor:
         """In float64, -inf where invisible, (B, H, n_query, n_key)."""
@@ -44,7 +45,7 @@ class Call:
 
 def taken(plan: Tensor, geometry: Geometry) -> Tensor:
     """Whether a plan leaves key j to query i, (B, H, n_query, n_key)."""
-    tile = torch.arange(geometry.n_query) // skipping.QUERY_TILE
+    tile = torch.arange(geometry.n_query) // PLAN_QUERIES
     first, end = plan[..., tile, None]
     j = torch.arange(geometry.n_key)
     return (first <= j) & (j < end)
@@ -136,7 +137,7 @@ def calls(draw):
         gain = None if form.gain is None else form.gain.to(real)
         form = Cumulative(form.sums, gain, form.kernel)
     else:
-        form = type(form)(form.terms.to(real))
+        form = form.with_tensors([x.to(real) for x in form.tensors])
     scale = draw(st.sampled_from([DIM**-0.5, DIM**-0.5, 0.05, -0.3, 0.0]))
     call = Call(q.to(dtype), k.to(dtype), v.to(dtype), form, geometry, scale)
     return name, call, 10 ** draw(st.floats(-12, -0.5))
@@ -181,7 +182,7 @@ def drawn_call(form, heads=2, n=900, causal=True, **content) -> Call:
     geometry = Geometry(n, n, causal)
     form = FORMS[form](heads, geometry)
     if not isinstance(form, Cumulative):
-        form = type(form)(form.terms.float())
+        form = form.with_tensors([x.float() for x in form.tensors])
     return Call(q, k, v, form, geometry)
 
 
@@ -308,6 +309,6 @@ def test_as_little_is_computed_as_content_allows(name, monkeypatch):
     assert (plan.bound > 0).any()
     assert (plan.bound <= plan.tolerance).all()
 
-    monkeypatch.setattr("biased_flash_attn.skipping._LEAST_SUM", 1.0)  # nothing is trimmed
+    monkeypatch.setattr("biased_flash_attn.skipping.plans._LEAST_SUM", 1.0)  # nothing is trimmed
     plan = attention_plan(q, k, bias, tolerance=2**-9 / 9)
     assert 100 * plan.fraction.mean() <= percent_of_bound

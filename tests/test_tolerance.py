@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from biased_flash_attn import attention_plan, biased_flash_attn, biases, ops, skipping
-from biased_flash_attn.forms import Geometry
+from biased_flash_attn import attention_plan, biased_flash_attn, biases, operators
+from biased_flash_attn.forms import Geometry, Linear
+from biased_flash_attn.problem import Problem
+from biased_flash_attn.skipping import plans
 from cases import DTYPES
 
 DIM = 16
@@ -29,8 +31,9 @@ def everything_of(q, k, v, bias, plan):
     """o, lse and the gradients of q, k, v and of slopes."""
     slopes = bias.slopes.detach()[None].requires_grad_()
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    options = ("linear", DIM**-0.5, True, None)
-    o, lse = ops.forward(*leaves, slopes, None, *options, plan, "cpu")
+    geometry = Geometry(q.shape[2], k.shape[2])
+    call = Problem(*leaves, Linear(slopes), geometry, DIM**-0.5, 0.0, "cpu", plan)
+    o, lse = operators.forward(call)
     return o, lse, *torch.autograd.grad(o.square().sum() + lse.sum(), (*leaves, slopes))
 
 
@@ -42,7 +45,7 @@ def test_tolerance_0_is_the_kernel_without_a_plan(dtype):
     o = biased_flash_attn(q, k, v, bias, tolerance=0.0)
     plain = everything_of(q, k, v, bias, None)
     assert torch.equal(o, plain[0])
-    whole = skipping.everything(q, Geometry(1100, 1100))
+    whole = plans.everything(q, Geometry(1100, 1100))
     for x, y in zip(everything_of(q, k, v, bias, whole), plain, strict=True):
         assert torch.equal(x, y)
 
@@ -60,11 +63,12 @@ def test_the_operators_are_given_the_plan_of_the_call():
 def test_autocast_does_not_coarsen_the_proof():
     q, k, v = (torch.randn(1, 2, 2000, DIM) for _ in range(3))
     k += 3000
-    slopes, options = torch.tensor([[0.2, 0.1]]), ("linear", DIM**-0.5, True, None, 1e-2, "cpu")
-    plan = ops.plan(q, k, v, slopes, None, *options)
+    form = Linear(torch.tensor([[0.2, 0.1]]))
+    call = Problem(q, k, v, form, Geometry(2000, 2000), DIM**-0.5, 1e-2, "cpu")
+    plan = operators.plan(call)
     assert (plan[0, ..., -1] > 0).all()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(ops.plan(q, k, v, slopes, None, *options), plan)
+        assert torch.equal(operators.plan(call), plan)
 
 
 @pytest.mark.parametrize("name", ["none", "inverse_distance", "kerple_log"])
@@ -77,6 +81,6 @@ def test_a_bias_that_keeps_everything_is_not_looked_at_for_long(name, monkeypatc
     def work(*arguments):
         raise AssertionError("a certificate was made")
 
-    monkeypatch.setattr("biased_flash_attn.skipping.Certificate.of", work)
+    monkeypatch.setattr("biased_flash_attn.skipping.plans.Certificate.of", work)
     q, k, v = (torch.randn(1, 2, 1100, DIM) for _ in range(3))
     biased_flash_attn(q, k, v, bias)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from biased_flash_attn import backends, skipping
-from biased_flash_attn.forms import Geometry
-from biased_flash_attn.functional import prepared
-from biased_flash_attn.tail_mass import KEY_STEP
+from biased_flash_attn import backends
+from biased_flash_attn.attention import prepared
+from biased_flash_attn.forms import Geometry, Linear
+from biased_flash_attn.limits import PLAN_QUERIES, TILE_KEYS
+from biased_flash_attn.problem import Problem
+from biased_flash_attn.skipping import plans
 from cases import DTYPES, FORMS, INSTRUCTION_SETS, Case, drawn, pairwise
 
 REACH = 40
@@ -30,14 +32,14 @@ class Trimmed:
 
     def tile_sums(self, cut: Tensor) -> Tensor:
         """The largest sum of a query of each tile, were its range cut there. (B, H, tiles)"""
-        row = torch.arange(self.went.shape[2]) // skipping.QUERY_TILE
+        row = torch.arange(self.went.shape[2]) // PLAN_QUERIES
         sums = self.went.gather(3, cut.long()[..., row, None]).squeeze(3).exp()
-        padded = torch.nn.functional.pad(sums, (0, -sums.shape[2] % skipping.QUERY_TILE))
-        return padded.unflatten(2, (-1, skipping.QUERY_TILE)).amax(3)
+        padded = torch.nn.functional.pad(sums, (0, -sums.shape[2] % PLAN_QUERIES))
+        return padded.unflatten(2, (-1, PLAN_QUERIES)).amax(3)
 
     def check(self) -> None:
         assert (self.tile_sums(self.cut) <= self.share * (1 + SLACK)).all()
-        further = self.cut + (-KEY_STEP if self.from_end else KEY_STEP)
+        further = self.cut + (-TILE_KEYS if self.from_end else TILE_KEYS)
         beyond = further < self.limit if self.from_end else further > self.limit
         n_key = self.went.shape[3] - 1
         too_much = self.tile_sums(further.clamp(0, n_key)) > self.share * (1 - SLACK)
@@ -47,12 +49,11 @@ class Trimmed:
 def trimmed(case: Case, backend: str, share: float, from_end: bool) -> Trimmed:
     problem = drawn(case)
     options = (case.causal, case.window, case.scale, 0.0, "reference")
-    call = prepared(problem.q, problem.k, problem.v, problem.called_bias(), *options)
-    q, k, _, terms, gain = (x if x is None else x.detach() for x in call.tensors())
-    geometry = call.geometry
+    call = prepared(problem.q, problem.k, problem.v, problem.called_bias(), *options).detached()
+    q, k, geometry = call.q, call.k, call.geometry
     group = q.shape[1] // k.shape[1]
     s = call.scale * q.double() @ k.double().repeat_interleave(group, 1).mT
-    s = s + (0 if call.form is None else call.form.dense(geometry).detach())
+    s = s + call.form.dense(geometry)
     s = s.masked_fill(~geometry.visible(), -torch.inf)
     d = geometry.pair_distances()
     near = s.masked_fill(~((d >= 0) & (d < REACH)), -torch.inf).logsumexp(-1).nan_to_num(neginf=0)
@@ -60,13 +61,12 @@ def trimmed(case: Case, backend: str, share: float, from_end: bool) -> Trimmed:
     went = torch.nn.functional.pad(went, (1, 0), value=-torch.inf).logcumsumexp(-1)
 
     near = near.to(torch.promote_types(q.dtype, torch.float32))
-    plan = skipping.everything(q, geometry)
-    rest = (terms, gain, *call.options(), plan, near, share, REACH, from_end)
-    cut = backends.kernels(backend).trim(q, k, *rest)
-    first = geometry.positions()[:: skipping.QUERY_TILE]
+    call = replace(call, plan=plans.everything(q, geometry))
+    cut = backends.get(backend).trim(call, near, share, REACH, from_end)
+    first = geometry.positions()[::PLAN_QUERIES]
     if case.window and not from_end:  # what the window hides from all goes unsaid
-        cut = torch.maximum(cut, (first - case.window + 1) // KEY_STEP * KEY_STEP)
-    last = (first + skipping.QUERY_TILE - 1).clamp(max=geometry.n_key - 1)
+        cut = torch.maximum(cut, (first - case.window + 1) // TILE_KEYS * TILE_KEYS)
+    last = (first + PLAN_QUERIES - 1).clamp(max=geometry.n_key - 1)
     limit = last + 1 if from_end else first - REACH + 1
     return Trimmed(cut, went.flip(-1) if from_end else went, limit, share, from_end)
 
@@ -99,13 +99,14 @@ def test_as_much_goes_as_the_share_allows(instruction_set, share, case):
 def check_that_nothing_goes_where_nothing_is_known(backend: str, value: float) -> None:
     """In a key, or in what is known of one query of the third tile."""
     q, k = torch.zeros(1, 1, 500, 16), torch.zeros(1, 1, 500, 16)
-    plan = skipping.everything(q, Geometry(500, 500))
+    form, geometry = Linear(torch.ones(1, 1)), Geometry(500, 500)
     near = torch.full((1, 1, 500), 100.0)
-    rest = (torch.ones(1, 1), None, "linear", 1.0, True, None, plan)
+    plan = plans.everything(q, geometry)
 
     def cuts(q, k, near):
-        cut = backends.kernels(backend).trim(q, k, *rest, near, 1e-6, REACH, False)
-        return (cut // KEY_STEP * KEY_STEP).flatten().tolist()
+        call = Problem(q, k, k, form, geometry, 1.0, 0.0, backend, plan)
+        cut = backends.get(backend).trim(call, near, 1e-6, REACH, False)
+        return (cut // TILE_KEYS * TILE_KEYS).flatten().tolist()
 
     assert cuts(q, k, near) == [0, 64, 192, 320]
     near[0, 0, 300] = torch.nan

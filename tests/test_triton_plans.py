@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from biased_flash_attn import attention_plan
-from biased_flash_attn.forms import Geometry
+from biased_flash_attn.attention import lowered
+from biased_flash_attn.forms import Geometry, NoBias
+from biased_flash_attn.problem import Problem
 from cases import Case, drawn, naive
 from test_trim import check_that_nothing_goes_where_nothing_is_known, trimmed
 from triton_backend import KERNELS, MARKS, attend
@@ -56,22 +58,15 @@ def exact(problem, plan: Tensor) -> dict[str, Tensor]:
 
 def ours(problem, plan: Tensor) -> dict[str, Tensor]:
     case, bias = problem.case, problem.called_bias()
-    real = torch.promote_types(case.dtype, torch.float32)
-    form = None if bias is None else bias.lower(case.geometry, real, problem.q.device)
-    terms, gain, name = (None, None, "none") if form is None else (form.terms, form.gain, form.name)
-    detached = [None if x is None else x.detach() for x in (terms, gain)]
-    qkv = [x.detach() for x in (problem.q, problem.k, problem.v)]
-    rest = (*detached, name, problem.scale, case.causal, case.window)
-    o, lse = KERNELS.forward(*qkv, *rest, plan)
-    zero = torch.zeros_like(lse)
-    *grads, grad_terms, grad_gain = KERNELS.backward(
-        problem.grad_o, zero, *qkv, o, lse, *rest, case.trained, plan
-    )
+    form = lowered(bias, problem.q, case.geometry)
+    operands = problem.q, problem.k, problem.v, form, case.geometry
+    call = Problem(*operands, problem.scale, 0.0, "triton", plan).detached()
+    o, lse = KERNELS.forward(call)
+    results = o, lse, problem.grad_o, torch.zeros_like(lse)
+    *grads, of_form = KERNELS.backward(call, *results, case.trained)
     found = {"o": o, **{f"gradient of {n}": x for n, x in zip("qkv", grads, strict=True)}}
     if own := problem.trained():
-        outputs = [(x, g) for x, g in ((terms, grad_terms), (gain, grad_gain)) if x is not None]
-        x, g = zip(*outputs, strict=True)
-        of_own = torch.autograd.grad(x, list(own.values()), g)
+        of_own = torch.autograd.grad(form.tensors, list(own.values()), of_form)
         found |= {f"gradient of {n}": x for n, x in zip(own, of_own, strict=True)}
     return found
 
@@ -149,8 +144,8 @@ def test_programs_of_unequal_heads_leave_no_processor_idle(causal, heads):
     end = torch.full_like(first, n) if causal else (begin + TILE + window).clamp(max=n)
     plan = torch.stack([first, end])[:, None].int()
     q = torch.zeros(1, heads, n, 16, dtype=torch.float16)
-    problem = KERNELS._operands(q, q, q, None, None, "none", 1.0, causal, None)[1]
-    made = KERNELS.plans.of_queries(plan, problem, block)
+    call = Problem(q, q, q, NoBias(), Geometry(n, n, causal), 1.0, 0.0, "triton", plan)
+    made = KERNELS.plans.of_queries(call, block)
     work = (begin + block if causal else end) - first
     assert sorted(made.order.tolist()) == list(range(work.numel()))
     lower_bound = max(work.sum().item() / 132, work.max().item())

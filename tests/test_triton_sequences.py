@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from biased_flash_attn.functional import prepared
+from biased_flash_attn.attention import planned, prepared
 from biased_flash_attn.sequences import Sequences
 from cases import FORMS, Case, check_problem, evaluate, pairwise
 from packed_cases import (
@@ -22,7 +22,7 @@ from packed_cases import (
 )
 from shifted_cases import ShiftedCase, drawn_shifted, shifted
 from test_triton_plans import random_plan
-from triton_backend import EMULATED, KERNELS, MARKS
+from triton_backend import EMULATED, MARKS
 
 pytestmark = MARKS
 attend_packed = functools.partial(packed, backend="triton")
@@ -120,7 +120,7 @@ def test_sums_over_diagonals_are_taken_a_few_sequences_at_a_time(monkeypatch, ca
     whole = evaluate(drawn_packed(case), attend_packed)
     assert whole["gradient of r"].abs().max() > 0
     problem = drawn_packed(case)
-    monkeypatch.setattr(KERNELS, "_TABLE_SUMS", 1)
+    monkeypatch.setattr("biased_flash_attn.triton_kernels.table_launch._TABLE_SUMS", 1)
     check_problem(problem, attend_packed)
 
 
@@ -139,11 +139,12 @@ def test_plans_of_sequences_leave_out_what_they_say(bias, causal):
         if bias == "cumulative":
             problem.bias.steps.fill_(-0.3)
     sequences = Sequences.of_offsets(*case.offsets(), case.lengths, (None, None))
-    plan = prepared(
+    call = prepared(
         *(problem.q, problem.k, problem.v, problem.called_bias()),
         *(causal, None, None, None, "triton"),
         sequences=sequences,
-    ).plan()
+    )
+    plan = planned(call).plan
     assert (plan[0, 0, :, :1] == 0).all()
     assert (plan[0, 1] > 0).any()
     ours = evaluate(problem, attend_packed)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from biased_flash_attn import backends, biased_flash_attn, biased_flash_attn_varlen, biases
-from biased_flash_attn.functional import prepared
+from biased_flash_attn.attention import planned, prepared
 from biased_flash_attn.sequences import Sequences
 from cases import (
     DTYPES,
@@ -227,14 +227,15 @@ def test_what_is_left_out_of_each_sequence_is_what_is_left_out_of_it_alone(name,
 
 
 def plan_alone(q, k, v, bias, causal):
-    return prepared(q, k, v, bias, causal, None, None, None, "cpu").plan()
+    return planned(prepared(q, k, v, bias, causal, None, None, None, "cpu")).plan
 
 
 def plan_of_packed(problem, offsets):
     case = problem.case
     sequences = Sequences.of_offsets(*offsets, case.lengths, (None, None))
     bias = problem.called_bias()
-    return prepared(
+    call = prepared(
         *(problem.q, problem.k, problem.v, bias, case.causal, None, None, None, "cpu"),
         sequences=sequences,
-    ).plan()
+    )
+    return planned(call).plan

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launching import OPTIONS, where_the_tensors_are
+from .launching import OPTIONS, on_its_device
 from .operands import rows
 from .primitives import row_address
 
@@ -42,7 +42,7 @@ def attn_append_kernel(
     tl.store(row_address(pages, page, h, key % page_size)[:, None] + channel, values, copied)
 
 
-@where_the_tensors_are
+@on_its_device
 def append(pages: Tensor, x: Tensor, block_table: Tensor, lengths: Tensor) -> None:
     """Writes x (B, heads, n, channels or nothing) into pages, as the last of `lengths` keys."""
     batch, heads, tokens = x.shape[:3]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .. import limits
 from .bias import log2
 from .pages import (
     add_logits,
@@ -22,8 +23,9 @@ from .pages import (
 )
 from .primitives import INFINITY, LN2, LOG2E, dot, row_address
 
-NEAR_KEYS = tl.constexpr(128)  # before a query, which it always takes
-PEAK_DISTANCES = tl.constexpr(64)  # of which a table's largest entry is known
+NEAR_KEYS = tl.constexpr(limits.NEAR_KEYS)
+PEAK_DISTANCES = tl.constexpr(limits.PEAK_DISTANCES)
+ROUNDING_FLOOR = tl.constexpr(limits.ROUNDING_FLOOR)
 # A tile is left out only where its bound is at most this share of what may be: so that one cannot
 # use up what is meant for many.
 LARGEST_SHARE = tl.constexpr(2**-4)
@@ -114,7 +116,7 @@ def attn_choose_kernel(
     lse = (m + tl.log2(l)) * LN2
     squares = tile_q.to(tl.float32) * tile_q.to(tl.float32)
     reach = tl.abs(problem.scale_in_base_2) * LN2 * tl.sqrt(tl.sum(squares, 1))
-    uncertain = 2**-10 + rounding * (1 + reach * tl.sqrt(longest) + tl.abs(lse))
+    uncertain = ROUNDING_FLOOR + rounding * (1 + reach * tl.sqrt(longest) + tl.abs(lse))
     budget = (lse + log_share - uncertain).to(tl.float64)
 
     chosen = problem.lists + block_number() * problem.most_tiles

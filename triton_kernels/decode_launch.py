@@ -12,11 +12,14 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
+from .. import problem as calls
+from ..limits import rounding_of_logits
 from ..sequences import empty_rows
 from .decode import attn_decode_kernel, attn_decode_merge_kernel
 from .decode_choice import attn_choose_kernel
-from .launching import OPTIONS, SUMS_OVER_LANES, where_the_tensors_are
-from .operands import Bias, Rows, per_head, rows
+from .forms import kernels_of
+from .launching import OPTIONS, SUMS_OVER_LANES, on_its_device
+from .operands import Rows, per_head, rows
 from .primitives import LOG2E
 
 _MOST_KEYS, _TILE_BYTES = 64, 2**14  # of a tile, which has no more registers
@@ -52,67 +55,42 @@ class Pages(NamedTuple):
     counts: Tensor | None = None
 
 
-@where_the_tensors_are
-def decode(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block_table: Tensor,
-    lengths: Tensor,
-    terms: Tensor | None,
-    gain: Tensor | None,
-    bounds: list[Tensor | None],
-    form: str,
-    scale: float,
-    window: int | None,
-    tolerance: float,
-) -> tuple[Tensor, Tensor]:
+@on_its_device
+def decode(problem: calls.Problem) -> tuple[Tensor, Tensor]:
     """Returns o (B, H, Nq, Dv) in q's dtype and lse (B, H, Nq) in float32."""
-    batch, heads, n_query, head_dim = q.shape
-    _, kv_heads, page_size, value_dim = v.shape
-    o = empty_rows(q, value_dim)
+    q, k, v = problem.q, problem.k, problem.v
+    o = empty_rows(q, v.shape[3])
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     if lse.numel() == 0:
         return o, lse
-    columns = block_table.shape[1]
-    group = heads // kv_heads
-    tile_keys = page_size // bounds[0].shape[2]
-    problem = Pages(
-        *(batch, heads, kv_heads, group, n_query, _ENDLESS if window is None else window),
-        *(scale * LOG2E.value, block_table, columns, page_size, lengths),
-        *map(constexpr, (head_dim, value_dim, tile_keys)),
-    )
-    squared = form == "log1p_square"
-    if squared or form == "cumulative":
-        terms = rows(terms)
-        flags = "cumulative", squared, False
-    else:
-        terms, flags = per_head(terms), (form, False, False)
-    bias = Bias(*map(constexpr, flags), terms, per_head(gain))
+    told, chooses = _told(problem), problem.tolerance > 0 and problem.form.may_skip
+    bias = kernels_of(problem).bias_of_pages(problem.form)
 
-    block_m = min(_MOST_ROWS, max(_LEAST_ROWS, triton.next_power_of_2(group * n_query)))
-    block_d, block_dv = (max(16, triton.next_power_of_2(x)) for x in (head_dim, value_dim))
+    page_size, rows_of_group = told.page_size, told.group * told.n_query
+    block_m = min(_MOST_ROWS, max(_LEAST_ROWS, triton.next_power_of_2(rows_of_group)))
+    block_d, block_dv = (max(16, triton.next_power_of_2(x.shape[3])) for x in (q, v))
     fitting = _TILE_BYTES // (max(block_d, block_dv) * q.element_size())
     block_n = min(_MOST_KEYS, page_size, max(16, fitting))
-    blocks = batch * kv_heads, triton.cdiv(group * n_query, block_m)
+    blocks = told.batch * told.kv_heads, triton.cdiv(rows_of_group, block_m)
     single = q.dtype == torch.float32
     options = {"BLOCK_M": block_m, "BLOCK_D": block_d, **OPTIONS}
-    if tolerance > 0 and form != "none":
-        problem = _with_lists(problem, blocks)
+    if chooses:
+        told = _with_lists(told, blocks)
         attn_choose_kernel[blocks](
-            *(rows(q), rows(k), *_bounds(bounds, form), bias, problem),
-            *(math.log(tolerance / tile_keys), 2.0**-23 * (4 * head_dim + 256)),
+            *(rows(q), rows(k), *_bounds(problem.pages.bounds), bias, told),
+            math.log(problem.tolerance / told.tile_keys.value),
+            rounding_of_logits(q.shape[3]),
             BLOCK_N=min(_MOST_CHOICES, block_n),
             num_warps=4,
             num_stages=3,
             **options,
         )
-    parts = _parts(blocks[0] * blocks[1], columns * page_size // block_n)
+    parts = _parts(blocks[0] * blocks[1], told.columns * page_size // block_n)
     acc = lse.new_empty((parts, *o.shape))
     m, l = lse.new_empty((2, parts, *lse.shape))
     attn_decode_kernel[(*blocks, parts)](
         *map(rows, (q, k, v)),
-        *(acc, m, l, bias, problem),
+        *(acc, m, l, bias, told),
         BLOCK_N=block_n,
         BLOCK_DV=block_dv,
         num_warps=8 if single else 4,
@@ -120,12 +98,26 @@ def decode(
         **options,
     )
     attn_decode_merge_kernel[(lse.numel(),)](
-        *(acc, m, l, rows(o), rows(lse), problem, parts),
+        *(acc, m, l, rows(o), rows(lse), told, parts),
         PARTS=triton.next_power_of_2(parts),
         BLOCK_DV=block_dv,
         **SUMS_OVER_LANES,
     )
     return o, lse
+
+
+def _told(problem: calls.Problem) -> Pages:
+    """What the kernels are told of a problem with pages."""
+    q, v, pages, window = problem.q, problem.v, problem.pages, problem.geometry.window
+    (batch, heads, n_query, head_dim), (_, kv_heads, page_size, value_dim) = q.shape, v.shape
+    tile_keys = page_size // pages.bounds.centres.shape[2]
+    return Pages(
+        *(batch, heads, kv_heads, heads // kv_heads, n_query),
+        _ENDLESS if window is None else window,
+        problem.scale * LOG2E.value,
+        *(pages.block_table, pages.block_table.shape[1], page_size, pages.lengths),
+        *map(constexpr, (head_dim, value_dim, tile_keys)),
+    )
 
 
 def _with_lists(problem: Pages, blocks: tuple[int, int]) -> Pages:
@@ -136,12 +128,12 @@ def _with_lists(problem: Pages, blocks: tuple[int, int]) -> Pages:
     return problem._replace(most_tiles=most, lists=lists, counts=lists.new_empty(len(lists)))
 
 
-def _bounds(bounds: list[Tensor | None], form: str) -> list[Rows | None]:
+def _bounds(bounds: calls.Bounds) -> list[Rows | None]:
     """Centres and extents of tiles, lowest and highest sums, or a table's peaks as the highest."""
     centres, extents, lowest, highest = bounds
-    if lowest is not None:
-        return [*map(rows, bounds)]
-    return [rows(centres), rows(extents), None, per_head(highest) if form == "distance" else None]
+    if lowest is None and highest is not None:
+        return [rows(centres), rows(extents), None, per_head(highest)]
+    return [None if x is None else rows(x) for x in bounds]
 
 
 def _parts(programs: int, tiles: int) -> int:

@@ -9,7 +9,7 @@ from triton.language import constexpr
 
 from ..sequences import Sequences
 from . import configs
-from .configs import Config
+from .configured import Configured
 from .factors import key_factors_kernel, query_factors_kernel
 from .launching import OPTIONS
 from .operands import Bias, Factors, Problem, per_head, rows
@@ -21,7 +21,7 @@ from .processors import processor
 def with_factors(
     bias: Bias,
     problem: Problem,
-    config: Config,
+    configured: Configured,
     sequences: Sequences | None,
     lse_in_base_2: Tensor | None = None,
 ) -> Bias:
@@ -29,11 +29,12 @@ def with_factors(
 
     Those of queries include lse where it is given.
     """
-    form, terms = bias.form.value, bias.terms and bias.terms.start
-    if not bias.factored.value:
+    if not configured.factored:
         return bias
+    form, terms, config = bias.form.value, bias.terms.start, configured.config
     columns = configs.sum_columns(processor())
-    bias = bias._replace(ahead=constexpr(config.ahead), sum_columns=constexpr(columns))
+    flags = {"factored": True, "ahead": configured.ahead, "sum_columns": columns}
+    bias = bias._replace(**{name: constexpr(x) for name, x in flags.items()})
     if form == "distance":
         return _with_table_factors(bias, problem, config.block_m)
 
@@ -97,8 +98,6 @@ def _factors(kernel, shape, block: int, of_entry, bias: Bias, problem: Problem, 
 
 def _with_table_factors(bias: Bias, problem: Problem, block_m: int) -> Bias:
     batch, heads, length = bias.terms.start.shape
-    if length < 2 * block_m:
-        return bias._replace(factored=constexpr(False))
     of_rows = _empty_factors(bias, 1, 1, block_m)
     of_keys = _empty_factors(bias, batch, heads, length - block_m + 1)
     blocks = triton.cdiv(of_keys.shape[2], TABLE_ROWS)

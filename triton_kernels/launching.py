@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from functools import wraps
+from functools import partial, wraps
 
 import torch
 from torch import Tensor
+
+from ..problem import Problem
+from .configs import Config
 
 OPTIONS = {"enable_fp_fusion": True}
 # For kernels that sum products over lanes: where a lane fuses its own product with the sum, the
@@ -15,12 +18,21 @@ OPTIONS = {"enable_fp_fusion": True}
 SUMS_OVER_LANES = {"enable_fp_fusion": False}
 
 
-def where_the_tensors_are(call):
-    """Launches on the GPU of the first argument, which need not be the current one."""
+def on_its_device(call):
+    """Launches on the GPU of the first argument, a problem or a tensor, which need not be the
+    current one."""
 
     @wraps(call)
-    def on_device(x: Tensor, *rest):
+    def on_device(first: Problem | Tensor, *rest):
+        x = first.q if isinstance(first, Problem) else first
         with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
-            return call(x, *rest)
+            return call(first, *rest)
 
     return on_device
+
+
+def start(kernel, grid: tuple[int, ...], config: Config, options: dict[str, bool] = OPTIONS):
+    """The kernel with a grid of programs: a call of its arguments."""
+    return partial(
+        kernel[grid], num_warps=config.num_warps, num_stages=config.num_stages, **options
+    )

@@ -12,7 +12,9 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from .. import problem as calls
 from .configs import LARGEST_TILE
+from .primitives import LOG2E
 
 # Elements from row to row: those of a tile are counted in 32 bits.
 ROW_LIMIT = 2**24
@@ -64,8 +66,9 @@ class PlanOfKeys(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """Sizes and mask; query i stands at position i + n_key - n_query + shift and sees keys of
-    forms.py.
+    """What kernels are told of a `biased_flash_attn.problem.Problem`: sizes and mask.
+
+    Query i stands at position i + n_key - n_query + shift and sees keys as `Geometry` says.
 
     sequences (B, 5) int64: of each, its first query, number of queries, first key, number of keys
     and shift, where these are not all rows of its batch entry. n_query and n_key are then those of
@@ -95,9 +98,9 @@ class Problem(NamedTuple):
 
 
 class Bias(NamedTuple):
-    """A form of forms.py: "none", "linear", "distance" or "cumulative".
+    """A form as kernels compute it: see forms.py.
 
-    terms: slopes, the table in base 2, with_margin, or float64 sums; high and low: float32, and
+    terms: slopes, the table in base 2, padded_table, or float64 sums; high and low: float32, and
     add up to these. squared: the bias is -log(1 + beta^2).
     factored: whole tiles take it from query_factors and key_factors, as factors.py says; of a
     table, those from far (B or 1, H or 1, 2) on, whose numbers are places in it: polynomials.py.
@@ -119,7 +122,35 @@ class Bias(NamedTuple):
     sum_columns: tl.constexpr = tl.constexpr(8)
 
 
-def with_margin(table: Tensor) -> Tensor:
+def problem_of(
+    problem: calls.Problem,
+    plan: Plan | PlanOfKeys | None = None,
+    *,
+    rows_near: bool = False,
+    rows_alike: bool = False,
+) -> Problem:
+    """What a kernel is told of a problem, of whose plan it takes its own view."""
+    q, v, geometry, scale = problem.q, problem.v, problem.geometry, problem.scale
+    reach = geometry.n_key + geometry.shift
+    flags = q.shape[3], v.shape[3], geometry.causal, geometry.window is not None, scale > 0
+    return Problem(
+        q.shape[1],
+        q.shape[1] // problem.k.shape[1],
+        geometry.n_query,
+        geometry.n_key,
+        reach if geometry.window is None else min(geometry.window, reach),
+        scale,
+        scale * LOG2E.value,
+        *map(tl.constexpr, flags),
+        geometry.n_query,
+        plan=plan,
+        sequences=None if problem.sequences is None else problem.sequences.rows,
+        rows_near=tl.constexpr(rows_near),
+        rows_alike=tl.constexpr(rows_alike),
+    )
+
+
+def padded_table(table: Tensor) -> Tensor:
     """A table that may be read a tile beyond its end, as it is for queries beyond the last one."""
     padded = torch.nn.functional.pad(table.flatten(), (0, LARGEST_TILE))
     return padded[: table.numel()].view(table.shape)

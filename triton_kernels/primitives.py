@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from ..limits import PLAN_QUERIES
+
 LOG2E = tl.constexpr(math.log2(math.e))
 LN2 = tl.constexpr(math.log(2))
 INFINITY = tl.constexpr(math.inf)
@@ -15,7 +17,7 @@ LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 # Columns of one extra step of a matrix product.
 FACTORS = tl.constexpr(16)
 # Queries of a tile of a plan; blocks of queries are at most as large.
-PLAN_TILE = tl.constexpr(128)
+PLAN_TILE = tl.constexpr(PLAN_QUERIES)
 
 
 @triton.jit

@@ -13,9 +13,9 @@
 
 namespace bfa::BFA_ISA {
 
-constexpr int kTile = 64;         // keys of one tile
-constexpr int kRegisterRows = 6;  // rows of a product whose sums fit the registers
-constexpr int kStripRows = 48;    // queries whose softmax is computed together: latencies overlap
+constexpr int kTile = limits::TILE_KEYS;  // keys of one tile
+constexpr int kRegisterRows = 6;          // rows of a product whose sums fit the registers
+constexpr int kStripRows = 48;  // queries whose softmax is computed together: latencies overlap
 
 constexpr int64_t round_up(int64_t x, int64_t multiple) {
     return (x + multiple - 1) / multiple * multiple;

@@ -54,7 +54,7 @@ public:
           values_(arena, kTile, problem.value_dim),
           keys_transposed_(arena.take<Operand>(keys_.depth() * kTile)),
           values_transposed_(arena.take<Operand>(values_.depth() * kTile)),
-          bias_(arena, p_, problem.grad_terms.data),
+          bias_(arena, p_, problem.has_form_gradient()),
           row_(arena.take<Real>(2 * problem.value_dim)),
           grad_keys_(arena.take<Real>(kept_tiles_ * kTile * keys_.columns())),
           grad_values_(arena.take<Real>(kept_tiles_ * kTile * values_.columns())),
@@ -71,7 +71,7 @@ public:
              SharedSum<Real>& grad_query_sums, const TableSums<Real>& tables) {
         b_ = b, kv_head_ = kv_head;
         if (whole_.sequences) p_ = of_sequence(whole_, b);
-        if (tables.apart()) p_.grad_terms = tables.of_sequence(b);
+        if (tables.apart()) p_.grad_form[0] = tables.of_sequence(b);
         padded_queries_ = padded(p_.n_query);
         const int64_t tiles = tile_count(p_);
         for (int64_t member = 0; member < group_; ++member) {
@@ -84,8 +84,8 @@ public:
             grad_query_sums.add(b_ * p_.heads + head_, begin, begin + grad_query_elements(), share,
                                 grad_queries_, [&] {
                                     if constexpr (Bias::has_gradient)
-                                        if (p_.grad_terms.data)
-                                            bias_.end_head(p_.grad_terms, p_.grad_gain, b_, head_);
+                                        if (p_.has_form_gradient())
+                                            bias_.end_head(p_.grad_form, b_, head_);
                                 });
             if (share == shares_ - 1)
                 write_rows(p_.grad_q, head_, 0, p_.n_query, p_.head_dim, grad_queries_, p_.scale);
@@ -160,7 +160,7 @@ private:
             const Range strip = {i, std::min(i + kStripRows, queries.end)};
             const bool partial = coverage(visible_, strip, keys) != Coverage::full;
             masked |= partial;
-            const bool with_bias_gradient = Bias::has_gradient && p_.grad_terms.data;
+            const bool with_bias_gradient = Bias::has_gradient && p_.has_form_gradient();
             if (partial) {
                 with_bias_gradient ? add_strip<true, true>(strip, keys, queries.begin)
                                    : add_strip<true, false>(strip, keys, queries.begin);
@@ -170,7 +170,7 @@ private:
             }
         }
         if constexpr (Bias::has_gradient)
-            if (p_.grad_terms.data) bias_.end_block(keys);
+            if (p_.has_form_gradient()) bias_.end_block(keys);
         const int rows = int(round_up(queries.end - queries.begin, kRegisterRows));
         const Result<Real> grad_queries = {grad_queries_ + queries.begin * queries_.columns(),
                                            queries_.columns()};

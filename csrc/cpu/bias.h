@@ -52,7 +52,7 @@ public:
     LinearBias(Arena&, const Problem& problem, bool) : problem_(problem) {}
 
     void begin_head(int64_t b, int64_t h) {
-        slope_ = -*problem_.terms.at<Real>(b, h) * Real(kLog2e);
+        slope_ = -*problem_.form_tensors[0].at<Real>(b, h) * Real(kLog2e);
         gradient_ = 0;
     }
 
@@ -78,8 +78,8 @@ public:
         gradient_ += reduce_sum<Real>(block_gradient_);
         block_gradient_ = Vector<Real>{};
     }
-    void end_head(const View& grad_terms, const View&, int64_t b, int64_t h) {
-        *grad_terms.at<Real>(b, h) += Real(gradient_);
+    void end_head(const FormTensor* gradients, int64_t b, int64_t h) {
+        *gradients[0].at<Real>(b, h) += Real(gradient_);
     }
 
 private:
@@ -109,8 +109,8 @@ public:
           gradient_(with_gradient ? arena.take<Real>(padded_length()) : nullptr) {}
 
     void begin_head(int64_t b, int64_t h) {
-        const Real* table = problem_.terms.at<Real>(b, h);
-        const int64_t n = problem_.n_terms;
+        const Real* table = problem_.form_tensors[0].at<Real>(b, h);
+        const int64_t n = length();
         std::memset(table_, 0, padded_length() * sizeof(Real));
         for (int64_t x = 0; x < n; ++x) table_[kPadding + n - 1 - x] = table[x] * Real(kLog2e);
         if (gradient_) std::memset(gradient_, 0, padded_length() * sizeof(Real));
@@ -119,8 +119,7 @@ public:
     void begin_tile(Range keys) {
         const int64_t first_distance = problem_.causal ? 0 : 1 - problem_.n_query;
         const int64_t distance_of_query_0 = problem_.position(0) - keys.begin;
-        start_of_query_0_ =
-            kPadding + problem_.n_terms - 1 - (distance_of_query_0 - first_distance);
+        start_of_query_0_ = kPadding + length() - 1 - (distance_of_query_0 - first_distance);
     }
 
     template <class Function>
@@ -137,16 +136,17 @@ public:
     void end_row(const Row&, int) {}
     void end_rows(Range) {}
     void end_block(Range) {}
-    void end_head(const View& grad_terms, const View&, int64_t b, int64_t h) {
-        Real* out = grad_terms.at<Real>(b, h);
-        const int64_t n = problem_.n_terms;
+    void end_head(const FormTensor* gradients, int64_t b, int64_t h) {
+        Real* out = gradients[0].at<Real>(b, h);
+        const int64_t n = length();
         for (int64_t x = 0; x < n; ++x) out[x] += gradient_[kPadding + n - 1 - x];
     }
 
 private:
     // A strip with one visible pair reads at most a strip and a tile past either end of the table.
     static constexpr int64_t kPadding = kTile + kStripRows;
-    int64_t padded_length() const { return problem_.n_terms + 2 * kPadding; }
+    int64_t length() const { return problem_.form_tensors[0].rows; }
+    int64_t padded_length() const { return length() + 2 * kPadding; }
 
     const Problem& problem_;
     Real* table_;
@@ -201,10 +201,11 @@ public:
           gain_gradient_(with_gradient ? arena.take<double>(problem.n_query) : nullptr) {}
 
     void begin_head(int64_t b, int64_t h) {
-        sums_ = problem_.terms.at<double>(b, h);
-        gain_ = problem_.gain.data ? problem_.gain.at<Real>(b, h) : nullptr;
+        const FormTensor &sums = problem_.form_tensors[0], &gain = problem_.form_tensors[1];
+        sums_ = sums.at<double>(b, h);
+        gain_ = gain.data ? gain.at<Real>(b, h) : nullptr;
         if (sum_gradient_) {
-            std::memset(sum_gradient_, 0, problem_.n_terms * sizeof(double));
+            std::memset(sum_gradient_, 0, problem_.form_tensors[0].rows * sizeof(double));
             std::memset(gain_gradient_, 0, problem_.n_query * sizeof(double));
         }
     }
@@ -220,7 +221,8 @@ public:
             key_roundings_[c] = rounding(sum);
             largest = std::max(largest, std::abs(key_sums_[c]));
         }
-        simple_ = problem_.causal && largest <= kLargestSum;
+        simple_ =
+            problem_.causal && largest <= Real(limits::LARGEST_SUM);  // a float errs there by 4e-6
         std::memset(key_gradient_, 0, kTile * sizeof(Real));
     }
 
@@ -264,17 +266,16 @@ public:
             sum_gradient_[j] += key_gradient_[j - keys.begin];
         std::memset(key_gradient_, 0, kTile * sizeof(Real));
     }
-    void end_head(const View& grad_terms, const View& grad_gain, int64_t b, int64_t h) {
-        double* terms = grad_terms.at<double>(b, h);
-        for (int64_t j = 0; j < problem_.n_terms; ++j) terms[j] += sum_gradient_[j];
+    void end_head(const FormTensor* gradients, int64_t b, int64_t h) {
+        double* sums = gradients[0].at<double>(b, h);
+        for (int64_t j = 0; j < gradients[0].rows; ++j) sums[j] += sum_gradient_[j];
         if (!gain_) return;
-        Real* gain = grad_gain.at<Real>(b, h);
+        Real* gain = gradients[1].at<Real>(b, h);
         for (int64_t i = 0; i < problem_.n_query; ++i) gain[i] += Real(gain_gradient_[i]);
     }
 
 private:
     static constexpr int kLane = kLanes<Real>;
-    static constexpr Real kLargestSum = 64;  // a float errs there by 4e-6
 
     template <bool kSimple, bool kGain>
     BFA_INLINE Row<kSimple, kGain> row(int64_t query) const {

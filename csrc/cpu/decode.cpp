@@ -195,24 +195,15 @@ private:
     const Buffer<int64_t> lists_, counts_;  // where each block's list of tiles begins; its length
 };
 
-template <Form kForm>
-void decode_form(const Decode& problem) {
-    select_arithmetic(problem.element, [&](auto arithmetic) {
-        Decoding<typename decltype(arithmetic)::type, kForm>(problem).run();
-    });
-}
-
 }  // namespace
 
 void decode(const Decode& problem) {
     if (problem.batch == 0 || problem.n_query == 0) return;
-    switch (problem.form) {
-        case Form::none: return decode_form<Form::none>(problem);
-        case Form::linear: return decode_form<Form::linear>(problem);
-        case Form::distance: return decode_form<Form::distance>(problem);
-        case Form::cumulative: return decode_form<Form::cumulative>(problem);
-        case Form::log1p_square: return decode_form<Form::log1p_square>(problem);
-    }
+    select_form(problem.form, [&](auto form) {
+        select_arithmetic(problem.element, [&](auto arithmetic) {
+            Decoding<typename decltype(arithmetic)::type, decltype(form)::value>(problem).run();
+        });
+    });
 }
 
 }  // namespace bfa::BFA_ISA

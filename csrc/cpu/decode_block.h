@@ -73,7 +73,7 @@ public:
 
     // The first of the tiles that are always added.
     int64_t near_tile() const {
-        const int64_t first = std::max<int64_t>(0, block_->first_position - kNearKeys + 1);
+        const int64_t first = std::max<int64_t>(0, block_->first_position - limits::NEAR_KEYS + 1);
         const Range tiles = block_->tiles(p_);
         return std::clamp(first / p_.tile_keys(), tiles.begin, tiles.end);
     }

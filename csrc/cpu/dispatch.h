@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "../decode_params.h"
+#include "../decode_problem.h"
 
 namespace bfa {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "../params.h"
+#include "../problem.h"
 #include "simd.h"
 
 namespace bfa::BFA_ISA {

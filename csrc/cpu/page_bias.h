@@ -13,7 +13,6 @@ namespace bfa::BFA_ISA {
 template <class Real, Form kForm>
 class PageBias {
     static constexpr bool kCumulative = kForm == Form::cumulative || kForm == Form::log1p_square;
-    static constexpr int64_t kTableTile = 64;  // distances of which one `highest` is given
 
 public:
     static constexpr bool exists = kForm != Form::none;
@@ -27,16 +26,16 @@ public:
         block_ = &block;
         for (int64_t g = 0; exists && !kCumulative && g < p_.group(); ++g) {
             const int64_t h = block.first_head + g;
-            heads_[g].terms = p_.terms.at<Real>(block.b, h);
+            heads_[g].numbers = p_.form_tensors[0].at<Real>(block.b, h);
             heads_[g].peaks = p_.highest.at<Real>(block.b, h);
         }
         for (int r = 0; kCumulative && r < block.rows; ++r) {
             const int64_t h = block.head(r), position = block.position(r);
-            const double* gains = p_.gain.data ? nullptr : &kOne;
-            queries_[r].gain =
-                gains ? *gains : double(p_.gain.at<Real>(block.b, h)[block.query(r)]);
-            queries_[r].sum =
-                position < 0 ? 0 : *row_at<double>(p_.terms, place_of(p_, block.b, position), h);
+            const View& gain = p_.form_tensors[1];
+            queries_[r].gain = gain.data ? double(gain.at<Real>(block.b, h)[block.query(r)]) : 1.0;
+            queries_[r].sum = position < 0 ? 0
+                                           : *row_at<double>(p_.form_tensors[0],
+                                                             place_of(p_, block.b, position), h);
         }
     }
 
@@ -45,15 +44,15 @@ public:
         const int begin = int(visible.begin), end = int(visible.end);
         const Real distance = Real(block_->position(row) - keys.begin);
         if constexpr (kForm == Form::linear) {
-            const Vector<Real> slope = broadcast(-*head(row).terms * Real(kLog2e));
+            const Vector<Real> slope = broadcast(-*head(row).numbers * Real(kLog2e));
             for (int c = begin / kLane * kLane; c < end; c += kLane)
                 store(out + c, slope * (broadcast(distance - Real(c)) - iota<Real>()));
         } else if constexpr (kForm == Form::distance) {
-            const Real* table = head(row).terms + (block_->position(row) - keys.begin);
+            const Real* table = head(row).numbers + (block_->position(row) - keys.begin);
             for (int c = begin; c < end; ++c) out[c] = table[-c] * Real(kLog2e);
         } else if constexpr (kCumulative) {
             // Differences are taken in float64: near pairs are as exact at position one million.
-            const double *sums = row_at<double>(p_.terms, place, block_->head(row)),
+            const double *sums = row_at<double>(p_.form_tensors[0], place, block_->head(row)),
                          sum = queries_[row].sum, gain = queries_[row].gain;
             for (int c = begin; c < end; ++c) out[c] = Real(gain * (sum - sums[c]));
             for (int c = begin / kLane * kLane; c < end; c += kLane) {
@@ -70,12 +69,13 @@ public:
                       near = std::min(position - keys.end + 1, p_.window - 1),
                       far = std::min(position - keys.begin, p_.window - 1);
         if constexpr (kForm == Form::linear) {
-            const double slope = -double(*head(row).terms);
+            const double slope = -double(*head(row).numbers);
             return slope * double(slope < 0 ? near : far);
         } else if constexpr (kForm == Form::distance) {
             const Real* peaks = head(row).peaks;
-            Real largest = peaks[near / kTableTile];
-            for (int64_t x = near / kTableTile + 1; x <= far / kTableTile; ++x)
+            Real largest = peaks[near / limits::PEAK_DISTANCES];
+            for (int64_t x = near / limits::PEAK_DISTANCES + 1; x <= far / limits::PEAK_DISTANCES;
+                 ++x)
                 largest = std::max(largest, peaks[x]);
             return double(largest);
         } else if constexpr (kCumulative) {
@@ -94,9 +94,8 @@ public:
 
 private:
     static constexpr int kLane = kLanes<Real>;
-    static constexpr double kOne = 1;
     struct Head {
-        const Real *terms, *peaks;
+        const Real *numbers, *peaks;
     };
     struct Query {
         double sum, gain;

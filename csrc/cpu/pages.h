@@ -1,7 +1,7 @@
 // Where the keys of a sequence stand, and which of them a query sees.
 #pragma once
 
-#include "../decode_params.h"
+#include "../decode_problem.h"
 #include "visibility.h"
 
 namespace bfa::BFA_ISA {

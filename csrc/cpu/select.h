@@ -1,6 +1,8 @@
 // From a problem's runtime element type and form to the compile-time types of its kernel.
 #pragma once
 
+#include <type_traits>
+
 #include "arithmetic.h"
 #include "bias.h"
 
@@ -11,16 +13,32 @@ struct Type {
     using type = T;
 };
 
-template <class Arithmetic, class Function>
-void select_bias(Form form, Function function) {
-    using Real = typename Arithmetic::Real;
-    constexpr Type<Arithmetic> arithmetic;
+// What computes the bias of a tile for a form.
+template <class Real, Form kForm>
+struct BiasOf;
+template <class Real>
+struct BiasOf<Real, Form::none> : Type<NoBias<Real>> {};
+template <class Real>
+struct BiasOf<Real, Form::linear> : Type<LinearBias<Real>> {};
+template <class Real>
+struct BiasOf<Real, Form::distance> : Type<DistanceBias<Real>> {};
+template <class Real>
+struct BiasOf<Real, Form::cumulative> : Type<CumulativeBias<Real, false>> {};
+template <class Real>
+struct BiasOf<Real, Form::log1p_square> : Type<CumulativeBias<Real, true>> {};
+
+// Calls function(std::integral_constant<Form, form>).
+template <class Function>
+void select_form(Form form, Function function) {
     switch (form) {
-        case Form::none: return function(arithmetic, Type<NoBias<Real>>());
-        case Form::linear: return function(arithmetic, Type<LinearBias<Real>>());
-        case Form::distance: return function(arithmetic, Type<DistanceBias<Real>>());
-        case Form::cumulative: return function(arithmetic, Type<CumulativeBias<Real, false>>());
-        case Form::log1p_square: return function(arithmetic, Type<CumulativeBias<Real, true>>());
+#define BFA_SELECT(form) \
+    case Form::form: return function(std::integral_constant<Form, Form::form>())
+        BFA_SELECT(none);
+        BFA_SELECT(linear);
+        BFA_SELECT(distance);
+        BFA_SELECT(cumulative);
+        BFA_SELECT(log1p_square);
+#undef BFA_SELECT
     }
 }
 
@@ -38,7 +56,10 @@ void select_arithmetic(Element element, Function function) {
 template <class Function>
 void select_kernel(const Problem& problem, Function function) {
     select_arithmetic(problem.element, [&](auto arithmetic) {
-        select_bias<typename decltype(arithmetic)::type>(problem.form, function);
+        using Real = typename decltype(arithmetic)::type::Real;
+        select_form(problem.form, [&](auto form) {
+            function(arithmetic, Type<typename BiasOf<Real, decltype(form)::value>::type>());
+        });
     });
 }
 

@@ -14,8 +14,8 @@ class TableSums {
 public:
     explicit TableSums(const Backward& problem)
         : problem_(problem),
-          apart_(problem.form == Form::distance && problem.grad_terms.data && problem.batch > 1 &&
-                 problem.grad_terms.batch == 0),
+          apart_(facts_of(problem.form).is_shared && problem.has_form_gradient() &&
+                 problem.batch > 1 && problem.grad_form[0].batch == 0),
           begins_(apart_ ? problem.batch + 1 : 0),
           sums_(apart_ ? elements() : 0) {
         if (apart_) std::memset(sums_.data(), 0, begins_.data()[problem.batch] * sizeof(Real));
@@ -23,10 +23,12 @@ public:
 
     bool apart() const { return apart_; }
 
-    View of_sequence(int64_t b) const {
+    FormTensor of_sequence(int64_t b) const {
         const int64_t begin = begins_.data()[b], n = (begins_.data()[b + 1] - begin);
-        return {reinterpret_cast<char*>(sums_.data() + begin), 0,
-                n / problem_.heads * int64_t(sizeof(Real)), int64_t(sizeof(Real))};
+        const int64_t rows = n / problem_.heads;
+        return {{reinterpret_cast<char*>(sums_.data() + begin), 0, rows * int64_t(sizeof(Real)),
+                 int64_t(sizeof(Real))},
+                rows};
     }
 
     void add_up() const {
@@ -35,8 +37,8 @@ public:
             const Backward one = bfa::of_sequence(problem_, b);
             for (int64_t h = 0; h < problem_.heads; ++h) {
                 const Real* own = of_sequence(b).template at<Real>(0, h);
-                Real* sum = one.grad_terms.template at<Real>(0, h);
-                for (int64_t x = 0; x < one.n_terms; ++x) sum[x] += own[x];
+                Real* sum = one.grad_form[0].template at<Real>(0, h);
+                for (int64_t x = 0; x < one.grad_form[0].rows; ++x) sum[x] += own[x];
             }
         }
     }
@@ -46,7 +48,8 @@ private:
         begins_.data()[0] = 0;
         for (int64_t b = 0; b < problem_.batch; ++b)
             begins_.data()[b + 1] =
-                begins_.data()[b] + problem_.heads * bfa::of_sequence(problem_, b).n_terms;
+                begins_.data()[b] +
+                problem_.heads * bfa::of_sequence(problem_, b).grad_form[0].rows;
         return begins_.data()[problem_.batch];
     }
 

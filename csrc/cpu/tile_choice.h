@@ -13,9 +13,6 @@
 
 namespace bfa::BFA_ISA {
 
-// The keys nearest to a query, which it always takes; their sum bounds its lse from below.
-constexpr int64_t kNearKeys = 128;
-
 template <class Arithmetic, class Bias>
 class TileChoice {
     using Real = typename Arithmetic::Real;
@@ -25,7 +22,8 @@ public:
     TileChoice(Arena& arena, const Decode& problem, int rows, int64_t depth)
         : p_(problem),
           depth_(depth),
-          rounding_(0x1p-23 * (4.0 * double(problem.head_dim) + 256)),
+          rounding_(limits::ROUNDING * double(limits::ROUNDING_PER_CHANNEL * problem.head_dim +
+                                              limits::ROUNDING_CONSTANT)),
           centres_(arena.take<Operand>(problem.tolerance > 0 ? kTile * depth : 0)),
           products_(arena.take<Real>(problem.tolerance > 0 ? rows * kTile : 0)),
           lengths_(arena.take<double>(rows)),
@@ -43,7 +41,7 @@ public:
             lengths_[r] = std::abs(p_.scale) *
                           std::sqrt(length_squared<Arithmetic>(queries + r * depth_, depth_));
             const double uncertain =
-                0x1p-10 + rounding_ * (1 + lengths_[r] * longest + std::abs(lse));
+                limits::ROUNDING_FLOOR + rounding_ * (1 + lengths_[r] * longest + std::abs(lse));
             budgets_[r] = std::log(p_.tolerance / double(p_.tile_keys())) + lse - uncertain;
             spent_[r] = 0;
         }

@@ -1,5 +1,5 @@
 // Ranges of keys are shortened by what turns out to be worth little: from the far end of a range,
-// tile after tile goes while the rows of exp(s_ij - near_i) over all that went sum to `share` at
+// tile after tile goes while the rows of exp(s_ij - near_i) over all that went sum to `fraction` at
 // most.
 //
 // A task is one block of queries of one head. Invariant per query: sum = sum of exp(s_ij - near_i)
@@ -17,7 +17,7 @@ namespace bfa::BFA_ISA {
 namespace {
 
 constexpr int64_t kPlanTiles = 3;  // of a block
-constexpr int64_t kBlockRows = kPlanTiles * kPlanQueries;
+constexpr int64_t kBlockRows = kPlanTiles * limits::PLAN_QUERIES;
 static_assert(kBlockRows % kStripRows == 0);
 
 template <class Arithmetic, class Bias>
@@ -39,10 +39,12 @@ public:
         for (int64_t r = 0; r < rows; ++r)
             pivots_[r] = Real(kLog2e) * near[std::min(r, queries.end - queries.begin - 1)];
         std::memset(sums_, 0, rows * kLane * sizeof(Real));
-        int32_t* cuts = p_.cut.template at<int32_t>(b, h, queries.begin / kPlanQueries);
+        int32_t* cuts = p_.cut.template at<int32_t>(b, h, queries.begin / limits::PLAN_QUERIES);
         bool going[kPlanTiles] = {};
-        std::fill(going, going + (queries.end - queries.begin + kPlanQueries - 1) / kPlanQueries,
-                  true);
+        std::fill(
+            going,
+            going + (queries.end - queries.begin + limits::PLAN_QUERIES - 1) / limits::PLAN_QUERIES,
+            true);
 
         const Range first = visible_.keys(queries.begin), last = visible_.keys(queries.end - 1);
         int64_t tile = p_.from_end ? (last.end - 1) / kTile : first.begin / kTile;
@@ -53,7 +55,7 @@ public:
             if (!any(going)) break;
             add_tile(keys, going);
             for (int64_t t = 0; t < kPlanTiles; ++t)
-                if (going[t] &= within_share(plan_tile(t))) move(cuts[t], keys);
+                if (going[t] &= within_fraction(plan_tile(t))) move(cuts[t], keys);
             tile += p_.from_end ? -1 : 1;
         }
     }
@@ -65,7 +67,8 @@ private:
 
     // Of the block, as rows.
     Range plan_tile(int64_t t) const {
-        return {t * kPlanQueries, std::min((t + 1) * kPlanQueries, block_.end - block_.begin)};
+        return {t * limits::PLAN_QUERIES,
+                std::min((t + 1) * limits::PLAN_QUERIES, block_.end - block_.begin)};
     }
 
     // Whether none of the keys is among those that the queries always take.
@@ -83,7 +86,7 @@ private:
         for (int64_t row = 0; row < block_.end - block_.begin; row += kStripRows) {
             const Range strip = Logits::strip(row);
             const int64_t last = strip.end - 1 - block_.begin;
-            if (!going[row / kPlanQueries] && !going[last / kPlanQueries]) continue;
+            if (!going[row / limits::PLAN_QUERIES] && !going[last / limits::PLAN_QUERIES]) continue;
             switch (coverage(visible_, strip, keys)) {
                 case Coverage::none: break;
                 case Coverage::partial: add_strip<true>(strip, keys); break;
@@ -107,9 +110,9 @@ private:
     }
 
     // NaN, where a logit or `near` is, is not.
-    bool within_share(Range rows) const {
+    bool within_fraction(Range rows) const {
         for (int64_t r = rows.begin; r < rows.end; ++r)
-            if (!(reduce_sum<Real>(load(sums_ + r * kLane)) <= Real(p_.share))) return false;
+            if (!(reduce_sum<Real>(load(sums_ + r * kLane)) <= Real(p_.fraction))) return false;
         return true;
     }
 

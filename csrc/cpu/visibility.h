@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "../params.h"
+#include "../problem.h"
 #include "arithmetic.h"
 
 namespace bfa::BFA_ISA {
@@ -35,8 +35,8 @@ public:
         Range seen = {std::max<int64_t>(0, position - p_.window + 1),
                       p_.causal ? std::min(p_.n_key, position + 1) : p_.n_key};
         if (first_) {
-            seen.begin = std::max<int64_t>(seen.begin, first_[query / kPlanQueries]);
-            seen.end = std::min<int64_t>(seen.end, end_[query / kPlanQueries]);
+            seen.begin = std::max<int64_t>(seen.begin, first_[query / limits::PLAN_QUERIES]);
+            seen.end = std::min<int64_t>(seen.end, end_[query / limits::PLAN_QUERIES]);
         }
         return seen;
     }
@@ -56,8 +56,8 @@ public:
     // How many keys the queries take together, nearly.
     double pairs(Range queries) const {
         double sum = 0;
-        for (int64_t i = queries.begin; i < queries.end; i += kPlanQueries) {
-            const int64_t last = std::min(i + kPlanQueries, queries.end) - 1;
+        for (int64_t i = queries.begin; i < queries.end; i += limits::PLAN_QUERIES) {
+            const int64_t last = std::min(i + limits::PLAN_QUERIES, queries.end) - 1;
             const Range of_first = keys(i), of_last = keys(last);
             sum += 0.5 * double(last + 1 - i) *
                    double(std::max<int64_t>(of_first.end - of_first.begin, 0) +
@@ -69,12 +69,12 @@ public:
 private:
     // The number of queries at the begin whose entry of the plan is at most `key`.
     int64_t queries_up_to(const int32_t* plan, int64_t key) const {
-        int64_t low = 0, high = (p_.n_query + kPlanQueries - 1) / kPlanQueries;
+        int64_t low = 0, high = (p_.n_query + limits::PLAN_QUERIES - 1) / limits::PLAN_QUERIES;
         while (low < high) {
             const int64_t middle = (low + high) / 2;
             plan[middle] <= key ? low = middle + 1 : high = middle;
         }
-        return low * kPlanQueries;
+        return low * limits::PLAN_QUERIES;
     }
 
     const Problem& p_;

@@ -1,10 +1,10 @@
 """Fused attention with position biases. See `biased_flash_attn` and `biases`."""
 
 from . import biases
-from .decoding import biased_flash_attn_with_kvcache
-from .functional import biased_flash_attn
-from .kv_cache import KVCache
-from .plan import AttentionPlan, attention_plan
+from .attention import biased_flash_attn
+from .decoding.call import biased_flash_attn_with_kvcache
+from .decoding.kv_cache import KVCache
+from .skipping.report import AttentionPlan, attention_plan
 from .varlen import biased_flash_attn_varlen
 
 __all__ = [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +17,35 @@ _LIBRARY.define(
 )
 _LIBRARY.define("rows_of_mask(Tensor mask, SymInt n_query, str name) -> Tensor")
 _LIBRARY.define("running_sums(Tensor steps, Tensor lengths, bool reverse) -> Tensor")
+
+
+class Sequence(NamedTuple):
+    """The rows of one sequence: those of its queries and of its keys, and how many keys beyond the
+    last one its last query stands. Tensors with a single batch entry share it."""
+
+    entry: int
+    first_query: int
+    n_query: int
+    first_key: int
+    n_key: int
+    shift: int
+
+    def of_entry(self, x: Tensor) -> Tensor:
+        """x (B or 1, ...) to (1, ...)."""
+        return x if x.shape[0] == 1 else x[self.entry : self.entry + 1]
+
+    def queries(self, x: Tensor) -> Tensor:
+        """x (B or 1, H or 1, query_rows, ...) to (1, H or 1, n_query, ...)."""
+        return self.of_entry(x)[:, :, self.first_query : self.first_query + self.n_query]
+
+    def keys(self, x: Tensor) -> Tensor:
+        """x (B or 1, H or 1, key_rows, ...) to (1, H or 1, n_key, ...)."""
+        return self.of_entry(x)[:, :, self.first_key : self.first_key + self.n_key]
+
+    def places(self, x: Tensor) -> Tensor:
+        """The same of steps and their sums, which go on to the last query."""
+        count = self.n_key + self.shift
+        return self.of_entry(x)[:, :, self.first_key : self.first_key + count]
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +112,10 @@ class Sequences:
             if least < 0:
                 raise ValueError(f"shift is {int(least)}; it must be 0 or more")
         return replace(self, rows=rows, longest_shift=int(longest))
+
+    def __iter__(self) -> Iterator[Sequence]:
+        for b, rows in enumerate(self.rows.tolist()):
+            yield Sequence(b, *rows)
 
     @property
     def places(self) -> int:

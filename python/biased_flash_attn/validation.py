@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.forward_ad import unpack_dual
 
-from .forms import Cumulative, Distance, Geometry, Linear
+from .forms import Form, Geometry
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 MAX_HEAD_DIM = 256
@@ -189,27 +189,19 @@ def check_bias(bias, q: Tensor) -> None:
 
 def check_form(form, q: Tensor, geometry: Geometry) -> None:
     """Whether what a bias was lowered to is what the kernels will read it as."""
-    if not isinstance(form, (Linear, Distance, Cumulative)):
+    if not isinstance(form, Form):
         raise TypeError(f"bias was lowered to a {type(form).__name__}; it must be to a form")
-    real = torch.promote_types(q.dtype, torch.float32)
-    terms_dtype = torch.float64 if isinstance(form, Cumulative) else real
-    lengths = {"linear": None, "distance": geometry.n_distances}
-    terms_length = lengths.get(form.name, geometry.places)
     # Packed sequences share a batch entry, but not what a bias of positions has for each of them.
-    shares_entry = geometry.sequences is None or form.name not in lengths
+    shares_entry = geometry.sequences is None or form.per_token
     batch = q.shape[0] if shares_entry else len(geometry.sequences.rows)
-    for x, dtype, length in (
-        (form.terms, terms_dtype, terms_length),
-        (form.gain, real, geometry.query_rows),
-    ):
-        if x is None:
-            continue
+    real = torch.promote_types(q.dtype, torch.float32)
+    for x, dtype, rows in form.layouts(geometry, real):
         _check_device_of_bias(x, q)
         if x.dtype != dtype:
             raise TypeError(f"bias was lowered to {x.dtype}; it must be to {dtype}")
-        expected = "(B or 1, H or 1" + ("" if length is None else f", {length}") + ")"
-        if x.dim() != (2 if length is None else 3) or (length is not None and x.shape[2] != length):
-            raise ValueError(f"bias was lowered to shape {tuple(x.shape)}; it must be {expected}")
+        if x.shape[2:] != rows or x.dim() < 2:
+            expected = ", ".join(["B or 1", "H or 1", *map(str, rows)])
+            raise ValueError(f"bias was lowered to shape {tuple(x.shape)}; it must be ({expected})")
         for what, size, own in (
             ("batch", x.shape[0], batch),
             ("head count", x.shape[1], q.shape[1]),
@@ -218,9 +210,9 @@ def check_form(form, q: Tensor, geometry: Geometry) -> None:
                 raise ValueError(f"bias has {what} {size}; it must be that of q, {own}, or 1")
 
 
-def check_derivatives(*tensors: Tensor | None) -> None:
+def check_derivatives(*tensors: Tensor) -> None:
     """Whether forward-mode derivatives are asked for, which the kernels would leave out."""
-    if any(x is not None and unpack_dual(x).tangent is not None for x in tensors):
+    if any(unpack_dual(x).tangent is not None for x in tensors):
         raise NotImplementedError(
             "the kernels have no forward-mode derivatives; use backend='reference', which has them"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .functional import prepared
+from .attention import attend, prepared
 from .sequences import Sequences
 from .validation import check_packed
 
@@ -60,11 +60,11 @@ def biased_flash_attn_varlen(
         (q.shape[0], k.shape[0]),
         (max_seqlen_q, max_seqlen_k),
     )
-    call = prepared(
+    problem = prepared(
         *(x.transpose(0, 1)[None] for x in (q, k, v)),
         *(bias, causal, window, scale, tolerance, backend),
         sequences=sequences,
     )
-    o, lse = call.run()
+    o, lse = attend(problem)
     o, lse = o[0].transpose(0, 1), lse[0]
     return (o, lse) if return_lse else o

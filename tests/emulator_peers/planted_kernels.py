@@ -58,9 +58,13 @@ def product() -> tuple[Tensor, Tensor]:
 def attention() -> tuple[Tensor, Tensor]:
     from biased_flash_attn.triton_kernels import launch
 
+    from biased_flash_attn.forms import Geometry, NoBias
+    from biased_flash_attn.problem import Problem
+
     q, k, v = (torch.randn(BATCH, HEADS, TOKENS, WIDTH).bfloat16() for _ in range(3))
     scale = WIDTH**-0.5
-    o, _ = launch.forward(q, k, v, None, None, "none", scale, True, None)
+    geometry = Geometry(TOKENS, TOKENS)
+    o, _ = launch.forward(Problem(q, k, v, NoBias(), geometry, scale, 0.0, "triton"))
     wide = (x.double() for x in (q, k, v))
     attended = torch.nn.functional.scaled_dot_product_attention(*wide, is_causal=True, scale=scale)
     return o, attended

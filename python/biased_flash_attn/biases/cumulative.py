@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..forms import Cumulative, Geometry
-
-KERNELS = (None, "log1p_square")
+from ..forms.cumulative import KERNELS
 
 
 @dataclass(frozen=True, eq=False)

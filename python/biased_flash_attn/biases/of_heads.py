@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..forms import Geometry, Linear
+from ..forms import Distance, Form, Geometry
 from .base import DistanceBias, PositionBias
 from .cumulative import CumulativeBias
 
@@ -32,7 +32,7 @@ def of_heads(bias: PositionBias | CumulativeBias, start: int, stop: int):
     if isinstance(bias, CumulativeBias):
         gain = None if bias.gain is None else bias.gain[:, start:stop]
         return CumulativeBias(bias.steps[:, start:stop], gain, bias.kernel)
-    make = DistanceHeads if isinstance(bias, DistanceBias) else LinearHeads
+    make = DistanceHeads if isinstance(bias, DistanceBias) else PositionHeads
     return make(bias, start, stop)
 
 
@@ -45,11 +45,12 @@ class DistanceHeads(DistanceBias):
         self.fixed = bias.fixed
 
     def formula(self, d: Tensor) -> Tensor:
-        return heads_of(self.whole.logits(d), self.heads)[0].expand(self.num_heads, -1)
+        logits = Distance(self.whole.logits(d)).of_heads(self.heads).table[0]
+        return logits.expand(self.num_heads, -1)
 
 
-class LinearHeads(PositionBias):
-    """Some heads of a bias of slopes."""
+class PositionHeads(PositionBias):
+    """Some heads of any bias of positions."""
 
     def __init__(self, bias: PositionBias, start: int, stop: int):
         super().__init__(stop - start)
@@ -58,13 +59,8 @@ class LinearHeads(PositionBias):
 
     def lower(
         self, geometry: Geometry, dtype: torch.dtype, device: torch.device | str | None
-    ) -> Linear:
-        return Linear(heads_of(self.whole.lower(geometry, dtype, device).slopes, self.heads))
+    ) -> Form:
+        return self.whole.lower(geometry, dtype, device).of_heads(self.heads)
 
     def curve(self, d: Tensor) -> Tensor:
         return self.whole.curve(d)[self.heads]
-
-
-def heads_of(x: Tensor, heads: slice) -> Tensor:
-    """(1, H or 1, ...) to some heads of it."""
-    return x if x.shape[1] == 1 else x[:, heads]

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import biased_flash_attn
-from ..forms import Geometry
-from ..reference import attention
+from ..backends.reference import attention
+from ..geometry import Geometry
 from .baselines import naive
 from .text import Layer
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .. import decode_ops
+from .. import operators
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,7 @@ class Cache:
         """k (B, n, Hkv, D) and v (B, n, Hkv, Dv) become the last of so many keys, (B,) int64."""
         for pages, rows in ((self.k, k), (self.v, v)):
             pages, rows = pages.transpose(1, 2), rows.transpose(1, 2)
-            decode_ops.append(pages, rows, self.table, lengths, backend)
+            operators.append(pages, rows, self.table, lengths, backend)
 
     def holds(self, lengths: Tensor) -> Tensor:
         """Where the table has to name entries for so many keys of each sequence, (B, columns)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..functional import prepared, under_autocast
+from ..attention import attend, prepared, under_autocast
 from ..sequences import Sequences
 from ..validation import check_each, check_heads, check_packed, check_scale
 from .arguments import alibi, refuse_dropout, refuse_softcap, visible, with_rows
@@ -75,12 +75,12 @@ def flash_attn_func(
     if seen.shift:
         sequences = Sequences.of_entries(batch, n_query, n_key, q.device)
         sequences = sequences.shifted(seen.shift, seen.shift)
-    call = prepared(
+    problem = prepared(
         *(x.transpose(1, 2) for x in (q, k, v)),
         *(bias, seen.causal, seen.window, softmax_scale, None, None),
         sequences=sequences,
     )
-    o, lse = call.run()
+    o, lse = attend(problem)
     o = o.transpose(1, 2)
     return (o, lse, None) if return_attn_probs else o
 
@@ -143,12 +143,12 @@ def flash_attn_varlen_func(
     sequences = Sequences.of_offsets(cu_seqlens_q, cu_seqlens_k, totals, longest)
     if seen.shift:
         sequences = sequences.shifted(seen.shift, seen.shift)
-    call = prepared(
+    problem = prepared(
         *(x.transpose(0, 1)[None] for x in (q, k, v)),
         *(bias, seen.causal, seen.window, softmax_scale, None, None),
         sequences=sequences,
     )
-    o, lse = call.run()
+    o, lse = attend(problem)
     o, lse = o[0].transpose(0, 1), lse[0]
     return (o, lse, None) if return_attn_probs else o
 

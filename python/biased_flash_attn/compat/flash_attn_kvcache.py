@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .. import backends, decode_ops
-from ..functional import prepared
+from .. import backends, operators
+from ..attention import attend, lowered, prepared
+from ..geometry import Geometry
+from ..problem import Pages, Problem
 from ..sequences import Sequences
 from ..validation import check_scale
 from . import kvcache_arguments as arguments
@@ -154,17 +156,13 @@ class Step:
 
     def _decoded(self) -> tuple[Tensor, Tensor]:
         """By the kernel of decoding, which finds the cache's keys through its table."""
-        q, slopes, form = self.q, None, "none"
-        if self.slopes is not None:
-            slopes, form = self.slopes.slopes, "linear"
-            slopes = slopes.to(torch.promote_types(q.dtype, torch.float32))
+        q, table = self.q, self.cache.table
         k, v = (x.transpose(1, 2) for x in (self.cache.k, self.cache.v))
         scale = q.shape[3] ** -0.5 if self.scale is None else float(self.scale)
-        unknown = [None] * 4  # what is known of the keys, so that none are left out
-        return decode_ops.decode(
-            *(q, k, v, self.cache.table, self.end, slopes, None, unknown, form, scale),
-            *(self.seen.window, 0.0, "cpu"),
-        )
+        form = lowered(self.slopes, q, Geometry(q.shape[2], table.shape[1] * k.shape[2]))
+        # Without bounds of the keys, none of them is left out.
+        settings = form, self.seen.window, scale, 0.0, "cpu", Pages(table, self.end)
+        return operators.decode(Problem.of_pages(q, k, v, *settings))
 
     def _packed(self) -> tuple[Tensor, Tensor]:
         """By the ordinary kernels, to which entries of the cache are packed sequences."""
@@ -179,12 +177,12 @@ class Step:
         if self.seen.shift:
             sequences = sequences.shifted(self.seen.shift, self.seen.shift)
         q = self.q.transpose(1, 2).flatten(0, 1)
-        call = prepared(
+        problem = prepared(
             *(x.transpose(0, 1)[None] for x in (q, k, v)),
             *(self.slopes, self.seen.causal, self.seen.window, self.scale),
             *(0.0 if self._has_few_queries else None, self.backend),
             sequences=sequences,
         )
-        o, lse = call.run()
+        o, lse = attend(problem)
         o, lse = (x[0].unflatten(1, (batch, n_query)).transpose(0, 1) for x in (o, lse))
         return o, lse.contiguous()

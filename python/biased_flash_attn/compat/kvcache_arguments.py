@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..limits import TILE_KEYS
 from ..validation import check_each, check_heads, refuse_gradients
 from .caches import Cache
-
-_TILE_KEYS = 64  # of the kernel, which pages are cut into
 
 
 def check_tensors(q, k_cache, v_cache, k, v, alibi_slopes) -> None:
@@ -53,10 +52,10 @@ def table(q: Tensor, k_cache: Tensor, cache_batch_idx, block_table) -> Tensor:
             )
         _check_ints("block_table", block_table, q, (batch, None))
         size = k_cache.shape[1]
-        if size < 1 or (size > _TILE_KEYS and size % _TILE_KEYS):
+        if size < 1 or (size > TILE_KEYS and size % TILE_KEYS):
             raise ValueError(
-                f"k_cache has pages of {size} keys; they may have 1 to {_TILE_KEYS}, or a multiple"
-                f" of {_TILE_KEYS}"
+                f"k_cache has pages of {size} keys; they may have 1 to {TILE_KEYS}, or a multiple"
+                f" of {TILE_KEYS}"
             )
         return block_table.contiguous()
     if cache_batch_idx is None:

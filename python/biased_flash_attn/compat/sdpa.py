@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..attention import attend, prepared, under_autocast
 from ..biases import CumulativeBias
-from ..functional import prepared, under_autocast
 from ..sequences import Sequences
 from ..validation import check_each, check_heads
 from .arguments import refuse_dropout, with_rows
@@ -79,8 +79,8 @@ def scaled_dot_product_attention(
     sequences = _sequences(q, k, is_causal, mask)
     # Which hides nothing, but keeps a bias from distances that there are not.
     window = None if sequences is None else max(1, _end(q, k, is_causal))
-    call = prepared(q, k, v, bias, is_causal, window, scale, None, None, sequences=sequences)
-    o, _ = call.run()
+    problem = prepared(q, k, v, bias, is_causal, window, scale, None, None, sequences=sequences)
+    o, _ = attend(problem)
     return o.reshape(*query.shape[:-1], o.shape[-1])
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..chunk_pairs import Pair
 from .keys import Needed
 from .layout import chunks_of
-from .pairs import Pair
 from .selection import KnownKeys, Queries, ranges
 from .share import Share
 
@@ -18,9 +18,9 @@ def agree(share: Share, lse: Tensor) -> list[Needed]:
     lse (B, H, 2n): that of this rank's queries over their own chunks. Without a tolerance, or a
     bias, all ranks know it without asking.
     """
-    ring, problem = share.ring, share.problem
-    pairs = [problem.pairs(rank, ring.size, share.n) for rank in range(ring.size)]
-    if not problem.may_skip:
+    ring, settings = share.ring, share.settings
+    pairs = [settings.pairs(rank, ring.size, share.n) for rank in range(ring.size)]
+    if not settings.may_skip:
         shape = share.keys.k.shape[:2]
         return [
             {pair: torch.tensor(pair.seen_keys).expand(*shape, 2) for pair in of_rank}
@@ -53,16 +53,12 @@ def _range(share: Share, pair: Pair, known: dict[int, KnownKeys], lse: Tensor) -
         return torch.zeros((*share.keys.k.shape[:2], 2), dtype=torch.int64, device=lse.device)
     at = share.keys.rows.of(pair.query_chunk)
     group = share.q.shape[1] // share.keys.k.shape[1]
-    _, _, sums = share.keys.of(pair.query_chunk)
     queries = Queries(
         share.q[:, :, at],
         lse[..., at],
         known[pair.query_chunk].longest.repeat_interleave(group, 1),
-        None if share.gain is None else share.gain[..., at],
-        sums,
-        share.problem.scale,
+        share.queries(pair),
+        share.keys.of(pair.query_chunk)[2],
+        share.settings.scale,
     )
-    form, terms = share.problem.form, None
-    if sums is None:
-        form, terms = pair.terms(form, share.terms, None)
-    return ranges(pair, queries, known[pair.key_chunk], form, terms, share.problem.half)
+    return ranges(pair, queries, known[pair.key_chunk], share.settings.half)

@@ -10,41 +10,44 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import ops
-from ..skipping import FEWEST_KEYS
+from .. import operators
+from ..chunk_pairs import Pair
+from ..forms import of_tensors
+from ..skipping import plans
 from .agreement import agree
 from .gradients import Gradients
 from .keys import Keys, Needed
-from .pairs import Pair
 from .ring import Ring
-from .share import Problem, Share
+from .share import Settings, Share
 
 
 class RingAttention(torch.autograd.Function):
     """o and lse of q (B, H, 2n, D), k and v: of each, chunk r before chunk 2R - 1 - r.
 
-    terms are slopes, the table of all distances of the sequence, or this rank's running sums, which
-    go on from those of earlier chunks; gain (B or 1, H or 1, 2n).
+    form_tensors are those of the bias lowered for the whole sequence or, per token, for this rank's
+    tokens behind those of earlier chunks.
     """
 
     @staticmethod
-    def forward(ctx, q, k, v, terms, gain, problem: Problem, ring: Ring):
-        share = Share(q, k, v, terms, gain, problem, ring)
+    def forward(ctx, settings: Settings, ring: Ring, q, k, v, *form_tensors):
+        share = Share(q, k, v, of_tensors(settings.form, form_tensors), settings, ring)
         merged = Merged(share)
         plans = merged.add_own_chunks()
         needed = agree(share, merged.lse.clone())
         merged.add_other_chunks(needed)
         o, lse = merged.o.to(q.dtype), merged.lse
-        ctx.problem, ctx.ring, ctx.needed, ctx.plans = problem, ring, needed, plans
-        ctx.save_for_backward(q, k, v, terms, gain, o, lse)
+        ctx.settings, ctx.ring, ctx.needed, ctx.plans = settings, ring, needed, plans
+        ctx.save_for_backward(o, lse, q, k, v, *form_tensors)
         return o, lse
 
     @staticmethod
     def backward(ctx, grad_o, grad_lse):
-        *tensors, o, lse = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[3:5]
+        o, lse, *tensors = ctx.saved_tensors
+        q, k, v, *form_tensors = tensors
+        wanted = ctx.needs_input_grad[5:]
         with torch.no_grad():
-            share = Share(*tensors, ctx.problem, ctx.ring)
+            form = of_tensors(ctx.settings.form, form_tensors)
+            share = Share(q, k, v, form, ctx.settings, ctx.ring)
             gradients = Gradients(share, grad_o, grad_lse, o, lse, any(wanted))
             gradients.add_own_chunks(ctx.plans)
             gradients.add_other_chunks(ctx.needed)
@@ -54,7 +57,7 @@ class RingAttention(torch.autograd.Function):
                 None if x is None else Constant.apply(x, grad_o, grad_lse, *tensors)
                 for x in of_inputs
             ]
-        return *of_inputs, None, None
+        return None, None, *of_inputs
 
 
 class Constant(torch.autograd.Function):
@@ -81,11 +84,11 @@ class Merged:
 
     def add_own_chunks(self) -> dict[Pair, Tensor | None]:
         """Those of each chunk's queries with its keys, and the plans by which some are left out."""
-        plans = {}
+        made = {}
         for pair in self.share.own_pairs():
-            plans[pair] = self._plan(pair)
-            self._add(pair, self.share.keys, plans[pair])
-        return plans
+            made[pair] = self._plan(pair)
+            self._add(pair, self.share.keys, made[pair])
+        return made
 
     def add_other_chunks(self, needed: list[Needed]) -> None:
         for _, keys in self.share.hops(needed):
@@ -94,22 +97,12 @@ class Merged:
 
     def _plan(self, pair: Pair) -> Tensor | None:
         """The ordinary one."""
-        share, problem = self.share, self.share.problem
-        if not problem.may_skip or share.n < FEWEST_KEYS:
-            return None
-        form, terms, gain = share.bias(pair, share.keys)
-        options = form, problem.scale, *pair.mask, problem.half, problem.backend
-        return ops.plan(*share.tensors(pair, share.keys), terms, gain, *options)
+        problem = self.share.problem(pair, self.share.keys, None)
+        return operators.plan(problem) if plans.is_worthwhile(problem) else None
 
     def _add(self, pair: Pair, keys: Keys, plan: Tensor | None) -> None:
-        share, problem = self.share, self.share.problem
-        q, k, v = share.tensors(pair, keys)
-        form, terms, gain = share.bias(pair, keys)
-        options = form, problem.scale, *pair.mask, plan, problem.backend
-        new_o, new_lse = ops.forward(
-            *(q, k, v, terms, gain, *options), *pair.sequences(q.shape[0], q.device)
-        )
-        at = share.keys.rows.of(pair.query_chunk)
+        new_o, new_lse = operators.forward(self.share.problem(pair, keys, plan))
+        at = self.share.keys.rows.of(pair.query_chunk)
         o, lse = self.o[:, :, at], self.lse[..., at]
         both = torch.logaddexp(lse, new_lse)
         kept, added = (

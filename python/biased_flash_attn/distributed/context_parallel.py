@@ -6,17 +6,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .. import backends
-from ..biases import CumulativeBias
-from ..forms import Cumulative, Form, Geometry
-from ..functional import DEFAULT_TOLERANCES, SKIPPING_BACKENDS, under_autocast
-from ..validation import check_bias, check_form, check_options, check_tensors
+from .. import backends, forms
+from ..attention import DEFAULT_TOLERANCES, lowered, under_autocast
+from ..forms import Form, Geometry
+from ..sequences import Sequences
+from ..validation import check_options, check_tensors
 from .attention import RingAttention
 from .ring import Ring, Traffic
-from .running_sums import running_sums
-from .share import Problem
-
-FORMS = ("linear", "distance", "cumulative", "log1p_square")
+from .running_sums import sums_before
+from .share import Settings
 
 
 @torch.compiler.disable  # Messages between ranks, some of which are not there, cannot be traced.
@@ -89,7 +87,7 @@ def context_parallel_attention(
         raise TypeError(f"traffic is a {type(traffic).__name__}; it must be None or a Traffic")
     ring = Ring(group, traffic)
     backend = backends.choose(q, backend)
-    if backend not in SKIPPING_BACKENDS:
+    if not backends.get(backend).has_kernels:
         raise ValueError(f"backend={backend!r} has no kernels; it must be 'cpu' or 'triton'")
     scale = q.shape[3] ** -0.5 if scale is None else float(scale)
     tolerance = DEFAULT_TOLERANCES[q.dtype] if tolerance is None else float(tolerance)
@@ -97,26 +95,26 @@ def context_parallel_attention(
     form = _lowered(bias, q, ring.size, causal, window)
     options = {"causal": causal, "window": window or 0, "scale": scale, "tolerance": tolerance}
     _check_agreement(ring, q, k, v, form, options)
-    if isinstance(form, Cumulative):
-        form = Cumulative(running_sums(bias.steps, ring), form.gain, form.kernel)
-    problem = Problem.of(form, scale, causal, window, tolerance, backend)
-    terms, gain = (None, None) if form is None else (form.terms, form.gain)
+    if form.state is not None:
+        form = form.continued(sums_before(form.state, ring))
+    may_skip = tolerance > 0 and form.may_skip
+    settings = Settings(form.name, scale, causal, window, tolerance, backend, may_skip)
     with torch.autocast(q.device.type, enabled=False):
-        o, lse = RingAttention.apply(q, k, v, terms, gain, problem, ring)
+        o, lse = RingAttention.apply(settings, ring, q, k, v, *form.tensors)
     return (o, lse) if return_lse else o
 
 
-def _check_agreement(ring: Ring, q, k, v, form: Form | None, options: dict[str, float]) -> None:
+def _check_agreement(ring: Ring, q, k, v, form: Form, options: dict[str, float]) -> None:
     """Ranks that were called differently would wait for one another, or mix what does not fit."""
     shapes = {
         f"{name}.shape[{dim}]": size
         for name, x in (("q", q), ("k", k), ("v", v))
         for dim, size in enumerate(x.shape)
     }
-    batch_and_heads = (0, 0) if form is None else form.terms.shape[:2]
+    batch_and_heads = form.tensors[0].shape[:2] if form.tensors else (0, 0)
     kinds = {
         "dtype": list(DEFAULT_TOLERANCES).index(q.dtype),
-        "form of bias": 0 if form is None else 1 + FORMS.index(form.name),
+        "form of bias": forms.names().index(form.name),
         "batch of bias": batch_and_heads[0],
         "number of heads of bias": batch_and_heads[1],
     }
@@ -131,15 +129,13 @@ def _check_agreement(ring: Ring, q, k, v, form: Form | None, options: dict[str, 
             )
 
 
-def _lowered(bias, q: Tensor, ranks: int, causal: bool, window: int | None) -> Form | None:
-    """The form of the whole sequence or, of one with sums, that of this rank's rows by itself."""
-    if bias is None:
-        return None
-    check_bias(bias, q)
-    n = q.shape[2] * (1 if isinstance(bias, CumulativeBias) else ranks)
-    geometry = Geometry(n, n, causal, window)
-    form = bias.lower(geometry, torch.promote_types(q.dtype, torch.float32), q.device)
-    if isinstance(form, Cumulative) and not isinstance(bias, CumulativeBias):
-        raise TypeError(f"bias is a {type(bias).__name__} with steps; pass a CumulativeBias")
-    check_form(form, q, geometry)
-    return form
+def _lowered(bias, q: Tensor, ranks: int, causal: bool, window: int | None) -> Form:
+    """The form of the whole sequence or, per token, that of this rank's two chunks, each by
+    itself."""
+    n = q.shape[2] // 2
+    rows = torch.tensor([[0, n, 0, n, 0], [n, n, n, n, 0]], device=q.device)
+    chunks = Sequences(rows, n, n, 2 * n, 2 * n, is_packed=True)
+    form = lowered(bias, q, Geometry(n, n, causal, window, chunks))
+    if form.per_token or form.of_any_geometry:
+        return form
+    return lowered(bias, q, Geometry(2 * n * ranks, 2 * n * ranks, causal, window))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import ops
+from .. import operators
+from ..chunk_pairs import Pair
 from .keys import Keys, Needed, of_any_head
-from .pairs import Pair
 from .ring import Messages
 from .share import Share
 
@@ -35,7 +35,7 @@ class KeyGradients:
 
 
 class Gradients:
-    """Those of this rank's tensors. trained: also of terms and gain.
+    """Those of this rank's tensors. trained: also of the form's.
 
     o and lse are those over all keys: with them, each pair of chunks has its own part of every
     gradient, which depends on no other (DESIGN.md, "Gradients").
@@ -43,12 +43,10 @@ class Gradients:
 
     def __init__(self, share: Share, grad_o, grad_lse, o, lse, trained: bool):
         self.share, self.trained = share, trained
-        self.results = grad_o, grad_lse, o, lse
+        self.results = o, lse, grad_o, grad_lse
         self.of_q = torch.zeros_like(share.q, dtype=lse.dtype)
         self.of_keys = KeyGradients(share.keys)
-        self.of_terms, self.of_gain = (
-            None if x is None else torch.zeros_like(x) for x in (share.terms, share.gain)
-        )
+        self.of_form = [torch.zeros_like(x) for x in share.form.tensors]
 
     def add_own_chunks(self, plans: dict[Pair, Tensor | None]) -> None:
         for pair, plan in plans.items():
@@ -66,49 +64,45 @@ class Gradients:
                 returning.begin(hop, of_keys)
         returning.arrive()
 
-    def of_inputs(self, wanted: tuple[bool, bool]) -> tuple[Tensor | None, ...]:
-        """Of q, k, v, terms and gain; of the last two where wanted."""
+    def of_inputs(self, wanted: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
+        """Of q, k, v and, where wanted, of the form's tensors."""
         share, keys = self.share, self.of_keys
-        of_terms = keys.sums if share.problem.has_sums else self.of_terms
-        of_terms, of_gain = (
-            x if wants else None for x, wants in zip((of_terms, self.of_gain), wanted, strict=True)
-        )
         q, k, v = share.q, share.keys.k, share.keys.v
-        return self.of_q.to(q.dtype), keys.k.to(k.dtype), keys.v.to(v.dtype), of_terms, of_gain
+        of_form = [
+            (keys.sums if x is share.form.state else grad) if wants else None
+            for x, grad, wants in zip(share.form.tensors, self.of_form, wanted, strict=True)
+        ]
+        return self.of_q.to(q.dtype), keys.k.to(k.dtype), keys.v.to(v.dtype), *of_form
 
     def _add(self, pair: Pair, keys: Keys, of_keys: KeyGradients, plan: Tensor | None) -> None:
-        share, problem = self.share, self.share.problem
+        share = self.share
         queries, at = share.keys.rows.of(pair.query_chunk), keys.rows.of(pair.key_chunk)
-        grad_o, grad_lse, o, lse = (x[:, :, queries] for x in self.results)
-        tensors, (form, terms, gain) = share.tensors(pair, keys), share.bias(pair, keys)
-        of_q, of_k, of_v, of_terms, of_gain = ops.backward(
-            *(grad_o, grad_lse, *tensors, o, lse, terms, gain),
-            *(form, problem.scale, *pair.mask, self.trained, plan, problem.backend),
-            *pair.sequences(o.shape[0], o.device),
+        results = [x[:, :, queries] for x in self.results]
+        of_q, of_k, of_v, of_form = operators.backward(
+            share.problem(pair, keys, plan), *results, self.trained
         )
         self.of_q[:, :, queries] += of_q
         of_keys.k[:, :, at] += of_k
         of_keys.v[:, :, at] += of_v
-        if self.trained and terms is not None:
-            self._add_to_terms(pair, keys, of_keys, of_terms)
-            if gain is not None:
-                self.of_gain[..., queries] += of_gain
+        if of_form:
+            self._add_to_form(pair, keys, of_keys, of_form)
 
-    def _add_to_terms(self, pair: Pair, keys: Keys, of_keys: KeyGradients, grad: Tensor) -> None:
-        """From the terms of a pair on to those that they were made from."""
+    def _add_to_form(self, pair: Pair, keys: Keys, of_keys: KeyGradients, grads) -> None:
+        """From the tensors of a pair's form on to those that they were made from."""
         share = self.share
+        tensors = [x.detach().requires_grad_() for x in share.form.tensors]
+        states = [x.detach().requires_grad_() for x in share.states(pair, keys) or ()]
+        queries = share.keys.rows.of(pair.query_chunk)
         with torch.enable_grad():
-            if not share.problem.has_sums:
-                whole = share.terms.detach().requires_grad_()
-                _, terms = pair.terms(share.problem.form, whole, None)
-                self.of_terms += torch.autograd.grad(terms, whole, grad)[0]
-                return
-            sums = [x.detach().requires_grad_() for x in share.sums(pair, keys)]
-            _, terms = pair.terms(share.problem.form, None, sums)
-        own = of_keys.sums[..., keys.rows.of(pair.key_chunk)]
-        of_queries, of_sums = torch.autograd.grad(terms, sums, grad, materialize_grads=True)
-        own += of_sums
-        self.of_keys.sums[..., share.keys.rows.of(pair.query_chunk)] += of_queries
+            form = share.form.with_tensors(tensors).of_queries(queries)
+            made = form.of_pair(pair, states or None).tensors
+        found = torch.autograd.grad(made, [*tensors, *states], grads, materialize_grads=True)
+        for total, x in zip(self.of_form, found, strict=False):
+            total += x
+        if states:
+            of_query_state, of_key_state = found[len(tensors) :]
+            of_keys.sums[..., keys.rows.of(pair.key_chunk)] += of_key_state
+            self.of_keys.sums[..., queries] += of_query_state
 
 
 class Returning:

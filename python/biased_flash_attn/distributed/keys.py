@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..skipping import query_tiles
+from ..chunk_pairs import Pair
+from ..skipping.plans import query_tiles
 from .layout import chunks_of
-from .pairs import Pair
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def mask(needed: Needed, rows: Rows, device: torch.device) -> Tensor | None:
 
 
 def plan_of(taken: Tensor, pair: Pair, heads: int) -> Tensor:
-    """The plan (skipping.py) in which all queries of a head take the keys of its range."""
+    """The plan (skipping.plans) in which all queries of a head take the keys of its range."""
     of_heads = taken.repeat_interleave(heads // taken.shape[1], 1).int()
     plan = of_heads.movedim(-1, 0)[..., None].expand(-1, -1, -1, query_tiles(pair.n))
     return plan.contiguous()

@@ -9,14 +9,15 @@ from .layout import chunks_of
 from .ring import Ring
 
 
-def running_sums(steps: Tensor, ring: Ring) -> Tensor:
-    """Inclusive sums of steps (B or 1, H, n_local) from the first chunk on, float64.
+def sums_before(within: Tensor, ring: Ring) -> Tensor:
+    """The sum of all earlier chunks, for running sums (B or 1, H or 1, n_local) that begin anew
+    with each of this rank's two chunks; the same shape, float64.
 
     Gradients reach the steps of all ranks.
     """
-    within = steps.double().unflatten(-1, (2, -1)).cumsum(-1)
-    totals = within[..., -1].movedim(-1, 0)
-    return (within + SumsBefore.apply(totals, ring).movedim(0, -1)[..., None]).flatten(-2)
+    chunks = within.unflatten(-1, (2, -1))
+    before = SumsBefore.apply(chunks[..., -1].movedim(-1, 0), ring)
+    return before.movedim(0, -1)[..., None].expand_as(chunks).flatten(-2)
 
 
 class SumsBefore(torch.autograd.Function):

@@ -8,38 +8,30 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..forms import Cumulative, Form
+from ..chunk_pairs import Pair
+from ..forms import Form
+from ..problem import Problem
 from .keys import Keys, Needed, Rows, mask, plan_of
 from .layout import chunks_of
-from .pairs import Pair
 from .ring import Messages, Ring
 
 
 @dataclass(frozen=True)
-class Problem:
-    """What all ranks agree on, but for tensors. form is as forms.py names it, or "none"."""
+class Settings:
+    """What all ranks agree on, but for tensors."""
 
     form: str
-    has_sums: bool
     scale: float
     causal: bool
     window: int | None
     tolerance: float
     backend: str
-
-    @staticmethod
-    def of(form: Form | None, *settings) -> Problem:
-        name = "none" if form is None else form.name
-        return Problem(name, isinstance(form, Cumulative), *settings)
+    may_skip: bool
 
     @property
     def half(self) -> float:
         """What chunks may leave out of their own keys; and, together, of all other chunks'."""
         return self.tolerance / 2
-
-    @property
-    def may_skip(self) -> bool:
-        return self.tolerance > 0 and self.form != "none"
 
     def pairs(self, rank: int, ranks: int, n: int) -> list[Pair]:
         """A rank's queries with the other chunks' keys, as far as causality shows them."""
@@ -52,30 +44,34 @@ class Problem:
 class Share:
     """Tensors of this rank, of a chunk r and a chunk 2R - 1 - r of n tokens: see RingAttention."""
 
-    def __init__(self, q, k, v, terms, gain, problem: Problem, ring: Ring):
-        self.q, self.terms, self.gain, self.problem, self.ring = q, terms, gain, problem, ring
+    def __init__(self, q, k, v, form: Form, settings: Settings, ring: Ring):
+        self.q, self.form, self.settings, self.ring = q, form, settings, ring
         self.n = q.shape[2] // 2
-        rows = Rows(chunks_of(ring.rank, ring.size), self.n)
-        self.keys = Keys(rows, k, v, terms if problem.has_sums else None)
+        self.keys = Keys(Rows(chunks_of(ring.rank, ring.size), self.n), k, v, form.state)
 
     def own_pairs(self) -> list[Pair]:
         """Each chunk with itself."""
-        settings = self.n, 2 * self.ring.size, self.problem.causal, self.problem.window
+        settings = self.n, 2 * self.ring.size, self.settings.causal, self.settings.window
         return [Pair(chunk, chunk, *settings) for chunk in self.keys.rows.chunks]
 
-    def tensors(self, pair: Pair, keys: Keys) -> tuple[Tensor, Tensor, Tensor]:
+    def problem(self, pair: Pair, keys: Keys, plan: Tensor | None) -> Problem:
+        """That of a pair, as the kernels know it."""
+        settings, q = self.settings, self.q[:, :, self.keys.rows.of(pair.query_chunk)]
         k, v, _ = keys.of(pair.key_chunk)
-        return self.q[:, :, self.keys.rows.of(pair.query_chunk)], k, v
+        form = self.queries(pair).of_pair(pair, self.states(pair, keys))
+        tolerance = settings.half if settings.may_skip else 0.0
+        return Problem(
+            *(q, k, v, form, pair.placed(q.shape[0], q.device)),
+            *(settings.scale, tolerance, settings.backend, plan),
+        )
 
-    def bias(self, pair: Pair, keys: Keys) -> tuple[str, Tensor | None, Tensor | None]:
-        """The form's name, terms and gain of a pair."""
-        form, terms = pair.terms(self.problem.form, self.terms, self.sums(pair, keys))
-        at = self.keys.rows.of(pair.query_chunk)
-        return form, terms, None if self.gain is None else self.gain[..., at]
+    def queries(self, pair: Pair) -> Form:
+        """The form with what it has of the pair's queries."""
+        return self.form.of_queries(self.keys.rows.of(pair.query_chunk))
 
-    def sums(self, pair: Pair, keys: Keys) -> tuple[Tensor, Tensor] | None:
+    def states(self, pair: Pair, keys: Keys) -> tuple[Tensor, Tensor] | None:
         """Those of the pair's queries and of its keys."""
-        if not self.problem.has_sums:
+        if self.form.state is None:
             return None
         return self.keys.of(pair.query_chunk)[2], keys.of(pair.key_chunk)[2]
 
@@ -114,7 +110,7 @@ class Share:
     def _sees(self, rank: int) -> bool:
         """Whether the mask shows this rank some keys of another."""
         ranks = self.ring.size
-        pairs = self.problem.pairs(self.ring.rank, ranks, self.n)
+        pairs = self.settings.pairs(self.ring.rank, ranks, self.n)
         return any(
             pair.key_chunk in chunks_of(rank, ranks) and pair.seen_keys != (0, 0) for pair in pairs
         )

@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from ..attention import prepared
 from ..biases import CumulativeBias
 from ..biases.receptive_field import check_share
-from ..forms import Geometry
-from ..functional import prepared
+from ..geometry import Geometry
 from ..nn import FusedAttention
 from .modules import evaluating, logits_of
 

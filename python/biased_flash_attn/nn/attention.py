@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..decoding import biased_flash_attn_with_kvcache
-from ..functional import biased_flash_attn
-from ..kv_cache import KVCache
+from ..attention import biased_flash_attn
+from ..decoding.call import biased_flash_attn_with_kvcache
+from ..decoding.kv_cache import KVCache
 from .embeddings import rotated
 from .positions import Positions
 from .positions import positions as scheme_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from ..kv_cache import KVCache
+from ..decoding.kv_cache import KVCache
 from .attention import BiasedAttention, linear, positions_of
 from .embeddings import LearnedEmbedding, SinusoidalEmbedding
 from .positions import Positions

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ...forms import Geometry
-from ...reference import attention
+from ...backends.reference import attention
+from ...geometry import Geometry
 from ..accuracy import summed
 from .problems import DECODING_STEPS, Problem
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...functional import prepared
+from ...attention import attend as attend_to
+from ...attention import prepared
 from .token_mask import TokenMask
 
 
@@ -23,7 +24,7 @@ def attend(mask: TokenMask, q: Tensor, k: Tensor, v: Tensor, bias, scale: float)
     if mask.tokens is not None:
         sequences = mask.padded if mask.causal or bias is not None else mask.padded_keys
     options = (bias, mask.causal, mask.window, scale, None, None)
-    o, _ = prepared(q, k, v, *options, sequences=sequences).run()
+    o, _ = attend_to(prepared(q, k, v, *options, sequences=sequences))
     return o.transpose(1, 2)
 
 
@@ -37,7 +38,7 @@ def _packed(mask: TokenMask, q: Tensor, k: Tensor, v: Tensor, bias, scale: float
     taken = ((q, packing.queries), (k, packing.keys), (v, packing.keys))
     rows = (x.transpose(1, 2).flatten(0, 1)[row].transpose(0, 1)[None] for x, row in taken)
     options = (bias, mask.causal, None, scale, None, None)
-    o, _ = prepared(*rows, *options, sequences=packing.sequences).run()
+    o, _ = attend_to(prepared(*rows, *options, sequences=packing.sequences))
     batch, heads, n_query, _ = q.shape
     padded = o.new_zeros(batch * n_query, heads, o.shape[3])
     padded = padded.index_copy(0, packing.queries, o[0].transpose(0, 1))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-TILE_KEYS = 64
+from ..limits import TILE_KEYS
+
 _NUMBERS_AT_ONCE = 2**18  # that are converted together, so that they stay in the cache
 
 

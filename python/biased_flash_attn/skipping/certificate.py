@@ -11,61 +11,29 @@ is in DESIGN.md, "Certified skipping".
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from . import backends
-from .forms import Geometry
-from .tail_mass import KEY_STEP, CumulativeMass, DistanceMass, LogSquareMass, Mass, Side
-
-# The past keys nearest to a query, which it always takes; their sum bounds its lse from below.
-NEAR = 128
+from ..backends import registry
+from ..forms import Form, Geometry, Mass, Side
+from ..limits import NEAR_KEYS, ROUNDING, ROUNDING_FLOOR, TILE_KEYS, rounding_of_logits
+from ..problem import Problem
 
 _CHUNK = 2**18  # numbers of q or k that are converted together, so that they stay in the cache
-_LARGEST_SUM = 64  # of a tile of keys, up to which the kernels hold it in one float
 
 
-@dataclass(frozen=True)
-class Bias:
-    """What logits consist of besides q and k, as the operators are given it."""
+def sides(problem: Problem) -> list[Side]:
+    """Those on which a query sees keys."""
+    geometry = problem.geometry
+    past = Side(geometry.positions(problem.q.device), geometry.n_key)
+    return [past] if geometry.causal else [past, past.mirrored()]
 
-    terms: Tensor
-    gain: Tensor | None
-    form: str
-    scale: float
-    geometry: Geometry
 
-    def of_heads(self, heads: Tensor) -> Bias:
-        terms, gain = (
-            x if x is None or x.shape[1] == 1 else x[:, heads] for x in (self.terms, self.gain)
-        )
-        return Bias(terms, gain, self.form, self.scale, self.geometry)
-
-    def sides(self) -> list[Side]:
-        geometry = self.geometry
-        past = Side(geometry.positions(self.terms.device), geometry.n_key)
-        return [past] if geometry.causal else [past, past.mirrored()]
-
-    def mass(self, side: Side) -> Mass:
-        terms, geometry = self.terms.double(), self.geometry
-        if self.form in ("linear", "distance"):
-            first = geometry.first_distance
-            if self.form == "linear":
-                terms = -terms[..., None] * geometry.distances(terms.device).abs()
-            if side.is_mirrored:
-                terms, first = terms.flip(-1), 1 - first - terms.shape[-1]
-            return DistanceMass(side, terms, first)
-        if side.is_mirrored:
-            terms = -terms.flip(-1)
-        make = LogSquareMass if self.form == "log1p_square" else CumulativeMass
-        return make(side, terms, self.gain)
-
-    @property
-    def reach(self) -> int:
-        """How many of the past keys are always taken."""
-        return min(NEAR, self.geometry.window or NEAR, self.geometry.n_key)
+def reach(geometry: Geometry) -> int:
+    """How many of the past keys are always taken."""
+    return min(NEAR_KEYS, geometry.window or NEAR_KEYS, geometry.n_key)
 
 
 @dataclass(frozen=True)
@@ -115,30 +83,29 @@ class Certificate:
     reach: int  # keys nearer than this stay
 
     @staticmethod
-    def of(
-        q: Tensor, k: Tensor, v: Tensor, bias: Bias, backend: str
-    ) -> tuple[list[Certificate], Tensor]:
+    def of(problem: Problem) -> tuple[list[Certificate], Tensor]:
         """One for each side, for all queries, and `near` (B, H, n_query) float64.
 
         near is at most the lse of what a query always takes, and NaN where nothing may go.
         """
+        q, k, form = problem.q, problem.k, problem.form
         keys = Keys.of(k, q.shape[1])
         length, product = keys.seen_by(q)
-        logit = abs(bias.scale) * length
-        near = _near_lse(q, k, bias, backend)
+        logit = abs(problem.scale) * length
+        near = _near_lse(problem)
         # Left out, an infinite or NaN value would be missed.
-        known = near.isfinite() & _finite(v, q.shape[1])
-        lost = rounding(q.shape[3], logit * keys.longest, near, bias.gain)
+        known = near.isfinite() & _finite(problem.v, q.shape[1])
+        lost = rounding(q.shape[3], logit * keys.longest, near, form)
         near = torch.where(known, near - lost, torch.nan)
-        taken = near - bias.scale * product
+        taken = near - problem.scale * product
 
         def of_side(side: Side) -> Certificate:
             distance = keys.distance.flip(-1) if side.is_mirrored else keys.distance
-            reach = 1 if side.is_mirrored else bias.reach
-            radius = side.prefix_max(distance)
-            return Certificate(bias.mass(side), slice(None), logit, taken, radius, reach)
+            radius, mass = side.prefix_max(distance), form.mass(side, problem.geometry)
+            nearest = 1 if side.is_mirrored else reach(problem.geometry)
+            return Certificate(mass, slice(None), logit, taken, radius, nearest)
 
-        return [of_side(side) for side in bias.sides()], near
+        return [of_side(side) for side in sides(problem)], near
 
     def log_bound(self, tile: Tensor) -> Tensor:
         """Log of what is left out by cutting at `tile` (B, H, rows), relative to what is taken."""
@@ -152,7 +119,7 @@ class Certificate:
         false, and at tile 0 nothing is left out.
         """
         side = self.mass.side
-        last = (side.positions[self.rows] - self.reach + 1 + side.offset) // KEY_STEP
+        last = (side.positions[self.rows] - self.reach + 1 + side.offset) // TILE_KEYS
         high = last.clamp(0, side.tiles).expand(self.taken.shape)
         low = torch.zeros_like(high)
         for _ in range(side.tiles.bit_length()):
@@ -163,26 +130,22 @@ class Certificate:
         return low
 
 
-def _near_lse(q: Tensor, k: Tensor, bias: Bias, backend: str) -> Tensor:
+def _near_lse(problem: Problem) -> Tensor:
     """The lse of each query over its nearest past keys, (B, H, n_query) float64.
 
     It is that of attention with a window to values that do not matter.
     """
-    values = k.new_zeros(1).expand(*k.shape[:3], 1)
-    terms = bias.terms
-    if bias.form == "distance":
-        terms = terms[..., -bias.geometry.first_distance :][..., : bias.reach]
-    forward = backends.kernels(backend).forward
-    options = (bias.form, bias.scale, True, bias.reach)
-    return forward(q, k, values, terms, bias.gain, *options)[1].double()
+    whole, values = problem.geometry, problem.k.new_zeros(1).expand(*problem.k.shape[:3], 1)
+    geometry = Geometry(whole.n_query, whole.n_key, True, reach(whole))
+    form = problem.form.within(whole, geometry)
+    near = replace(problem, v=values, form=form, geometry=geometry, plan=None)
+    return registry.get(problem.backend).forward(near)[1].double()
 
 
-def rounding(dim: int, logit: Tensor, near: Tensor, gain: Tensor | None) -> Tensor:
+def rounding(dim: int, logit: Tensor, near: Tensor, form: Form) -> Tensor:
     """What float32 and fast exponentials may have changed the bound by."""
-    roundings = (4 * dim + 256) * (1 + logit + near.abs())
-    if gain is not None:
-        roundings = roundings + 16 * _LARGEST_SUM * gain.double().abs()
-    return 2**-10 + 2**-23 * roundings
+    of_logits = rounding_of_logits(dim) * (1 + logit + near.abs())
+    return ROUNDING_FLOOR + of_logits + ROUNDING * form.roundings()
 
 
 def _finite(v: Tensor, heads: int) -> Tensor:
@@ -194,5 +157,5 @@ def _finite(v: Tensor, heads: int) -> Tensor:
 def _chunks(x: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
     """x in dtype, in pieces along the sequence where that needs a copy."""
     batch, heads, length, dim = x.shape
-    fitting = max(KEY_STEP, _CHUNK // max(1, batch * heads * dim))
+    fitting = max(TILE_KEYS, _CHUNK // max(1, batch * heads * dim))
     return (chunk.to(dtype) for chunk in x.split(length if x.dtype == dtype else fitting, 2))

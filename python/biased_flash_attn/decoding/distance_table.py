@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .biases import DistanceBias
-from .forms import Distance
-
-PEAK_DISTANCES = 64  # of which the kernel that leaves out keys is given the largest entry
+from ..forms import Distance
+from ..limits import PEAK_DISTANCES
 
 
 class DistanceTable:
@@ -17,7 +15,12 @@ class DistanceTable:
     The bias must not change: but for its parameters, of which `is_of` knows, nobody would notice.
     """
 
-    def __init__(self, bias: DistanceBias, dtype: torch.dtype, device: torch.device):
+    @staticmethod
+    def serves(bias) -> bool:
+        """Whether it is known by its `logits` of distances alone, as a `DistanceBias` is."""
+        return isinstance(bias, nn.Module) and hasattr(bias, "logits")
+
+    def __init__(self, bias: nn.Module, dtype: torch.dtype, device: torch.device):
         self.bias, self.versions = bias, _versions(bias)
         self.length = 0
         self.table = torch.empty((1, bias.num_heads, 0), dtype=dtype, device=device)

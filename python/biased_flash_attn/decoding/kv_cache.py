@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import decode_ops
+from .. import operators
+from ..validation import DTYPES, MAX_HEAD_DIM
 from .block_table import BlockTable
 from .key_bounds import KeyBounds
-from .validation import DTYPES, MAX_HEAD_DIM
 
 LEAST_PAGE_SIZE = 16
 
@@ -86,7 +86,7 @@ class KVCache:
         self.sums: Tensor | None = None  # (pages, H, page_size) float64
         self.last_sums: Tensor | None = None  # of each sequence's last key, (batch, H), where any
         self.distance_table = None  # of the bias, if it is a function of the distance
-        self.checked_slopes: Tensor | None = None  # of the bias, if it has slopes
+        self.checked: tuple[Tensor, ...] = ()  # a form's tensors, in which no NaN was found
 
     def __repr__(self) -> str:
         pages, kv_heads, page_size, head_dim = self.k.shape
@@ -163,7 +163,7 @@ class KVCache:
         ]
         for pages, rows in ((self.k, k), (self.v, v), (self.sums, sums)):
             if rows is not None:
-                decode_ops.append(pages, rows, self.table.entries, lengths, backend)
+                operators.append(pages, rows, self.table.entries, lengths, backend)
         self._write_bounds(tokens)
         return None if sums is None else sums[..., -1]
 
@@ -179,14 +179,6 @@ class KVCache:
             bounds = KeyBounds(pages, k, None if sums is None else sums.shape[1])
             bounds.copy_from(self.bounds)
         self.k, self.v, self.sums, self.bounds = k, v, sums, bounds
-
-    def contents(self, b: int, first: int, end: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Keys and values (1, Hkv, n, D or Dv), and sums (1, H, n), of tokens of a sequence."""
-        page, row = self.table.find(
-            torch.tensor(b, device=self.k.device), torch.arange(first, end, device=self.k.device)
-        )
-        stored = (self.k, self.v, self.sums)
-        return tuple(None if x is None else x[page, :, row].transpose(0, 1)[None] for x in stored)
 
     def _begin_sums(self, heads: int | None) -> None:
         """An empty cache holds sums of so many heads from now on, or none."""

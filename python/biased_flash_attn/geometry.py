@@ -1,13 +1,8 @@
-"""The forms a bias is lowered to: all that a kernel has to know of it, as O(N) numbers.
-
-Shapes: B batch, H heads; "B or 1" and "H or 1" broadcast. i is a query, j a key, p_i the position
-of query i among the keys, d = p_i - j their distance.
-"""
+"""Positions, distances and visibility of the queries and keys of a call."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -94,90 +89,3 @@ class Geometry:
         d = self.pair_distances(device)
         seen = d >= 0 if self.causal else torch.ones_like(d, dtype=torch.bool)
         return seen if self.window is None else seen & (d < self.window)
-
-
-@dataclass(frozen=True, eq=False)
-class Linear:
-    """b_ij = -slopes_h |d|, slopes (B or 1, H)."""
-
-    slopes: Tensor
-
-    name: ClassVar[str] = "linear"
-    gain: ClassVar[None] = None
-
-    @property
-    def terms(self) -> Tensor:
-        return self.slopes
-
-    def dense(self, geometry: Geometry) -> Tensor:
-        """The bias of every pair, (B or 1, H, n_query, n_key) float64."""
-        d = geometry.pair_distances(self.slopes.device)
-        return -self.slopes.double()[..., None, None] * d.abs()
-
-
-@dataclass(frozen=True, eq=False)
-class Distance:
-    """b_ij = table[..., d - geometry.first_distance], table (B or 1, H or 1, n_distances)."""
-
-    table: Tensor
-
-    name: ClassVar[str] = "distance"
-    gain: ClassVar[None] = None
-
-    @property
-    def terms(self) -> Tensor:
-        return self.table
-
-    def dense(self, geometry: Geometry) -> Tensor:
-        """The bias of every visible pair, (B or 1, H or 1, n_query, n_key) float64.
-
-        Invisible pairs may lie beyond the table; they get its nearest entry.
-        """
-        entry = geometry.pair_distances(self.table.device) - geometry.first_distance
-        return self.table.double()[..., entry.clamp(0, geometry.n_distances - 1)]
-
-
-@dataclass(frozen=True, eq=False)
-class Cumulative:
-    """b_ij = beta, or -log(1 + beta^2) when kernel is "log1p_square", where
-
-        beta = g_i (C[p_i] - C[j])    for keys up to the query's position,
-        beta = g_i (C[j] - C[p_i])    for keys after it.
-
-    sums C (B or 1, H or 1, places) float64 are inclusive cumulative sums along the keys, and on to
-    the last query, zero before the first key; gain g is (B or 1, H or 1, n_query), or None for
-    ones.
-    """
-
-    sums: Tensor
-    gain: Tensor | None = None
-    kernel: str | None = None
-
-    @property
-    def name(self) -> str:
-        return self.kernel or "cumulative"
-
-    @property
-    def terms(self) -> Tensor:
-        return self.sums
-
-    def dense(self, geometry: Geometry) -> Tensor:
-        """The bias of every pair, (B or 1, H or 1, n_query, n_key) float64."""
-        device = self.sums.device
-        from_before = torch.nn.functional.pad(self.sums, (1, 0))
-        at_query = from_before[..., geometry.positions(device).clamp(min=-1) + 1]
-        beta = at_query[..., :, None] - self.sums[..., None, : geometry.n_key]
-        beta = torch.where(geometry.pair_distances(device) >= 0, beta, -beta)
-        if self.gain is not None:
-            beta = self.gain.double()[..., None] * beta
-        return beta if self.kernel is None else -torch.log1p(beta.square())
-
-
-Form = Linear | Distance | Cumulative
-
-
-def of_terms(name: str, terms: Tensor | None, gain: Tensor | None) -> Form | None:
-    """The form of this name, given what it holds."""
-    if name in ("linear", "distance"):
-        return (Linear if name == "linear" else Distance)(terms)
-    return None if name == "none" else Cumulative(terms, gain, {"cumulative": None}.get(name, name))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from . import backends, ops, reference
-from .forms import Form, Geometry, of_terms
-from .parts import parts
-from .sequences import Sequences, laid_out_as
-from .skipping import FEWEST_KEYS
+from . import operators
+from .backends import registry
+from .forms import Form, Geometry, NoBias
+from .problem import Problem
+from .sequences import Sequences
+from .skipping import plans
 from .validation import (
     check_bias,
     check_derivatives,
@@ -29,7 +29,6 @@ DEFAULT_TOLERANCES = {
     torch.bfloat16: 2.0**-12,
     torch.float16: 2.0**-12,
 }
-SKIPPING_BACKENDS = ("cpu", "triton")
 
 
 def biased_flash_attn(
@@ -83,61 +82,28 @@ def biased_flash_attn(
 
     The tiling is that of Dao, "FlashAttention-2", 2023; each bias names its paper.
     """
-    call = prepared(
+    problem = prepared(
         q, k, v, bias, causal, window, scale, tolerance, backend, key_padding_mask=key_padding_mask
     )
-    o, lse = call.run()
+    o, lse = attend(problem)
     return (o, lse) if return_lse else o
 
 
-@dataclass(frozen=True)
-class Call:
-    """A call whose arguments have been checked, completed, and its bias lowered."""
+def planned(problem: Problem) -> Problem:
+    """With a plan of which keys are left out, where that is worth asking for."""
+    if not registry.get(problem.backend).has_kernels or not plans.is_worthwhile(problem):
+        return problem
+    return replace(problem, plan=operators.plan(problem.detached()))
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    form: Form | None
-    geometry: Geometry
-    scale: float
-    tolerance: float
-    backend: str
 
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        """The tensors that the operators take."""
-        form = self.form
-        return self.q, self.k, self.v, form and form.terms, form and form.gain
-
-    def options(self) -> tuple[str, float, bool, int | None]:
-        """The arguments of the operators that follow."""
-        name = self.form.name if self.form else "none"
-        return name, self.scale, self.geometry.causal, self.geometry.window
-
-    def plan(self) -> Tensor | None:
-        """Which keys are left out, or None where that is not worth asking."""
-        few = self.geometry.n_key < FEWEST_KEYS
-        if self.form is None or self.tolerance == 0 or self.backend not in SKIPPING_BACKENDS or few:
-            return None
-        tensors = (x if x is None else x.detach() for x in self.tensors())
-        return ops.plan(*tensors, *self.options(), self.tolerance, self.backend, *self.sequences())
-
-    def sequences(self) -> tuple[Tensor, int, int, int] | tuple[()]:
-        """The operators' last arguments: where sequences lie, and their largest sizes."""
-        sequences = self.geometry.sequences
-        if sequences is None:
-            return ()
-        longest = sequences.longest_query, sequences.longest_key, sequences.longest_shift
-        return sequences.rows, *longest
-
-    def run(self) -> tuple[Tensor, Tensor]:
-        """o and lse."""
-        if self.backend == "reference":
-            return _reference(self)
-        if not torch.compiler.is_compiling():
-            check_derivatives(*self.tensors())
-        return ops.forward(
-            *self.tensors(), *self.options(), self.plan(), self.backend, *self.sequences()
-        )
+def attend(problem: Problem) -> tuple[Tensor, Tensor]:
+    """o and lse, differentiable by q, k, v and the form's tensors."""
+    backend = registry.get(problem.backend)
+    if not backend.has_kernels:
+        return backend.forward(problem)
+    if not torch.compiler.is_compiling():
+        check_derivatives(*problem.tensors())
+    return operators.forward(planned(problem))
 
 
 def prepared(
@@ -153,12 +119,12 @@ def prepared(
     *,
     key_padding_mask: Tensor | None = None,
     sequences: Sequences | None = None,
-) -> Call:
+) -> Problem:
     """Refuses what is wrong with the arguments of `biased_flash_attn`."""
     q, k, v = under_autocast(q, k, v)
     check_tensors(q, k, v)
     check_options(causal, window, scale, tolerance, backend)
-    backend = backends.choose(q, backend)
+    backend = registry.choose(q, backend)
     scale = q.shape[3] ** -0.5 if scale is None else float(scale)
     tolerance = DEFAULT_TOLERANCES[q.dtype] if tolerance is None else float(tolerance)
     if key_padding_mask is not None:
@@ -170,48 +136,18 @@ def prepared(
         shift = sequences.longest_shift
     window = None if window is None else min(window, max(1, n_key + shift))
     geometry = Geometry(n_query, n_key, causal, window, sequences, shift)
-    form = None
-    if bias is not None:
-        check_bias(bias, q)
-        real = torch.promote_types(q.dtype, torch.float32)
-        form = bias.lower(geometry, real, q.device)
-        check_form(form, q, geometry)
-    return Call(q, k, v, form, geometry, scale, tolerance, backend)
+    form = lowered(bias, q, geometry)
+    return Problem(q, k, v, form, geometry, scale, tolerance, backend)
 
 
-def _reference(call: Call) -> tuple[Tensor, Tensor]:
-    """Computes half precision in float32, as the kernels do."""
-    sequences, geometry = call.geometry.sequences, call.geometry
-    if sequences is None or len(sequences.rows) == 0:
-        geometry = Geometry(call.q.shape[2], call.k.shape[2], geometry.causal, geometry.window)
-        o, lse = _attend(call, geometry, *call.tensors())
-    else:
-        each = parts(geometry, *call.tensors(), call.options()[0])
-        o, lse = _joined(
-            [_attend(call, x.geometry, x.q, x.k, x.v, x.terms, x.gain) for x in each], sequences
-        )
-    return laid_out_as(call.q, o.to(call.q.dtype)), lse
-
-
-def _attend(call: Call, geometry: Geometry, q, k, v, terms, gain) -> tuple[Tensor, Tensor]:
-    real = torch.promote_types(q.dtype, torch.float32)
-    form = of_terms(call.options()[0], terms, gain)
-    dense = None if form is None else form.dense(geometry).to(real)
-    with torch.autocast(q.device.type, enabled=False):
-        return reference.attention(q.to(real), k.to(real), v.to(real), dense, geometry, call.scale)
-
-
-def _joined(results: list[tuple[Tensor, Tensor]], sequences: Sequences) -> tuple[Tensor, Tensor]:
-    """One after the other, or each in its batch entry, where nothing belongs to padding."""
-    if sequences.is_packed:
-        o, lse = (torch.cat(x, 2) for x in zip(*results, strict=True))
-        return o, lse
-    padded = []
-    for (o, lse), (first, count, *_) in zip(results, sequences.rows.tolist(), strict=True):
-        around = (first, sequences.query_rows - first - count)
-        padded.append((pad(o, (0, 0, *around)), pad(lse, around, value=-torch.inf)))
-    o, lse = (torch.cat(x) for x in zip(*padded, strict=True))
-    return o, lse
+def lowered(bias, q: Tensor, geometry: Geometry) -> Form:
+    """The form of a bias for a call's q, checked."""
+    if bias is None:
+        return NoBias()
+    check_bias(bias, q)
+    form = bias.lower(geometry, torch.promote_types(q.dtype, torch.float32), q.device)
+    check_form(form, q, geometry)
+    return form
 
 
 def under_autocast(q, k, v):

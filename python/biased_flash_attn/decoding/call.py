@@ -7,13 +7,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from . import backends, decode_ops, reference
-from .biases import CumulativeBias, DistanceBias
+from .. import operators
+from ..attention import DEFAULT_TOLERANCES, attend, lowered, under_autocast
+from ..backends import registry
+from ..forms import Form, Geometry
+from ..limits import PEAK_DISTANCES
+from ..problem import Bounds, Pages, Problem
+from ..skipping.plans import FEWEST_KEYS
+from ..validation import check_bias, check_options, check_tensors, refuse_gradients
 from .distance_table import DistanceTable
-from .forms import Cumulative, Distance, Geometry, Linear
-from .functional import DEFAULT_TOLERANCES, FEWEST_KEYS, Call, under_autocast
 from .kv_cache import KVCache
-from .validation import check_bias, check_form, check_options, check_tensors, refuse_gradients
 
 
 def biased_flash_attn_with_kvcache(
@@ -71,23 +74,19 @@ def biased_flash_attn_with_kvcache(
 class Step:
     """A call whose arguments have been checked and completed.
 
-    form: running sums are those of the new tokens, (B, H, N), from the first token of a sequence
-    on. peaks: the largest entries of a table: see DistanceTable.
+    form: its state is that of the new tokens, (B or 1, H or 1, N), from the first token of a
+    sequence on. peaks: the largest entries of a table: see DistanceTable.
     """
 
     q: Tensor
     cache: KVCache
     k: Tensor
     v: Tensor
-    form: Linear | Distance | Cumulative | None
+    form: Form
     peaks: Tensor | None
     scale: float
     tolerance: float
     backend: str
-
-    @property
-    def sums(self) -> Tensor | None:
-        return self.form.sums if isinstance(self.form, Cumulative) else None
 
     @property
     def is_first(self) -> bool:
@@ -97,17 +96,20 @@ class Step:
 
     def of(self, tokens: slice, queries: slice) -> Step:
         """The same for some of the new tokens and of the queries."""
-        form = self.form
-        if isinstance(form, Cumulative):
-            gain = None if form.gain is None else form.gain[..., queries]
-            form = replace(form, sums=form.sums[..., tokens], gain=gain)
         return replace(
             self,
             q=self.q[:, :, queries],
             k=self.k[:, :, tokens],
             v=self.v[:, :, tokens],
-            form=form,
+            form=self.form.of_tokens(tokens, queries),
         )
+
+    def write(self) -> tuple[Tensor, Tensor | None]:
+        """Writes the tokens, for which there is room: the lengths with them, and the last state."""
+        lengths, state = self.cache.lengths_with(self.k.shape[2]), self.form.state
+        if state is not None:
+            state = state.expand(*self.q.shape[:2], -1)
+        return lengths, self.cache.write(self.k, self.v, state, lengths, self.backend)
 
 
 def _prepared(q, cache, k, v, bias, scale, tolerance, backend) -> Step:
@@ -126,21 +128,19 @@ def _prepared(q, cache, k, v, bias, scale, tolerance, backend) -> Step:
         check_tensors(q, k, v)
     _check_cache(q, cache, k, v)
     check_options(True, None, scale, tolerance, backend)
-    backend = backends.choose(q, backend)
+    backend = registry.choose(q, backend)
     scale = q.shape[3] ** -0.5 if scale is None else float(scale)
     tolerance = DEFAULT_TOLERANCES[q.dtype] if tolerance is None else float(tolerance)
-    form = peaks = None
     if bias is not None:
         check_bias(bias, q)
-    _check_gradients(q, k, v, bias)
-    with torch.no_grad():
-        if bias is not None:
-            form, peaks = _lowered(bias, q, cache, k.shape[2])
-        _check_sums(form, q, cache, k)
-        if isinstance(form, Cumulative):
-            form = replace(form, sums=_continued(form.sums, q, cache))
+    refuse_gradients({"q": q, "k": k, "v": v})
+    for x in bias.parameters() if isinstance(bias, nn.Module) else ():
+        refuse_gradients({"bias": x})
+    form, peaks = _lowered(bias, q, cache, k.shape[2])
+    if form.state is not None and any(cache.lengths):
+        form = form.continued(cache.last_sums[..., None])
     few = max(cache.lengths) + k.shape[2] < FEWEST_KEYS
-    tolerance = 0.0 if form is None or few else tolerance
+    tolerance = 0.0 if few or not form.may_skip else tolerance
     return Step(q, cache, k, v, form, peaks, scale, tolerance, backend)
 
 
@@ -175,71 +175,54 @@ def _check_cache(q: Tensor, cache: KVCache, k: Tensor, v: Tensor) -> None:
         )
 
 
-def _check_gradients(q, k, v, bias) -> None:
-    refuse_gradients({"q": q, "k": k, "v": v})
-    of_bias = bias.parameters() if isinstance(bias, nn.Module) else ()
-    if isinstance(bias, CumulativeBias):
-        of_bias = (x for x in (bias.steps, bias.gain) if x is not None)
-    for x in of_bias:
+def _lowered(bias, q: Tensor, cache: KVCache, tokens: int) -> tuple[Form, Tensor | None]:
+    """The form of a bias over the keys there will be, or of one with a state over the new tokens;
+    and the peaks of its numbers of distances, if it has any."""
+    real = torch.promote_types(q.dtype, torch.float32)
+    if DistanceTable.serves(bias):
+        _check_state(None, q, cache, tokens)
+        if cache.distance_table is None or not cache.distance_table.is_of(bias):
+            cache.distance_table = DistanceTable(bias, real, q.device)
+        with torch.no_grad():
+            return cache.distance_table.upto(_all_keys(cache, tokens).n_distances)
+    form = lowered(bias, q, Geometry(q.shape[2], tokens))
+    for x in form.tensors:
         refuse_gradients({"bias": x})
+    _check_state(form.state, q, cache, tokens)
+    if not form.per_token and not form.of_any_geometry:
+        form = lowered(bias, q, _all_keys(cache, tokens))
+    if [*map(id, form.tensors)] != [*map(id, cache.checked)]:
+        _refuse_nan(form)
+        cache.checked = form.tensors
+    return form, form.peaks(PEAK_DISTANCES)
 
 
-def _check_sums(form, q: Tensor, cache: KVCache, k: Tensor) -> None:
+def _all_keys(cache: KVCache, tokens: int) -> Geometry:
+    """That of one query and the keys there will be."""
+    return Geometry(1, max(1, max(cache.lengths) + tokens), True, cache.window)
+
+
+def _check_state(state: Tensor | None, q: Tensor, cache: KVCache, tokens: int) -> None:
     """Whether the bias sums steps as that of the cached tokens does."""
     if not any(cache.lengths):
         return
-    if isinstance(form, Cumulative):
-        if cache.sums is None:
-            raise ValueError(
-                "bias sums steps, and the cache holds tokens that were appended without them"
-            )
-        if cache.sums.shape[1] != q.shape[1]:
-            raise ValueError(
-                f"q has {q.shape[1]} heads; the cache holds sums of {cache.sums.shape[1]}"
-            )
-    elif cache.sums is not None and k.shape[2]:
-        raise ValueError("bias sums no steps, and the cache holds tokens with sums")
-
-
-def _lowered(bias, q: Tensor, cache: KVCache, tokens: int):
-    """The form of a bias over the keys there will be, and the peaks of its table if it has one."""
-    real = torch.promote_types(q.dtype, torch.float32)
-    if isinstance(bias, CumulativeBias):
-        geometry = Geometry(q.shape[2], tokens)
-        form = bias.lower(geometry, real, q.device)
-        check_form(form, q, geometry)
-        _refuse_nan(form, "steps")
-        return form, None
-    keys = max(1, max(cache.lengths) + tokens)
-    geometry = Geometry(1, keys, True, cache.window)
-    if isinstance(bias, DistanceBias):
-        if cache.distance_table is None or not cache.distance_table.is_of(bias):
-            cache.distance_table = DistanceTable(bias, real, q.device)
-        return cache.distance_table.upto(geometry.n_distances)
-    form = bias.lower(geometry, real, q.device)
-    check_form(form, q, geometry)
-    if not isinstance(form, Linear):
-        raise TypeError(
-            f"bias is a {type(bias).__name__}; in decoding it may be a DistanceBias, a"
-            " CumulativeBias, or one that is lowered to slopes"
+    if state is None:
+        if cache.sums is not None and tokens:
+            raise ValueError("bias sums no steps, and the cache holds tokens with sums")
+        return
+    if cache.sums is None:
+        raise ValueError(
+            "bias sums steps, and the cache holds tokens that were appended without them"
         )
-    if form.slopes is not cache.checked_slopes:
-        _refuse_nan(form, "slopes")
-        cache.checked_slopes = form.slopes
-    return form, None
+    if cache.sums.shape[1] != q.shape[1]:
+        raise ValueError(f"q has {q.shape[1]} heads; the cache holds sums of {cache.sums.shape[1]}")
 
 
-def _refuse_nan(form, what: str) -> None:
+def _refuse_nan(form: Form) -> None:
     """As the CPU kernels do of ordinary calls; on GPUs the caller would have to wait for it."""
-    for x, name in ((form.terms, what), (form.gain, "gains")):
-        if x is not None and x.device.type == "cpu" and x.sum().isnan() and x.isnan().any():
+    for x, name in zip(form.tensors, form.tensor_names, strict=False):
+        if x.device.type == "cpu" and x.sum().isnan() and x.isnan().any():
             raise ValueError(f"bias: its {name} contain NaN")
-
-
-def _continued(sums: Tensor, q: Tensor, cache: KVCache) -> Tensor:
-    """Running sums of new tokens, (B or 1, H or 1, N), with all before them; (B, H, N)."""
-    sums = sums.expand(*q.shape[:2], -1)
-    return sums if not any(cache.lengths) else cache.last_sums[..., None] + sums
 
 
 def _pieces(step: Step) -> list[Step]:
@@ -258,14 +241,11 @@ def _pieces(step: Step) -> list[Step]:
 def _first_call(step: Step) -> tuple[Tensor, Tensor]:
     """Prompts go where long sequences are fastest: to the kernels that know nothing of pages."""
     geometry = Geometry(step.q.shape[2], step.k.shape[2], True, step.cache.window)
-    call = Call(
-        step.q, step.k, step.v, step.form, geometry, step.scale, step.tolerance, step.backend
-    )
-    results = call.run()
+    settings = step.form, geometry, step.scale, step.tolerance, step.backend
+    results = attend(Problem(step.q, step.k, step.v, *settings))
     for piece in _pieces(step):
-        cache, tokens = step.cache, piece.k.shape[2]
-        lengths = cache.lengths_with(tokens)
-        cache.advance(tokens, cache.write(piece.k, piece.v, piece.sums, lengths, step.backend))
+        _, last_state = piece.write()
+        step.cache.advance(piece.k.shape[2], last_state)
     return results
 
 
@@ -278,53 +258,14 @@ def _later_call(step: Step) -> tuple[Tensor, Tensor]:
 
 def _appended(step: Step) -> tuple[Tensor, Tensor]:
     """Appends tokens for which there is room, and attends to them."""
-    cache, tokens = step.cache, step.k.shape[2]
-    lengths = cache.lengths_with(tokens)
-    last_sums = cache.write(step.k, step.v, step.sums, lengths, step.backend)
-    o, lse = _reference(step, lengths) if step.backend == "reference" else _kernel(step, lengths)
-    cache.advance(tokens, last_sums)
-    return o, lse
-
-
-def _kernel(step: Step, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    q, cache, form = step.q, step.cache, step.form
-    terms = cache.sums if isinstance(form, Cumulative) else form and form.terms
-    bounds = [*cache.bounds.tensors()]
+    cache = step.cache
+    lengths, last_state = step.write()
+    form = step.form if step.form.state is None else step.form.with_state(cache.sums)
+    bounds = Bounds(*cache.bounds.tensors())
     if step.peaks is not None:
-        bounds[2:] = None, step.peaks
-    return decode_ops.decode(
-        *(q, cache.k, cache.v, cache.table.entries, lengths, terms, form and form.gain, bounds),
-        *(form.name if form else "none", step.scale, cache.window, step.tolerance, step.backend),
-    )
-
-
-def _reference(step: Step, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """One sequence after the other, half precision in float32, as the kernels do."""
-    real = torch.promote_types(step.q.dtype, torch.float32)
-    results = [_reference_of(step, b, length, real) for b, length in enumerate(lengths.tolist())]
-    o, lse = (torch.cat(parts) for parts in zip(*results, strict=True))
-    return o.to(step.q.dtype), lse
-
-
-def _reference_of(step: Step, b: int, length: int, real: torch.dtype) -> tuple[Tensor, Tensor]:
-    cache, form, q = step.cache, step.form, step.q[b : b + 1]
-    window, n_query = cache.window, q.shape[2]
-    first = 0 if window is None else max(0, length - n_query - window + 1)
-    k, v, sums = cache.contents(b, first, length)
-    geometry = Geometry(n_query, length - first, True, window)
-    dense = None
-    if form is not None:
-        if isinstance(form, Cumulative):
-            form = replace(form, sums=sums, gain=_of_sequence(form.gain, b))
-        elif isinstance(form, Linear):
-            form = replace(form, slopes=_of_sequence(form.slopes, b))
-        else:
-            form = replace(form, table=_of_sequence(form.table, b))
-        dense = form.dense(geometry).to(real)
-    with torch.autocast(q.device.type, enabled=False):
-        q, k, v = (x.to(real) for x in (q, k, v))
-        return reference.attention(q, k, v, dense, geometry, step.scale)
-
-
-def _of_sequence(x: Tensor | None, b: int) -> Tensor | None:
-    return x if x is None or x.shape[0] == 1 else x[b : b + 1]
+        bounds = bounds._replace(lowest=None, highest=step.peaks)
+    settings = cache.window, step.scale, step.tolerance, step.backend
+    pages = Pages(cache.table.entries, lengths, bounds)
+    results = operators.decode(Problem.of_pages(step.q, cache.k, cache.v, form, *settings, pages))
+    cache.advance(step.k.shape[2], last_state)
+    return results

@@ -6,8 +6,8 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
-from .plan import AttentionPlan
-from .skipping import QUERY_TILE
+from ..limits import PLAN_QUERIES
+from .report import AttentionPlan
 
 
 def draw(plan: AttentionPlan) -> Figure:
@@ -18,12 +18,12 @@ def draw(plan: AttentionPlan) -> Figure:
     keys, share = figure.subplots(1, 2)
     heads = plan.fraction.shape[1]
     colors = colormaps["viridis"](np.linspace(0, 1, heads))
-    queries = np.arange(plan.first_key.shape[2]) * QUERY_TILE
+    queries = np.arange(plan.first_key.shape[2]) * PLAN_QUERIES
     position = queries + geometry.n_key - geometry.n_query
     for h, color in enumerate(colors):
         first, end = plan.first_key[0, h].cpu().numpy(), plan.end_key[0, h].cpu().numpy()
         if geometry.causal:
-            end = np.minimum(end, position + QUERY_TILE)
+            end = np.minimum(end, position + PLAN_QUERIES)
         keys.step(queries, first, color=color, where="post")
         keys.fill_between(queries, first, end, color=color, alpha=0.15, step="post")
     keys.set(xlabel="query", ylabel="keys taken", ylim=(0, max(geometry.n_key, 1)))

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from . import skipping
-from .certificate import Bias, Certificate, Keys
-from .forms import Geometry
-from .functional import Call, prepared
-from .skipping import QUERY_TILE
-from .tail_mass import KEY_STEP
+from ..attention import planned, prepared
+from ..geometry import Geometry
+from ..limits import PLAN_QUERIES, TILE_KEYS
+from ..problem import Problem
+from . import plans
+from .certificate import Certificate, Keys
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,12 +67,12 @@ class AttentionPlan:
         Raises ModuleNotFoundError where matplotlib is not installed.
         """
         try:
-            from . import plan_figure
+            from . import figure
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
                 f"{error.name} is missing: pip install 'biased-flash-attn[plot]'"
             ) from error
-        return plan_figure.draw(self)
+        return figure.draw(self)
 
 
 @torch.no_grad()
@@ -93,32 +93,32 @@ def attention_plan(
     by kernels, where there are at least 1024 of them, and in heads where that is expected to take
     less time than to find out which.
     """
-    call = prepared(q, k, k, bias, causal, window, scale, tolerance, backend)
-    q, k, geometry = call.q, call.k, call.geometry
-    plan = call.plan()
+    problem = prepared(q, k, k, bias, causal, window, scale, tolerance, backend)
+    geometry = problem.geometry
+    everything = plans.everything(problem.q, geometry)
+    plan = planned(problem).plan
     if plan is None:
-        plan = skipping.everything(q, geometry)
-    seen = _taken(skipping.everything(q, geometry), geometry)
-    taken = _taken(plan, geometry)
-    keys = Keys.of(k, q.shape[1])
+        plan = everything
+    seen, taken = _taken(everything, geometry), _taken(plan, geometry)
+    keys = Keys.of(problem.k, problem.q.shape[1])
     field = getattr(bias, "receptive_field", None)
     return AttentionPlan(
         geometry,
-        call.tolerance,
+        problem.tolerance,
         *plan,
         fraction=taken.sum(-1) / seen.sum(-1).clamp(min=1),
         window=_reach(plan, geometry),
-        bound=_bound(call, plan),
-        content=abs(call.scale) * _largest(keys.seen_by(q)[0]) * _largest(keys.distance),
-        receptive_field=field(call.tolerance) if field and call.tolerance else None,
+        bound=_bound(problem, plan),
+        content=abs(problem.scale) * _largest(keys.seen_by(problem.q)[0]) * _largest(keys.distance),
+        receptive_field=field(problem.tolerance) if field and problem.tolerance else None,
     )
 
 
 def _ends(plan: Tensor, geometry: Geometry) -> tuple[Tensor, ...]:
     """The positions of each tile's first and last query, and from and to which keys they take."""
-    tiles = torch.arange(plan.shape[-1], device=plan.device) * QUERY_TILE
-    first = tiles + geometry.n_key - geometry.n_query
-    last = (tiles + QUERY_TILE).clamp(max=geometry.n_query) + geometry.n_key - geometry.n_query - 1
+    tiles = torch.arange(plan.shape[-1], device=plan.device) * PLAN_QUERIES
+    ahead = geometry.n_key - geometry.n_query
+    first, last = tiles + ahead, (tiles + PLAN_QUERIES).clamp(max=geometry.n_query) + ahead - 1
     begin, end = plan
     if geometry.window is not None:
         begin = torch.maximum(begin, first - geometry.window + 1)
@@ -130,7 +130,7 @@ def _ends(plan: Tensor, geometry: Geometry) -> tuple[Tensor, ...]:
 def _taken(plan: Tensor, geometry: Geometry) -> Tensor:
     """How many key tiles each tile of queries computes, (B, H, T) float64."""
     _, _, begin, end = _ends(plan, geometry)
-    tiles = (end + KEY_STEP - 1) // KEY_STEP - begin // KEY_STEP
+    tiles = (end + TILE_KEYS - 1) // TILE_KEYS - begin // TILE_KEYS
     return torch.where(begin < end, tiles, 0).double()
 
 
@@ -143,25 +143,24 @@ def _reach(plan: Tensor, geometry: Geometry) -> Tensor:
     return _largest(torch.maximum(back, end - first))
 
 
-def _bound(call: Call, plan: Tensor) -> Tensor:
+def _bound(problem: Problem, plan: Tensor) -> Tensor:
     """The certified mass of the keys left out, relative to those taken, (B, H) float64."""
     bound = torch.zeros(plan.shape[1:3], dtype=torch.float64, device=plan.device)
-    if not ((plan[0] > 0) | (plan[1] < call.geometry.n_key)).any():
+    if not ((plan[0] > 0) | (plan[1] < problem.geometry.n_key)).any():
         return bound
-    bias = Bias(call.form.terms, call.form.gain, *call.options()[:2], call.geometry)
-    certificates, _ = Certificate.of(call.q, call.k, call.v, bias, call.backend)
-    share = skipping.share_of(call.tolerance, certificates)
-    unseen = skipping.bounded(certificates, share, skipping.everything(call.q, call.geometry))
-    row = torch.arange(call.geometry.n_query, device=plan.device) // QUERY_TILE
+    certificates, _ = Certificate.of(problem)
+    fraction = plans.fraction_of(problem.tolerance, certificates)
+    unseen = plans.bounded(certificates, fraction, plans.everything(problem.q, problem.geometry))
+    row = torch.arange(problem.geometry.n_query, device=plan.device) // PLAN_QUERIES
     total = 0
     for certificate in certificates:
         side = certificate.mass.side
         cut, cut_unseen = (
-            call.geometry.n_key - x[1] if side.is_mirrored else x[0] for x in (plan, unseen)
+            problem.geometry.n_key - x[1] if side.is_mirrored else x[0] for x in (plan, unseen)
         )
-        tile = ((torch.minimum(cut, cut_unseen) + side.offset) // KEY_STEP).long()[..., row]
+        tile = ((torch.minimum(cut, cut_unseen) + side.offset) // TILE_KEYS).long()[..., row]
         total = total + torch.where(tile > 0, certificate.log_bound(tile).exp(), 0)
-        total = total + share * (cut > cut_unseen)[..., row]
+        total = total + fraction * (cut > cut_unseen)[..., row]
     return _largest(total)
 
 

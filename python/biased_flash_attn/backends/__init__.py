@@ -1,0 +1,17 @@
+"""The backends: each computes attention, or says why it cannot. See `protocol`."""
+
+from .cpu import instruction_set, release_memory
+from .protocol import Backend, KernelBackend, Report
+from .registry import NAMES, choose, get, report
+
+__all__ = [
+    "NAMES",
+    "Backend",
+    "KernelBackend",
+    "Report",
+    "choose",
+    "get",
+    "instruction_set",
+    "release_memory",
+    "report",
+]

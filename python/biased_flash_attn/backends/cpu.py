@@ -1,0 +1,254 @@
+"""The C++ kernels as a backend: allocates results and hands addresses and strides to `_C`."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .. import limits
+from ..problem import Problem
+from ..sequences import empty_rows
+from .protocol import Report
+
+try:
+    from .. import _C
+except ImportError as error:
+    _record = Path(__file__).parents[1] / "_build_error.txt"
+    _MISSING = (
+        f"the C++ kernels were not built: "
+        f"{_record.read_text().strip() if _record.exists() else error}\n"
+        "install GCC 11 or Clang 14, or newer, with OpenMP and reinstall the package"
+    )
+else:
+    _MISSING = ""
+    if _C.limits() != limits.numbers():
+        raise ImportError(
+            f"the C++ kernels were built with other limits, {_C.limits()}; build them again: the"
+            f" package has {limits.numbers()}"
+        )
+
+_ELEMENTS = {
+    torch.float64: "float64",
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+}
+_ENDLESS = 2**40  # a window longer than any sequence
+
+
+class Cpu:
+    """C++ kernels for processors, for every dtype."""
+
+    name = "cpu"
+    device_type = "cpu"
+    has_kernels = True
+
+    def report(self) -> Report:
+        if _MISSING:
+            return Report(self.name, False, _MISSING)
+        supported = ", ".join(_C.instruction_sets())
+        detail = (
+            f"{_C.instruction_set()} kernels on {torch.get_num_threads()} threads"
+            f" ({platform.machine()}; built in and supported: {supported})"
+        )
+        return Report(self.name, True, detail)
+
+    def refusal(self, q: Tensor) -> str:
+        if q.device.type != "cpu":
+            return f"needs tensors on the CPU; q is on {q.device}"
+        return f"is not available: {_MISSING}" if _MISSING else ""
+
+    def forward(self, problem: Problem) -> tuple[Tensor, Tensor]:
+        q = problem.q
+        o = empty_rows(q, problem.v.shape[3])
+        lse = torch.empty(q.shape[:3], dtype=problem.real)
+        if problem.sequences is not None:  # padding stays as it is
+            o.zero_(), lse.fill_(-torch.inf)
+        tensors = [_contiguous(x) for x in problem.form.tensors]
+        fields = _fields(problem, tensors)
+        fields["o"], fields["lse"] = _address(o), _address(lse)
+        _C.forward(fields)
+        return o, lse
+
+    def backward(
+        self,
+        problem: Problem,
+        o: Tensor,
+        lse: Tensor,
+        grad_o: Tensor,
+        grad_lse: Tensor,
+        form_gradient: bool,
+    ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+        # What autograd hands over may be expanded, as the gradient of a sum is; the kernel reads
+        # rows.
+        grad_o = grad_o if grad_o.stride(3) == 1 else grad_o.contiguous()
+        grad_lse = grad_lse.contiguous()
+        q, form = problem.q, problem.form
+        grad_q, grad_k, grad_v = (empty_rows(x, x.shape[3]) for x in (q, problem.k, problem.v))
+        if problem.sequences is not None:
+            grad_q.zero_(), grad_k.zero_(), grad_v.zero_()
+        tensors = [_contiguous(x) for x in form.tensors]
+        sums = form.accumulators(q.shape[0], problem.batch, q.shape[1]) if form_gradient else []
+        fields = _fields(problem, tensors)
+        fields |= {
+            "o": _address(o),
+            "lse": _address(lse),
+            "grad_o": _address(grad_o),
+            "grad_lse": _address(grad_lse),
+            "grad_q": _address(grad_q),
+            "grad_k": _address(grad_k),
+            "grad_v": _address(grad_v),
+            "grad_form": [_rows(x) for x in sums],
+        }
+        _C.backward(fields)
+        of_form = [x.sum_to_size(y.shape) for x, y in zip(sums, form.tensors, strict=form_gradient)]
+        return grad_q, grad_k, grad_v, of_form
+
+    def trim(
+        self, problem: Problem, near: Tensor, fraction: float, reach: int, from_end: bool
+    ) -> Tensor:
+        near, cut = near.contiguous(), problem.plan[int(from_end)].clone()
+        tensors = [_contiguous(x) for x in problem.form.tensors]
+        fields = _fields(problem, tensors)
+        fields |= {
+            "near": _address(near),
+            "cut": _address(cut),
+            "fraction": fraction,
+            "reach": reach,
+            "from_end": from_end,
+        }
+        _C.trim(fields)
+        return cut
+
+    def decode(self, problem: Problem) -> tuple[Tensor, Tensor]:
+        q, pages = problem.q, problem.pages
+        o = empty_rows(q, problem.v.shape[3])
+        lse = torch.empty(q.shape[:3], dtype=problem.real)
+        tensors = [_contiguous(x) for x in problem.form.tensors]
+        centres, extents, lowest, highest = pages.bounds
+        window = problem.geometry.window
+        fields = _operands(problem, tensors)
+        fields |= {
+            "window": _ENDLESS if window is None else window,
+            "tolerance": problem.tolerance,
+            "page_size": problem.k.shape[2],
+            "columns": pages.block_table.shape[1],
+            "lengths": pages.lengths.data_ptr(),
+            "block_table": pages.block_table.data_ptr(),
+            "centres": _address(centres),
+            "extents": _address(extents),
+            "lowest": _address(lowest),
+            "highest": _address(highest),
+            "o": _address(o),
+            "lse": _address(lse),
+        }
+        _C.decode(fields)
+        return o, lse
+
+    def append(self, pages: Tensor, rows: Tensor, block_table: Tensor, lengths: Tensor) -> None:
+        batch, heads, tokens = rows.shape[:3]
+        _C.append(
+            {
+                "item_bytes": rows.element_size(),
+                "batch": batch,
+                "heads": heads,
+                "tokens": tokens,
+                "channels": rows.shape[3] if rows.dim() == 4 else 1,
+                "page_size": pages.shape[2],
+                "columns": block_table.shape[1],
+                "lengths": lengths.data_ptr(),
+                "block_table": block_table.data_ptr(),
+                "rows": _address(rows),
+                "pages": _address(pages),
+            }
+        )
+
+
+def _fields(problem: Problem, form_tensors: list[Tensor]) -> dict:
+    """What all kernels but decoding are told alike."""
+    geometry, sequences = problem.geometry, problem.sequences
+    first_key, end_key = (None, None) if problem.plan is None else problem.plan
+    reach = geometry.n_key + geometry.shift
+    fields = _operands(problem, form_tensors)
+    fields |= {
+        "n_key": geometry.n_key,
+        "shift": geometry.shift,
+        "causal": geometry.causal,
+        "window": reach if geometry.window is None else min(geometry.window, reach),
+        "sequences": 0 if sequences is None else sequences.rows.data_ptr(),
+        "first_key": _address(first_key),
+        "end_key": _address(end_key),
+    }
+    return fields
+
+
+def _operands(problem: Problem, form_tensors: list[Tensor]) -> dict:
+    """What decoding and the other kernels are told alike.
+
+    Addresses do not keep tensors alive: callers do.
+    """
+    q, v = problem.q, problem.v
+    return {
+        "element": _ELEMENTS[q.dtype],
+        "form": problem.form.name,
+        "batch": problem.batch,
+        "heads": q.shape[1],
+        "kv_heads": v.shape[1],
+        "n_query": problem.geometry.n_query,
+        "head_dim": q.shape[3],
+        "value_dim": v.shape[3],
+        "scale": problem.scale,
+        "threads": torch.get_num_threads(),
+        "q": _address(q),
+        "k": _address(problem.k),
+        "v": _address(v),
+        "form_tensors": [_rows(x) for x in form_tensors],
+    }
+
+
+def _address(x: Tensor | None) -> tuple[int, int, int, int] | None:
+    """The address and the batch, head and sequence strides; one entry or head serves all."""
+    if x is None:
+        return None
+    shape, strides = x.shape, x.stride()
+    return (
+        x.data_ptr(),
+        0 if shape[0] == 1 else strides[0],
+        0 if shape[1] == 1 else strides[1],
+        strides[2] if len(strides) > 2 else 1,
+    )
+
+
+def _rows(x: Tensor) -> tuple[int, int, int, int, int]:
+    """The same of a form's tensor, and how many rows a head has."""
+    return *_address(x), x.shape[2] if x.dim() > 2 else 1
+
+
+def _contiguous(x: Tensor) -> Tensor:
+    """With numbers of one head side by side."""
+    return x if x.dim() < 3 or x.stride(-1) == 1 else x.contiguous()
+
+
+def release_memory() -> None:
+    """Gives back to the system what the kernels keep from one call for the next."""
+    if not _MISSING:
+        _C.release_memory()
+
+
+@contextlib.contextmanager
+def instruction_set(name: str):
+    """Within the block the kernels use the named instruction set, as tests and benchmarks ask.
+
+    Raises:
+        ValueError: naming the sets that run here.
+    """
+    before = _C.instruction_set()
+    _C.use_instruction_set(name)
+    try:
+        yield
+    finally:
+        _C.use_instruction_set(before)

@@ -1,0 +1,52 @@
+"""Which backends there are, and which one runs a call: the one place that chooses."""
+
+from __future__ import annotations
+
+import warnings
+
+from torch import Tensor
+
+from .cpu import Cpu
+from .protocol import Backend, Report
+from .reference import Reference
+from .triton import Triton
+
+_REFERENCE = Reference()
+_BACKENDS: dict[str, Backend] = {x.name: x for x in (Triton(), Cpu(), _REFERENCE)}
+NAMES = tuple(_BACKENDS)
+
+
+def get(name: str) -> Backend:
+    """The backend of this name."""
+    return _BACKENDS[name]
+
+
+def report() -> list[Report]:
+    """One report per backend."""
+    return [backend.report() for backend in _BACKENDS.values()]
+
+
+def choose(q: Tensor, backend: str | None) -> str:
+    """The backend that runs q; a named one runs or raises."""
+    if backend is None:
+        return _best(q)
+    if backend not in NAMES:
+        raise ValueError(f"backend is {backend!r}; it may be None, {' or '.join(map(repr, NAMES))}")
+    if reason := get(backend).refusal(q):
+        raise ValueError(f"backend={backend!r} {reason}")
+    return backend
+
+
+def _best(q: Tensor) -> str:
+    for backend in (get("cpu"), get("triton")):
+        if backend.device_type == q.device.type:
+            reason = backend.refusal(q)
+            if not reason:
+                return backend.name
+            warnings.warn(
+                "running on the reference backend, in O(N^2) memory:"
+                f" backend={backend.name!r} {reason}",
+                stacklevel=5,
+            )
+            break
+    return _REFERENCE.name

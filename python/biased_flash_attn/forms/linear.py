@@ -1,0 +1,59 @@
+"""Biases that are proportional to the distance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..chunk_pairs import Pair
+from ..geometry import Geometry
+from .base import Form, Known, Layout, register
+from .bounds import Side
+from .distance import Distance, DistanceMass, mass_of_pair
+
+
+@dataclass(frozen=True, eq=False)
+class Linear(Form):
+    """b_ij = -slopes_h |d|, slopes (B or 1, H or 1)."""
+
+    slopes: Tensor
+
+    name = "linear"
+    tensor_names = ("slopes",)
+    of_any_geometry = True
+
+    @property
+    def tensors(self) -> tuple[Tensor]:
+        return (self.slopes,)
+
+    def layouts(self, geometry: Geometry, real: torch.dtype) -> list[Layout]:
+        return [Layout(self.slopes, real, ())]
+
+    def dense(self, geometry: Geometry) -> Tensor:
+        """The bias of every pair, (B or 1, H, n_query, n_key) float64."""
+        d = geometry.pair_distances(self.slopes.device)
+        return -self.slopes.double()[..., None, None] * d.abs()
+
+    def accumulators(self, batch: int, sequences: int, heads: int) -> list[Tensor]:
+        return [self.slopes.new_zeros(sequences, heads)]
+
+    def mass(self, side: Side, geometry: Geometry) -> DistanceMass:
+        return Distance(self._table(geometry.distances(self.slopes.device))).mass(side, geometry)
+
+    def of_pair(self, pair: Pair, states: None) -> Linear | Distance:
+        """Of two chunks, a table: their distances are not those that the kernels are told."""
+        if pair.is_own:
+            return self
+        d = pair.geometry.distances(self.slopes.device) + pair.moved
+        return Distance(self._table(d).to(self.slopes.dtype))
+
+    def mass_of_pair(self, pair: Pair, side: Side, known: Known | None) -> DistanceMass:
+        return mass_of_pair(self.of_pair(pair, None).table, pair, side)
+
+    def _table(self, distances: Tensor) -> Tensor:
+        return -self.slopes.double()[..., None] * distances.abs()
+
+
+register(Linear.name, lambda tensors: Linear(*tensors))

@@ -1,0 +1,34 @@
+"""No bias."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..chunk_pairs import Pair
+from ..geometry import Geometry
+from .base import Form, Layout, register
+
+
+@dataclass(frozen=True, eq=False)
+class NoBias(Form):
+    """b_ij = 0."""
+
+    name = "none"
+    tensors = ()
+    of_any_geometry = True
+    may_skip = False
+
+    def layouts(self, geometry: Geometry, real: torch.dtype) -> list[Layout]:
+        return []
+
+    def dense(self, geometry: Geometry) -> Tensor:
+        return torch.zeros((), dtype=torch.float64)
+
+    def of_pair(self, pair: Pair, states: None) -> NoBias:
+        return self
+
+
+register(NoBias.name, lambda tensors: NoBias())

@@ -1,0 +1,177 @@
+"""The operators that PyTorch sees: schemas, shapes without data, and autograd.
+
+They are opaque to torch.compile and run the kernels of the backend that the problem names.
+Gradients reach a bias's own parameters because autograd continues from the form's tensors through
+the bias's formula. `plan` makes what leaves out keys (skipping.plans); both directions take the
+same one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .backends import registry
+from .problem import PAGES_SCHEMA, SCHEMA, Problem
+from .sequences import empty_rows
+from .skipping import plans
+
+_LIBRARY = torch.library.Library("biased_flash_attn", "FRAGMENT")
+
+_LIBRARY.define(f"forward({SCHEMA}) -> (Tensor, Tensor)")
+# The gradients of the form's tensors come back as a list, empty where they are not wanted.
+_LIBRARY.define(
+    "backward(Tensor o, Tensor lse, Tensor grad_o, Tensor grad_lse, bool form_gradient,"
+    f" {SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor[])"
+)
+_LIBRARY.define(f"plan({SCHEMA}) -> Tensor")
+_LIBRARY.define(f"decode({PAGES_SCHEMA}) -> (Tensor, Tensor)")
+_LIBRARY.define(
+    "append(Tensor(a!) pages, Tensor rows, Tensor block_table, Tensor lengths, str backend) -> ()"
+)
+
+_OPERATORS = torch.ops.biased_flash_attn
+
+
+def forward(problem: Problem) -> tuple[Tensor, Tensor]:
+    """o (B, H, Nq, Dv) in q's dtype and lse (B, H, Nq), float32 or float64 for float64."""
+    return _OPERATORS.forward.default(*problem.arguments())
+
+
+def backward(
+    problem: Problem,
+    o: Tensor,
+    lse: Tensor,
+    grad_o: Tensor,
+    grad_lse: Tensor,
+    form_gradient: bool,
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    """The gradients of q, k, v and, where wanted, of the form's tensors."""
+    results = o, lse, grad_o, grad_lse, form_gradient
+    return _OPERATORS.backward.default(*results, *problem.arguments())
+
+
+def plan(problem: Problem) -> Tensor:
+    """Which keys queries take, (2, B, H, tiles) int32."""
+    return _OPERATORS.plan.default(*problem.arguments())
+
+
+def decode(problem: Problem) -> tuple[Tensor, Tensor]:
+    """o and lse of a few queries and the pages of a cache.
+
+    Where nothing traces it, the operator is left out: a hundredth of a long step goes to
+    dispatching, of a short one a tenth.
+    """
+    if not torch.compiler.is_compiling():
+        return registry.get(problem.backend).decode(problem)
+    return _OPERATORS.decode.default(*problem.page_arguments())
+
+
+def append(pages: Tensor, rows: Tensor, block_table: Tensor, lengths: Tensor, backend: str) -> None:
+    """Writes rows (B, heads, n, channels or nothing) into pages.
+
+    They become the last of the keys of each sequence, of which there are `lengths`, (B,) int64.
+    """
+    call = _OPERATORS.append.default if torch.compiler.is_compiling() else _append
+    call(pages, rows, block_table, lengths, backend)
+
+
+def _forward(*arguments):
+    problem = Problem.of_arguments(*arguments)
+    return registry.get(problem.backend).forward(problem)
+
+
+def _backward(o, lse, grad_o, grad_lse, form_gradient, *arguments):
+    problem = Problem.of_arguments(*arguments)
+    results = o, lse, grad_o, grad_lse, form_gradient
+    return registry.get(problem.backend).backward(problem, *results)
+
+
+def _plan(*arguments):
+    problem = Problem.of_arguments(*arguments)
+    with torch.autocast(problem.q.device.type, enabled=False):
+        return plans.make(problem)
+
+
+def _decode(*arguments):
+    problem = Problem.of_page_arguments(*arguments)
+    return registry.get(problem.backend).decode(problem)
+
+
+def _append(pages, rows, block_table, lengths, backend):
+    registry.get(backend).append(pages, rows, block_table, lengths)
+
+
+for _name, _implementation in {
+    "forward": _forward,
+    "backward": _backward,
+    "plan": _plan,
+    "decode": _decode,
+    "append": _append,
+}.items():
+    for _device in ("CPU", "CUDA"):
+        _LIBRARY.impl(_name, _implementation, _device)
+
+
+def _results(q, v):
+    o = empty_rows(q, v.shape[3])
+    return o, q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
+
+
+@torch.library.register_fake("biased_flash_attn::forward", lib=_LIBRARY)
+def _(q, k, v, *_):
+    return _results(q, v)
+
+
+@torch.library.register_fake("biased_flash_attn::backward", lib=_LIBRARY)
+def _(o, lse, grad_o, grad_lse, form_gradient, q, k, v, form_tensors, *_):
+    of_form = [x.new_empty(x.shape) for x in form_tensors] if form_gradient else []
+    return *(empty_rows(x, x.shape[3]) for x in (q, k, v)), of_form
+
+
+@torch.library.register_fake("biased_flash_attn::plan", lib=_LIBRARY)
+def _(*arguments):
+    problem = Problem.of_arguments(*arguments)
+    tiles = plans.query_tiles(problem.geometry.n_query)
+    return problem.q.new_empty((2, problem.batch, problem.q.shape[1], tiles), dtype=torch.int32)
+
+
+@torch.library.register_fake("biased_flash_attn::decode", lib=_LIBRARY)
+def _(q, k, v, *_):
+    return _results(q, v)
+
+
+@torch.library.register_fake("biased_flash_attn::append", lib=_LIBRARY)
+def _(*_):
+    pass
+
+
+def _save(ctx, inputs, output):
+    q, k, v, form_tensors, *ctx.options, plan, ctx.backend, rows = inputs[:12]
+    ctx.longest = inputs[12:]
+    ctx.save_for_backward(*output, q, k, v, plan, rows, *form_tensors)
+
+
+def _differentiate(ctx, grad_o, grad_lse):
+    o, lse, q, k, v, plan, rows, *form_tensors = ctx.saved_tensors
+    wanted = ctx.needs_input_grad[3]
+    of_problem = q, k, v, form_tensors, *ctx.options, plan, ctx.backend, rows, *ctx.longest
+    results = o, lse, grad_o, grad_lse, any(wanted)
+    *of_inputs, of_form = _OPERATORS.backward.default(*results, *of_problem)
+    of_form = [x if wants else None for x, wants in zip(of_form, wanted, strict=any(wanted))]
+    of_form = of_form or [None] * len(form_tensors)
+    return (*of_inputs, of_form, *[None] * (len(of_problem) - 4))
+
+
+def _refuse_second_derivatives(ctx, *grads):
+    raise RuntimeError(
+        "biased_flash_attn: the kernels have no second derivatives; backend='reference' has"
+    )
+
+
+torch.library.register_autograd(
+    "biased_flash_attn::forward", _differentiate, setup_context=_save, lib=_LIBRARY
+)
+torch.library.register_autograd(
+    "biased_flash_attn::backward", _refuse_second_derivatives, lib=_LIBRARY
+)

@@ -1,0 +1,213 @@
+"""One record of all that a backend has to know of a call, from the call itself to the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import forms
+from .forms import Form, Geometry
+from .sequences import Sequences
+
+
+class Bounds(NamedTuple):
+    """What is known of the keys of a cache, tile by tile (`decoding.key_bounds`), so that some may
+    be left out; None where it is not known.
+
+    highest: of running sums, or of a form with numbers of distances their peaks, (B or 1, H or 1,
+    blocks of limits.PEAK_DISTANCES).
+    """
+
+    centres: Tensor | None = None
+    extents: Tensor | None = None
+    lowest: Tensor | None = None
+    highest: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Pages:
+    """Where the keys of a cache are: key j of sequence b is row j % page_size of page
+    block_table[b, j // page_size % columns].
+
+    block_table: (B, columns) int32.
+    lengths: keys of each sequence, (B,) int64.
+    """
+
+    block_table: Tensor
+    lengths: Tensor
+    bounds: Bounds = field(default_factory=Bounds)
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """A call whose arguments have been checked and completed, and whose bias has been lowered.
+
+    Attributes:
+        q: (B, H, Nq, D), the last dimension contiguous.
+        k: (B, Hkv, Nk, D); in decoding (pages, Hkv, page_size, D).
+        v: (B, Hkv, Nk, Dv); in decoding (pages, Hkv, page_size, Dv).
+        form: what the bias was lowered to; in decoding, its state is that of pages.
+        geometry: where queries and keys stand, sequences included.
+        scale: factor of q k^T.
+        tolerance: the fraction of each query's softmax mass that may be left out.
+        backend: the name of the one that computes it.
+        plan: which keys queries take, (2, B, H, tiles) int32 (`skipping.plans`); None for all.
+        pages: where the keys of a cache are; None for an ordinary call.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    form: Form
+    geometry: Geometry
+    scale: float
+    tolerance: float
+    backend: str
+    plan: Tensor | None = None
+    pages: Pages | None = None
+
+    @property
+    def sequences(self) -> Sequences | None:
+        return self.geometry.sequences
+
+    @property
+    def batch(self) -> int:
+        """How many sequences there are."""
+        sequences = self.geometry.sequences
+        return self.q.shape[0] if sequences is None else sequences.rows.shape[0]
+
+    @property
+    def real(self) -> torch.dtype:
+        """The dtype of lse and of what a bias is made from: float32, or float64 for float64."""
+        return torch.promote_types(self.q.dtype, torch.float32)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.q, self.k, self.v, *self.form.tensors
+
+    def detached(self) -> Problem:
+        """The same without a history."""
+        q, k, v, *tensors = (x.detach() for x in self.tensors())
+        return replace(self, q=q, k=k, v=v, form=self.form.with_tensors(tensors))
+
+    def each_sequence(self) -> Iterator[Problem]:
+        """The sequences of a geometry that has some, one by one, in tensors of one batch entry."""
+        whole = self.geometry
+        for rows in whole.sequences:
+            own = Geometry(rows.n_query, rows.n_key, whole.causal, whole.window, shift=rows.shift)
+            yield replace(
+                self,
+                q=rows.queries(self.q),
+                k=rows.keys(self.k),
+                v=rows.keys(self.v),
+                form=self.form.of_sequence(rows, whole, own),
+                geometry=own,
+            )
+
+    def of_kv_heads(self, kv_heads: Tensor) -> Problem:
+        """Those key heads, and the query heads that share them."""
+        group = self.q.shape[1] // self.k.shape[1]
+        heads = (kv_heads[:, None] * group + torch.arange(group, device=kv_heads.device)).flatten()
+        return replace(
+            self,
+            q=self.q[:, heads],
+            k=self.k[:, kv_heads],
+            v=self.v[:, kv_heads],
+            form=self.form.of_heads(heads),
+        )
+
+    def arguments(self) -> tuple:
+        """Those of the operators: see SCHEMA."""
+        geometry, sequences = self.geometry, self.geometry.sequences
+        where = None, None, None, None
+        if sequences is not None:
+            longest = sequences.longest_query, sequences.longest_key, sequences.longest_shift
+            where = sequences.rows, *longest
+        return (
+            *(self.q, self.k, self.v, [*self.form.tensors], self.form.name, self.scale),
+            *(geometry.causal, geometry.window, self.tolerance, self.plan, self.backend),
+            *where,
+        )
+
+    @staticmethod
+    def of_arguments(
+        q,
+        k,
+        v,
+        form_tensors,
+        form,
+        scale,
+        causal,
+        window,
+        tolerance,
+        plan,
+        backend,
+        rows,
+        longest_query,
+        longest_key,
+        longest_shift,
+    ) -> Problem:
+        """The problem whose `arguments` these are."""
+        n_query, n_key, shift, sequences = q.shape[2], k.shape[2], 0, None
+        if rows is not None:
+            is_packed, shift = q.shape[0] != rows.shape[0], longest_shift
+            sequences = Sequences(
+                rows, longest_query, longest_key, n_query, n_key, is_packed, shift
+            )
+            n_query, n_key = longest_query, longest_key
+        geometry = Geometry(n_query, n_key, causal, window, sequences, shift)
+        form = forms.of_tensors(form, form_tensors)
+        return Problem(q, k, v, form, geometry, scale, tolerance, backend, plan)
+
+    def page_arguments(self) -> tuple:
+        """Those of the operator of decoding: see PAGES_SCHEMA."""
+        form, pages = self.form, self.pages
+        return (
+            *(self.q, self.k, self.v, [*form.tensors], form.name, self.geometry.window),
+            *(self.scale, self.tolerance, self.backend),
+            *(pages.block_table, pages.lengths, [*pages.bounds]),
+        )
+
+    @staticmethod
+    def of_page_arguments(
+        q,
+        k,
+        v,
+        form_tensors,
+        form,
+        window,
+        scale,
+        tolerance,
+        backend,
+        block_table,
+        lengths,
+        bounds,
+    ) -> Problem:
+        """The problem whose `page_arguments` these are."""
+        pages = Pages(block_table, lengths, Bounds(*bounds))
+        form = forms.of_tensors(form, form_tensors)
+        return Problem.of_pages(q, k, v, form, window, scale, tolerance, backend, pages)
+
+    @staticmethod
+    def of_pages(q, k, v, form, window, scale, tolerance, backend, pages) -> Problem:
+        """The problem of decoding."""
+        most_keys = pages.block_table.shape[1] * k.shape[2]
+        geometry = Geometry(q.shape[2], most_keys, True, window)
+        return Problem(q, k, v, form, geometry, scale, tolerance, backend, pages=pages)
+
+
+# The arguments of an operator that takes a problem. None has a default: PyTorch would leave out
+# those that are equal to it, and gradients have to come in the same number.
+SCHEMA = (
+    "Tensor q, Tensor k, Tensor v, Tensor[] form_tensors, str form, float scale, bool causal,"
+    " SymInt? window, float tolerance, Tensor? plan, str backend, Tensor? sequences,"
+    " SymInt? longest_query, SymInt? longest_key, SymInt? longest_shift"
+)
+# Those of the one that takes a problem with pages.
+PAGES_SCHEMA = (
+    "Tensor q, Tensor k, Tensor v, Tensor[] form_tensors, str form, SymInt? window, float scale,"
+    " float tolerance, str backend, Tensor block_table, Tensor lengths, Tensor?[] bounds"
+)

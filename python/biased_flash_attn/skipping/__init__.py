@@ -1,0 +1,1 @@
+"""Certified skipping: which keys provably carry negligible attention weight."""
