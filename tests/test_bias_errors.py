@@ -84,6 +84,11 @@ def test_context_biases_check_their_sizes(make):
             "shift or exponent is so small that a slope is infinite",
         ),
         (
+            lambda: biases.ALiBi(3, shift=-1026),
+            ValueError,
+            "shift or exponent is so small that a slope is infinite",
+        ),
+        (
             lambda: biases.KerpleLog(2).dense(-1, 3),
             ValueError,
             "n_query is -1; it must be an int from 0 on",

@@ -219,6 +219,17 @@ def test_compiles_without_graph_breaks(name):
         torch.testing.assert_close(x, exact)
 
 
+def test_biases_may_be_made_in_compiled_code():
+    torch._dynamo.reset()
+
+    def attend(q):
+        return biased_flash_attn(q, q, q, biases.ALiBi(q.shape[1], shift=1.0))
+
+    q = torch.randn(1, 3, 33, 8)
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(q), attend(q))
+
+
 def test_compiles_with_the_default_backend():
     torch._dynamo.reset()
     problem = drawn(Case("kerple_log", lengths=(33, 33), heads=(4, 2)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from numbers import Real
 
 import torch
@@ -34,12 +35,20 @@ class ALiBi(PositionBias):
         super().__init__(num_heads)
         self.shift = finite("shift", shift)
         self.exponent = None if exponent is None else finite("exponent", exponent)
-        if not self._initial_slopes().isfinite().all():
+        # A condition on the tensor of slopes would break the graph of torch.compile.
+        if -(self._smallest_exponent() + self.shift) >= sys.float_info.max_exp:
             raise ValueError("shift or exponent is so small that a slope is infinite")
         self.fixed = not trainable
         self.slopes = None
         if trainable:
             self.slopes = nn.Parameter(self._initial_slopes().to(torch.get_default_dtype()))
+
+    def _smallest_exponent(self) -> float:
+        """That of the steepest slope, without the shift."""
+        if self.exponent is not None:
+            return self.exponent
+        power = 1 << (self.num_heads.bit_length() - 1)
+        return 8 / power if self.num_heads == power else 4 / power
 
     def _initial_slopes(self, device: torch.device | str | None = None) -> Tensor:
         """The slopes that training starts from, or that stay, (num_heads,) float64."""
