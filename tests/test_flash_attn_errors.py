@@ -92,7 +92,21 @@ OF_PACKED = {
         {"cu_seqlens_k": torch.tensor([0, 2, 7], dtype=torch.int32)},
     ),
     "a sequence is longer": (ValueError, "max_seqlen_q is 3", {"max_seqlen_q": 3}),
-    "the longest is unknown": (TypeError, "max_seqlen_k is None", {"max_seqlen_k": None}),
+    "the longest is unknown": (
+        TypeError,
+        "max_seqlen_k is None; it must be an int",
+        {"max_seqlen_k": None},
+    ),
+    "the longest is a string": (
+        TypeError,
+        "max_seqlen_q is '4'; it must be an int$",
+        {"max_seqlen_q": "4"},
+    ),
+    "the longest is negative": (
+        ValueError,
+        "max_seqlen_q is -1; it must be an int from 0 on",
+        {"max_seqlen_q": -1},
+    ),
 }
 
 INTS = torch.tensor([3, 5], dtype=torch.int32)

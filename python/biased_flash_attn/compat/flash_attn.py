@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ..functional import prepared, under_autocast
@@ -133,8 +134,10 @@ def flash_attn_varlen_func(
             "block_table is given; it must be None: flash_attn_with_kvcache reads pages"
         )
     for name, n in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
-        if n is None:
-            raise TypeError(f"{name} is None; it must be an int")
+        if isinstance(n, bool) or not isinstance(n, (int, torch.SymInt)):
+            raise TypeError(f"{name} is {n!r}; it must be an int")
+        if n < 0:
+            raise ValueError(f"{name} is {n}; it must be an int from 0 on")
     q, k, v = with_rows(q), with_rows(k), with_rows(v)
     check_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     seen = visible(causal, window_size, max_seqlen_q, max_seqlen_k)
