@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from biased_flash_attn import biased_flash_attn, biases
 from biased_flash_attn.biases import of_heads
+from biased_flash_attn.biases.base import PositionBias
+from biased_flash_attn.forms import Cumulative
 
 HEADS = 6
 
@@ -18,6 +21,29 @@ def test_heads_of_a_bias_of_positions(name):
     assert some.num_heads == 3
     assert torch.equal(some.dense(7, 9), bias.dense(7, 9)[2:5])
     assert torch.equal(some.receptive_field(0.1), bias.receptive_field(0.1)[2:5])
+
+
+class Tokens(PositionBias):
+    """A bias of one's own: what each token adds to the bias, the same for all sequences."""
+
+    def __init__(self, values: Tensor, gain: Tensor | None):
+        super().__init__(values.shape[0])
+        self.values, self.gain = values[None], gain
+
+    def lower(self, geometry, dtype, device):
+        gain = None if self.gain is None else self.gain.to(dtype)
+        return Cumulative(geometry.running_sums(self.values), gain)
+
+
+@pytest.mark.parametrize("gain", [None, torch.rand(1, HEADS, 9), torch.rand(1, 1, 9)])
+def test_heads_of_a_position_bias_of_ones_own(gain):
+    bias = Tokens(torch.randn(HEADS, 9), gain)
+    some = of_heads(bias, 2, 5)
+    assert torch.equal(some.dense(9, 9), bias.dense(9, 9)[2:5])
+    q, k, v = torch.randn(3, 1, HEADS, 9, 8)
+    whole = biased_flash_attn(q, k, v, bias)
+    q, k, v = (x[:, 2:5] for x in (q, k, v))
+    torch.testing.assert_close(biased_flash_attn(q, k, v, some), whole[:, 2:5])
 
 
 @pytest.mark.parametrize("name", ["alibi", "kerple_log", "shared", "cable", "forget_gate"])

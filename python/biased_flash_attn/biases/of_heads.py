@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from ..forms import Geometry, Linear
+from ..forms import Form, Geometry
 from .base import DistanceBias, PositionBias
 from .cumulative import CumulativeBias
 
@@ -32,7 +34,7 @@ def of_heads(bias: PositionBias | CumulativeBias, start: int, stop: int):
     if isinstance(bias, CumulativeBias):
         gain = None if bias.gain is None else bias.gain[:, start:stop]
         return CumulativeBias(bias.steps[:, start:stop], gain, bias.kernel)
-    make = DistanceHeads if isinstance(bias, DistanceBias) else LinearHeads
+    make = DistanceHeads if isinstance(bias, DistanceBias) else PositionHeads
     return make(bias, start, stop)
 
 
@@ -48,8 +50,8 @@ class DistanceHeads(DistanceBias):
         return heads_of(self.whole.logits(d), self.heads)[0].expand(self.num_heads, -1)
 
 
-class LinearHeads(PositionBias):
-    """Some heads of a bias of slopes."""
+class PositionHeads(PositionBias):
+    """Some heads of a bias that is lowered to any form."""
 
     def __init__(self, bias: PositionBias, start: int, stop: int):
         super().__init__(stop - start)
@@ -58,8 +60,10 @@ class LinearHeads(PositionBias):
 
     def lower(
         self, geometry: Geometry, dtype: torch.dtype, device: torch.device | str | None
-    ) -> Linear:
-        return Linear(heads_of(self.whole.lower(geometry, dtype, device).slopes, self.heads))
+    ) -> Form:
+        form = self.whole.lower(geometry, dtype, device)
+        tensors = {name: x for name, x in vars(form).items() if isinstance(x, Tensor)}
+        return replace(form, **{name: heads_of(x, self.heads) for name, x in tensors.items()})
 
     def curve(self, d: Tensor) -> Tensor:
         return self.whole.curve(d)[self.heads]
