@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from transformers.models.mt5 import modeling_mt5
 from transformers.models.t5 import modeling_t5
 from transformers.models.umt5 import modeling_umt5
 
 from .biases import SharedTable
+
+
+class _NoTable:
+    """In the place of the embedding of a layer without a bias, for transformers to initialize."""
+
+    def __init__(self):
+        self.weight = torch.empty(0)
 
 
 class _TableOfDistances:
@@ -18,15 +26,17 @@ class _TableOfDistances:
     """
 
     def prepare(self) -> None:
-        # A layer that has none would fill a dense bias with zeros instead of asking for one.
-        self.has_relative_attention_bias = True
+        if not self.has_relative_attention_bias:
+            # Such a layer would fill a dense bias with zeros instead of calling compute_bias.
+            self.has_relative_attention_bias = True
+            self.relative_attention_bias = _NoTable()
 
     @staticmethod
     def refusal(layer: nn.Module) -> str | None:
         return None
 
     def compute_bias(self, *_, **__) -> SharedTable | None:
-        if not hasattr(self, "relative_attention_bias"):
+        if isinstance(self.relative_attention_bias, _NoTable):
             return None
         return SharedTable(self.relative_attention_bias.weight, self.buckets)
 
