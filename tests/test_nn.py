@@ -187,6 +187,7 @@ def test_models_have_the_parameters_of_gpt_2_and_bert():
     with torch.device("meta"):
         gpt = CausalLM(50257, 768, 12, 12, "learned", max_length=1024)
         bert = Encoder(30522, 768, 12, 12, "learned", max_length=512)
+        assert gpt(torch.zeros(2, 7, dtype=torch.long)).shape == (2, 7, 50257)
     assert sum(p.numel() for p in gpt.parameters()) == 124_439_808
     # BERT base with its head for masked words, without its two embeddings of segments.
     assert sum(p.numel() for p in bert.parameters()) == 109_514_298 - 2 * 768

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -96,7 +97,9 @@ def per_head(x: Tensor, *linears: nn.Linear) -> tuple[Tensor, ...]:
     constants = [linear.bias for linear in linears if linear.bias is not None]
     dtype = torch.promote_types(torch.promote_types(x.dtype, weight.dtype), torch.float32)
     constant = torch.cat(constants).to(dtype) if constants else None
-    with torch.autocast(x.device.type, enabled=False):
+    # There is no autocast for meta tensors, and asking for none raises.
+    exact = nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
+    with exact:
         y = nn.functional.linear(x.to(dtype), weight.to(dtype), constant)
     return y.transpose(1, 2).contiguous().chunk(len(linears), dim=1)
 

@@ -37,7 +37,8 @@ class LearnedEmbedding(nn.Module):
         Raises ValueError for sequences longer than max_length.
         """
         longest = self.table.num_embeddings
-        if positions.numel() and (last := int(positions.max())) >= longest:
+        known = positions.numel() > 0 and not positions.is_meta
+        if known and (last := int(positions.max())) >= longest:
             raise ValueError(
                 f"tokens has a sequence of {last + 1}; learned positions were made for {longest}"
             )
