@@ -140,7 +140,9 @@ def main() -> None:
             failed += [process.case for process in processes if not process.end()]
         slowest = max(slowest, time.monotonic() - begun)
     path = results.save(rows, arguments.results, where, now)
-    print(f"\n{path.with_suffix('.md').read_text()}\nwritten to {path} and, as a table, beside it")
+    print(f"\n{path.with_suffix('.md').read_text()}")
+    print(results.table([results.AIM_HEADINGS, *results.aims(rows)]))
+    print(f"written to {path} and, as a table, to {path.stem}.md")
     if left := where["setting"]["not_measured"]:
         print(f"not measured within {arguments.minutes} minutes: {'; '.join(left)}")
     if failed:
@@ -160,9 +162,7 @@ def parsed() -> argparse.Namespace:
         "--minutes", type=float, default=MINUTES, help="no wave begins that would end later"
     )
     parser.add_argument("--commit", help="what is measured, where git cannot tell")
-    parser.add_argument(
-        "--results", type=Path, default=Path(__file__).parent / "results", help="where to write"
-    )
+    parser.add_argument("--results", type=Path, default=results.RESULTS, help="output folder")
     parser.add_argument("--rehearse", action="store_true", help="tiny, on a GPU that is emulated")
     return parser.parse_args()
 
