@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 from torch import Tensor
 
 from biased_flash_attn import attention_plan, biases, nn
@@ -40,8 +41,10 @@ def on_files(files: Files, config) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_) -> str:
-    """Links to results lead out of docs/ in the sources, and to results/ on the site."""
+def on_page_markdown(markdown: str, page: Page, **_) -> str:
+    """Adapts links to the site, where results/ is a folder and DESIGN.md a page."""
+    if page.file.src_uri == "design.md":
+        return (ROOT / "DESIGN.md").read_text().replace("](docs/", "](")
     return re.sub(r"\]\(\.\./((?:\.\./)*)bench/results/", r"](\1results/", markdown)
 
 
