@@ -104,7 +104,7 @@ def far_mass() -> Figure:
     axes.set(xlabel="distance d", ylabel="share of attention at d and beyond", yscale="log")
     axes.set(xlim=(0, length), ylim=(1e-14, 2))
     axes.grid(alpha=0.25)
-    pictures.name_heads(figure, HEADS)
+    pictures.add_head_colors(figure, HEADS)
     return figure
 
 

@@ -22,7 +22,7 @@ from biased_flash_attn.cli.checking.problems import (
     FORMS,
 )
 from biased_flash_attn.cli.checking.processes import Ended, Schedule, spread
-from biased_flash_attn.cli.checking.report import facts
+from biased_flash_attn.cli.checking.report import environment
 from biased_flash_attn.cli.checking.timing import FLEX, OURS, PLAIN, Timing
 from biased_flash_attn.cli.checking.work import Done, OutOfMemory, Prepare, Settings, Time
 from check_cases import FAULTS, KERNELS, LENGTH, plant
@@ -120,7 +120,7 @@ def test_processes_are_ended_when_the_time_is_over(monkeypatch, seed):
     monkeypatch.setattr(processes, "COMMAND", [sys.executable, "-c", "import time; time.sleep(99)"])
     begin = time.time()
     events = list(spread(settings(seed, "none", "linear"), 2, begin + 0.2))
-    assert {event.reason for event in events} == {"the time was over"}
+    assert {event.reason for event in events} == {"the time limit was reached"}
     assert time.time() - begin < 30
 
 
@@ -144,7 +144,7 @@ def test_a_planted_fault_is_reported(invoke, monkeypatch):
     assert result.exit_code == 1
     assert "This machine cannot be trusted with the cpu backend: " in result.output
     assert "WRONG" in result.output
-    line = "distance; causal, D = 64; float32: gradient of k errs by"
+    line = "distance; causal, D = 64; float32: gradient of k has an error of"
     assert line in result.output
     assert f"- {line}" in report
     assert "Attach check-report.md to a bug report." in result.output
@@ -179,7 +179,7 @@ def test_a_backend_that_refuses_everything_is_not_trusted(invoke):
 def test_too_little_memory_is_one_sentence(invoke):
     result, report = invoke(these(*EVERY_ROW[:3], OutOfMemory("CUDA out of memory")))
     assert result.exit_code == 1
-    assert "Error: out of memory, so that nothing is known of this machine" in result.output
+    assert "Error: out of memory, so this machine could not be checked" in result.output
     assert "--length" in result.output
     assert report is None
 
@@ -210,7 +210,7 @@ def test_the_device_chooses_what_is_checked(monkeypatch, has_gpu, chosen):
         compiled = type("Kernels", (), {"DEVICE_TYPE": "cuda"})
         monkeypatch.setattr(backends, "_TRITON_KERNELS", compiled)
     device = "cuda" if has_gpu else "cpu"
-    assert module.chosen(None) == (chosen, device)
+    assert module.choose(None) == (chosen, device)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_processes_fit_a_gpu_and_its_host(monkeypatch, free, cores, count, lengt
 
 
 def test_a_gpu_without_bfloat16_is_timed_in_float16(monkeypatch):
-    monkeypatch.setattr(sizes, "room", lambda: 6)
+    monkeypatch.setattr(sizes, "max_gpu_processes", lambda: 6)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     assert sizes.timed("cuda").dtype == "float16"
 
@@ -241,7 +241,7 @@ def test_the_report_names_the_gpu_its_driver_and_versions(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(machine, "driver", lambda: "580.1")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    found = facts("cuda", "triton")
+    found = environment("cuda", "triton")
     shown = {name: found[name] for name in ("gpu", "driver", "compute_capability", "cuda")}
     assert shown == {
         "gpu": "H100",

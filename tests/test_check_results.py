@@ -18,7 +18,7 @@ from biased_flash_attn.cli.checking.problems import (
     FORMS,
     HEADS,
     draw,
-    laid_out,
+    sequences_of,
 )
 from biased_flash_attn.cli.checking.timing import DENSE, FLEX, OURS, PLAIN, Race
 from biased_flash_attn.cli.clock import CpuClock, medians
@@ -72,7 +72,7 @@ def test_half_precision_represents_the_numbers_exactly(seed):
 
 
 def test_packed_sequences_are_all_rows_once():
-    sequences, (batch, tokens) = laid_out(CALLS[2], LENGTH)
+    sequences, (batch, tokens) = sequences_of(CALLS[2], LENGTH)
     assert CALLS[2].name == "packed"
     assert batch == 1
     assert torch.equal(torch.cat([rows for _, rows in sequences]), torch.arange(tokens))
@@ -113,7 +113,7 @@ def test_results_that_do_not_repeat_are_found(monkeypatch, seed):
     change = itertools.cycle([1.0, 1 + 2**-22])
     plant(monkeypatch, "forward", 0, lambda x: x.mul_(next(change)))
     row = next(accuracy.rows("none", CALLS[0], LENGTH, seed, "cpu", "cpu"))
-    assert row.worst.share < 1
+    assert row.worst.fraction < 1
     assert not row.repeats
     assert not row.passed
 
@@ -152,13 +152,13 @@ def test_a_dtype_that_is_refused_is_no_failure(monkeypatch, seed):
 
 def test_errors_are_judged_by_the_results_nearby(seed):
     """An error that is small beside the largest output counts where outputs are small."""
-    problem = draw("none", CALLS[0], 2 * accuracy.NEARBY, torch.float32, seed, "cpu")
+    problem = draw("none", CALLS[0], 2 * accuracy.BLOCK_ROWS, torch.float32, seed, "cpu")
     problem = problem.to(torch.float32)
     exact, sizes = oracle.results(problem.to(torch.float64))
     found = {name: x.clone() for name, x in exact.items()}
     last = found["o"][1, 3, -1]
     last += 1e-3 * last
-    wrong = {e.result: e for e in accuracy.errors(problem, found, exact, sizes) if e.share > 1}
+    wrong = {e.result: e for e in accuracy.errors(problem, found, exact, sizes) if e.fraction > 1}
     assert wrong.keys() == {"o"}
     assert wrong["o"].place == "batch 1, head 3, rows 128 to 255"
 
@@ -192,7 +192,7 @@ def test_a_peer_that_computes_something_else_is_noted(monkeypatch, seed):
     )
     race = Race("linear", LENGTH, 16, torch.float32, seed, "cpu", "cpu")
     race.prepare(with_flex=False)
-    assert race.notes[DENSE] == "computes something else, by 100.0%"
+    assert race.notes[DENSE] == "its output differs by 100.0%"
     assert PLAIN not in race.notes  # which has no bias
 
 
@@ -244,5 +244,5 @@ def test_slow_calls_have_three_rounds():
 @pytest.mark.parametrize(("seconds", "length"), [(1e-9, 2048), (0.1, 1024), (0.5, 512), (100, 512)])
 def test_the_length_fits_into_the_time(monkeypatch, seconds, length):
     """Measured at 512, and four times as much at twice the length, for thirty groups of rows."""
-    monkeypatch.setattr(sizes, "seconds_of_oracle", lambda *_: seconds)
+    monkeypatch.setattr(sizes, "oracle_seconds", lambda *_: seconds)
     assert sizes.fitting_length("cpu", 0) == length

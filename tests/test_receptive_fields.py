@@ -201,7 +201,7 @@ def test_instruments_take_memory_in_proportion_to_the_length():
         (
             lambda: attention_masses(Encoder(9, 8, 1, 2), torch.ones(1, 3).long()),
             ValueError,
-            "model sees both sides",
+            "model is bidirectional",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Some heads of a bias, for ranks that share out heads: tensor parallelism."""
+"""Some heads of a bias, for tensor parallelism."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from .cumulative import CumulativeBias
 
 
 def of_heads(bias: PositionBias | CumulativeBias, start: int, stop: int):
-    """The bias that heads start to before stop of a bias have, as one of stop - start heads.
+    """The bias of the heads from start to before stop, as a bias of stop - start heads.
 
-    Slopes and ratios stay those that the heads have among all heads; made anew for fewer heads they
-    would be others. Parameters are those of the whole bias, with gradients from these heads.
+    Slopes and ratios are those that the heads have in the whole bias; a new bias of fewer heads
+    would have different ones. Parameters are those of the whole bias, with gradients from these
+    heads.
 
-    bias: one of positions, or a `CumulativeBias`; a module such as `Cable` is called first.
+    bias: a bias of positions, or a `CumulativeBias`; a module such as `Cable` is called first.
 
-    Raises TypeError for another, and ValueError where there are no such heads.
+    Raises TypeError for other arguments, and ValueError for an invalid range of heads.
     """
     if not isinstance(bias, (PositionBias, CumulativeBias)):
         raise TypeError(
@@ -47,11 +48,11 @@ class DistanceHeads(DistanceBias):
         self.fixed = bias.fixed
 
     def formula(self, d: Tensor) -> Tensor:
-        return heads_of(self.whole.logits(d), self.heads)[0].expand(self.num_heads, -1)
+        return select_heads(self.whole.logits(d), self.heads)[0].expand(self.num_heads, -1)
 
 
 class PositionHeads(PositionBias):
-    """Some heads of a bias that is lowered to any form."""
+    """Some heads of a bias of positions with any form."""
 
     def __init__(self, bias: PositionBias, start: int, stop: int):
         super().__init__(stop - start)
@@ -63,12 +64,12 @@ class PositionHeads(PositionBias):
     ) -> Form:
         form = self.whole.lower(geometry, dtype, device)
         tensors = {name: x for name, x in vars(form).items() if isinstance(x, Tensor)}
-        return replace(form, **{name: heads_of(x, self.heads) for name, x in tensors.items()})
+        return replace(form, **{name: select_heads(x, self.heads) for name, x in tensors.items()})
 
     def curve(self, d: Tensor) -> Tensor:
         return self.whole.curve(d)[self.heads]
 
 
-def heads_of(x: Tensor, heads: slice) -> Tensor:
-    """(1, H or 1, ...) to some heads of it."""
+def select_heads(x: Tensor, heads: slice) -> Tensor:
+    """Selects heads of x (1, H or 1, ...)."""
     return x if x.shape[1] == 1 else x[:, heads]

@@ -31,7 +31,7 @@ class Slopes(PositionBias):
         def make() -> Tensor:
             return self.slopes[None].to(dtype=dtype, device=device)
 
-        return Linear(self._remembered((dtype, device), make))
+        return Linear(self._cached((dtype, device), make))
 
 
 def bias_of_keys(values: Tensor, mask: TokenMask) -> CumulativeBias:
