@@ -201,7 +201,7 @@ OF_CACHE = {
     ),
     "rotary beyond its table": (
         ValueError,
-        "rotary_cos has 8 positions; tokens stand at up to 8 and need 9",
+        "rotary_cos has 8 positions; the tokens need 9",
         {"rotary_cos": ANGLES[:8], "rotary_sin": ANGLES[:8]},
     ),
     "rotary of more channels": (
@@ -231,7 +231,7 @@ OF_CACHE = {
     ),
     "values of inference": (
         ValueError,
-        "v_cache was made in inference mode",
+        "v_cache was created in inference mode",
         {"v_cache": INFERENCE},
     ),
     "slopes require gradients": (

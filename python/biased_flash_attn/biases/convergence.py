@@ -22,11 +22,11 @@ ROUNDING = 1e-6
 
 
 def logarithmic_exponents(curve: Curve, device: torch.device | None = None) -> Tensor:
-    """p, q, r for which exp(b(d)) is like d^-p (ln d)^-q (ln ln d)^-r, (heads, 3) float64.
+    """p, q, r with exp(b(d)) like d^-p (ln d)^-q (ln ln d)^-r, (heads, 3) float64.
 
     They are fitted exactly to b at the distances 2^125, 2^250, 2^500 and 2^1000. Where p is clearly
-    not 1, q and r are 0, and p is the decrease of b between the last two distances per unit of ln d;
-    infinite where b is -inf there.
+    not 1, q and r are 0, and p is the decrease of b between the last two distances per unit of
+    ln d; infinite where b is -inf there.
     """
     d = torch.exp2(torch.tensor(OCTAVES, dtype=torch.float64, device=device))
     b = curve(d)

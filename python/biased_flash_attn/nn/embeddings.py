@@ -1,4 +1,4 @@
-"""Absolute positions: embeddings that are added to those of tokens, and rotations of q and k."""
+"""Absolute positions: position embeddings, and rotary embeddings of q and k."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ BASE = 10000
 
 
 class SinusoidalEmbedding(nn.Module):
-    """sin and cos of m / 10000^(2i/dim), of position m (Vaswani et al., 2017)."""
+    """sin and cos of m / 10000^(2i/dim) for position m (Vaswani et al., 2017)."""
 
     def __init__(self, dim: int):
         super().__init__()
@@ -46,7 +46,7 @@ class LearnedEmbedding(nn.Module):
 
 
 def rotated(x: Tensor, positions: Tensor) -> Tensor:
-    """x (B, H, N, D), each pair of channels turned by an angle in proportion to its position.
+    """Rotates pairs of channels of x (B, H, N, D) by angles proportional to the position.
 
     positions (B or 1, N); channel c is paired with c + D/2 (Su et al., 2021, as in GPT-NeoX).
     """
