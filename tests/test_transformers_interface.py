@@ -141,7 +141,7 @@ def test_masks_of_pairs_are_refused():
 @pytest.mark.parametrize("make", [llama, lambda: mistral(9)], ids=["llama", "mistral"])
 def test_static_caches_are_refused(make):
     ours, _ = make()
-    with pytest.raises(NotImplementedError, match="static caches are not served"):
+    with pytest.raises(NotImplementedError, match="static caches are not supported"):
         ours.generate(tokens(2, 20), max_new_tokens=4, cache_implementation="static")
 
 

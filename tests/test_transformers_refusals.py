@@ -150,14 +150,14 @@ def test_other_implementations_are_refused_after_acceleration(implementation):
 def test_static_caches_are_refused(make):
     model = accelerated(make())
     cache = transformers.StaticCache(model.config, max_cache_len=20)
-    with pytest.raises(NotImplementedError, match="static caches are not served"):
+    with pytest.raises(NotImplementedError, match="static caches are not supported"):
         model(tokens(2, 9), past_key_values=cache)
 
 
 @pytest.mark.parametrize("make", [bloom, t5])
 def test_generation_with_static_caches_is_refused(make):
     model = accelerated(make())
-    with pytest.raises(NotImplementedError, match="static caches are not served"):
+    with pytest.raises(NotImplementedError, match="static caches are not supported"):
         model.generate(tokens(2, 9), max_new_tokens=4, cache_implementation="static")
 
 

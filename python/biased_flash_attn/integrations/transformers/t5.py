@@ -1,4 +1,4 @@
-"""T5, mT5 and UMT5: a table of the distance instead of a dense position bias."""
+"""T5, mT5 and UMT5: a table over the distance instead of a dense position bias."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from .biases import SharedTable
 
 
 class _NoTable:
-    """In the place of the embedding of a layer without a bias, for transformers to initialize."""
+    """A placeholder for layers without a bias, whose weight transformers can initialize."""
 
     def __init__(self):
         self.weight = torch.empty(0)
 
 
 class _TableOfDistances:
-    """A layer whose bias is a `SharedTable`; it reaches the call through transformers' interface.
+    """A layer whose bias is a `SharedTable`, which transformers passes on to the call.
 
-    The first layer of T5 and mT5 makes it, and the others get it from there; each of UMT5's has its
-    own. Attention to the encoder has none.
+    The first layer of T5 and mT5 creates it for the others; each layer of UMT5 has its own.
+    Cross-attention has none.
     """
 
     def prepare(self) -> None:
         if not self.has_relative_attention_bias:
-            # Such a layer would fill a dense bias with zeros instead of calling compute_bias.
+            # Otherwise the layer would create a dense bias of zeros and not call compute_bias.
             self.has_relative_attention_bias = True
             self.relative_attention_bias = _NoTable()
 
@@ -41,7 +41,7 @@ class _TableOfDistances:
         return SharedTable(self.relative_attention_bias.weight, self.buckets)
 
     def buckets(self, d: Tensor) -> Tensor:
-        """transformers' rounding of logarithms decides at the edges of buckets."""
+        """Calls transformers, whose rounding of logarithms determines the edges of buckets."""
         return self._relative_position_bucket(
             -d,
             bidirectional=not self.is_decoder,
