@@ -1,4 +1,4 @@
-"""What `check` computes: the oracle, the rows, the faults it finds, and the peers."""
+"""The results of `check`: oracle, rows, planted faults, and peers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_half_precision_represents_the_numbers_exactly(seed):
     assert not torch.equal(single.grad_o.bfloat16().double(), single.grad_o)
 
 
-def test_packed_sequences_are_all_rows_once():
+def test_packed_sequences_contain_every_row_once():
     sequences, (batch, tokens) = sequences_of(CALLS[2], LENGTH)
     assert CALLS[2].name == "packed"
     assert batch == 1
@@ -118,7 +118,7 @@ def test_results_that_do_not_repeat_are_found(monkeypatch, seed):
     assert not row.passed
 
 
-def test_a_kernel_that_fails_is_a_row_of_its_own(monkeypatch, seed):
+def test_a_failing_kernel_has_its_own_row(monkeypatch, seed):
     def fails(*_):
         raise RuntimeError("out of resources: shared memory\nand more")
 
@@ -138,7 +138,7 @@ def test_an_error_of_the_gpu_ends_the_process(monkeypatch, seed):
         next(rows)
 
 
-def test_a_dtype_that_is_refused_is_no_failure(monkeypatch, seed):
+def test_a_refused_dtype_is_not_a_failure(monkeypatch, seed):
     def choose(q, backend):
         if q.dtype == torch.bfloat16:
             raise ValueError("backend='cpu' has no bfloat16")
@@ -150,7 +150,7 @@ def test_a_dtype_that_is_refused_is_no_failure(monkeypatch, seed):
     assert found["float16"].passed
 
 
-def test_errors_are_judged_by_the_results_nearby(seed):
+def test_errors_are_relative_to_results_in_the_same_block(seed):
     """An error that is small beside the largest output counts where outputs are small."""
     problem = draw("none", CALLS[0], 2 * accuracy.BLOCK_ROWS, torch.float32, seed, "cpu")
     problem = problem.to(torch.float32)
@@ -164,7 +164,7 @@ def test_errors_are_judged_by_the_results_nearby(seed):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_side_computes_the_same(form, seed):
+def test_all_sides_compute_the_same(form, seed):
     race = Race(form, LENGTH, 16, torch.float32, seed, "cpu", "cpu")
     race.prepare(with_flex=False)
     assert race.sides.keys() == {OURS, PLAIN, DENSE}
@@ -174,7 +174,7 @@ def test_every_side_computes_the_same(form, seed):
     assert seconds.forward.keys() == seconds.training.keys() == race.sides.keys()
 
 
-def test_a_peer_that_fails_is_noted(monkeypatch, seed):
+def test_a_failing_peer_is_reported(monkeypatch, seed):
     def fails(*_, attn_mask=None, **__):
         raise RuntimeError("no kernel for this GPU")
 
@@ -185,7 +185,7 @@ def test_a_peer_that_fails_is_noted(monkeypatch, seed):
     assert race.notes[DENSE] == race.notes[PLAIN] == "RuntimeError: no kernel for this GPU"
 
 
-def test_a_peer_that_computes_something_else_is_noted(monkeypatch, seed):
+def test_a_peer_with_different_results_is_reported(monkeypatch, seed):
     right = F.scaled_dot_product_attention
     monkeypatch.setattr(
         F, "scaled_dot_product_attention", lambda *args, **kwargs: 2 * right(*args, **kwargs)
@@ -197,7 +197,7 @@ def test_a_peer_that_computes_something_else_is_noted(monkeypatch, seed):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_flex_attention_is_given_the_same_bias(form, seed):
+def test_flex_attention_gets_the_same_bias(form, seed):
     problem = draw(form, CALLS[0], LENGTH, torch.float32, seed, "cpu").to(torch.float32)
     bias, n = problem.bias(), torch.arange(LENGTH)
     modify = score_mod(
@@ -222,7 +222,7 @@ def unpacked(named):
     return name, *numbers
 
 
-def test_medians_are_of_calls_that_take_turns(monkeypatch):
+def test_timed_calls_alternate(monkeypatch):
     order, seconds = [], {"a": iter([9, 1, 5, 2]), "b": iter([9, 4, 6, 8])}
 
     class Clock(CpuClock):

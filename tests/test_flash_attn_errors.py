@@ -1,4 +1,4 @@
-"""What flash-attn's calls refuse: one error, which names the argument, before any work is done."""
+"""Invalid arguments of the functions of flash-attn raise an error before any work."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ def test_flash_attn_varlen_func(wrong):
 
 
 @pytest.mark.parametrize("wrong", [*OF_ALL, *OF_CACHE])
-def test_flash_attn_with_kvcache_leaves_the_cache_alone(wrong):
+def test_flash_attn_with_kvcache_leaves_the_cache_unchanged(wrong):
     error, message, arguments = (OF_ALL | OF_CACHE)[wrong]
     call = {"q": Q, "k_cache": K.clone(), "v_cache": V.clone(), "cache_seqlens": INTS} | NEW
     call |= arguments

@@ -1,4 +1,4 @@
-"""Some heads of a bias are what they are among all heads."""
+"""Some heads of a bias equal those of the whole bias."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Tokens(PositionBias):
 
 
 @pytest.mark.parametrize("gain", [None, torch.rand(1, HEADS, 9), torch.rand(1, 1, 9)])
-def test_heads_of_a_position_bias_of_ones_own(gain):
+def test_heads_of_a_custom_position_bias(gain):
     bias = Tokens(torch.randn(HEADS, 9), gain)
     some = of_heads(bias, 2, 5)
     assert torch.equal(some.dense(9, 9), bias.dense(9, 9)[2:5])
@@ -47,7 +47,7 @@ def test_heads_of_a_position_bias_of_ones_own(gain):
 
 
 @pytest.mark.parametrize("name", ["alibi", "kerple_log", "shared", "cable", "forget_gate"])
-def test_groups_of_heads_give_together_what_all_give(name):
+def test_groups_of_heads_equal_the_whole_bias(name):
     """Gradients of parameters too, which groups share."""
     q, k, v = torch.randn(3, 2, HEADS, 20, 8, dtype=torch.float64)
     states = torch.randn(2, 20, 5, dtype=torch.float64)
@@ -77,7 +77,7 @@ def test_groups_of_heads_give_together_what_all_give(name):
             torch.testing.assert_close(one, other)
 
 
-def test_what_is_wrong_is_named():
+def test_errors_name_the_argument():
     with pytest.raises(TypeError, match=r"bias is a Cable; .* or a CumulativeBias"):
         of_heads(biases.Cable(5, HEADS), 0, 2)
     for start, stop in ((2, 2), (-1, 2), (3, 7)):

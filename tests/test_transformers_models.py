@@ -112,7 +112,7 @@ def test_weights_are_initialized_as_without_acceleration(name):
         assert torch.equal(mine, theirs)
 
 
-def test_attention_to_an_encoder_with_padding_between_tokens():
+def test_cross_attention_with_padding_between_tokens():
     """What a decoder is given may come from anywhere."""
     model = t5().decoder
     inputs = {
