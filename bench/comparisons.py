@@ -1,4 +1,4 @@
-"""What the GPU benchmark compares: for a case, our calls with other ways to compute the same."""
+"""The comparisons of the GPU benchmark: our calls and the alternatives for each case."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SDPA = {
     "SDPA's cuDNN": SDPBackend.CUDNN_ATTENTION,
     "SDPA's efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
-# The biases, and what each is called where its parameters are trained. Of biases of hidden states
-# these are the steps, as on the other side of a ratio; Sandwich has none.
+# The biases, and their names with trained parameters. For biases of hidden states these are the
+# steps, as in the alternatives; Sandwich has none.
 TRAINED = {
     "alibi": "alibi, trained",
     "kerple_log": "kerple_log",
@@ -31,9 +31,9 @@ TRAINED = {
 }
 SHIPPED_FIXED = ("alibi", "sandwich")
 NONE = "none"
-# ALiBi with keys left out, as by default; elsewhere everything is computed.
+# ALiBi with the default tolerance; elsewhere every visible pair is computed.
 SKIPPING = "alibi, skipping"
-DECODING = "decoding"  # with and without a bias: gpu_decoding.py
+DECODING = "decoding"  # with and without a bias, in gpu_decoding.py
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Aim:
-    """A target, which several comparisons have."""
+    """A target that several comparisons share."""
 
     name: str
     comparison: str
@@ -59,15 +59,15 @@ class Aim:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One of our calls with another one."""
+    """A comparison of one of our calls with an alternative."""
 
     mode: str
-    bias: str | None  # ours, as make_bias knows it
+    bias: str | None  # ours, a name for make_bias
     other: str
     make_other: Callable[[Inputs], Training]
     aim: Aim | None = None
-    same: bool = True  # whether the other computes the same
-    matrices: bool = False  # whether it needs memory for N x N numbers
+    same: bool = True  # whether the alternative computes the same result
+    matrices: bool = False  # whether it needs N x N memory
     tolerance: float | None = 0.0  # of our call
 
     def work(self, case: Case) -> str:
@@ -128,7 +128,7 @@ def with_keys_left_out(compiled: Callable) -> list[Comparison]:
 
 
 def against_matrices(bias: str) -> list[Comparison]:
-    """With those that hold the bias, or all logits, in memory: the bias matters little to them."""
+    """Comparisons with alternatives that store the bias or all logits."""
     sides = [(bias, "plain PyTorch", partial(plain_pytorch, bias=bias))]
     for name in ("SDPA's efficient", "SDPA's cuDNN"):
         dense = partial(sdpa_dense, bias=bias, backend=SDPA[name])

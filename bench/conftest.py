@@ -1,4 +1,4 @@
-"""Options of a benchmark run, its progress, and its result."""
+"""Options, progress and results of a benchmark run."""
 
 from pathlib import Path
 
@@ -12,15 +12,13 @@ from measure import THREADS, build_fma_peak
 
 
 def pytest_addoption(parser):
-    parser.addoption("--length", type=int, default=4096, help="N; a small one for a quick look")
-    parser.addoption(
-        "--results", type=Path, default=Path(__file__).parent / "results", help="where to write"
-    )
+    parser.addoption("--length", type=int, default=4096, help="N; smaller for a quick run")
+    parser.addoption("--results", type=Path, default=results.RESULTS, help="output folder")
 
 
 def pytest_configure(config):
     torch.set_num_threads(THREADS)
-    # A failed check before the timing is enough to say.
+    # When the check before the timing fails, the fixture is not used.
     config.addinivalue_line("filterwarnings", "ignore:Benchmark fixture was not used")
 
 
@@ -31,7 +29,7 @@ def length(request) -> int:
 
 @pytest.fixture
 def record(record_property):
-    """Called with the fields of a `results.Row`, it keeps the row."""
+    """A function that takes the fields of a `results.Row` and stores the row."""
     return lambda *fields, **more: record_property("row", results.Row(*fields, **more))
 
 
@@ -45,11 +43,11 @@ def row_of(report) -> results.Row | None:
 
 
 def pytest_report_teststatus(report):
-    """Shows each measurement when it is made."""
+    """Shows each measurement as soon as it is made, and whether it met its target."""
     if report.when != "call" or not report.passed or not row_of(report):
         return None
-    *_, measured, target, verdict = row_of(report).cells()
-    return "measured", ".", f"{measured}, to be {target}: {verdict}"
+    row = row_of(report)
+    return "measured", ".", ", ".join(filter(None, (row.found(), row.verdict())))
 
 
 def pytest_terminal_summary(terminalreporter, exitstatus, config):
@@ -70,4 +68,4 @@ def pytest_terminal_summary(terminalreporter, exitstatus, config):
     path = results.save(rows, config.option.results, where)
     terminalreporter.section("results")
     terminalreporter.write_line(path.with_suffix(".md").read_text())
-    terminalreporter.write_line(f"written to {path} and, as a table, beside it")
+    terminalreporter.write_line(f"written to {path} and, as a table, to {path.stem}.md")

@@ -1,4 +1,4 @@
-"""What the GPU benchmark asks of a device, and its sizes there."""
+"""The devices of the GPU benchmark, with the sizes of its problems."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ class Gpu(GpuClock):
     name = "cuda"
     hidden = 2048  # heads times head_dim
     tokens = 16384  # of a batch
-    # Several tiles, the last one partial; a multiple of 16, as the lengths that are timed are, so
-    # that the very kernels that are timed are checked.
+    # Several tiles, the last one partial; a multiple of 16 like the timed lengths, so that the same
+    # kernels are checked.
     checked_length = 336
     decoding_heads = 32, 8  # of queries, and of keys
     decoding_batches = 1, 32
     decoding_length = 32768
     rounds = 11
     least_rounds = 3
-    seconds_a_comparison = 1.0
+    seconds_per_comparison = 1.0
 
     def used(self) -> AbstractContextManager:
-        """Within it the kernels run on this device."""
+        """A context in which the kernels run on this device."""
         return nullcontext()
 
     def compiled(self, function: Callable) -> Callable:
         return torch.compile(function, dynamic=False, fullgraph=True)
 
     def peak_bytes(self, call: Callable) -> int:
-        """The most memory that a call takes, its results included."""
+        """The peak memory of a call, including its results."""
         self.release()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
@@ -46,7 +46,7 @@ class Gpu(GpuClock):
 
 
 class Rehearsal(Gpu):
-    """Goes through the same steps, tiny and on an emulated GPU. Its numbers mean nothing."""
+    """The same steps with tiny problems on an emulated GPU; its times are meaningless."""
 
     name = "cpu"
     hidden = 16

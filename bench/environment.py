@@ -1,4 +1,4 @@
-"""Where a measurement was made, and of what."""
+"""The environment of a measurement: machine, versions and commit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from biased_flash_attn.cli.machine import host, versions
 
 
 def machine() -> dict:
-    from biased_flash_attn import _C  # which a machine with a GPU may lack
+    from biased_flash_attn import _C  # may be missing on a machine with a GPU
 
     return {
         **host(),
@@ -29,7 +29,7 @@ def gpu_versions() -> dict:
 
 
 def commit() -> str:
-    """The commit that is checked out, with a + where files differ from it."""
+    """The current commit, followed by + if files differ from it."""
     command = ["git", "describe", "--always", "--exclude=*", "--dirty=+"]
     try:
         here = Path(__file__).parent

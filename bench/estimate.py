@@ -1,10 +1,10 @@
-"""Estimates how fast the Triton kernels run on GPUs that are not there.
+"""Estimates the speed of the Triton kernels on GPUs that need not be present.
 
     python bench/estimate.py [--arch 90 80] [--head-dim 64 128] [--form linear ...] [--fit]
 
-prints for each kernel the cycles of each unit, what bounds it, and its time with its error. Nothing
-is run: see bench/estimates. Without --head-dim and --form, it also writes
-bench/results/estimates-sm_90.md and -sm_80.md. --fit prints what calibration finds, instead.
+prints for each kernel the cycles of each unit, its bottleneck, and its estimated time and error.
+Nothing is run: see bench/estimates. Without --head-dim and --form, it also writes
+bench/results/estimates-sm_90.md and -sm_80.md. --fit prints the result of the calibration instead.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is to be timed must be right: outputs and gradients against float64, at a small length."""
+"""Checks before timing: outputs and gradients against float64 at a small length."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from layer import HEAD_DIM, Inputs, Training, draw
 from sides import make_bias, ours
 
 LENGTH = 330  # several tiles, the last one partial
-SKIPPING_LENGTH = 4000  # most of its tiles are left out
+SKIPPING_LENGTH = 4000  # most tiles are skipped
 
 
 @cache
 def check(bias: str | None, dtype: torch.dtype, head_dim: int = HEAD_DIM) -> None:
-    """Fails when our CPU kernels are not exact."""
+    """Fails if our CPU kernels are not exact."""
     check_exact(draw(LENGTH, dtype, head_dim), bias, "cpu")
 
 
 def check_exact(inputs: Inputs, bias: str | None, backend: str) -> None:
-    """Fails when our errors exceed twice those of naive attention in dtype, plus rounding.
+    """Fails if our errors exceed twice those of naive attention in dtype, plus rounding.
 
     Rounding is that of the result to dtype, and of a sum in float32 over all queries.
     """
@@ -40,9 +40,9 @@ def check_exact(inputs: Inputs, bias: str | None, backend: str) -> None:
 
 @cache
 def check_skipping(bias: str, dtype: torch.dtype) -> None:
-    """Fails when results at the default tolerance differ by more than a rounding from those at 0.
+    """Fails if results at the default tolerance differ by more than a rounding from those at 0.
 
-    Gradients are as exact as the sums that they are made from are large.
+    The permitted error of gradients is relative to their largest entry.
     """
     inputs = draw(SKIPPING_LENGTH, dtype)
     exact = ours(inputs, bias, tolerance=0.0)()
@@ -53,14 +53,14 @@ def check_skipping(bias: str, dtype: torch.dtype) -> None:
 
 
 def check_other(side, bias: str, dtype: torch.dtype) -> None:
-    """Fails when the other side of a ratio computes something else, up to rounding in dtype."""
+    """Fails if the results of an alternative differ by more than rounding in dtype."""
     inputs = draw(LENGTH, dtype)
     found, expected = side(inputs, bias)()["o"], ours(inputs, bias)()["o"]
     torch.testing.assert_close(found, expected, rtol=0, atol=64 * torch.finfo(dtype).eps)
 
 
 def check_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    """Fails when two ways with errors of their own plainly computed different things."""
+    """Fails if results differ by much more than the errors of both sides."""
     for name, x in expected.items():
         expected_norm = x.float().norm()  # not in float64, which would need much memory
         difference = float((found[name].float() - x.float()).norm() / expected_norm)
@@ -74,7 +74,7 @@ def naive(inputs: Inputs, bias: str | None) -> Training:
     length, scale = inputs.q.shape[2], inputs.q.shape[3] ** -0.5
 
     def attend() -> Tensor:
-        with inputs.q.device:  # where a bias without parameters has its dense view
+        with inputs.q.device:  # the device of dense() for biases without parameters
             dense = module and module(inputs.x).dense(length, length)
         return attention(inputs.q, inputs.k, inputs.v, dense, Geometry(length, length), scale)[0]
 

@@ -1,11 +1,11 @@
-"""The GPU benchmark: our kernels against one another and against what PyTorch has.
+"""The GPU benchmark: our kernels compared with one another and with PyTorch's alternatives.
 
     python bench/gpu.py [--lengths N ...] [--head-dims D ...] [--biases NAME ...] [--minutes M]
 
-Every bias, at every length and width of a head, is a case with a process of its own
-(bench/gpu_case.py). The processes of a wave check and compile side by side, as that takes longer
-than all timing, and then measure one after the other. Rows are written when they are measured, so
-that a run that is cut short leaves what it had.
+Every bias, at every length and head_dim, is a case with a separate process (bench/gpu_case.py). The
+processes of a wave check and compile in parallel, which takes longer than the measurements, and
+then measure one after another. Rows are written as soon as they are measured, so that an
+interrupted run keeps its results.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ import results
 from comparisons import DECODING, NONE, SKIPPING, TRAINED, Case
 from device import Gpu, Rehearsal
 
-# By estimate. To start and check takes a process half a minute, and so does each of the three calls
-# of FlexAttention together with ours to compile; a case has some 7 ratios of 0.2 to 1.5 s. So the
-# defaults, four waves on 16 cores, come to 8 minutes.
-SECONDS_A_WAVE, SECONDS_A_CASE = 70, 5
+# Estimates. A process takes half a minute to start and check, and half a minute to compile each of
+# the three calls of FlexAttention and ours; a case has some 7 ratios of 0.2 to 1.5 s. The defaults,
+# four waves on 16 cores, take 8 minutes.
+SECONDS_PER_WAVE, SECONDS_PER_CASE = 70, 5
 LENGTHS = (8192, 2048, 32768)
 HEAD_DIMS = (128, 64)
 BIASES = (NONE, *TRAINED)
 MINUTES = 9
 SKIPPING_LENGTH = 65536
-# A wave's compilation has to leave room to the system.
+# Compilation must leave some cores to the system.
 AT_ONCE = max(1, min(len(HEAD_DIMS) * len(BIASES), (os.cpu_count() or 1) - 2))
-LIMIT = 300  # seconds to get ready, and then to measure: far more than either needs
+LIMIT = 300  # seconds for the preparation, and for the measurements: far more than needed
 
 
 class Process:
-    """A case on its way."""
+    """The process of a case."""
 
     def __init__(self, case: Case, rehearse: bool):
         self.case = case
@@ -57,7 +57,7 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=self.log,
             text=True,
-            # One thread each; a process has a core for itself.
+            # Each process has one core.
             env={**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"},
         )
         self.timer = self.limit()
@@ -73,9 +73,9 @@ class Process:
         self.timer.cancel()
 
     def rows(self) -> Iterator[results.Row]:
-        """Has the process measure; where it ends badly, the last row says why."""
+        """The measured rows; if the process fails, the last row has the reason."""
         self.timer = self.limit()
-        with contextlib.suppress(BrokenPipeError):  # it ended before it was ready
+        with contextlib.suppress(BrokenPipeError):  # the process ended before it was ready
             os.write(self.running.stdin.fileno(), b"go\n")
         for line in self.running.stdout:
             yield results.Row(**json.loads(line))
@@ -87,7 +87,7 @@ class Process:
             yield results.Row(str(self.case), "bfloat16", [], "x", None, None, failure=reason)
 
     def end(self) -> bool:
-        """Whether all went well."""
+        """Ends the process, and returns whether it succeeded."""
         self.timer.cancel()
         self.running.kill()
         for file in (self.running.stdin, self.running.stdout, self.log):
@@ -115,7 +115,7 @@ def main() -> None:
     }
     start, now = time.monotonic(), datetime.now(timezone.utc)
     rows, failed, slowest = [], [], 0.0
-    seconds = SECONDS_A_WAVE * len(waves) + SECONDS_A_CASE * sum(map(len, waves))
+    seconds = SECONDS_PER_WAVE * len(waves) + SECONDS_PER_CASE * sum(map(len, waves))
     say(
         start,
         f"{sum(map(len, waves))} cases in waves of {AT_ONCE}: about {seconds / 60:.0f} minutes",
@@ -140,11 +140,13 @@ def main() -> None:
             failed += [process.case for process in processes if not process.end()]
         slowest = max(slowest, time.monotonic() - begun)
     path = results.save(rows, arguments.results, where, now)
-    print(f"\n{path.with_suffix('.md').read_text()}\nwritten to {path} and, as a table, beside it")
+    print(f"\n{path.with_suffix('.md').read_text()}")
+    print(results.table([results.AIM_HEADINGS, *results.aims(rows)]))
+    print(f"written to {path} and, as a table, to {path.stem}.md")
     if left := where["setting"]["not_measured"]:
         print(f"not measured within {arguments.minutes} minutes: {'; '.join(left)}")
     if failed:
-        sys.exit(f"cases that went wrong: {'; '.join(map(str, failed))}")
+        sys.exit(f"failed cases: {'; '.join(map(str, failed))}")
 
 
 def say(start: float, what: str) -> None:
@@ -157,13 +159,11 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--head-dims", type=int, nargs="+", default=HEAD_DIMS)
     parser.add_argument("--biases", nargs="+", default=BIASES, choices=BIASES)
     parser.add_argument(
-        "--minutes", type=float, default=MINUTES, help="no wave begins that would end later"
+        "--minutes", type=float, default=MINUTES, help="waves that would end later are not started"
     )
-    parser.add_argument("--commit", help="what is measured, where git cannot tell")
-    parser.add_argument(
-        "--results", type=Path, default=Path(__file__).parent / "results", help="where to write"
-    )
-    parser.add_argument("--rehearse", action="store_true", help="tiny, on a GPU that is emulated")
+    parser.add_argument("--commit", help="the measured commit, for sources without git history")
+    parser.add_argument("--results", type=Path, default=results.RESULTS, help="output folder")
+    parser.add_argument("--rehearse", action="store_true", help="tiny problems on an emulated GPU")
     return parser.parse_args()
 
 

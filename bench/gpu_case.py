@@ -1,11 +1,11 @@
-"""Measures one case of the GPU benchmark, in a process of its own.
+"""Measures one case of the GPU benchmark in a separate process.
 
     python bench/gpu_case.py BIAS HEAD_DIM LENGTH [--rehearse]
 
-Checks and compiles all that can be, prints "ready", and waits for a line: several such processes
-may get ready together, and are then asked one after the other. Prints one JSON row a line. In a
-process of its own, what goes wrong on a GPU ends no other case, and nothing is compiled anew
-because of what was compiled before.
+Checks and compiles everything, prints "ready", and waits for a line: several such processes may
+prepare in parallel, and then measure one after another. Prints one JSON row per line. In separate
+processes, an error on the GPU does not affect other cases, and earlier cases do not cause
+recompilations.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Measurement:
         self.inputs = self.drawn(case.length, max(1, device.tokens // case.length))
         self.comparisons = comparisons(case, device.compiled)
         self.failures: dict[Comparison, str] = {}
-        # Built once, as what is compiled for them is.
+        # Cached, like the code compiled for them.
         self.ours = cache(partial(ours, self.inputs, backend="triton"))
         self.others = cache(lambda make: make(self.inputs))
 
@@ -59,17 +59,17 @@ class Measurement:
         return draw(length, DTYPE, self.case.head_dim, **size)
 
     def prepare(self) -> None:
-        """Fails when a side of ours is wrong; notes what is wrong with the others."""
+        """Fails if our results are wrong; records failures of alternatives."""
         small = self.drawn(self.device.checked_length, batch=2)
         for bias in dict.fromkeys(comparison.bias for comparison in self.comparisons):
             check_exact(small, bias, "triton")
         for comparison in self.comparisons:
             if not comparison.matrices:
                 self.attempt(comparison, self.check)
-            self.device.release()  # as other processes get ready beside this one
+            self.device.release()  # other processes prepare at the same time
 
     def attempt(self, comparison: Comparison, what: Callable):
-        """what(comparison), or None, and a note why, where it fails."""
+        """what(comparison), or None if it fails, with a record of the reason."""
         if comparison in self.failures:
             return None
         try:
@@ -86,7 +86,7 @@ class Measurement:
         return mine, made or self.others(comparison.make_other)
 
     def check(self, comparison: Comparison) -> None:
-        """Runs, and so compiles, both sides, and compares what they give."""
+        """Runs, and thereby compiles, both sides, and compares their results."""
         sides = self.sides(comparison)
         if comparison.mode == FORWARD:
             mine, other = ({"o": side.forward()} for side in sides)
@@ -129,7 +129,7 @@ class Measurement:
         )
 
     def memory(self) -> Row:
-        """Of the largest call: forward and backward, with every parameter trained."""
+        """The row of the peak memory, forward and backward, with trained parameters."""
         bias = TRAINED[self.case.bias] or f"{self.case.bias}, fixed"
         peaks = [self.device.peak_bytes(self.ours(name, tolerance=0.0)) for name in (bias, None)]
         work = f"D = {self.case.head_dim}, N = {self.case.length}, peak memory: {bias}"
@@ -151,7 +151,7 @@ def called(side: Training, mode: str) -> Callable:
 
 
 def main(bias: str, head_dim: str, length: str, *rehearse: str) -> None:
-    # What libraries print goes elsewhere.
+    # Redirects the output of libraries.
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     device = Rehearsal() if rehearse else Gpu()

@@ -1,4 +1,4 @@
-"""Decoding on a GPU: a step against what memory can do, and against FlexAttention's."""
+"""A decoding step on a GPU compared with memory bandwidth and FlexAttention."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Decoding:
         return Decoder(bias, length, heads, self.case.head_dim, batch=batch, **where)
 
     def prepare(self) -> None:
-        """Fails when our steps are wrong."""
+        """Fails if our results are wrong."""
         for bias in MAKE:
             self.decoder(bias, 2, CHECKED_LENGTH).check()
         self.device.release()
@@ -47,10 +47,20 @@ class Decoding:
         target = torch.empty_like(stored)
         mine, other = in_turn(step, lambda: target.copy_(stored), self.device)
         # A copy reads and writes every byte.
-        shares = [100 * o / (2 * m) for m, o in zip(mine, other, strict=True)]
+        percentages = [100 * o / (2 * m) for m, o in zip(mine, other, strict=True)]
         work = f"{work}: bytes/s against a copy's"
         return Row(
-            *(work, "bfloat16", shares, " %", AIM.comparison, AIM.target, mine, other, AIM.name)
+            *(
+                work,
+                "bfloat16",
+                percentages,
+                " %",
+                AIM.comparison,
+                AIM.target,
+                mine,
+                other,
+                AIM.name,
+            )
         )
 
     def against_flex(self, step: Decoder, work: str) -> Row:
@@ -64,7 +74,7 @@ class Decoding:
 
 
 def flex_step(step: Decoder, compiled: Callable) -> Callable[[], Tensor]:
-    """FlexAttention's last step: of keys that lie side by side, and nothing is appended."""
+    """The same step with FlexAttention, on contiguous keys and without appending."""
     slopes = None if step.bias is None else step.bias.lower(None, torch.float32, step.q.device)
     last = step.length - 1
 

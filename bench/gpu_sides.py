@@ -1,4 +1,4 @@
-"""What PyTorch offers on a GPU: FlexAttention, the backends of SDPA, and dense biases."""
+"""The alternatives on a GPU: FlexAttention, the backends of SDPA, and dense biases."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def sdpa(inputs: Inputs, backend: SDPBackend) -> Training:
 
 
 def sdpa_dense(inputs: Inputs, bias: str, backend: SDPBackend) -> Training:
-    """The same, given a function of the distance as a dense bias, which is made before."""
+    """The same with a function of the distance as a precomputed dense bias."""
     length, dtype, device = inputs.q.shape[2], inputs.q.dtype, inputs.q.device
     d, hidden = distances(length, device)
     with torch.no_grad():
         form = make_bias(bias, inputs)(inputs.x).lower(Geometry(length, length), dtype, device)
         mask = torch.empty(1, inputs.q.shape[1], length, length, dtype=dtype, device=device)
-        # A head at a time, as more would need several times the memory of the mask.
+        # One head at a time, as more would need several times the memory of the mask.
         for of_head, table in zip(mask[0], form.table[0], strict=True):
             of_head.copy_(table[d.long()]).masked_fill_(hidden, -torch.inf)
 

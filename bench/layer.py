@@ -1,4 +1,4 @@
-"""The attention layer that is measured: its inputs, and a pass forward and backward through it."""
+"""The measured attention layer: its inputs, and a forward and backward pass."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DIM = 512  # of hidden states
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a layer works on.
+    """The inputs of a layer.
 
     q, k, v and the gradient of o: (batch, heads, N, head_dim).
     x: hidden states, (batch, N, DIM), float32 at least.
@@ -52,7 +52,7 @@ def draw(
 
 
 class Training:
-    """Called, it attends and returns o and the gradients of q, k, v and the bias's parameters."""
+    """A call attends and returns o and the gradients of q, k, v and the bias's parameters."""
 
     def __init__(self, inputs: Inputs, attend: Callable[[], Tensor], bias: nn.Module | None = None):
         self.attend = attend
@@ -72,6 +72,6 @@ class Training:
         return self.attend()
 
     def backward(self) -> Callable[[], tuple[Tensor, ...]]:
-        """A pass backward, to be called as often as wanted, after one forward that is made now."""
+        """A repeatable backward pass, after one forward pass that is computed now."""
         o = self.attend()
         return lambda: torch.autograd.grad(o, self.leaves.values(), self.grad_o, retain_graph=True)

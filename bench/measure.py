@@ -1,4 +1,4 @@
-"""How time, memory and the processor's peak are measured."""
+"""Measurement of time, memory and the peak of the processor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 
 
 def alternate(benchmark, ours: Callable, other: Callable[[], float], rounds: int):
-    """The seconds of `ours` in each round, and what other() gave just before it."""
+    """The seconds of `ours` in each round, and the results of other() just before it."""
     others = []
 
     def measure_other():
@@ -24,10 +24,10 @@ def alternate(benchmark, ours: Callable, other: Callable[[], float], rounds: int
 
 
 def in_turn(ours: Callable, other: Callable, device) -> tuple[list[float], list[float]]:
-    """The seconds of both in each round on a `device.Gpu`, in fewer rounds where they are slow."""
+    """The seconds of both in each round on a `device.Gpu`, in fewer rounds for slow calls."""
     for call in 2 * (ours, other):
-        device.seconds(call)  # warms up, and has the memory allocated
-    rounds, end = [], time.perf_counter() + device.seconds_a_comparison
+        device.seconds(call)  # warms up and allocates memory
+    rounds, end = [], time.perf_counter() + device.seconds_per_comparison
     while len(rounds) < device.rounds and (
         len(rounds) < device.least_rounds or time.perf_counter() < end
     ):
@@ -37,7 +37,7 @@ def in_turn(ours: Callable, other: Callable, device) -> tuple[list[float], list[
 
 
 def seconds(call: Callable) -> Callable[[], float]:
-    """call, made to return how long it took."""
+    """A function that returns the time of call()."""
 
     def timed() -> float:
         start = time.perf_counter()
@@ -48,7 +48,7 @@ def seconds(call: Callable) -> Callable[[], float]:
 
 
 def build_fma_peak(folder: Path) -> Callable[[], float]:
-    """A function that measures how many FLOP/s the threads reach in fused multiply-adds alone."""
+    """A function that measures the FLOP/s of fused multiply-adds on all threads."""
     program = folder / "fma_peak"
     flags = ["-O3", "-march=native", "-fopenmp", "-std=c++17"]
     subprocess.run(["c++", *flags, HERE / "fma_peak.cpp", "-o", program], check=True)

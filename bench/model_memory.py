@@ -14,6 +14,6 @@ from models import Training
 name, length, side = sys.argv[1:]
 torch.set_num_threads(THREADS)
 accelerated = side == "accelerated"
-Training(name, 64, alone=False, accelerated=accelerated)()  # loads what the first call loads
+Training(name, 64, alone=False, accelerated=accelerated)()  # initializes libraries
 training = Training(name, int(length), alone=False, accelerated=accelerated)
 print(cost(training).mebibytes)

@@ -1,4 +1,4 @@
-"""The models of transformers that are measured, whole and reduced to their attention."""
+"""The measured models of transformers, complete or reduced to their attention."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from transformers import BloomConfig, BloomModel, PreTrainedModel, T5Config, T5E
 from biased_flash_attn.integrations.transformers import accelerate
 
 LAYERS = 4
-VOCABULARY = 1024  # what embeddings take is no matter of attention
+VOCABULARY = 1024  # small, as embeddings do not matter for attention
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model, the length at which it is measured, and its attention alone."""
+    """A model, its length, and the function that reduces it to its attention."""
 
     make: Callable[[], PreTrainedModel]
     length: int
@@ -27,7 +27,7 @@ class Subject:
 
 
 class Given(nn.Module):
-    """Stands in for a projection: gives the same rows (1, N, dim) for ever, which are trained."""
+    """Replaces a projection: returns fixed rows (1, N, dim), which are trained."""
 
     def __init__(self, rows: Tensor):
         super().__init__()
@@ -38,7 +38,7 @@ class Given(nn.Module):
 
 
 class Residual(nn.Module):
-    """Stands in for an MLP that adds nothing."""
+    """Replaces an MLP by the identity."""
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         return x if residual is None else residual
@@ -74,7 +74,7 @@ def reduce_bloom(model: BloomModel, length: int) -> None:
 
 
 def reduce_t5_encoder(model: T5EncoderModel, length: int) -> None:
-    """Products of q and k have a variance of 1 here too, without T5's missing scale."""
+    """Scales q and k such that their products have a variance of 1 without T5's missing scale."""
     encoder = model.encoder
     encoder.final_layer_norm = nn.Identity()
     for block in encoder.block:
@@ -94,7 +94,7 @@ SUBJECTS = {
 
 
 class Training:
-    """Called, it passes hidden states forward and backward through a model."""
+    """A call runs hidden states forward and backward through a model."""
 
     def __init__(self, name: str, length: int, *, alone: bool, accelerated: bool):
         torch.manual_seed(0)

@@ -1,6 +1,6 @@
 """Prints the MiB that a forward and backward pass needs beyond inputs, outputs and gradients.
 
-It runs in a process of its own, where nothing that was freed before can hide what a pass needs.
+It runs in a separate process, because memory freed earlier would hide what a pass needs.
 
 Usage: peak_memory.py BIAS DTYPE LENGTH
 """
@@ -16,7 +16,7 @@ from sides import ours
 
 bias, dtype, length = sys.argv[1], getattr(torch, sys.argv[2]), int(sys.argv[3])
 torch.set_num_threads(THREADS)
-ours(draw(64, dtype), bias)()  # loads what the first call loads
+ours(draw(64, dtype), bias)()  # initializes libraries
 
 training = ours(draw(length, dtype), bias)
 results = training.leaves["v"].nbytes + sum(leaf.nbytes for leaf in training.leaves.values())

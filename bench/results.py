@@ -1,4 +1,9 @@
-"""What was measured, and how it is kept: a JSON file, and a table of it."""
+"""Measurements and how they are stored: a JSON file, and a table for readers.
+
+Targets are stored in the JSON file and shown where a benchmark runs; the table has results only.
+
+    python bench/results.py    writes the tables of all JSON files in bench/results/ again
+"""
 
 from __future__ import annotations
 
@@ -11,8 +16,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 COMPARISONS = {">=": operator.ge, "<=": operator.le}
+RESULTS = Path(__file__).parent / "results"
 AIM_HEADINGS = ["target", "to reach", "met", "worst", "where"]
-HEADINGS = ["work", "dtype", "ours", "other", "measured (range)", "to reach", ""]
+HEADINGS = ["work", "dtype", "ours", "other", "measured (range)"]
 
 
 @dataclass(frozen=True)
@@ -21,13 +27,13 @@ class Row:
 
     work: str
     dtype: str
-    values: list[float]  # one a round
-    unit: str  # written behind a value
+    values: list[float]  # one per round
+    unit: str  # appended to a value
     comparison: str | None  # of the median with the target, ">=" or "<="
     target: float | None
-    ours: list[float] | None = None  # seconds, one a round
-    other: list[float] | None = None  # seconds of what ours is compared with
-    aim: str | None = None  # what the target is called, where several rows have it
+    ours: list[float] | None = None  # seconds, one per round
+    other: list[float] | None = None  # seconds of the alternative
+    aim: str | None = None  # the name of the target, where several rows share it
     failure: str | None = None  # why there are no values
 
     @property
@@ -41,20 +47,25 @@ class Row:
         return COMPARISONS[self.comparison](self.measured, self.target)
 
     def cells(self) -> list[str]:
-        """What stands under HEADINGS."""
+        """The row of a table with HEADINGS."""
         return [
             self.work,
             self.dtype,
             milliseconds(self.ours),
             milliseconds(self.other),
             self.found(),
-            "" if self.target is None else f"{self.comparison} {self.target}{self.unit}",
-            {True: "met", False: "not met", None: ""}[self.met],
         ]
+
+    def verdict(self) -> str:
+        """The target and whether it was met, or nothing."""
+        if self.target is None:
+            return ""
+        met = {True: "met", False: "not met", None: "not measured"}[self.met]
+        return f"target {self.comparison} {self.target}{self.unit}: {met}"
 
     def found(self) -> str:
         if not self.values:
-            reason = f"failed: {self.failure}".replace("|", "/")  # which would end the cell
+            reason = f"failed: {self.failure}".replace("|", "/")  # "|" would end the cell
             return reason if len(reason) <= 60 else f"{reason[:57]}..."
         low, high = min(self.values), max(self.values)
         spread = f" ({three_digits(low)} to {three_digits(high)})" if low < high else ""
@@ -62,7 +73,7 @@ class Row:
 
 
 def three_digits(x: float) -> str:
-    """Three digits or, from 1000 on, all before the point."""
+    """Three significant digits, or all digits of the integer part from 1000 on."""
     return f"{x:.0f}" if abs(x) >= 99.95 else f"{x:#.3g}"
 
 
@@ -72,9 +83,9 @@ def milliseconds(seconds: list[float] | None) -> str:
 
 
 def save(rows: list[Row], folder: Path, where: dict, now: datetime | None = None) -> Path:
-    """Writes the rows and where they were measured into a file, and a table beside it.
+    """Writes the rows and their environment to a JSON file, and a table with the same name.
 
-    Saved again with the same `now`, it is the same file.
+    Calls with the same `now` overwrite the same files.
     """
     now = now or datetime.now(timezone.utc)
     result = {
@@ -92,19 +103,19 @@ def save(rows: list[Row], folder: Path, where: dict, now: datetime | None = None
 
 
 def markdown(result: dict) -> str:
-    """The result as tables under how it was measured: targets that rows share, then the rows."""
+    """The environment and a table of the rows."""
+    lines = [HEADINGS, *(row.cells() for row in rows_of(result))]
+    return f"{heading(result)}\n\n{table(lines)}\n"
+
+
+def rows_of(result: dict) -> list[Row]:
+    """The rows of a JSON file, of which older ones lack some fields."""
     names = [field.name for field in fields(Row)]
-    # Older files have not all of the fields.
-    rows = [Row(**{name: row[name] for name in names if name in row}) for row in result["rows"]]
-    parts = [heading(result)]
-    if any(row.aim for row in rows):
-        parts.append(table([AIM_HEADINGS, *aims(rows)]))
-    parts.append(table([HEADINGS, *(row.cells() for row in rows)]))
-    return "\n\n".join(parts) + "\n"
+    return [Row(**{name: row[name] for name in names if name in row}) for row in result["rows"]]
 
 
 def table(lines: list[list[str]]) -> str:
-    """Lines of cells, the headings first, aligned to be read as text too."""
+    """A Markdown table with aligned columns; the first line is the heading."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     rule = ["-" * width for width in widths]
     padded = (
@@ -115,7 +126,7 @@ def table(lines: list[list[str]]) -> str:
 
 
 def aims(rows: list[Row]) -> list[list[str]]:
-    """What stands under AIM_HEADINGS: how often each target was met, and its worst case."""
+    """Rows of a table with AIM_HEADINGS: how often each target was met, and its worst case."""
     lines = []
     for aim in dict.fromkeys(row.aim for row in rows if row.aim):
         of_aim = [row for row in rows if row.aim == aim]
@@ -143,9 +154,9 @@ def heading(result: dict) -> str:
         f"{machine['instruction_set']} kernels; torch {result['versions']['torch']}; commit "
         f"{result['commit']}; {result['date']}.\n"
         f"B = 1, H = {setting['heads']}, D = {setting['head_dim']}, N = {setting['length']}, "
-        "causal, forward and backward, where nothing else is said.\n"
-        "The two sides of a ratio are timed in turn. `measured` is the median of the rounds' "
-        "ratios, with their range; times are medians."
+        "causal, forward and backward, unless stated otherwise.\n"
+        "Both sides of a ratio are timed alternately. `measured` is the median of the ratios of "
+        "all rounds, with their range; times are medians."
     )
 
 
@@ -156,6 +167,12 @@ def gpu_heading(result: dict) -> str:
         f"triton {versions['triton']}, CUDA {versions['cuda']}, cuDNN {versions['cudnn']}; commit "
         f"{result['commit']}; {result['date']}.\n"
         f"{setting['tokens']} tokens in all, H = {setting['hidden']} / D, causal, bfloat16.\n"
-        "The two sides of a ratio are timed in turn, without launches and with an empty cache. "
-        "`measured` is the median of the rounds' ratios, with their range; times are medians."
+        "Both sides of a ratio are timed alternately, without launch overhead and with a flushed "
+        "cache. `measured` is the median of the ratios of all rounds, with their range; times are "
+        "medians."
     )
+
+
+if __name__ == "__main__":
+    for path in RESULTS.glob("*/????-??-??-????.json"):
+        path.with_suffix(".md").write_text(markdown(json.loads(path.read_text())))

@@ -1,10 +1,10 @@
-"""How far roundings of dS gather in the gradients of a forget gate's steps.
+"""The effect of rounding dS on the gradients of a forget gate's steps.
 
     python bench/rounding.py
 
-A simulation in plain PyTorch of what the Triton kernels round in bfloat16: o, from which D comes,
-and dS, in the sums over keys, over queries, or in both. Errors are relative to float64; inputs are
-normal, and steps are uniform between 0 and twice their average.
+A simulation in plain PyTorch of the roundings of the Triton kernels to bfloat16: of o, from which D
+is computed, and of dS, in the sums over keys, over queries, or in both. Errors are relative to
+float64; inputs are normal, and steps are uniform between 0 and twice their average.
 """
 
 from __future__ import annotations

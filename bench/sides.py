@@ -1,4 +1,4 @@
-"""The two sides of every ratio: this package, and what it is compared with."""
+"""Both sides of every ratio: this package and the alternatives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from layer import DIM, Inputs, Training
 
 
 class Given(nn.Module):
-    """A bias of hidden states whose steps and gain were computed before, and are trained."""
+    """A bias of hidden states with precomputed steps and gain, which are trained."""
 
     def __init__(self, bias: biases.CumulativeBias):
         super().__init__()
@@ -27,7 +27,7 @@ class Given(nn.Module):
 
 
 class Fixed(nn.Module):
-    """A bias of the same hidden states for ever, and never trained: it is lowered once."""
+    """A fixed bias of fixed hidden states, which is lowered once."""
 
     def __init__(self, bias: nn.Module, x: Tensor):
         super().__init__()
@@ -40,11 +40,11 @@ class Fixed(nn.Module):
 
 
 def make_bias(name: str | None, inputs: Inputs) -> nn.Module | None:
-    """The bias `name` with the same parameters every time, to be called on hidden states.
+    """The bias `name` with reproducible parameters, to be called on hidden states.
 
-    "NAME, given steps" is the bias NAME without what leads from hidden states to steps and gain,
-    "NAME, fixed" the bias NAME once what the kernels read is computed, and
-    "alibi, trained" ALiBi with trained slopes.
+    "NAME, given steps" is the bias NAME without the layers from hidden states to steps and gain,
+    "NAME, fixed" the bias NAME with precomputed inputs of the kernels, and "alibi, trained" ALiBi
+    with trained slopes.
     """
     if name is None:
         return None
@@ -62,7 +62,7 @@ def make_bias(name: str | None, inputs: Inputs) -> nn.Module | None:
 def ours(
     inputs: Inputs, bias: str | None, backend: str = "cpu", tolerance: float | None = None
 ) -> Training:
-    """What is computed from hidden states and parameters is computed, and differentiated, anew."""
+    """Our call, including everything that is computed from hidden states and parameters."""
     module = make_bias(bias, inputs)
     q, k, v = inputs.q, inputs.k, inputs.v
 
@@ -74,7 +74,7 @@ def ours(
 
 
 def plain_pytorch(inputs: Inputs, bias: str) -> Training:
-    """KERPLE as its formula reads. Distances and the mask, which do not change, are made before."""
+    """KERPLE as in its formula, with precomputed distances and mask."""
     assert bias == "kerple_log"
     module = make_bias(bias, inputs)
     q, k, v, scale = inputs.q, inputs.k, inputs.v, inputs.q.shape[3] ** -0.5
@@ -90,7 +90,7 @@ def plain_pytorch(inputs: Inputs, bias: str) -> Training:
 
 
 def sdpa_with_dense_mask(inputs: Inputs, bias: str) -> Training:
-    """PyTorch's fused attention, given the bias as a mask (HEADS, N, N) that was made before."""
+    """PyTorch's fused attention with the bias as a precomputed mask (HEADS, N, N)."""
     length = inputs.q.shape[2]
     with torch.no_grad():
         mask = make_bias(bias, inputs)(inputs.x).dense(length, length).to(inputs.q.dtype)
@@ -112,7 +112,7 @@ def sdpa_without_bias(inputs: Inputs, bias: str) -> Training:
 
 
 def distances(length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """i - j, 0 above the diagonal, (length, length) float32; and whether query i must not see j."""
+    """i - j, 0 above the diagonal, (length, length) float32; and whether j is hidden from i."""
     position = torch.arange(length, device=device)
     d = position[:, None] - position
     return d.clamp(min=0).float(), d < 0

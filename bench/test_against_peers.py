@@ -1,4 +1,4 @@
-"""Training time against other ways to compute the same."""
+"""Training time compared with alternatives."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from layer import draw
 from measure import alternate, seconds
 from sides import ours, plain_pytorch, sdpa_with_dense_mask, sdpa_without_bias
 
-# What is compared: our bias, the other side, how many times faster to be by dtype, rounds.
+# Our bias, the alternative, the target of the speedup by dtype, and the number of rounds.
 CASES = {
     "kerple_log against plain PyTorch with autograd": (
         "kerple_log",

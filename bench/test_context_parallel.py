@@ -1,4 +1,4 @@
-"""What two ranks send each other with certified skipping, and without."""
+"""Bytes sent between two ranks with and without certified skipping."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).with_name("context_parallel.py")
 
 
 def run(*arguments) -> int:
-    """The bytes that the ranks send, forward and backward, control messages included."""
+    """The bytes sent by the ranks, forward and backward, including control messages."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
     command = [sys.executable, *launcher, SCRIPT, *map(str, arguments)]
     found = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
@@ -24,6 +24,6 @@ def run(*arguments) -> int:
 @pytest.mark.parametrize(("bias", "target"), [("alibi", 0.25), ("type2", None), ("cable", None)])
 def test_bytes_of_skipping(record, length, bias, target):
     whole = run(bias, "float32", 8 * length, 0.0, 0)
-    shares = [run(bias, "float32", 8 * length, None, seed) / whole for seed in range(SEEDS)]
+    ratios = [run(bias, "float32", 8 * length, None, seed) / whole for seed in range(SEEDS)]
     work = f"bytes of {RANKS} ranks at {8 * length}, {bias} against itself at tolerance 0"
-    record(work, "float32", shares, "x", target and "<=", target)
+    record(work, "float32", ratios, "x", target and "<=", target)

@@ -1,4 +1,4 @@
-"""One step of decoding against what memory can do, against SDPA, and with keys left out."""
+"""A decoding step compared with memory bandwidth and SDPA, and with skipping."""
 
 import pytest
 import torch
@@ -23,20 +23,20 @@ def context(length) -> int:
 
 
 @pytest.mark.parametrize("bias", MAKE)
-def test_share_of_copy_bandwidth(benchmark, record, context, bias):
-    """The bytes of keys and values a second, in percent of the bytes read and written by a copy."""
+def test_fraction_of_copy_bandwidth(benchmark, record, context, bias):
+    """The bandwidth of keys and values, in percent of the bandwidth of a copy."""
     decoder(bias, CHECKED_LENGTH).check()
     step = decoder(bias, context)
     stored = torch.stack([step.k, step.v])
     target = torch.empty_like(stored)
     mine, theirs = alternate(benchmark, step, seconds(lambda: target.copy_(stored)), ROUNDS)
-    shares = [100 * t / (2 * m) for m, t in zip(mine, theirs, strict=True)]
+    percentages = [100 * t / (2 * m) for m, t in zip(mine, theirs, strict=True)]
     work = f"decoding at {context}, {bias}: bytes/s against a copy's, {WHERE}"
-    record(work, "bfloat16", shares, " %", ">=", 70, mine, theirs)
+    record(work, "bfloat16", percentages, " %", ">=", 70, mine, theirs)
 
 
 def test_against_sdpa(benchmark, record, context):
-    """SDPA is given the same keys, with the bias as a mask that was made before."""
+    """SDPA gets the same keys, with the bias as a precomputed mask."""
     decoder("alibi", CHECKED_LENGTH).check()
     step = decoder("alibi", context)
     mask = step.bias.dense(1, context)[None].bfloat16()
@@ -53,7 +53,7 @@ def test_against_sdpa(benchmark, record, context):
     record(work, "bfloat16", ratios, "x", ">=", 2, mine, theirs)
 
 
-def test_leaving_out_keys(benchmark, record, context):
+def test_skipping(benchmark, record, context):
     whole, step = decoder("alibi", context), decoder("alibi", context, tolerance=None)
     torch.testing.assert_close(step.last(), whole.last(), rtol=0, atol=0.02)
     mine, theirs = alternate(benchmark, step, seconds(whole), ROUNDS)
@@ -64,7 +64,7 @@ def test_leaving_out_keys(benchmark, record, context):
 
 @pytest.mark.parametrize("bias", MAKE)
 def test_chunk(benchmark, record, length, bias):
-    """Several tokens a step, against the ordinary call on keys that are contiguous."""
+    """Several tokens per step, compared with the ordinary call on contiguous keys."""
     decoder(bias, CHECKED_LENGTH, tokens=CHUNK).check()
     step = decoder(bias, length, tokens=CHUNK)
     mine, theirs = alternate(benchmark, step, seconds(step.whole), ROUNDS)

@@ -1,4 +1,4 @@
-"""Our kernels against themselves, and against what the processor can do, with nothing left out."""
+"""Our kernels compared with themselves and with the peak of the processor, without skipping."""
 
 import pytest
 import torch
@@ -9,9 +9,9 @@ from layer import HEAD_DIM, HEADS, draw
 from measure import alternate, seconds
 from sides import make_bias, ours
 
-ROUNDS = 31  # many, as the two sides differ by a few percent
+ROUNDS = 31  # many, as both sides differ by only a few percent
 
-# what a bias may cost in float32 and in bfloat16
+# the permitted relative time of a bias in float32 and in bfloat16
 COSTS = {
     "alibi": (1.05, 1.10),
     "kerple_log": (1.05, 1.10),
@@ -46,13 +46,13 @@ def test_wide_heads(benchmark, record, length, dtype):
     wide = ours(draw(length, torch_dtype, 2 * HEAD_DIM), "kerple_log", tolerance=0.0)
     usual = ours(draw(length, torch_dtype), "kerple_log", tolerance=0.0)
     twice, once = alternate(benchmark, wide, seconds(usual), ROUNDS)
-    shares = [100 * 2 * o / t for t, o in zip(twice, once, strict=True)]
+    percentages = [100 * 2 * o / t for t, o in zip(twice, once, strict=True)]
     work = "FLOP/s at D = 128 against D = 64, kerple_log"
-    record(work, dtype, shares, " %", ">=", 90, twice, once)
+    record(work, dtype, percentages, " %", ">=", 90, twice, once)
 
 
 @pytest.mark.parametrize("bias", [None, "sandwich"])
-def test_share_of_fma_peak(benchmark, record, length, fma_peak, bias):
+def test_fraction_of_fma_peak(benchmark, record, length, fma_peak, bias):
     check(bias, torch.float32)
     inputs = draw(length, torch.float32)
     module = make_bias(bias, inputs)
@@ -64,6 +64,6 @@ def test_share_of_fma_peak(benchmark, record, length, fma_peak, bias):
         biased_flash_attn(inputs.q, inputs.k, inputs.v, form, tolerance=0.0, backend="cpu")
 
     taken, least = alternate(benchmark, forward, lambda: useful_flop / fma_peak(), ROUNDS)
-    shares = [100 * least_s / taken_s for taken_s, least_s in zip(taken, least, strict=True)]
+    percentages = [100 * least_s / taken_s for taken_s, least_s in zip(taken, least, strict=True)]
     work = f"forward alone, useful FLOP/s against the FMA peak, {bias or 'no bias'}"
-    record(work, "float32", shares, " %", ">=", 75, taken, least)
+    record(work, "float32", percentages, " %", ">=", 75, taken, least)

@@ -1,4 +1,4 @@
-"""What a call needs besides the arithmetic: memory, and time before and after the kernel."""
+"""Overheads of a call: memory, and time before and after the kernel."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Packed sequences of mixed length against the same sequences one by one."""
+"""Packed sequences of different lengths compared with the same sequences one by one."""
 
 import pytest
 import torch
@@ -10,13 +10,13 @@ from layer import Inputs, Training, draw
 from measure import alternate, seconds
 from sides import make_bias, ours
 
-# Of the length of other benchmarks, which they add up to.
-SHARES = [0.35, 0.22, 0.15, 0.11, 0.08, 0.05, 0.03, 0.01]
+# Lengths as fractions of the total.
+FRACTIONS = [0.35, 0.22, 0.15, 0.11, 0.08, 0.05, 0.03, 0.01]
 ROUNDS = 15
 
 
 def cut(length: int) -> list[int]:
-    lengths = [round(share * length) for share in SHARES]
+    lengths = [round(fraction * length) for fraction in FRACTIONS]
     return [length - sum(lengths[1:]), *lengths[1:]]
 
 
@@ -56,7 +56,7 @@ def packed(inputs: Inputs, lengths: list[int], bias: str | None) -> Training:
 
 
 def check_packed(bias: str | None, dtype: torch.dtype) -> None:
-    """Fails when packed sequences are not given what they are given alone."""
+    """Fails if the results of packed sequences differ from those of separate calls."""
     lengths = cut(330)
     inputs = draw(330, dtype)
     whole = packed(inputs, lengths, bias)()["o"]

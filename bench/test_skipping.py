@@ -1,4 +1,4 @@
-"""Training time with keys left out, as by default, against the same call that computes them all."""
+"""Training time with skipping, the default, compared with computing every visible pair."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from layer import draw
 from measure import THREADS, alternate, seconds
 from sides import ours, sdpa_without_bias
 
-# How many times the length of other benchmarks, how many times faster to be, rounds.
+# The factor of the length, the target of the speedup, and the number of rounds.
 FASTER = {
     "alibi": [(4, 3.5, 5), (16, 11, 3)],
     "type2": [(4, 10, 5)],
@@ -32,7 +32,7 @@ def test_faster_than_everything(benchmark, record, length, bias, times, target, 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("bias", ["kerple_log", "inverse_distance"])
-def test_cost_where_nothing_can_go(benchmark, record, length, bias, dtype):
+def test_cost_where_nothing_can_be_skipped(benchmark, record, length, bias, dtype):
     torch_dtype = getattr(torch, dtype)
     check(bias, torch_dtype)
     inputs = draw(length, torch_dtype)

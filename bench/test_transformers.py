@@ -1,8 +1,8 @@
-"""Models of transformers on this package against their own eager attention.
+"""Models of transformers on this package compared with their own eager attention.
 
-Time is that of attention alone: in the models themselves, everything around it, projections and
-MLPs above all, gives numbers that were drawn before. What a model does once for all layers, a mask
-or a bias, is part of it. Memory is that of the whole models.
+Times are those of attention alone: the other layers of the models, such as projections and MLPs,
+return tensors that were drawn beforehand. Work that a model does once for all layers, a mask or a
+bias, is included. Memory is that of the whole models.
 """
 
 import subprocess
@@ -19,7 +19,7 @@ CHECKED_LENGTH = 330
 
 
 def check(name: str) -> None:
-    """Fails when outputs or gradients differ by more than rounding."""
+    """Fails if outputs or gradients differ by more than rounding."""
     ours, theirs = (
         Training(name, CHECKED_LENGTH, alone=True, accelerated=a) for a in (True, False)
     )

@@ -1,4 +1,4 @@
-"""What the site has beyond the pages of this folder: pictures, and the files of results."""
+"""Adds generated pictures and the files of results to the site."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 from torch import Tensor
 
 from biased_flash_attn import attention_plan, biases, nn
@@ -40,8 +41,10 @@ def on_files(files: Files, config) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_) -> str:
-    """Links to results lead out of docs/ in the sources, and to results/ on the site."""
+def on_page_markdown(markdown: str, page: Page, **_) -> str:
+    """Adapts links to the site, where results/ is a folder and DESIGN.md a page."""
+    if page.file.src_uri == "design.md":
+        return (ROOT / "DESIGN.md").read_text().replace("](docs/", "](")
     return re.sub(r"\]\(\.\./((?:\.\./)*)bench/results/", r"](\1results/", markdown)
 
 
@@ -55,14 +58,14 @@ def png(name: str) -> bytes:
 
 
 def drawings() -> dict[str, Callable[[], Figure]]:
-    """Every picture by its name."""
-    of_biases = {name: partial(figure_of, name, HEADS, LENGTH) for name in nn.BIASES}
+    """The functions that draw the pictures, by name."""
+    bias_figures = {name: partial(figure_of, name, HEADS, LENGTH) for name in nn.BIASES}
     plans = {
         f"plan_{name}": partial(plan_of, biases.DISTANCE_BIASES[name])
         for name in ("alibi", "type2", "sandwich")
     }
-    others = (all_biases, heat_maps, receptive_fields, far_mass, chunks)
-    return {**{draw.__name__: draw for draw in others}, **of_biases, **plans}
+    others = (all_biases, heat_maps, receptive_fields, distant_mass, chunks)
+    return {**{draw.__name__: draw for draw in others}, **bias_figures, **plans}
 
 
 def all_biases() -> Figure:
@@ -84,8 +87,8 @@ def receptive_fields() -> Figure:
     return pictures.receptive_fields(fields)
 
 
-def far_mass() -> Figure:
-    """How much of a query's attention lies beyond a distance, and where the plans of heads end."""
+def distant_mass() -> Figure:
+    """The attention weight beyond a distance, and the windows of the plan of each head."""
     length, alibi = 2048, biases.ALiBi(HEADS)
     q, k = torch.randn(2, 1, HEADS, length, 64)
     plan = attention_plan(q, k, alibi)
@@ -94,26 +97,26 @@ def far_mass() -> Figure:
     axes.axhline(plan.tolerance, color="black", linestyle="--", linewidth=1)
     for h, color in enumerate(pictures.HEAD_COLORS(np.linspace(0, 1, HEADS))):
         axes.plot(
-            largest_share_beyond(q[0, h], k[0, h], alibi.dense(length, length)[h]), color=color
+            largest_fraction_beyond(q[0, h], k[0, h], alibi.dense(length, length)[h]), color=color
         )
         if (window := plan.window[0, h].item()) < length:
             axes.plot(window, plan.tolerance, "o", color=color)
-    axes.set(xlabel="distance d", ylabel="share of attention at d and beyond", yscale="log")
+    axes.set(xlabel="distance d", ylabel="fraction of attention at d and beyond", yscale="log")
     axes.set(xlim=(0, length), ylim=(1e-14, 2))
     axes.grid(alpha=0.25)
-    pictures.name_heads(figure, HEADS)
+    pictures.add_head_colors(figure, HEADS)
     return figure
 
 
-def largest_share_beyond(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
-    """The share of any query's attention at each distance and beyond, at most, (length,) float64.
+def largest_fraction_beyond(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
+    """The largest fraction of a query's attention at each distance and beyond, (length,) float64.
 
     q and k (length, D); bias (length, length) float64.
     """
     length = len(q)
     d = torch.arange(length)[:, None] - torch.arange(length)
     logits = (q @ k.T / q.shape[1] ** 0.5 + bias).masked_fill(d < 0, -torch.inf)
-    # The key at distance d of query i is i - d: so columns become distances.
+    # The key at distance d of query i is i - d: columns become distances.
     by_distance = logits.softmax(-1).gather(1, d.clamp(min=0)).masked_fill(d < 0, 0)
     return by_distance.flip(1).cumsum(1).flip(1).amax(0)
 
@@ -124,7 +127,7 @@ def plan_of(bias: type[biases.DistanceBias]) -> Figure:
 
 
 def chunks() -> Figure:
-    """Which rank computes what, of RANKS ranks under a causal mask."""
+    """The rank of each pair of chunks, for RANKS ranks under a causal mask."""
     count = 2 * RANKS
     owner = np.full((count, count), np.nan)
     for rank in range(RANKS):

@@ -1,10 +1,11 @@
-"""Attention to one sequence on two processes, forward and backward, against one process alone.
+"""Context-parallel attention on two processes, compared with a single process.
 
     python examples/context_parallel.py
     torchrun --nproc-per-node 4 examples/context_parallel.py
 
-Every rank has its part of q, k and v. Rank 0 then computes the whole alone, compares, and shows
-what all ranks have sent with and without certified skipping.
+Every rank holds its part of q, k and v, and attends forward and backward. Rank 0 then repeats the
+computation alone, compares the results, and prints the bytes that all ranks have sent with and
+without certified skipping.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ HEADS, LENGTH, DIM = 8, 8192, 64
 
 
 def attend_in_parts(q, k, v, grad_o, bias, tolerance):
-    """o and the gradients of q, k and v, put together again, and the bytes that all have sent."""
+    """o and the gradients of q, k and v, gathered, and the bytes sent by all ranks."""
     parts, traffic = [shard(x, 2).requires_grad_() for x in (q, k, v)], Traffic()
     o = context_parallel_attention(*parts, bias, tolerance=tolerance, traffic=traffic)
     gradients = torch.autograd.grad(o, parts, shard(grad_o, 2))
@@ -40,7 +41,7 @@ def attend_alone(q, k, v, grad_o, bias):
 def main() -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
-    torch.manual_seed(0)  # so that all ranks draw the same sequence, for the comparison
+    torch.manual_seed(0)  # all ranks draw the same sequence
     q, k, v, grad_o = torch.randn(4, 1, HEADS, LENGTH, DIM)
     bias = biases.ALiBi(HEADS, shift=-2)
     results, sent = attend_in_parts(q, k, v, grad_o, bias, tolerance=None)

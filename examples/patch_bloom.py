@@ -1,11 +1,11 @@
-"""Makes a BLOOM of transformers run on this package, trains it, and compares it with what it was.
+"""Runs a BLOOM of transformers on this package, trains it, and compares it with the original.
 
     python examples/patch_bloom.py
     python examples/patch_bloom.py --steps 300 --tokens 200
 
-The model is a small one of bytes with random weights; nothing is downloaded. It learns from the
-text of this package's README. Loss, gradients and the continuations of two prompts of different
-lengths are those of transformers' own attention.
+The model is a small byte-level model with random weights; nothing is downloaded. It is trained on
+the text of this package's README. Loss, gradients and the continuations of two prompts of different
+lengths equal those of transformers' own attention.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def train(model: BloomForCausalLM, text: Tensor, steps: int, length: int, batch:
         loss.backward()
         optimizer.step()
         if step % 10 == 0 or step == steps - 1:
-            print(f"step {step}: {loss.item():.3f} nats a byte")
+            print(f"step {step}: {loss.item():.3f} nats per byte")
 
 
 def compare_training(ours: BloomForCausalLM, eager: BloomForCausalLM, window: Tensor) -> None:
@@ -70,8 +70,8 @@ def compare_generation(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=100, help="of training")
-    parser.add_argument("--tokens", type=int, default=64, help="to generate")
+    parser.add_argument("--steps", type=int, default=100, help="training steps")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens to generate")
     options = parser.parse_args()
     torch.manual_seed(0)
     text = torch.frombuffer(bytearray(TEXT.read_bytes()), dtype=torch.uint8).long()

@@ -1,12 +1,12 @@
-"""Serves a small model of bytes: prompts of different lengths in one batch, with a KV cache.
+"""Serves a small byte-level model: prompts of different lengths in one batch, with a KV cache.
 
     python examples/serve.py kerple_log
     python examples/serve.py --window 64 --tokens 400 alibi cable
 
-The model is that of train.py. The prompts are padded on the right and read in one call; the caches
-then drop the padding, and every step gives each sequence one more byte. At each step the logits are
-compared with those of a forward pass over all bytes so far, of one sequence at a time: the same
-layers train and decode, and nothing reaches from one sequence to another.
+The model is that of train.py. The prompts are padded on the right and processed in one call; the
+caches then drop the padding, and every step adds one byte to each sequence. At each step the logits
+are compared with those of a forward pass over all bytes so far, one sequence at a time: training
+and decoding use the same layers, and sequences do not affect one another.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PROMPTS = ("def read(self", "import os\nimport sys\n\nclass ", "#")
 def serve(
     model: CausalLM, prompts: list[Tensor], tokens: int, temperature: float = 0.7
 ) -> list[Tensor]:
-    """Each prompt (N,) and what follows it."""
+    """Each prompt (N,) with its continuation."""
     caches = model.make_caches(len(prompts))
     lengths = [len(prompt) for prompt in prompts]
     logits = model(pad_sequence(prompts, batch_first=True), caches)
@@ -47,7 +47,7 @@ def serve(
 
 
 def check(model: CausalLM, sequences: list[Tensor], logits: Tensor) -> None:
-    """Whether the logits after each sequence are those of a full forward pass."""
+    """Compares the logits after each sequence with those of a full forward pass."""
     full = torch.stack([model(sequence[None])[0, -1] for sequence in sequences])
     torch.testing.assert_close(logits, full, rtol=1e-4, atol=1e-4)
 
@@ -55,9 +55,11 @@ def check(model: CausalLM, sequences: list[Tensor], logits: Tensor) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("biases", nargs="*", metavar="BIAS", help=f"some of {', '.join(BIASES)}")
-    parser.add_argument("--window", type=int, help="see the last keys only, in a sliding cache")
-    parser.add_argument("--steps", type=int, default=200, help="of training")
-    parser.add_argument("--tokens", type=int, default=100, help="to add to each prompt")
+    parser.add_argument(
+        "--window", type=int, help="attend to the last keys only, with a sliding cache"
+    )
+    parser.add_argument("--steps", type=int, default=200, help="training steps")
+    parser.add_argument("--tokens", type=int, default=100, help="tokens to generate")
     options = parser.parse_args()
     for name in options.biases:
         if name not in BIASES:

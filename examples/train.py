@@ -1,11 +1,11 @@
-"""Trains a small language model of bytes with a position bias, and reads on beyond its length.
+"""Trains a small byte-level language model with a position bias, and tests longer contexts.
 
     python examples/train.py
     python examples/train.py kerple_log --steps 400 --length 256
 
-The text is the source of Python's standard library. Every model starts from the same seed and sees
-the same bytes. At the end the loss on text that it has not seen is printed, at the length it was
-trained on and at four times that.
+The text is the source of Python's standard library. Every model is trained with the same seed on
+the same bytes. Finally the loss on test text is printed, at the training length and at four times
+that.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ VOCABULARY, DIM, HEADS, KV_HEADS, LAYERS = 256, 64, 4, 2, 2
 
 
 def small_model(positions: str | Positions) -> CausalLM:
-    """A model with this position scheme, the same from one call to the next."""
+    """A model with this position scheme and reproducible parameters."""
     torch.manual_seed(0)
     return CausalLM(VOCABULARY, DIM, LAYERS, HEADS, positions, kv_heads=KV_HEADS)
 
 
 def train(model: CausalLM, text: Tensor, steps: int, length: int = 128) -> list[float]:
-    """The loss of every step, in nats a byte. text is (T,) uint8."""
+    """The loss of every step, in nats per byte. text is (T,) uint8."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     losses = []
     for _ in (progress := trange(steps, leave=False)):
@@ -44,7 +44,7 @@ def train(model: CausalLM, text: Tensor, steps: int, length: int = 128) -> list[
 
 
 def windows(text: Tensor, length: int, batch: int) -> Tensor:
-    """Some places of the text, (batch, length + 1): what is read, and what follows each byte."""
+    """Random windows of the text, (batch, length + 1): inputs, and the byte after each of them."""
     starts = torch.randint(len(text) - length, (batch, 1))
     return text[starts + torch.arange(length + 1)].long()
 
@@ -61,8 +61,8 @@ def main() -> None:
         metavar="BIAS",
         help=f"some of {', '.join(BIASES)}; alibi and cable by default",
     )
-    parser.add_argument("--steps", type=int, default=200, help="of training")
-    parser.add_argument("--length", type=int, default=128, help="of training, in bytes")
+    parser.add_argument("--steps", type=int, default=200, help="training steps")
+    parser.add_argument("--length", type=int, default=128, help="training length in bytes")
     options = parser.parse_args()
     for name in options.biases:
         if name not in BIASES:
@@ -77,7 +77,7 @@ def main() -> None:
         with torch.no_grad():
             for length in (options.length, 4 * options.length):
                 loss = loss_of(model, windows(text.test, length, batch=16)).item()
-                print(f"{name}: loss {loss:.2f} on other text at length {length}")
+                print(f"{name}: loss {loss:.2f} on test text at length {length}")
 
 
 if __name__ == "__main__":

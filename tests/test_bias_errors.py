@@ -1,4 +1,4 @@
-"""Bad input to a bias: one error, which names the argument and what it was."""
+"""Invalid arguments of biases raise an error that names the argument and its value."""
 
 from __future__ import annotations
 
@@ -84,6 +84,11 @@ def test_context_biases_check_their_sizes(make):
             "shift or exponent is so small that a slope is infinite",
         ),
         (
+            lambda: biases.ALiBi(3, shift=-1026),
+            ValueError,
+            "shift or exponent is so small that a slope is infinite",
+        ),
+        (
             lambda: biases.KerpleLog(2).dense(-1, 3),
             ValueError,
             "n_query is -1; it must be an int from 0 on",
@@ -110,7 +115,7 @@ def test_settings_are_checked_when_made(make, error, message):
         (lambda d: 1j * d, r"gave \(4,\) torch.complex128"),
     ],
 )
-def test_a_formula_gives_one_logit_a_distance(function, got):
+def test_a_formula_returns_one_logit_per_distance(function, got):
     bias = biases.DistanceBias.from_function(function, 2)
     with pytest.raises(ValueError, match=rf"{got}.* for 4 distances; .* \(4,\) or \(2, 4\)"):
         lower(bias)
@@ -139,13 +144,13 @@ def test_cumulative_bias_checks_its_tensors(arguments, error, message):
         biases.CumulativeBias(**arguments)
 
 
-def test_steps_are_those_of_all_keys():
+def test_steps_have_the_length_of_the_keys():
     with pytest.raises(ValueError, match="steps has length 4; it must be the number of keys, 5"):
         lower(biases.CumulativeBias(ONES), Geometry(4, 5))
 
 
 @pytest.mark.parametrize(("n_gain", "n_query"), [(3, 2), (5, 4), (4, 5)])
-def test_gains_are_those_of_queries_or_keys(n_gain, n_query):
+def test_gains_have_the_length_of_queries_or_keys(n_gain, n_query):
     bias = biases.CumulativeBias(ONES, torch.ones(1, 3, n_gain))
     message = f"gain has length {n_gain}; it must be the number of queries, {n_query}, or of keys"
     with pytest.raises(ValueError, match=message):

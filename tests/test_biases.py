@@ -1,4 +1,4 @@
-"""Every bias against its oracle: all pairs, every geometry, the gradients of its parameters."""
+"""Every bias compared with its oracle: all pairs, geometries, and gradients of parameters."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_every_shipped_bias_has_an_oracle():
 
 @cases(DISTANCE_CASES)
 @pytest.mark.parametrize(("n_query", "n_key"), [(13, 13), (3, 40), (9, 4)])
-def test_dense_distance_bias_is_the_papers(case, n_query, n_key):
+def test_dense_distance_biases_follow_the_papers(case, n_query, n_key):
     make, oracle = case
     bias = drawn(make())
     parameters = leaves(bias)
@@ -93,7 +93,7 @@ def test_dense_distance_bias_is_the_papers(case, n_query, n_key):
 
 @cases(DISTANCE_CASES)
 @geometries
-def test_lowered_distance_bias_is_the_papers(case, geometry):
+def test_lowered_distance_biases_follow_the_papers(case, geometry):
     make, oracle = case
     bias = drawn(make())
     form = bias.lower(geometry, torch.float32, torch.device("cpu"))
@@ -107,7 +107,7 @@ def test_lowered_distance_bias_is_the_papers(case, geometry):
 
 @cases(CONTEXT_CASES)
 @pytest.mark.parametrize(("n_query", "n_key"), [(7, 7), (3, 7)])
-def test_dense_context_bias_is_the_papers(case, n_query, n_key):
+def test_dense_context_biases_follow_the_papers(case, n_query, n_key):
     make, oracle = case
     bias = drawn(make())
     parameters = leaves(bias)
@@ -154,7 +154,7 @@ def test_cumulative_bias_sums_the_steps_between_two_positions(geometry, gained, 
         assert_close_to_float64(got, wanted, None, f"gradient of {name}")
 
 
-def test_gains_of_all_keys_stand_for_those_of_the_last_queries():
+def test_gains_per_key_are_selected_for_the_last_queries():
     steps, gain = torch.randn(2, HEADS, 8), torch.randn(1, HEADS, 8)
     by_key = biases.CumulativeBias(steps, gain).dense(3, 8)
     by_query = biases.CumulativeBias(steps, gain[..., 5:]).dense(3, 8)
@@ -168,7 +168,7 @@ def test_gains_of_all_keys_stand_for_those_of_the_last_queries():
     causal=st.booleans(),
     window=st.none() | st.integers(1, 15),
 )
-def test_geometry_is_what_its_docstring_says(n_query, n_key, causal, window):
+def test_geometry_follows_its_docstring(n_query, n_key, causal, window):
     geometry = Geometry(n_query, n_key, causal, window)
     visible, pair_distances = geometry.visible(), geometry.pair_distances()
     seen = []
@@ -185,7 +185,7 @@ def test_geometry_is_what_its_docstring_says(n_query, n_key, causal, window):
     assert distances[-1] == max(seen)
 
 
-def test_alibi_slopes_of_twelve_heads_are_the_published_ones():
+def test_alibi_slopes_of_twelve_heads_equal_the_published_ones():
     form = biases.ALiBi(12).lower(Geometry(1, 1), torch.float64, torch.device("cpu"))
     exponents = [1, 2, 3, 4, 5, 6, 7, 8, 0.5, 1.5, 2.5, 3.5]
     exact = torch.tensor([[2**-h for h in exponents]], dtype=torch.float64)
@@ -201,7 +201,7 @@ def test_alibi_slopes_follow_the_authors_recursion(num_heads):
 
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize(("num_buckets", "max_distance"), [(32, 128), (8, 20), (64, 1000)])
-def test_t5_buckets_are_the_published_ones(bidirectional, num_buckets, max_distance):
+def test_t5_buckets_equal_the_published_ones(bidirectional, num_buckets, max_distance):
     bias = biases.T5(1, num_buckets, max_distance, bidirectional)
     reach = 2 * max_distance
     d = torch.arange(-reach, reach + 1, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""`python -m biased_flash_attn check`: what it finds, and that it finds what is wrong."""
+"""`python -m biased_flash_attn check`: its report, and the faults that it finds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from biased_flash_attn.cli.checking.problems import (
     FORMS,
 )
 from biased_flash_attn.cli.checking.processes import Ended, Schedule, spread
-from biased_flash_attn.cli.checking.report import facts
+from biased_flash_attn.cli.checking.report import environment
 from biased_flash_attn.cli.checking.timing import FLEX, OURS, PLAIN, Timing
 from biased_flash_attn.cli.checking.work import Done, OutOfMemory, Prepare, Settings, Time
 from check_cases import FAULTS, KERNELS, LENGTH, plant
@@ -74,14 +74,14 @@ def performed(settings: Settings, *tasks):
         yield from (event for event in own.perform(task) if not isinstance(event, Done))
 
 
-def test_what_was_prepared_is_timed(seed):
+def test_prepared_forms_are_timed(seed):
     tasks = Prepare("linear", with_flex=False), Prepare("none", with_flex=False), Time("linear")
     (found,) = performed(settings(seed, "none", "linear"), *tasks)
     assert isinstance(found, Timing)
     assert found.form == "linear"
 
 
-def test_too_little_memory_ends_a_task(monkeypatch, seed):
+def test_out_of_memory_ends_a_task(monkeypatch, seed):
     def fails(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -101,13 +101,13 @@ def test_processes_share_the_forms(seed):
     assert {event.form for event in timings} == {"none", "linear"}
 
 
-def test_no_row_is_begun_when_the_time_is_over(seed):
+def test_no_row_is_started_after_the_time_limit(seed):
     schedule = Schedule(settings(seed, "none", "linear", seconds=-1))
     expected = [Prepare("none", False), Prepare("linear", False), None]
     assert [schedule.next() for _ in range(3)] == expected
 
 
-def test_a_process_that_dies_says_why(monkeypatch, seed):
+def test_the_reason_of_a_failed_process_is_reported(monkeypatch, seed):
     script = "raise RuntimeError('CUDA error: an illegal memory access\\nCompile with DSA')"
     monkeypatch.setattr(processes, "COMMAND", [sys.executable, "-c", script])
     (event,) = spread(settings(seed, "none"), 1, time.time() + 60)
@@ -116,15 +116,15 @@ def test_a_process_that_dies_says_why(monkeypatch, seed):
     assert event.reason == reason
 
 
-def test_processes_are_ended_when_the_time_is_over(monkeypatch, seed):
+def test_processes_are_terminated_after_the_time_limit(monkeypatch, seed):
     monkeypatch.setattr(processes, "COMMAND", [sys.executable, "-c", "import time; time.sleep(99)"])
     begin = time.time()
     events = list(spread(settings(seed, "none", "linear"), 2, begin + 0.2))
-    assert {event.reason for event in events} == {"the time was over"}
+    assert {event.reason for event in events} == {"the time limit was reached"}
     assert time.time() - begin < 30
 
 
-def test_a_machine_that_is_right_can_be_trusted(invoke):
+def test_a_correct_machine_can_be_trusted(invoke):
     result, report = invoke(these(*EVERY_ROW, *TIMINGS))
     assert result.exit_code == 0, result.output
     verdict = "This machine can be trusted with the cpu backend: all 90 checks passed."
@@ -144,13 +144,13 @@ def test_a_planted_fault_is_reported(invoke, monkeypatch):
     assert result.exit_code == 1
     assert "This machine cannot be trusted with the cpu backend: " in result.output
     assert "WRONG" in result.output
-    line = "distance; causal, D = 64; float32: gradient of k errs by"
+    line = "distance; causal, D = 64; float32: gradient of k has an error of"
     assert line in result.output
     assert f"- {line}" in report
     assert "Attach check-report.md to a bug report." in result.output
 
 
-def test_checks_that_did_not_run_are_no_reason_to_trust(invoke):
+def test_a_machine_with_missing_checks_is_not_trusted(invoke):
     ended = Ended("timing linear", "a process ended with status -11: no message")
     result, report = invoke(these(*EVERY_ROW[1:], *TIMINGS, ended))
     assert result.exit_code == 1
@@ -176,10 +176,10 @@ def test_a_backend_that_refuses_everything_is_not_trusted(invoke):
     assert "it refuses every call" in result.output
 
 
-def test_too_little_memory_is_one_sentence(invoke):
+def test_out_of_memory_is_reported_in_one_sentence(invoke):
     result, report = invoke(these(*EVERY_ROW[:3], OutOfMemory("CUDA out of memory")))
     assert result.exit_code == 1
-    assert "Error: out of memory, so that nothing is known of this machine" in result.output
+    assert "Error: out of memory, so this machine could not be checked" in result.output
     assert "--length" in result.output
     assert report is None
 
@@ -191,7 +191,7 @@ def test_a_report_that_cannot_be_written_is_refused_at_once(invoke):
     assert "all 90 checks" not in result.output
 
 
-def test_a_missing_backend_is_one_sentence(monkeypatch):
+def test_a_missing_backend_is_reported_in_one_sentence(monkeypatch):
     report = [backends.Report("cpu", False, "the C++ kernels were not built")]
     monkeypatch.setattr(backends, "report", lambda: report)
     result = CliRunner().invoke(main, ["check", "--backend", "cpu"])
@@ -209,7 +209,7 @@ def test_the_device_chooses_what_is_checked(monkeypatch, has_gpu, chosen):
     if has_gpu:
         monkeypatch.setattr(backends.get("triton"), "device_type", "cuda")
     device = "cuda" if has_gpu else "cpu"
-    assert module.chosen(None) == (chosen, device)
+    assert module.choose(None) == (chosen, device)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_processes_fit_a_gpu_and_its_host(monkeypatch, free, cores, count, lengt
 
 
 def test_a_gpu_without_bfloat16_is_timed_in_float16(monkeypatch):
-    monkeypatch.setattr(sizes, "room", lambda: 6)
+    monkeypatch.setattr(sizes, "max_gpu_processes", lambda: 6)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     assert sizes.timed("cuda").dtype == "float16"
 
@@ -240,7 +240,7 @@ def test_the_report_names_the_gpu_its_driver_and_versions(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(machine, "driver", lambda: "580.1")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    found = facts("cuda", "triton")
+    found = environment("cuda", "triton")
     shown = {name: found[name] for name in ("gpu", "driver", "compute_capability", "cuda")}
     assert shown == {
         "gpu": "H100",

@@ -1,4 +1,4 @@
-"""What `check` computes: the oracle, the rows, the faults it finds, and the peers."""
+"""The results of `check`: oracle, rows, planted faults, and peers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from biased_flash_attn.cli.checking.problems import (
     FORMS,
     HEADS,
     draw,
-    laid_out,
+    sequences_of,
 )
 from biased_flash_attn.cli.checking.timing import DENSE, FLEX, OURS, PLAIN, Race
 from biased_flash_attn.cli.clock import CpuClock, medians
@@ -72,8 +72,8 @@ def test_half_precision_represents_the_numbers_exactly(seed):
     assert not torch.equal(single.grad_o.bfloat16().double(), single.grad_o)
 
 
-def test_packed_sequences_are_all_rows_once():
-    sequences, (batch, tokens) = laid_out(CALLS[2], LENGTH)
+def test_packed_sequences_contain_every_row_once():
+    sequences, (batch, tokens) = sequences_of(CALLS[2], LENGTH)
     assert CALLS[2].name == "packed"
     assert batch == 1
     assert torch.equal(torch.cat([rows for _, rows in sequences]), torch.arange(tokens))
@@ -114,12 +114,12 @@ def test_results_that_do_not_repeat_are_found(monkeypatch, seed):
     change = itertools.cycle([1.0, 1 + 2**-22])
     plant(monkeypatch, "forward", 0, lambda x: x.mul_(next(change)))
     row = next(accuracy.rows("none", CALLS[0], LENGTH, seed, "cpu", "cpu"))
-    assert row.worst.share < 1
+    assert row.worst.fraction < 1
     assert not row.repeats
     assert not row.passed
 
 
-def test_a_kernel_that_fails_is_a_row_of_its_own(monkeypatch, seed):
+def test_a_failing_kernel_has_its_own_row(monkeypatch, seed):
     def fails(*_):
         raise RuntimeError("out of resources: shared memory\nand more")
 
@@ -139,7 +139,7 @@ def test_an_error_of_the_gpu_ends_the_process(monkeypatch, seed):
         next(rows)
 
 
-def test_a_dtype_that_is_refused_is_no_failure(monkeypatch, seed):
+def test_a_refused_dtype_is_not_a_failure(monkeypatch, seed):
     def choose(q, backend):
         if q.dtype == torch.bfloat16:
             raise ValueError("backend='cpu' has no bfloat16")
@@ -151,21 +151,21 @@ def test_a_dtype_that_is_refused_is_no_failure(monkeypatch, seed):
     assert found["float16"].passed
 
 
-def test_errors_are_judged_by_the_results_nearby(seed):
+def test_errors_are_relative_to_results_in_the_same_block(seed):
     """An error that is small beside the largest output counts where outputs are small."""
-    problem = draw("none", CALLS[0], 2 * accuracy.NEARBY, torch.float32, seed, "cpu")
+    problem = draw("none", CALLS[0], 2 * accuracy.BLOCK_ROWS, torch.float32, seed, "cpu")
     problem = problem.to(torch.float32)
     exact, sizes = oracle.results(problem.to(torch.float64))
     found = {name: x.clone() for name, x in exact.items()}
     last = found["o"][1, 3, -1]
     last += 1e-3 * last
-    wrong = {e.result: e for e in accuracy.errors(problem, found, exact, sizes) if e.share > 1}
+    wrong = {e.result: e for e in accuracy.errors(problem, found, exact, sizes) if e.fraction > 1}
     assert wrong.keys() == {"o"}
     assert wrong["o"].place == "batch 1, head 3, rows 128 to 255"
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_side_computes_the_same(form, seed):
+def test_all_sides_compute_the_same(form, seed):
     race = Race(form, LENGTH, 16, torch.float32, seed, "cpu", "cpu")
     race.prepare(with_flex=False)
     assert race.sides.keys() == {OURS, PLAIN, DENSE}
@@ -175,7 +175,7 @@ def test_every_side_computes_the_same(form, seed):
     assert seconds.forward.keys() == seconds.training.keys() == race.sides.keys()
 
 
-def test_a_peer_that_fails_is_noted(monkeypatch, seed):
+def test_a_failing_peer_is_reported(monkeypatch, seed):
     def fails(*_, attn_mask=None, **__):
         raise RuntimeError("no kernel for this GPU")
 
@@ -186,19 +186,19 @@ def test_a_peer_that_fails_is_noted(monkeypatch, seed):
     assert race.notes[DENSE] == race.notes[PLAIN] == "RuntimeError: no kernel for this GPU"
 
 
-def test_a_peer_that_computes_something_else_is_noted(monkeypatch, seed):
+def test_a_peer_with_different_results_is_reported(monkeypatch, seed):
     right = F.scaled_dot_product_attention
     monkeypatch.setattr(
         F, "scaled_dot_product_attention", lambda *args, **kwargs: 2 * right(*args, **kwargs)
     )
     race = Race("linear", LENGTH, 16, torch.float32, seed, "cpu", "cpu")
     race.prepare(with_flex=False)
-    assert race.notes[DENSE] == "computes something else, by 100.0%"
+    assert race.notes[DENSE] == "its output differs by 100.0%"
     assert PLAIN not in race.notes  # which has no bias
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_flex_attention_is_given_the_same_bias(form, seed):
+def test_flex_attention_gets_the_same_bias(form, seed):
     problem = draw(form, CALLS[0], LENGTH, torch.float32, seed, "cpu").to(torch.float32)
     bias, n = problem.bias(), torch.arange(LENGTH)
     modify = score_mod(
@@ -223,7 +223,7 @@ def unpacked(named):
     return name, *numbers
 
 
-def test_medians_are_of_calls_that_take_turns(monkeypatch):
+def test_timed_calls_alternate(monkeypatch):
     order, seconds = [], {"a": iter([9, 1, 5, 2]), "b": iter([9, 4, 6, 8])}
 
     class Clock(CpuClock):
@@ -245,5 +245,5 @@ def test_slow_calls_have_three_rounds():
 @pytest.mark.parametrize(("seconds", "length"), [(1e-9, 2048), (0.1, 1024), (0.5, 512), (100, 512)])
 def test_the_length_fits_into_the_time(monkeypatch, seconds, length):
     """Measured at 512, and four times as much at twice the length, for thirty groups of rows."""
-    monkeypatch.setattr(sizes, "seconds_of_oracle", lambda *_: seconds)
+    monkeypatch.setattr(sizes, "oracle_seconds", lambda *_: seconds)
     assert sizes.fitting_length("cpu", 0) == length

@@ -55,13 +55,13 @@ def test_heat_map_is_the_mean_of_exp_of_the_bias(name, length):
     torch.testing.assert_close(pairs[past], (dense[0].exp() + dense[1].exp())[past] / 2)
 
 
-def test_a_deep_bias_leaves_its_top_to_be_seen():
+def test_plots_are_limited_to_biases_that_matter():
     logits = -np.arange(20_000.0)[None]
     figure = pictures.one_bias("deep", logits, np.eye(4))
-    assert figure.axes[0].get_ylim() == (pictures.DEEPEST, 1)
+    assert figure.axes[0].get_ylim() == (pictures.LOWEST, 1)
 
 
-def test_plot_of_an_unknown_bias_lists_those_there_are(invoke):
+def test_plot_of_an_unknown_bias_lists_the_known_ones(invoke):
     result = invoke("plot", "rope")
     assert result.exit_code != 0
     for name in ("rope", *BIASES):
@@ -78,7 +78,7 @@ def test_plot_without_matplotlib_says_what_to_install(tmp_path):
     assert b"pip install 'biased-flash-attn[plot]'" in done.stderr
 
 
-def test_theory_judges_every_bias_of_positions(invoke, tmp_path):
+def test_theory_covers_every_bias_of_positions(invoke, tmp_path):
     result = succeeded(invoke("theory", "--heads", "2", "--length", "50"))
     for name in biases.DISTANCE_BIASES:
         assert name in result.output
@@ -87,7 +87,7 @@ def test_theory_judges_every_bias_of_positions(invoke, tmp_path):
         assert content.startswith(b"\x89PNG")
 
 
-def test_theory_says_what_the_series_does(invoke):
+def test_theory_reports_convergence(invoke):
     result = succeeded(invoke("theory", "type1", "inverse_distance", "--heads", "1"))
     judged = [line.split()[1] for line in result.output.splitlines() if line.startswith("   0")]
     assert judged == ["converges", "diverges"]
@@ -96,7 +96,7 @@ def test_theory_says_what_the_series_does(invoke):
 
 
 @pytest.mark.parametrize("name", ["cable", "rotary", "rope"])
-def test_theory_refuses_what_has_no_formula_of_the_distance(invoke, name):
+def test_theory_refuses_biases_without_a_formula_of_the_distance(invoke, name):
     result = invoke("theory", name)
     assert result.exit_code == 2
     assert name in result.output
@@ -110,7 +110,7 @@ def test_demo_finds_every_bias_exact(invoke, tmp_path):
     assert (tmp_path / "biases.png").exists()
 
 
-def test_demo_fails_where_a_result_is_wrong(invoke, monkeypatch):
+def test_demo_fails_if_a_result_is_wrong(invoke, monkeypatch):
     exact = accuracy.biased_flash_attn
     monkeypatch.setattr(accuracy, "biased_flash_attn", lambda *args: 1.001 * exact(*args))
     result = invoke(*SMALL)
@@ -119,7 +119,7 @@ def test_demo_fails_where_a_result_is_wrong(invoke, monkeypatch):
 
 
 @pytest.mark.parametrize("name", BIASES)
-def test_sample_of_exact_attention_is_the_whole_seen_through_the_sample(name):
+def test_sampled_exact_attention_equals_whole_attention(name):
     layer = text.embedded(text.library_source(50), 2, 16, torch.float64)
     module = make_bias(name, 2, 32).double()
     sample = accuracy.Sample(layer, n_queries=7)
@@ -137,7 +137,7 @@ def test_sample_of_exact_attention_is_the_whole_seen_through_the_sample(name):
 
 
 @pytest.mark.skipif(not CLEAR_REFS.exists(), reason="this system does not tell peaks of memory")
-def test_cost_counts_the_memory_of_the_call_alone():
+def test_cost_excludes_earlier_memory():
     held = torch.ones(2**24)
     measured = cost(lambda: held + 1, repeats=2)
     assert measured.mebibytes == pytest.approx(64, abs=8)

@@ -1,4 +1,4 @@
-"""What is said of a bias before training: its series, its receptive field, and their order."""
+"""Series and receptive fields of biases, and their order."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ DIVERGENT = {
 
 
 @pytest.mark.parametrize("name", [*CONVERGENT, *DIVERGENT])
-def test_numbers_alone_tell_which_series_converge(name):
+def test_numeric_verdicts(name):
     bias = CONVERGENT.get(name) or DIVERGENT[name]
     verdict = convergence(bias)
     assert verdict.numeric.tolist() == [name in CONVERGENT] * bias.num_heads
     assert torch.equal(verdict.converges, verdict.numeric)
 
 
-def test_exponents_are_those_of_the_series():
+def test_exponents_of_known_series():
     for p, q, r in ((1, 0, 0), (1, 1, 1), (1, -3, 2.5), (1.02, 0.5, 0)):
         bias = of(
             lambda d, e=(p, q, r): (
@@ -77,7 +77,7 @@ def test_exponents_are_those_of_the_series():
 
 
 @pytest.mark.parametrize("name", biases.DISTANCE_BIASES)
-def test_closed_forms_agree_with_the_numbers(name):
+def test_closed_forms_agree_with_numeric_verdicts(name):
     verdict = convergence(biases.DISTANCE_BIASES[name](8))
     assert verdict.closed_form
     assert torch.equal(verdict.known, verdict.numeric)
@@ -85,7 +85,7 @@ def test_closed_forms_agree_with_the_numbers(name):
     assert str(verdict).count("  converges  ") == verdict.converges.sum()
 
 
-def test_where_numbers_cannot_reach_the_closed_form_decides():
+def test_the_closed_form_has_precedence():
     bias = biases.KerplePower(1)
     bias.r1.data[:] = bias.r2.data[:] = 0.01
     verdict = convergence(bias)
@@ -122,7 +122,7 @@ def test_receptive_field_of_alibi_is_its_closed_form(eps):
 
 
 @pytest.mark.parametrize("eps", [0.3, 0.05, 1e-3])
-def test_receptive_field_of_type1_is_where_1_minus_1_over_j_says(eps):
+def test_receptive_field_of_type1_follows_the_tail_of_its_series(eps):
     """The rest beyond j terms lies between 1/(j + 1) and 1/j: 1 - 1/j is the paper's integral."""
     share = eps * math.pi**2 / 6
     field = biases.Type1(1).receptive_field(eps).item()
@@ -137,7 +137,7 @@ def test_type2_has_the_smaller_field_than_type1():
         assert biases.Type2(1).receptive_field(eps) <= biases.Type1(1).receptive_field(eps)
 
 
-def test_order_of_fields_is_that_of_shares_from_its_distance_on():
+def test_order_of_fields_follows_the_order_of_fractions():
     first, second = biases.ALiBi(8), biases.Type1(8)
     order = compare_receptive_fields(first, second)
     assert order.smaller.tolist() == [-1] * 8
@@ -175,7 +175,7 @@ def published_curve(array: torch.Tensor, n: int) -> tuple[list[float], list[floa
     return [j / m for j in index], epsilon
 
 
-def test_normalized_curve_is_that_of_the_paper():
+def test_normalized_curve_follows_the_paper():
     length, points = int(torch.randint(20, 200, ())), int(torch.randint(3, 60, ()))
     weights = biases.ALiBi(4).curve(torch.arange(length).double()).exp()
     fields, eps = normalized_receptive_field(weights, points)
@@ -185,7 +185,7 @@ def test_normalized_curve_is_that_of_the_paper():
     assert eps.tolist() == pytest.approx(epsilon)
 
 
-def test_sandwich_is_fitted_by_the_published_curve_over_the_published_row():
+def test_fit_of_sandwich_equals_the_published_curve():
     """-0.825 log(1 + d) - 0.8 fits the 8192 distances of figure 9, and not the nearest 50."""
     published = biases.Sandwich(8, first_frequency=0)  # h = 8 in the last head
     slope, intercept = (x[-1].item() for x in log_fit(published, 8192))

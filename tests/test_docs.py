@@ -79,12 +79,12 @@ def assert_alike(printed: str, shown: str) -> None:
 @pytest.mark.parametrize(
     ("printed", "shown"), [("3 keys", "4 keys"), ("3 keys", "3 queries"), ("", "3")]
 )
-def test_what_differs_is_noticed(printed, shown):
+def test_differences_are_noticed(printed, shown):
     with pytest.raises(AssertionError):
         assert_alike(printed, shown)
 
 
 @pytest.mark.parametrize("name", BIASES)
-def test_every_bias_has_its_picture_on_a_page(name):
+def test_the_plot_of_every_bias_is_on_one_page(name):
     pages = [page.read_text() for page in (DOCS / "biases").glob("*.md")]
     assert sum(f"(../pictures/{name}.png)" in page for page in pages) == 1

@@ -51,6 +51,7 @@ WRONG = {
     ),
     "q has no heads": (ValueError, "q has 0 heads", {"q": Q[:, :0]}),
     "bias is a tensor": (TypeError, "bias is a Tensor", {"bias": torch.zeros(6, 9)}),
+    "bias is a name": (TypeError, "bias is 'alibi'; it must be", {"bias": "alibi"}),
     "bias was not called": (
         TypeError,
         r"bias is a Cable.*bias=cable\(x\)",

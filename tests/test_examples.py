@@ -1,4 +1,4 @@
-"""The examples run; what they claim, they assert themselves."""
+"""The examples run, and assert their results themselves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_train():
         assert f"{bias}: loss" in done.stdout
 
 
-def test_train_fails_where_nothing_is_learnt():
+def test_train_fails_if_nothing_is_learnt():
     done = run("train.py", "alibi", "--steps", "1")
     assert done.returncode == 1
     assert "the model did not learn" in done.stderr

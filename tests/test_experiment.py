@@ -1,4 +1,4 @@
-"""The experiment runner: it finds what the papers found, and loses nothing where it is stopped."""
+"""The experiment runner: results of the papers, and interruptions."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def assert_same(first: dict[str, object], second: dict[str, object]) -> None:
         assert torch.equal(first[name], second[name]), name
 
 
-def test_a_toy_experiment_finds_what_the_papers_found(tmp_path, seed):
+def test_a_toy_experiment_reproduces_the_papers(tmp_path, seed):
     """Trained on 32 bytes of real text and evaluated on up to 256."""
     size = experiment.Size(2, 32, 4, 350, 16, 5e-3, stream=2000, segments=32, gradients=4)
     schemes = ("sinusoidal", "rotary", "learned", "window_8", "alibi", "cable")
@@ -71,7 +71,7 @@ def test_a_toy_experiment_finds_what_the_papers_found(tmp_path, seed):
     assert results["window_8"]["gradient"]["receptive_field"] <= 2 * 8 - 1
 
 
-def test_training_goes_on_from_where_it_was_stopped(text, tmp_path, monkeypatch):
+def test_interrupted_training_resumes(text, tmp_path, monkeypatch):
     handler = signal.getsignal(signal.SIGINT)  # that of a background process ignores it
     whole = trained(text, tmp_path / "whole.pt")
     step = training._step
@@ -95,7 +95,7 @@ def test_training_goes_on_from_where_it_was_stopped(text, tmp_path, monkeypatch)
 COMMAND = ["extrapolate", "--biases", "alibi", "--train-length", "32", "--eval-lengths", "32..64"]
 
 
-def test_a_killed_run_goes_on_and_gives_the_same_table(tmp_path, monkeypatch):
+def test_a_killed_run_resumes_and_gives_the_same_table(tmp_path, monkeypatch):
     """SIGKILL leaves no time to save: what counts is the last checkpoint."""
     corpus = tmp_path / "corpus.txt"
     corpus.write_bytes(bytes(torch.randint(32, 128, (20000,)).tolist()))
@@ -137,7 +137,7 @@ def test_a_killed_run_goes_on_and_gives_the_same_table(tmp_path, monkeypatch):
     assert f"{nats:.4g}" in table
 
 
-def test_checkpoints_that_are_damaged_or_foreign_are_refused(text, tmp_path):
+def test_damaged_or_foreign_checkpoints_are_refused(text, tmp_path):
     path = tmp_path / "checkpoint.pt"
     trained(text, path)
     whole = path.read_bytes()
@@ -158,7 +158,7 @@ def test_checkpoints_that_are_damaged_or_foreign_are_refused(text, tmp_path):
     assert checkpoints.load(tmp_path / "none.pt", IDENTITY, "cpu") is None
 
 
-def test_checkpoints_hold_no_code(tmp_path):
+def test_checkpoints_contain_no_code(tmp_path):
     class Evil:
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "run"),)
@@ -170,7 +170,7 @@ def test_checkpoints_hold_no_code(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_file_is_whole_or_as_it_was(tmp_path, monkeypatch):
+def test_files_are_written_atomically(tmp_path, monkeypatch):
     path = tmp_path / "file"
     checkpoints.write_atomically(path, b"before")
 
@@ -194,7 +194,7 @@ def test_results_of_another_experiment_are_refused(text, tmp_path):
         experiment.run(SETTINGS, text, tmp_path)
 
 
-def test_what_is_measured_is_what_the_definitions_say(text, tmp_path):
+def test_results_follow_their_definitions(text, tmp_path):
     model, _ = training.train(SETTINGS, "alibi", text.train, tmp_path / "x.pt", IDENTITY)
     found = evaluation.evaluate(SETTINGS, model, text.test)
 
@@ -226,7 +226,7 @@ def test_what_is_measured_is_what_the_definitions_say(text, tmp_path):
     ]
 
 
-def test_data_depends_on_seed_and_step_alone(text):
+def test_data_depends_only_on_seed_and_step(text):
     first = training.batch(SETTINGS, text.train, 5)
     torch.rand(7)
     assert torch.equal(first, training.batch(SETTINGS, text.train, 5))
@@ -264,7 +264,7 @@ def test_text_of_files_is_split_by_file(tmp_path):
     assert experiment.read_text(tmp_path).digest != read.digest
 
 
-def test_text_of_one_file_is_cut(tmp_path):
+def test_text_of_one_file_is_split(tmp_path):
     path = tmp_path / "text"
     path.write_bytes(bytes(range(100)))
     read = experiment.read_text(path)
@@ -278,7 +278,7 @@ def test_default_text_is_python():
     assert b"def " in bytes(read.test[:20000].tolist())
 
 
-def test_tables_have_a_row_for_each_length_and_dashes_for_what_is_not_there():
+def test_tables_have_a_row_for_each_length_and_dashes_for_missing_values():
     results = {
         "alibi": {"perplexity": {"sliding": {"16": {"perplexity": 7.4321}}}},
         "learned": {"perplexity": {"sliding": {}}},

@@ -1,4 +1,4 @@
-"""What flash-attn's calls refuse: one error, which names the argument, before any work is done."""
+"""Invalid arguments of the functions of flash-attn raise an error before any work."""
 
 from __future__ import annotations
 
@@ -92,7 +92,21 @@ OF_PACKED = {
         {"cu_seqlens_k": torch.tensor([0, 2, 7], dtype=torch.int32)},
     ),
     "a sequence is longer": (ValueError, "max_seqlen_q is 3", {"max_seqlen_q": 3}),
-    "the longest is unknown": (TypeError, "max_seqlen_k is None", {"max_seqlen_k": None}),
+    "the longest is unknown": (
+        TypeError,
+        "max_seqlen_k is None; it must be an int",
+        {"max_seqlen_k": None},
+    ),
+    "the longest is a string": (
+        TypeError,
+        "max_seqlen_q is '4'; it must be an int$",
+        {"max_seqlen_q": "4"},
+    ),
+    "the longest is negative": (
+        ValueError,
+        "max_seqlen_q is -1; it must be an int from 0 on",
+        {"max_seqlen_q": -1},
+    ),
 }
 
 INTS = torch.tensor([3, 5], dtype=torch.int32)
@@ -187,7 +201,7 @@ OF_CACHE = {
     ),
     "rotary beyond its table": (
         ValueError,
-        "rotary_cos has 8 positions; tokens stand at up to 8 and need 9",
+        "rotary_cos has 8 positions; the tokens need 9",
         {"rotary_cos": ANGLES[:8], "rotary_sin": ANGLES[:8]},
     ),
     "rotary of more channels": (
@@ -217,7 +231,7 @@ OF_CACHE = {
     ),
     "values of inference": (
         ValueError,
-        "v_cache was made in inference mode",
+        "v_cache was created in inference mode",
         {"v_cache": INFERENCE},
     ),
     "slopes require gradients": (
@@ -243,7 +257,7 @@ def test_flash_attn_varlen_func(wrong):
 
 
 @pytest.mark.parametrize("wrong", [*OF_ALL, *OF_CACHE])
-def test_flash_attn_with_kvcache_leaves_the_cache_alone(wrong):
+def test_flash_attn_with_kvcache_leaves_the_cache_unchanged(wrong):
     error, message, arguments = (OF_ALL | OF_CACHE)[wrong]
     call = {"q": Q, "k_cache": K.clone(), "v_cache": V.clone(), "cache_seqlens": INTS} | NEW
     call |= arguments

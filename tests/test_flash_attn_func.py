@@ -1,4 +1,4 @@
-"""flash_attn_func and flash_attn_varlen_func do what flash-attn's documentation says."""
+"""flash_attn_func and flash_attn_varlen_func follow the documentation of flash-attn."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_any_lengths_and_windows(lengths, window_size, causal, alibi, seed):
         (5, 2, ["00", "00", "00", "10", "11"]),
     ],
 )
-def test_the_masks_that_the_documentation_prints(n_query, n_key, printed):
+def test_masks_of_the_documentation(n_query, n_key, printed):
     mask = torch.tensor([[float(x) for x in row] for row in printed])
     q, k = torch.zeros(1, n_query, 1, 8), torch.randn(1, n_key, 1, 8)
     v = torch.eye(n_key)[None, :, None]
@@ -138,7 +138,7 @@ def test_packed_sequences(alibi, causal, window_size):
         check_results(problem, ours)
 
 
-def test_slopes_of_heads_are_those_of_every_sequence():
+def test_slopes_per_head_apply_to_every_sequence():
     lengths = torch.tensor([0, 9, 30], dtype=torch.int32)
     q, k, v = torch.randn(3, 30, 4, 8)
     gradients = []
@@ -150,7 +150,7 @@ def test_slopes_of_heads_are_those_of_every_sequence():
     torch.testing.assert_close(gradients[0], gradients[1].sum(0))
 
 
-def test_ordinary_projections_are_read_as_they_lie():
+def test_projections_are_read_in_place():
     """q, k and v that a linear layer makes together, as models hand them to flash-attn."""
     x = torch.randn(2, 33, 3 * 4 * 16, requires_grad=True)
     q, k, v = x.view(2, 33, 3, 4, 16).unbind(2)
@@ -160,14 +160,14 @@ def test_ordinary_projections_are_read_as_they_lie():
     assert out.view(2, 33, 64).shape == (2, 33, 64)
 
 
-def test_channels_may_have_a_stride():
+def test_channels_may_be_strided():
     q, k, v = torch.randn(3, 2, 16, 9, 4).mT.transpose(1, 2)
     assert q.stride(-1) != 1
     out = flash_attn_func(q, k, v)
     assert torch.equal(out, flash_attn_func(q.contiguous(), k.contiguous(), v.contiguous()))
 
 
-def test_autocast_makes_dtypes_one():
+def test_autocast_unifies_dtypes():
     """Norms leave float32, projections bfloat16."""
     q, k, v = torch.randn(3, 2, 20, 4, 8)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -208,7 +208,7 @@ SIGNATURES = {
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
-def test_signatures_are_those_of_the_other_packages(name):
+def test_signatures_equal_those_of_the_other_packages(name):
     signature = inspect.signature(getattr(compat, name))
     plain = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
     assert str(inspect.Signature(plain)) == f"({SIGNATURES[name]})"

@@ -1,4 +1,4 @@
-"""flash_attn_with_kvcache does what flash-attn's documentation says, in the caller's tensors."""
+"""flash_attn_with_kvcache follows the documentation of flash-attn, in the caller's tensors."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def test_rotary_embedding(positions, rotary, storage):
 
 
 @pytest.mark.parametrize("storage", ["contiguous", "indexed", "sliced", "pages50"])
-def test_one_token_copies_no_cache(storage, monkeypatch):
+def test_one_token_does_not_copy_the_cache(storage, monkeypatch):
     """Keys are read in the memory that the caller's tensors have."""
     seen = []
     decode = operators.decode
@@ -261,7 +261,7 @@ def test_one_token_copies_no_cache(storage, monkeypatch):
 
 @pytest.mark.parametrize("n_query", [1, 5, 130])
 @pytest.mark.parametrize("window_size", [(-1, -1), (-1, 0), (600, 40)], ids=str)
-def test_long_caches_are_attended_to_whole(n_query, window_size):
+def test_long_caches_are_not_skipped(n_query, window_size):
     """With as many keys as make it worth asking which of them matter."""
     length, begin = random.randint(1100, 1400), random.randint(0, 60)
     q, slopes = torch.randn(2, n_query, 4, 8), 0.02 * torch.rand(4)
@@ -282,14 +282,14 @@ def test_long_caches_are_attended_to_whole(n_query, window_size):
 
 
 @pytest.mark.parametrize("n_query", [1, 130])
-def test_autocast_leaves_the_dtype_of_the_cache(n_query):
+def test_autocast_preserves_the_dtype_of_the_cache(n_query):
     q, cache = torch.randn(2, n_query, 4, 8), torch.randn(2, 2, 20, 2, 8)
     expected = flash_attn_with_kvcache(q, *cache, cache_seqlens=13)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(flash_attn_with_kvcache(q, *cache, cache_seqlens=13), expected)
 
 
-def test_steps_give_what_one_call_gives():
+def test_steps_equal_one_call():
     """Token by token, the caller counting, as the documentation means it to be used."""
     q, k, v = torch.randn(2, 40, 4, 16), *torch.randn(2, 2, 40, 2, 16)
     slopes = torch.rand(4)

@@ -41,7 +41,7 @@ def flex_backward(monkeypatch):
 
 
 @pytest.mark.parametrize("bias", [NONE, "kerple_log", "cable", SKIPPING])
-def test_a_case_measures_everything_that_can_be(flex_backward, bias):
+def test_a_case_measures_every_comparison(flex_backward, bias):
     measurement = Measurement(Case(bias, 16, 32), Rehearsal())
     measurement.prepare()
     rows = list(measurement.rows())
@@ -62,7 +62,7 @@ def test_decoding_measures_every_bias_and_batch():
     assert [row.target for row in rows] == 4 * [80, None]
 
 
-def test_another_step_is_noticed():
+def test_a_different_step_is_noticed():
     measurement = Decoding(Case(DECODING, 16, Rehearsal.decoding_length), Rehearsal())
     step = measurement.decoder("alibi", 1, Rehearsal.decoding_length)
     step.k = step.k.flip(2)
@@ -73,7 +73,7 @@ def test_another_step_is_noticed():
 @pytest.mark.parametrize(
     "name", [*(f"{bias}, fixed" for bias in TRAINED), *filter(None, TRAINED.values())]
 )
-def test_flex_attention_is_given_the_same_bias(flex_backward, name):
+def test_flex_attention_gets_the_same_bias(flex_backward, name):
     inputs = draw(40, torch.float32, 16, batch=2, heads=2)
     expected = ours(inputs, name)()
     found = flex(inputs, name, Rehearsal().compiled)()
@@ -87,7 +87,7 @@ def test_a_dense_bias_is_the_same_bias():
     check_same(sdpa_dense(inputs, "kerple_log", SDPBackend.MATH)(), mine)
 
 
-def test_what_differs_is_noticed():
+def test_different_results_are_noticed():
     inputs = draw(40, torch.float32, 16, heads=2)
     with pytest.raises(AssertionError, match=r"^another result: [oqkv] differs"):
         check_same(ours(inputs, "kerple_log, fixed")(), ours(inputs, None)())
@@ -151,11 +151,17 @@ def test_results_name_the_gpu(monkeypatch, tmp_path):
     path = results.save([met, failed], tmp_path, where)
     assert path.parent.name == "nvidia-h100-80gb-hbm3"
     text = path.with_suffix(".md").read_text()
-    assert "| fast   | >= 1.5x  | 1 of 2 | 2.00x | this  |" in text
     assert "failed: OutOfMemoryError: no room for a / b" in text
+    assert results.aims([met, failed]) == [["fast", ">= 1.5x", "1 of 2", "2.00x", "this"]]
 
 
-def test_results_are_written_as_they_come(tmp_path):
+def test_tables_show_the_numbers_of_their_json_files():
+    for path in results.RESULTS.glob("*/????-??-??-????.json"):
+        table = results.markdown(json.loads(path.read_text()))
+        assert path.with_suffix(".md").read_text() == table
+
+
+def test_results_are_written_immediately(tmp_path):
     command = [sys.executable, Path(gpu.__file__), "--rehearse", "--results", tmp_path]
     options = ["--lengths", "32", "64", "--head-dims", "16", "--biases", NONE, "--commit", "abc"]
     # No time for a second wave.
@@ -171,7 +177,7 @@ def test_results_are_written_as_they_come(tmp_path):
         assert result["setting"]["not_measured"] == ["D = 16, N = 64: none"]
 
 
-def test_a_case_whose_process_ends_badly_says_so():
+def test_the_reason_of_a_failed_process_is_reported():
     process = gpu.Process(Case("no such bias", 16, 32), rehearse=True)
     process.get_ready()
     (row,) = process.rows()
@@ -179,7 +185,7 @@ def test_a_case_whose_process_ends_badly_says_so():
     assert row.failure.startswith("the process ended with 1: KeyError: 'no such bias'")
 
 
-def test_a_case_that_hangs_is_ended(monkeypatch):
+def test_a_case_that_hangs_is_terminated(monkeypatch):
     monkeypatch.setattr(gpu, "LIMIT", 0.1)
     process = gpu.Process(Case(NONE, 16, 32), rehearse=True)
     process.get_ready()

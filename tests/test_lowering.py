@@ -1,4 +1,4 @@
-"""How a bias becomes a form: from functions, in which precision, remembered when, compiled."""
+"""Lowering of biases to forms: functions, precision, caching and compilation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from biased_flash_attn.forms import Geometry
 from numerics import assert_close_to_float64
 
 
-def test_function_gets_signed_distances_only_when_asked():
+def test_functions_get_signed_distances_only_on_request():
     kinds = {signed: [] for signed in (False, True)}
     for signed, given_to in kinds.items():
         bias = biases.DistanceBias.from_function(
@@ -51,7 +51,7 @@ def test_one_curve_for_all_heads_is_lowered_to_one_row():
     assert biases.Type1(8).dense(4, 4).shape == (8, 4, 4)
 
 
-def test_distant_cosines_keep_their_angle():
+def test_cosines_of_large_distances_are_exact():
     geometry = Geometry(1, 1_000_000)
     bias = biases.Sandwich(1, dbar=8)
     table = bias.lower(geometry, torch.float32, torch.device("cpu")).table[0]
@@ -75,7 +75,7 @@ def test_sums_of_many_steps_are_exact():
 
 
 @cases(CONTEXT_CASES)
-def test_autocast_does_not_reach_into_the_sums(case):
+def test_autocast_does_not_affect_sums(case):
     make, _ = case
     bias, x = make(), torch.randn(2, 6, DIM)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -100,7 +100,7 @@ def test_casting_a_model_leaves_fixed_biases_exact(name):
 
 
 @cases(DISTANCE_CASES)
-def test_only_a_bias_without_parameters_is_remembered(case):
+def test_only_biases_without_parameters_are_cached(case):
     make, _ = case
     bias, cpu = make(), torch.device("cpu")
     short, long = Geometry(6, 6), Geometry(6, 9)
@@ -121,7 +121,7 @@ def test_only_a_bias_without_parameters_is_remembered(case):
     assert bias.lower(short, torch.float64, cpu).tensors[0].dtype == torch.float64
 
 
-def test_a_function_is_never_remembered():
+def test_functions_are_never_cached():
     rate = torch.ones(())
     bias = biases.DistanceBias.from_function(lambda d: -rate * d, 1)
     settings = (Geometry(4, 4), torch.float32, torch.device("cpu"))
@@ -131,7 +131,7 @@ def test_a_function_is_never_remembered():
 
 
 @pytest.mark.parametrize("name", ["alibi", "sandwich"])
-def test_what_inference_mode_remembered_serves_training(name):
+def test_forms_cached_in_inference_mode_can_be_trained_with(name):
     bias, geometry = biases.DISTANCE_BIASES[name](HEADS), Geometry(5, 5)
     settings = (geometry, torch.float32, torch.device("cpu"))
     with torch.inference_mode():
@@ -167,7 +167,7 @@ def test_lowering_compiles_into_one_graph(case):
 
 
 @cases(DISTANCE_CASES | CONTEXT_CASES)
-def test_a_bias_survives_copies(case):
+def test_biases_can_be_copied(case):
     make, _ = case
     bias = make()
     x = torch.randn(2, 6, DIM)
@@ -183,7 +183,7 @@ def test_a_bias_survives_copies(case):
         assert torch.equal(dense(other), dense(bias))
 
 
-def test_what_is_remembered_is_not_stored():
+def test_cached_forms_are_not_pickled():
     bias = biases.Sandwich(32)
     size = len(pickle.dumps(bias))
     bias.lower(Geometry(16384, 16384), torch.float32, torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""Layers and models: attention written out, steps with caches, both sides, and what is refused."""
+"""Layers and models: plain attention, cached steps, bidirectional models, and errors."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def turned(x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("scheme", "causal"), [*((s, True) for s in SCHEMES), *((s, False) for s in TWO_SIDED)]
 )
-def test_attention_is_projections_around_softmax_of_products_and_bias(scheme, causal):
+def test_attention_equals_plain_pytorch(scheme, causal):
     layer = BiasedAttention(DIM, HEADS, scheme, kv_heads=KV_HEADS, causal=causal).double()
     x = torch.randn(2, 11, DIM, dtype=torch.float64)
     exact = torch.stack([written_out(layer, sequence, causal) for sequence in x])
@@ -100,7 +100,7 @@ def test_attention_is_projections_around_softmax_of_products_and_bias(scheme, ca
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_steps_with_caches_give_what_the_whole_sequences_give(scheme):
+def test_cached_steps_equal_whole_sequences(scheme):
     model = causal_lm(scheme)
     tokens = torch.randint(VOCABULARY, (2, 23))
     with torch.no_grad():
@@ -134,7 +134,7 @@ def test_every_parameter_is_trained(scheme):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_language_model_does_not_see_what_follows(scheme):
+def test_a_language_model_does_not_see_later_tokens(scheme):
     model = causal_lm(scheme)
     tokens = torch.randint(VOCABULARY, (1, 20))
     changed = tokens.clone()
@@ -145,7 +145,7 @@ def test_a_language_model_does_not_see_what_follows(scheme):
 
 
 @pytest.mark.parametrize("scheme", TWO_SIDED)
-def test_an_encoder_sees_both_sides_and_no_padding(scheme):
+def test_an_encoder_is_bidirectional_and_ignores_padding(scheme):
     model = larger(Encoder(VOCABULARY, DIM, 2, HEADS, scheme, max_length=64).double())
     tokens = torch.randint(VOCABULARY, (2, 16))
     mask = torch.ones(2, 16, dtype=torch.bool)
@@ -158,7 +158,7 @@ def test_an_encoder_sees_both_sides_and_no_padding(scheme):
     assert (model(changed, mask)[0, 0] != padded[0, 0]).any()
 
 
-def test_positions_reach_the_models_that_have_them_and_no_other():
+def test_only_models_with_positions_depend_on_the_order():
     """Without positions an encoder gives a permuted sequence the permuted logits."""
     tokens, order = torch.randint(VOCABULARY, (1, 10)), torch.randperm(10)
     while torch.equal(tokens[:, order], tokens):
@@ -172,7 +172,7 @@ def test_positions_reach_the_models_that_have_them_and_no_other():
             assert (permuted - plain).abs().max() > 1e-6 * plain.abs().max(), scheme
 
 
-def test_sinusoidal_embeddings_are_the_published_ones():
+def test_sinusoidal_embeddings_follow_the_paper():
     model = CausalLM(VOCABULARY, DIM, 1, HEADS, "sinusoidal").double()
     tokens = torch.randint(VOCABULARY, (1, 9))
     added = model.embedding(tokens) - DIM**0.5 * model.embedding.tokens(tokens)
@@ -187,12 +187,13 @@ def test_models_have_the_parameters_of_gpt_2_and_bert():
     with torch.device("meta"):
         gpt = CausalLM(50257, 768, 12, 12, "learned", max_length=1024)
         bert = Encoder(30522, 768, 12, 12, "learned", max_length=512)
+        assert gpt(torch.zeros(2, 7, dtype=torch.long)).shape == (2, 7, 50257)
     assert sum(p.numel() for p in gpt.parameters()) == 124_439_808
     # BERT base with its head for masked words, without its two embeddings of segments.
     assert sum(p.numel() for p in bert.parameters()) == 109_514_298 - 2 * 768
 
 
-def test_the_backend_is_that_of_every_call():
+def test_the_backend_is_used_in_every_call():
     model = CausalLM(VOCABULARY, DIM, 1, HEADS, backend="tpu")
     tokens = torch.zeros(1, 2, dtype=torch.long)
     for arguments in ((tokens,), (tokens, model.make_caches(1))):
@@ -201,7 +202,7 @@ def test_the_backend_is_that_of_every_call():
 
 
 @pytest.mark.parametrize("scheme", ["test_nn:Quadratic", "test_nn:Gate"])
-def test_a_bias_of_ones_own_is_named_by_its_path(scheme):
+def test_custom_biases_are_named_by_their_path(scheme):
     layer = BiasedAttention(DIM, HEADS, scheme).double()
     assert type(layer.bias(torch.zeros(1, 3, DIM).double())).__name__ in (
         "Quadratic",

@@ -1,12 +1,15 @@
-"""Some heads of a bias are what they are among all heads."""
+"""Some heads of a bias equal those of the whole bias."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from biased_flash_attn import biased_flash_attn, biases
 from biased_flash_attn.biases import of_heads
+from biased_flash_attn.biases.base import PositionBias
+from biased_flash_attn.forms import Cumulative
 
 HEADS = 6
 
@@ -20,8 +23,31 @@ def test_heads_of_a_bias_of_positions(name):
     assert torch.equal(some.receptive_field(0.1), bias.receptive_field(0.1)[2:5])
 
 
+class Tokens(PositionBias):
+    """A bias of one's own: what each token adds to the bias, the same for all sequences."""
+
+    def __init__(self, values: Tensor, gain: Tensor | None):
+        super().__init__(values.shape[0])
+        self.values, self.gain = values[None], gain
+
+    def lower(self, geometry, dtype, device):
+        gain = None if self.gain is None else self.gain.to(dtype)
+        return Cumulative(geometry.running_sums(self.values), gain)
+
+
+@pytest.mark.parametrize("gain", [None, torch.rand(1, HEADS, 9), torch.rand(1, 1, 9)])
+def test_heads_of_a_custom_position_bias(gain):
+    bias = Tokens(torch.randn(HEADS, 9), gain)
+    some = of_heads(bias, 2, 5)
+    assert torch.equal(some.dense(9, 9), bias.dense(9, 9)[2:5])
+    q, k, v = torch.randn(3, 1, HEADS, 9, 8)
+    whole = biased_flash_attn(q, k, v, bias)
+    q, k, v = (x[:, 2:5] for x in (q, k, v))
+    torch.testing.assert_close(biased_flash_attn(q, k, v, some), whole[:, 2:5])
+
+
 @pytest.mark.parametrize("name", ["alibi", "kerple_log", "shared", "cable", "forget_gate"])
-def test_groups_of_heads_give_together_what_all_give(name):
+def test_groups_of_heads_equal_the_whole_bias(name):
     """Gradients of parameters too, which groups share."""
     q, k, v = torch.randn(3, 2, HEADS, 20, 8, dtype=torch.float64)
     states = torch.randn(2, 20, 5, dtype=torch.float64)
@@ -51,7 +77,7 @@ def test_groups_of_heads_give_together_what_all_give(name):
             torch.testing.assert_close(one, other)
 
 
-def test_what_is_wrong_is_named():
+def test_errors_name_the_argument():
     with pytest.raises(TypeError, match=r"bias is a Cable; .* or a CumulativeBias"):
         of_heads(biases.Cable(5, HEADS), 0, 2)
     for start, stop in ((2, 2), (-1, 2), (3, 7)):

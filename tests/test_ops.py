@@ -195,6 +195,56 @@ def test_compiles_without_graph_breaks(name):
         torch.testing.assert_close(x, exact)
 
 
+@pytest.mark.parametrize("name", ["none", "alibi", "kerple_log", "cable", "forget_gate"])
+def test_meta_tensors_give_shapes(name):
+    def shapes(device: str) -> list:
+        q, k, v = (
+            torch.randn(2, *shape, device=device, requires_grad=True)
+            for shape in ((4, 6, 8), (2, 9, 8), (2, 9, 5))
+        )
+        inputs, bias = [q, k, v], None
+        if name in biases.DISTANCE_BIASES:
+            bias = biases.DISTANCE_BIASES[name](4).to(device)
+        elif name in biases.CONTEXT_BIASES:
+            module = biases.CONTEXT_BIASES[name](3, 4).to(device)
+            inputs += module.parameters()
+            bias = module(torch.randn(2, 9, 3, device=device))
+        mask = torch.ones(2, 9, dtype=torch.bool, device=device)
+        masks = [None] if name in biases.CONTEXT_BIASES else [None, mask]
+        results = []
+        for mask in masks:
+            o, lse = biased_flash_attn(q, k, v, bias, key_padding_mask=mask, return_lse=True)
+            gradients = torch.autograd.grad(o.sum() + lse.sum(), inputs, retain_graph=True)
+            results += [o, lse, *gradients]
+        assert {x.device.type for x in results} == {device}
+        return [(x.shape, x.dtype, x.stride()) for x in results]
+
+    assert shapes("meta") == shapes("cpu")
+
+
+@pytest.mark.parametrize("longest", [None, 9])
+def test_packed_meta_tensors_give_shapes(longest):
+    q, kv = torch.empty(20, 4, 8, device="meta"), torch.empty(30, 2, 8, device="meta")
+    cu_seqlens = torch.empty(3, dtype=torch.int32, device="meta")
+    o, lse = biased_flash_attn_varlen(
+        *(q, kv, kv, cu_seqlens, cu_seqlens, biases.Type1(4)),
+        **{"max_seqlen_q": longest, "max_seqlen_k": longest, "return_lse": True},
+    )
+    assert o.shape == q.shape
+    assert lse.shape == (4, 20)
+
+
+def test_biases_may_be_made_in_compiled_code():
+    torch._dynamo.reset()
+
+    def attend(q):
+        return biased_flash_attn(q, q, q, biases.ALiBi(q.shape[1], shift=1.0))
+
+    q = torch.randn(1, 3, 33, 8)
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(q), attend(q))
+
+
 def test_compiles_with_the_default_backend():
     torch._dynamo.reset()
     problem = drawn(Case("kerple_log", lengths=(33, 33), heads=(4, 2)))

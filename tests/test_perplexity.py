@@ -1,4 +1,4 @@
-"""The three protocols of perplexity, against one prediction at a time."""
+"""The three protocols of perplexity, compared with single predictions."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_windows(model, n, length, stride):
         check(nonoverlapping_perplexity(model, tokens, length), losses)
 
 
-def test_dropout_is_off_and_then_as_before(model):
+def test_training_mode_is_restored(model):
     model.train()
     model.table.eval()
     nonoverlapping_perplexity(model, torch.randint(VOCABULARY, (50,)), 10)

@@ -1,4 +1,4 @@
-"""What is measured of a trained model: gradients and attention weights, against definitions."""
+"""Receptive fields of trained models by gradients and attention weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def causal_lm(scheme: str, layers: int = 2) -> CausalLM:
 
 
 @pytest.mark.parametrize("scheme", [*BIASES, *BASELINES, "window_5"])
-def test_cumulative_gradient_is_the_norms_of_the_jacobian_added_from_the_end(scheme):
+def test_cumulative_gradient_equals_sums_of_jacobian_norms(scheme):
     model, tokens = causal_lm(scheme), torch.randint(VOCABULARY, (2, 13))
     embedding = model.embedding.tokens
     exact = []
@@ -52,7 +52,7 @@ def test_cumulative_gradient_is_the_norms_of_the_jacobian_added_from_the_end(sch
 
 
 @pytest.mark.parametrize(("layers", "window"), [(1, 1), (1, 5), (2, 4), (3, 3), (4, 2)])
-def test_a_windowed_model_has_no_gradient_beyond_its_layers_windows(layers, window):
+def test_a_windowed_model_has_no_gradient_beyond_its_windows(layers, window):
     """Each of R layers adds w - 1 tokens, so that at most w R count."""
     model = causal_lm(f"window_{window}", layers)
     curves = cumulative_gradient(model, torch.randint(VOCABULARY, (3, 40)), progress=False)
@@ -65,7 +65,7 @@ def test_a_windowed_model_has_no_gradient_beyond_its_layers_windows(layers, wind
     assert (empirical_receptive_field(curves) <= reach).all()
 
 
-def test_models_of_embeddings_and_named_embeddings_give_the_same():
+def test_embeddings_as_inputs_give_the_same_gradients():
     model, tokens = causal_lm("alibi"), torch.randint(VOCABULARY, (2, 9))
 
     class FromEmbeddings(nn.Module):
@@ -83,7 +83,7 @@ def test_models_of_embeddings_and_named_embeddings_give_the_same():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_receptive_field_is_the_first_count_over_the_share():
+def test_receptive_field_is_the_first_count_above_the_share():
     curves = [[0.5, 0.98, 0.99, 0.995, 1.0], [0.991, 1, 1, 1, 1], [0.1, 0.1, 0.1, 0.1, 1]]
     curves = torch.tensor(curves, dtype=torch.float64)
     assert empirical_receptive_field(curves).tolist() == [4, 1, 5]
@@ -101,7 +101,7 @@ def shortest(weights: list[float], eps: float) -> int:
 @pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize("entries", [2**22, 300], ids=["one block", "blocks of queries"])
 @pytest.mark.parametrize("name", ["alibi", "kerple_log", "cable", "kernelized_cable", "none"])
-def test_attention_mass_is_the_shortest_count_of_nearest_keys(name, entries, window, monkeypatch):
+def test_attention_mass_is_the_smallest_count_of_nearest_keys(name, entries, window, monkeypatch):
     monkeypatch.setattr("biased_flash_attn.extrapolation.attention_weights.ENTRIES", entries)
     n_query, n_key = 17, 23
     x = torch.randn(2, n_key, DIM)
@@ -138,13 +138,13 @@ def test_attention_masses_are_those_of_each_layer():
         x = block(x)
 
 
-def test_where_products_are_alike_it_is_the_receptive_field_of_the_bias():
+def test_attention_mass_of_equal_products_is_the_receptive_field_of_the_bias():
     bias, n_key = biases.ALiBi(HEADS, shift=-2), 3000
     field = attention_mass(torch.zeros(1, HEADS, 1, 8), torch.zeros(1, HEADS, n_key, 8), bias, 0.01)
     assert field[0, :, 0].tolist() == bias.receptive_field(0.01).tolist()
 
 
-def test_instruments_take_memory_in_proportion_to_the_length():
+def test_memory_is_proportional_to_the_length():
     def entries(n: int) -> int:
         q = torch.zeros(1, 1, n, 8)
         sizes = []
@@ -201,7 +201,7 @@ def test_instruments_take_memory_in_proportion_to_the_length():
         (
             lambda: attention_masses(Encoder(9, 8, 1, 2), torch.ones(1, 3).long()),
             ValueError,
-            "model sees both sides",
+            "model is bidirectional",
         ),
     ],
 )

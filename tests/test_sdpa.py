@@ -1,4 +1,4 @@
-"""compat.scaled_dot_product_attention is PyTorch's, with a bias in the place of a dense mask."""
+"""compat.scaled_dot_product_attention equals PyTorch's, with a bias in place of a dense mask."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ COMBINATIONS = pairwise(
 
 
 @pytest.mark.parametrize("row", COMBINATIONS, ids=lambda row: "-".join(map(str, row.values())))
-def test_outputs_and_gradients_are_those_of_pytorch(row):
+def test_outputs_and_gradients_equal_pytorch(row):
     (n_query, n_key), kv_heads = row["lengths"], row["kv_heads"]
     is_causal, mask = row["is_causal"], key_mask(row["mask"], n_key)
     places = max(n_query, n_key) if is_causal else n_key
@@ -110,7 +110,7 @@ def test_leading_dimensions(leading, is_causal):
 @pytest.mark.parametrize("shape", [(2, 4, 0, 8), (0, 4, 6, 8), (3, 2, 4, 0, 8)], ids=str)
 @pytest.mark.parametrize("n_key", [0, 5])
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_nothing_to_attend_to(is_causal, n_key, shape):
+def test_empty_inputs(is_causal, n_key, shape):
     q, k = torch.randn(shape), torch.randn(*shape[:-2], n_key, 8)
     mask = torch.ones(*shape[:-3], 1, 1, n_key, dtype=torch.bool)
     for attn_mask in (None, mask):
@@ -118,7 +118,7 @@ def test_nothing_to_attend_to(is_causal, n_key, shape):
         assert torch.equal(ours, functional.scaled_dot_product_attention(q, k, k))
 
 
-def test_autocast_makes_dtypes_one():
+def test_autocast_unifies_dtypes():
     """As PyTorch does: norms leave float32, projections bfloat16."""
     q, k, v = torch.randn(3, 2, HEADS, 20, 8)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -127,7 +127,7 @@ def test_autocast_makes_dtypes_one():
     assert torch.equal(ours, scaled_dot_product_attention(q, k, v, is_causal=True))
 
 
-def test_matrices_alone():
+def test_inputs_without_heads():
     q, k, v = torch.randn(3, 12, 8, dtype=torch.float64)
     ours = scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3)
     exact = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3)
@@ -147,7 +147,7 @@ def test_masked_keys_are_never_read(lengths):
 
 @pytest.mark.parametrize("lengths", [(17, 40), (40, 17), (20, 20)], ids=str)
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_gains_of_positions_are_those_of_the_queries_there(is_causal, lengths):
+def test_gains_per_position_are_selected_for_the_queries(is_causal, lengths):
     n_query, n_key = lengths
     places = max(lengths) if is_causal else n_key
     q, k, v = leaf(1, HEADS, n_query, 8), leaf(1, HEADS, n_key, 8), leaf(1, HEADS, n_key, 8)

@@ -113,7 +113,7 @@ def mean_logprobs(model, inputs: dict, sequences: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", ["bloom", "mpt", "falcon", "t5", "umt5"])
-def test_cached_steps_give_what_one_pass_gives(name):
+def test_cached_steps_equal_one_pass(name):
     model = accelerated((DECODERS | ENCODER_DECODERS)[name]())
     ids, cache, key = tokens(2, 30), None, "input_ids"
     inputs = {}

@@ -141,7 +141,7 @@ def test_masks_of_pairs_are_refused():
 @pytest.mark.parametrize("make", [llama, lambda: mistral(9)], ids=["llama", "mistral"])
 def test_static_caches_are_refused(make):
     ours, _ = make()
-    with pytest.raises(NotImplementedError, match="static caches are not served"):
+    with pytest.raises(NotImplementedError, match="static caches are not supported"):
         ours.generate(tokens(2, 20), max_new_tokens=4, cache_implementation="static")
 
 
@@ -166,21 +166,21 @@ def test_dropout_is_refused_in_training():
         ("position_bias", torch.zeros(1, 4, 9, 9)),
     ],
 )
-def test_what_is_not_offered_is_refused(name, value):
+def test_unsupported_arguments_are_refused(name, value):
     q = torch.randn(1, 4, 9, 16)
     attend = transformers.AttentionInterface()[NAME]
     with pytest.raises(NotImplementedError, match=name):
         attend(torch.nn.Module(), q, q, q, None, **{name: value})
 
 
-def test_windows_to_both_sides_are_refused():
+def test_bidirectional_windows_are_refused():
     q = torch.randn(1, 4, 9, 16)
     attend = transformers.AttentionInterface()[NAME]
     with pytest.raises(NotImplementedError, match="sliding_window"):
         attend(torch.nn.Module(), q, q, q, None, is_causal=False, sliding_window=4)
 
 
-def test_windows_that_disagree_are_refused():
+def test_inconsistent_windows_are_refused():
     q, mask = torch.randn(1, 4, 9, 16), transformers.AttentionMaskInterface()[NAME](1, 9, 9)
     attend = transformers.AttentionInterface()[NAME]
     with pytest.raises(ValueError, match="sliding_window is 4"):

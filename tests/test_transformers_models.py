@@ -97,7 +97,22 @@ def test_dropout_outside_of_attention(make):
     assert_same_model(*results, "logits")
 
 
-def test_attention_to_an_encoder_with_padding_between_tokens():
+@pytest.mark.parametrize("name", [*DECODERS, *ENCODER_DECODERS])
+def test_weights_are_initialized_as_without_acceleration(name):
+    plain = {**DECODERS, **ENCODER_DECODERS}[name]()
+    ours = accelerated(plain)
+    for model in (plain, ours):
+        for parameter in model.parameters():  # as transformers marks what it has initialized
+            vars(parameter).pop("_is_hf_initialized", None)
+            parameter.data.zero_()
+        torch.manual_seed(0)
+        model.apply(model._init_weights)
+    assert all(x.any() for name, x in plain.state_dict().items() if name.endswith("q.weight"))
+    for mine, theirs in zip(ours.state_dict().values(), plain.state_dict().values(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_cross_attention_with_padding_between_tokens():
     """What a decoder is given may come from anywhere."""
     model = t5().decoder
     inputs = {

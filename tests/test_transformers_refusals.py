@@ -1,4 +1,4 @@
-"""What `accelerate` cannot serve, it says, and leaves as it was."""
+"""`accelerate` refuses unsupported models, and leaves them unchanged."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_projections_in_slices():
     assert_refused(decoder("Bloom", pretraining_tp=2, slow_but_exact=True), "slow_but_exact")
 
 
-def test_layers_that_somebody_changed():
+def test_modified_layers():
     model = bloom()
     layer = model.transformer.h[1].self_attention
     layer.forward = layer.forward
@@ -58,7 +58,7 @@ def test_models_that_return_attention_weights():
     assert_refused(decoder("Bloom", output_attentions=True), "output_attentions")
 
 
-def test_what_is_no_model():
+def test_other_types():
     with pytest.raises(TypeError, match="model is a Linear"):
         accelerate(torch.nn.Linear(2, 2))
 
@@ -150,14 +150,14 @@ def test_other_implementations_are_refused_after_acceleration(implementation):
 def test_static_caches_are_refused(make):
     model = accelerated(make())
     cache = transformers.StaticCache(model.config, max_cache_len=20)
-    with pytest.raises(NotImplementedError, match="static caches are not served"):
+    with pytest.raises(NotImplementedError, match="static caches are not supported"):
         model(tokens(2, 9), past_key_values=cache)
 
 
 @pytest.mark.parametrize("make", [bloom, t5])
 def test_generation_with_static_caches_is_refused(make):
     model = accelerated(make())
-    with pytest.raises(NotImplementedError, match="static caches are not served"):
+    with pytest.raises(NotImplementedError, match="static caches are not supported"):
         model.generate(tokens(2, 9), max_new_tokens=4, cache_implementation="static")
 
 
@@ -169,7 +169,7 @@ def test_padding_between_tokens_of_t5_is_refused(side):
         model(**inputs, **{side: lengths_mask("between", 3, 30)})
 
 
-def test_acceleration_twice_is_acceleration_once():
+def test_acceleration_is_idempotent():
     model = accelerated(bloom())
     config, hooks = model.config, len(model.transformer._forward_pre_hooks)
     assert accelerate(model) is model
@@ -177,7 +177,7 @@ def test_acceleration_twice_is_acceleration_once():
     assert len(model.transformer._forward_pre_hooks) == hooks
 
 
-def test_a_part_before_the_whole():
+def test_acceleration_of_a_part_before_the_whole():
     model = t5()
     expected = accelerated(model)
     accelerate(model.encoder)
@@ -188,7 +188,7 @@ def test_a_part_before_the_whole():
 
 
 @pytest.mark.parametrize("make", [bloom, mpt, falcon, t5])
-def test_parameters_and_the_models_of_others_stay_as_they_are(make):
+def test_parameters_and_other_models_are_unchanged(make):
     """Two models may share a config."""
     config = make().config
     model, other = (transformers.AutoModel.from_config(config) for _ in range(2))
@@ -233,7 +233,7 @@ def test_copies_and_files(make, tmp_path):
 
 
 @pytest.mark.parametrize("make", [bloom, mpt, t5])
-def test_models_that_get_their_parameters_later(make):
+def test_models_whose_parameters_are_loaded_later(make):
     expected = accelerated(make())
     with torch.device("meta"):
         model = accelerate(make())
@@ -252,7 +252,7 @@ def test_the_package_does_not_import_transformers():
     assert done.returncode == 0, done.stderr
 
 
-def test_without_transformers_it_says_what_to_install():
+def test_the_error_without_transformers_names_the_remedy():
     done = run(
         "import sys; sys.modules['transformers'] = None;"
         "import biased_flash_attn.integrations.transformers"

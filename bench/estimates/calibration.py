@@ -1,9 +1,9 @@
-"""Fits the two free numbers of a GPU to some of the published timings, and predicts the others.
+"""Fits the two free parameters of a GPU to some published timings, and predicts the others.
 
     fence       cycles of a fence: the latency that loops of products of warp groups expose
     sustained   the fraction of the simulated speed that is reached
 
-The error of an estimate is that of nine in ten rows that were predicted, and not fitted.
+The error of an estimate is an upper bound of the errors of nine in ten predicted rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .published import ROWS, TOKAMAX, Row
 from .tiles import DELTA, DKV, DQ, FORWARD
 
 FENCES = range(0, 601, 50)
-SHARE = 0.9  # of predicted rows whose errors are at most the error that is stated
+FRACTION = 0.9  # of predicted rows with at most the stated error
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def predictions(gpu: Gpu) -> list[Prediction]:
 
 def stated_error(found: Iterable[Prediction]) -> float:
     errors = sorted(abs(one.error) for one in found if not one.row.is_fitted)
-    return errors[math.ceil(SHARE * len(errors)) - 1]
+    return errors[math.ceil(FRACTION * len(errors)) - 1]
 
 
 def fit(gpu: Gpu) -> list[tuple[Gpu, float]]:

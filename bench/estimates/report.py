@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import triton
 
 from . import tiles, times
-from .calibration import SHARE, Prediction, stated_error
+from .calibration import FRACTION, Prediction, stated_error
 from .gpu import Gpu
 from .kernels import Kernel, build
 from .pipes import PIPES
@@ -26,13 +26,13 @@ FORMS = {
 NAMES = {tiles.FORWARD: "forward", tiles.DQ: "dQ", tiles.DKV: "dK, dV", tiles.TABLE: "dtable"}
 TOKENS = 16384
 CHANNELS = 2048  # of all heads
-# Below this share of the cycles, no unit is said to bound a loop.
+# Below this fraction of the cycles, no unit is considered the bottleneck of a loop.
 BOUND = 0.7
 
 
 @dataclass(frozen=True)
 class Line:
-    """A kernel of a training step, and what is estimated of it."""
+    """A kernel of a training step and its estimate."""
 
     kernel: Kernel
     cells: tuple[str, ...]
@@ -54,16 +54,16 @@ def lines(gpu: Gpu, form: str, head_dim: int) -> list[Line]:
 def _line(kernel: Kernel, gpu: Gpu) -> Line:
     simulated, units = times.whole_tiles(kernel, gpu)
     unit = times.critical(units)
-    share = units[unit] / simulated
+    fraction = units[unit] / simulated
     blocks = kernel.blocks_at_once(gpu)
     found = times.estimate(kernel, gpu, problem(kernel.head_dim))
-    bound = unit if share >= BOUND else f"latency, then {unit}"
+    bound = unit if fraction >= BOUND else f"latency, then {unit}"
     cells = (
         *(FORMS[kernel.form], str(kernel.head_dim), NAMES[kernel.name]),
         f"{kernel.block_m} x {kernel.block_n}, {kernel.warps}, {kernel.stages}",
         *(str(blocks), f"{times.repeated_products(kernel):.2f}"),
         *(f"{units[pipe]:.0f}" for pipe in PIPES),
-        *(f"{simulated:.0f}", f"{bound} ({share:.0%})", f"{found.milliseconds:.2f}"),
+        *(f"{simulated:.0f}", f"{bound} ({fraction:.0%})", f"{found.milliseconds:.2f}"),
     )
     return Line(kernel, cells, found.milliseconds)
 
@@ -81,7 +81,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def totals(gpu: Gpu, found: Sequence[Line]) -> list[tuple[str, ...]]:
-    """Of each bias and width of heads: both directions, in TFLOP/s, and against no bias."""
+    """Both directions for each bias and head_dim, in TFLOP/s and relative to no bias."""
     spent: dict[tuple[str, int], list[float]] = {}  # forward and backward
     for line in found:
         kernel = line.kernel
@@ -135,7 +135,7 @@ def _unchecked(predicted: Sequence[Prediction]) -> str:
 
 
 def document(gpu: Gpu, found: Sequence[Line], predicted: Sequence[Prediction]) -> str:
-    error = stated_error(predicted)
+    error, within = stated_error(predicted), f"{FRACTION:.0%}"
     sources = "\n".join(
         f"- {name}: {text}."
         for name, text in SOURCES.items()
@@ -145,7 +145,7 @@ def document(gpu: Gpu, found: Sequence[Line], predicted: Sequence[Prediction]) -
     return f"""# Estimated speed of the Triton kernels on an {gpu.name}
 
 **Estimates, not measurements: none of these kernels has been timed.** The error of each is
-±{error:.0%}: {SHARE:.0%} of the published timings that were predicted and not fitted lie within it
+±{error:.0%}: {within} of the published timings that were predicted and not fitted lie within it
 (see the last table).{_unchecked(predicted)}
 
 Made with Triton {triton.__version__} by `python bench/estimate.py`, for bfloat16, causal attention,

@@ -78,13 +78,17 @@ class Sequences:
         totals: tuple[int, int],
         longest: tuple[int | None, int | None],
     ) -> Sequences:
-        """Packed ones. Where a longest one is None it is read, or while compiling its total."""
+        """Packed ones.
+
+        Where a longest one is None it is read; while compiling and for
+        meta tensors, it is taken to be the total.
+        """
         rows = torch.ops.biased_flash_attn.rows_of_offsets(
             cu_seqlens_q, cu_seqlens_k, *totals, *longest
         )
         if None in longest:
             found = totals
-            if not torch.compiler.is_compiling():
+            if not torch.compiler.is_compiling() and not rows.is_meta:
                 found = rows[:, 1:4:2].amax(0).tolist() if len(rows) else (0, 0)
             longest = [f if n is None else n for n, f in zip(longest, found, strict=True)]
         return Sequences(rows, *longest, *totals, is_packed=True)

@@ -175,6 +175,10 @@ def check_bias(bias, q: Tensor) -> None:
     """Whether it is a bias, for q's heads and device."""
     if isinstance(bias, type):
         raise TypeError(f"bias is the class {bias.__name__}; it must be one of its instances")
+    if isinstance(bias, str):  # which has a method lower() of its own
+        raise TypeError(
+            f"bias is {bias!r}; it must be None or one of biased_flash_attn.biases, not a name"
+        )
     if not hasattr(bias, "lower"):
         raise TypeError(
             f"bias is a {type(bias).__name__}; it must be None or one of biased_flash_attn.biases."

@@ -1,4 +1,4 @@
-"""The biases: one family a file, each with its parameters, its formula and its paper."""
+"""The biases: one file per family, with its parameters, its formula and its paper."""
 
 from .alibi import ALiBi
 from .base import DistanceBias
@@ -11,7 +11,7 @@ from .sandwich import Sandwich, SmoothedSandwich
 from .series import InverseDistance, InverseLogDistance, Type1, Type2
 from .tables import T5, ClippedTable
 
-# Made by num_heads.
+# Constructed with num_heads.
 DISTANCE_BIASES = {
     "alibi": ALiBi,
     "kerple_log": KerpleLog,
@@ -26,7 +26,7 @@ DISTANCE_BIASES = {
     "clipped_table": ClippedTable,
 }
 
-# Made by dim and num_heads, then called on hidden states (B, N, dim).
+# Constructed with dim and num_heads, then called on hidden states (B, N, dim).
 CONTEXT_BIASES = {
     "cable": Cable,
     "cable_nw": CableNW,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from numbers import Real
 
 import torch
@@ -15,12 +16,12 @@ from .base import PositionBias
 class ALiBi(PositionBias):
     """b(d) = -m |d|, with the slope m = 2^-h of each head falling geometrically.
 
-    The exponents are h = 8n/H for n = 1..H. When H is not a power of two, the authors' code takes
+    The exponents are h = 8n/H for n = 1..H. When H is not a power of two, the authors' code uses
     those of the largest power of two below H, then every other one of twice that power.
 
-    shift adds to every exponent and exponent replaces them all (the slope shift and the slope
-    equalization of Chi et al., 2023, section 4): larger values make flatter slopes, which look
-    further back. trainable=True makes the slopes the parameter `slopes`, (num_heads,), unbounded.
+    shift is added to every exponent and exponent replaces them all (the slope shift and the slope
+    equalization of Chi et al., 2023, section 4): larger values give flatter slopes with a longer
+    range. trainable=True makes the slopes the parameter `slopes`, (num_heads,), unbounded.
     """
 
     def __init__(
@@ -34,18 +35,26 @@ class ALiBi(PositionBias):
         super().__init__(num_heads)
         self.shift = finite("shift", shift)
         self.exponent = None if exponent is None else finite("exponent", exponent)
-        if not self._initial_slopes().isfinite().all():
+        # A condition on the tensor of slopes would break the graph of torch.compile.
+        if -(self._smallest_exponent() + self.shift) >= sys.float_info.max_exp:
             raise ValueError("shift or exponent is so small that a slope is infinite")
         self.fixed = not trainable
         self.slopes = None
         if trainable:
             self.slopes = nn.Parameter(self._initial_slopes().to(torch.get_default_dtype()))
 
+    def _smallest_exponent(self) -> float:
+        """The exponent of the steepest slope, without the shift."""
+        if self.exponent is not None:
+            return self.exponent
+        power = 1 << (self.num_heads.bit_length() - 1)
+        return 8 / power if self.num_heads == power else 4 / power
+
     def _initial_slopes(self, device: torch.device | str | None = None) -> Tensor:
-        """The slopes that training starts from, or that stay, (num_heads,) float64."""
+        """The fixed slopes, or those at initialization, (num_heads,) float64."""
         power = 1 << (self.num_heads.bit_length() - 1)
         n = torch.arange(1, self.num_heads + 1, dtype=torch.float64, device=device)
-        # Past the power P: every other exponent of 2P heads, 8 (2m - 1) / (2P) for m = 1, 2, ...
+        # Beyond the power P: every other exponent of 2P heads, 8 (2m - 1) / (2P) for m = 1, 2, ...
         h = 8 / power * torch.where(n <= power, n, n - power - 0.5)
         if self.exponent is not None:
             h = torch.full_like(h, self.exponent)
@@ -54,11 +63,11 @@ class ALiBi(PositionBias):
     def lower(
         self, geometry: Geometry, dtype: torch.dtype, device: torch.device | str | None
     ) -> Linear:
-        """The slopes, (1, num_heads); they are the same for every geometry."""
+        """The slopes, (1, num_heads), which do not depend on the geometry."""
         if self.slopes is not None:
             return Linear(self.slopes[None].to(dtype))
         return Linear(
-            self._remembered((dtype, device), lambda: self._initial_slopes(device)[None].to(dtype))
+            self._cached((dtype, device), lambda: self._initial_slopes(device)[None].to(dtype))
         )
 
     def curve(self, d: Tensor) -> Tensor:
@@ -67,7 +76,7 @@ class ALiBi(PositionBias):
 
 
 def finite(name: str, value: float) -> float:
-    """value, or an error that names the argument."""
+    """Returns value, or raises an error that names the argument."""
     if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number, not {value!r}")
     if not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""What the biases that depend on positions alone have in common."""
+"""Base classes of the biases that depend only on positions."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from .receptive_field import tail
 
 
 class PositionBias(nn.Module):
-    """A bias decided by positions alone: the same for every sequence of a batch.
+    """A bias that depends only on positions: the same for every sequence of a batch.
 
-    num_heads is a positive int, or ValueError or TypeError is raised.
+    num_heads is a positive int; otherwise ValueError or TypeError is raised.
     """
 
     # True promises that the bias has no parameters and that its settings never change, so that
-    # what it was lowered to last time may be used again.
+    # its latest form may be reused.
     fixed = False
-    _last: tuple | None = None
+    _latest: tuple | None = None
 
     def __init__(self, num_heads: int):
         super().__init__()
@@ -33,7 +33,7 @@ class PositionBias(nn.Module):
     def dense(self, n_query: int, n_key: int) -> Tensor:
         """The bias of every pair, (num_heads, n_query, n_key) float64, unmasked.
 
-        Query i stands at position i + n_key - n_query, so keys may lie on both sides of it.
+        Query i has position i + n_key - n_query, so keys may lie on both sides of it.
         """
         for name, length in (("n_query", n_query), ("n_key", n_key)):
             if not isinstance(length, int) or length < 0:
@@ -45,9 +45,9 @@ class PositionBias(nn.Module):
     def receptive_field(self, eps: float) -> Tensor:
         """The theoretical receptive field of each head, (num_heads,) float64 (Qin et al., 2023).
 
-        It is the smallest count of nearest past keys that hold all but a share eps, in (0, 1), of
-        the sum of exp(b(d)) over all d >= 0: how far attention looks where all products q.k are
-        alike. It is infinite where that sum is.
+        It is the smallest number of nearest past keys that hold all but a fraction eps, in (0, 1),
+        of the sum of exp(b(d)) over all d >= 0: the range of attention if all products q.k are
+        equal. It is infinite where that sum is.
         """
         with torch.no_grad():
             field = tail(self.curve, self.device).receptive_field(eps)
@@ -59,32 +59,32 @@ class PositionBias(nn.Module):
 
     @property
     def device(self) -> torch.device | None:
-        """Where its parameters are, if it has any."""
+        """The device of the parameters, or None without parameters."""
         return next((parameter.device for parameter in self.parameters()), None)
 
     def __getstate__(self) -> dict:
-        return {name: value for name, value in self.__dict__.items() if name != "_last"}
+        return {name: value for name, value in self.__dict__.items() if name != "_latest"}
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}"
 
-    def _remembered(self, key: tuple, make: Callable[[], Tensor]) -> Tensor:
-        """make(), or what it gave last time when the bias is fixed and the key is the same."""
+    def _cached(self, key: tuple, make: Callable[[], Tensor]) -> Tensor:
+        """make(), or its latest result if the bias is fixed and the key is the same."""
         traced = torch.compiler.is_compiling() or type(torch.empty(0)) is not Tensor
         if not self.fixed or traced:
             return make()
-        last = self._last
-        if last is None or last[0] != key:
-            # A tensor born in inference mode could not take part in a later backward pass.
+        latest = self._latest
+        if latest is None or latest[0] != key:
+            # A tensor created in inference mode cannot be used in a later backward pass.
             with torch.inference_mode(False):
-                self._last = last = key, make()
-        return last[1]
+                self._latest = latest = key, make()
+        return latest[1]
 
 
 class DistanceBias(PositionBias):
     """A bias that is a function of the distance d = p_i - j: subclasses define `formula`.
 
-    The formula is evaluated in float64 at each distance once, and rounded once. Its parameters
+    The formula is evaluated once at each distance, in float64, and rounded once. Its parameters
     are trained by autograd through it.
     """
 
@@ -92,19 +92,19 @@ class DistanceBias(PositionBias):
     def from_function(
         function: Callable[[Tensor], Tensor], num_heads: int, *, signed: bool = False
     ) -> DistanceBias:
-        """The bias that a function of the distance gives.
+        """A bias from a function of the distance.
 
         The function takes distances (n,) in float64 and returns logits (num_heads, n), or (n,)
-        for one curve shared by all heads. It is given |d|; with signed=True it is given d, which
-        is negative for keys after the query. It may be a module, whose parameters are then
-        parameters of the bias.
+        for one curve shared by all heads. Its argument is |d| or, with signed=True, d, which is
+        negative for keys after the query. If it is a module, its parameters become parameters of
+        the bias.
         """
         return FunctionBias(function, num_heads, signed)
 
     def formula(self, d: Tensor) -> Tensor:
-        """Distances (n,) in float64 to logits (num_heads, n), or (n,) for all heads alike.
+        """Distances (n,) in float64 to logits (num_heads, n), or (n,) if all heads share them.
 
-        d is negative for keys after the query, which only causal=False shows.
+        d is negative for keys after the query, which are visible only with causal=False.
         """
         raise NotImplementedError(f"{type(self).__name__} must define formula(d)")
 
@@ -113,14 +113,14 @@ class DistanceBias(PositionBias):
     ) -> Distance:
         """The table of the formula over the geometry's distances, (1, num_heads or 1, n)."""
         key = (geometry.first_distance, geometry.n_distances, dtype, device)
-        table = self._remembered(key, lambda: self.logits(geometry.distances(device)).to(dtype))
+        table = self._cached(key, lambda: self.logits(geometry.distances(device)).to(dtype))
         return Distance(table)
 
     def curve(self, d: Tensor) -> Tensor:
         return self.logits(d)[0].double()
 
     def logits(self, d: Tensor) -> Tensor:
-        """What the formula gives for distances (n,) in float64, (1, num_heads or 1, n), checked."""
+        """The checked formula at distances (n,) in float64: (1, num_heads or 1, n)."""
         logits = self.formula(d)
         shapes = (d.shape, (self.num_heads, *d.shape))
         real = isinstance(logits, Tensor) and not logits.is_complex()
@@ -150,17 +150,17 @@ class FunctionBias(DistanceBias):
 
 
 def positive(parameter: Tensor, most: float | None = None) -> Tensor:
-    """The parameter in float64, held between 0.01 and most; gradients pass as if it were free.
+    """The parameter in float64, clamped to [0.01, most], with straight-through gradients.
 
-    The authors of KERPLE clamp the stored values. That keeps gradients alive at the limit too,
-    so that a head which was pushed there can come back.
+    The authors of KERPLE clamp the stored values, which also preserves gradients at the limit, so
+    that a head at the limit can recover.
     """
-    free = parameter.double()
-    return free + (free.clamp(0.01, most) - free).detach()
+    unclamped = parameter.double()
+    return unclamped + (unclamped.clamp(0.01, most) - unclamped).detach()
 
 
 def positive_int(name: str, value: int) -> int:
-    """value, or an error that names the argument."""
+    """Returns value, or raises an error that names the argument."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{name} must be an int, not {value!r}")
     if value <= 0:

@@ -3,8 +3,8 @@
 Called on hidden states x (B, N, dim), each module returns the `CumulativeBias` of that sequence.
 
 The paper prints b_ij = g_i (S_i - S_j), with S the running sum of relu(x w_c) >= 0 (eq. 2 to 7).
-Its text, where ALiBi is the case of every token's bias being -1, and its code take the bias as a
-penalty. So the steps carry a minus here.
+Its text, where ALiBi is the case in which every token's bias is -1, and its code treat the bias as
+a penalty. So the steps have a minus sign here.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ ACTIVATIONS = {"relu": relu, "softplus": softplus}
 class Cable(nn.Module):
     """b_ij = -g_i (S_i - S_j), S = cumsum(relu(x w_c)), g = softplus(x w_s).
 
-    activation="softplus" replaces the relu, and weighted=False leaves out g, as the authors'
-    released code does.
+    activation="softplus" replaces the relu, and weighted=False omits g, as in the authors'
+    released code.
     """
 
     kernel: str | None = None
@@ -39,7 +39,7 @@ class Cable(nn.Module):
         self.w_s = nn.Linear(dim, num_heads, bias=False) if weighted else None
 
     def forward(self, x: Tensor) -> CumulativeBias:
-        """The bias of hidden states x (B, N, dim), one for each of the N keys."""
+        """The bias for hidden states x (B, N, dim) of the N keys."""
         linears = (self.w_c,) if self.w_s is None else (self.w_c, self.w_s)
         steps, *gains = per_head(x, *linears)
         gain = softplus(gains[0]) if gains else None

@@ -1,7 +1,8 @@
-"""Biases that add up steps between the query and the key, from the content of a sequence."""
+"""Biases that sum steps between the query and the key, computed from the content."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -13,18 +14,18 @@ from ..forms.cumulative import KERNELS
 
 @dataclass(frozen=True, eq=False)
 class CumulativeBias:
-    """beta_ij = g_i * (the sum of steps_t over j < t <= p_i), passed through a kernel.
+    """beta_ij = g_i * (sum of steps_t over j < t <= p_i), optionally with an outer function.
 
-    Keys after the query get the sum over p_i < t <= j.
+    For keys after the query the sum is over p_i < t <= j.
 
     Args:
-        steps: (B or 1, H, n_key), floating point; the sums are taken in float64. For packed
+        steps: (B or 1, H, n_key), floating point; the sums are computed in float64. For packed
             sequences (1, H, total): sums begin anew with each of them.
         gain: g, (B or 1, H, n_query), or (B or 1, H, n_key) of which the last n_query are used;
             None for ones.
         kernel: None for b = beta, "log1p_square" for b = -log(1 + beta^2).
 
-    Raises TypeError or ValueError for anything else.
+    Raises TypeError or ValueError for invalid arguments.
     """
 
     steps: Tensor
@@ -51,9 +52,9 @@ class CumulativeBias:
     def lower(
         self, geometry: Geometry, dtype: torch.dtype, device: torch.device | str | None
     ) -> Cumulative:
-        """The cumulative sums in float64 and the gain in dtype, on the device they are on.
+        """The cumulative sums in float64 and the gain in dtype, on their present device.
 
-        Raises ValueError where steps or gain do not fit the geometry.
+        Raises ValueError if steps or gain do not fit the geometry.
         """
         n_steps = self.steps.shape[-1]
         if n_steps != geometry.places:
@@ -81,10 +82,10 @@ class CumulativeBias:
 
 
 def per_head(x: Tensor, *linears: nn.Linear) -> tuple[Tensor, ...]:
-    """One number a head and token of each linear: hidden states x (B, N, dim) to (B, H, N) each.
+    """Applies each linear layer to hidden states x (B, N, dim), with results (B, H, N).
 
-    It is computed in float32 at least, under autocast too: an error in a step is carried into
-    the bias of every later pair. x is read once for all linears, which are alike in shape.
+    The computation is in float32 at least, also under autocast: an error in a step propagates to
+    the bias of every later pair. One product serves all layers, which have the same shape.
     """
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise TypeError(f"x must be a floating point tensor, not {described(x)}")
@@ -92,11 +93,13 @@ def per_head(x: Tensor, *linears: nn.Linear) -> tuple[Tensor, ...]:
     if x.dim() != 3 or x.shape[-1] != dim:
         raise ValueError(f"x has shape {tuple(x.shape)}; it must be (B, N, {dim})")
     weight = torch.cat([linear.weight for linear in linears])
-    constants = [linear.bias for linear in linears if linear.bias is not None]
+    offsets = [linear.bias for linear in linears if linear.bias is not None]
     dtype = torch.promote_types(torch.promote_types(x.dtype, weight.dtype), torch.float32)
-    constant = torch.cat(constants).to(dtype) if constants else None
-    with torch.autocast(x.device.type, enabled=False):
-        y = nn.functional.linear(x.to(dtype), weight.to(dtype), constant)
+    offset = torch.cat(offsets).to(dtype) if offsets else None
+    # torch.autocast does not accept the meta device.
+    exact = nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
+    with exact:
+        y = nn.functional.linear(x.to(dtype), weight.to(dtype), offset)
     return y.transpose(1, 2).contiguous().chunk(len(linears), dim=1)
 
 

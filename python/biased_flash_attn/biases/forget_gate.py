@@ -10,7 +10,7 @@ from .cumulative import CumulativeBias, per_head
 
 
 class ForgetGate(nn.Module):
-    """b_ij = sum of log sigmoid(x_t w_f + b_f) over j < t <= i: what the gates in between keep."""
+    """b_ij = sum of log sigmoid(x_t w_f + b_f) over j < t <= i: the log of the gates between."""
 
     def __init__(self, dim: int, num_heads: int):
         super().__init__()
@@ -18,6 +18,6 @@ class ForgetGate(nn.Module):
         self.gate = nn.Linear(positive_int("dim", dim), num_heads)
 
     def forward(self, x: Tensor) -> CumulativeBias:
-        """The bias of hidden states x (B, N, dim), one for each of the N keys."""
+        """The bias for hidden states x (B, N, dim) of the N keys."""
         (gate,) = per_head(x, self.gate)
         return CumulativeBias(logsigmoid(gate))

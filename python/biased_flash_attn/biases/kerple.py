@@ -1,6 +1,6 @@
 """KERPLE, kernelized relative positional embedding (Chi et al., 2022): log and power forms.
 
-Parameters start where the authors' code starts them, and are kept at 0.01 or more as it does.
+Parameters are initialized and clamped to at least 0.01 as in the authors' code.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Some heads of a bias, for ranks that share out heads: tensor parallelism."""
+"""Some heads of a bias, for tensor parallelism."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from .cumulative import CumulativeBias
 
 
 def of_heads(bias: PositionBias | CumulativeBias, start: int, stop: int):
-    """The bias that heads start to before stop of a bias have, as one of stop - start heads.
+    """The bias of the heads from start to before stop, as a bias of stop - start heads.
 
-    Slopes and ratios stay those that the heads have among all heads; made anew for fewer heads they
-    would be others. Parameters are those of the whole bias, with gradients from these heads.
+    Slopes and ratios are those that the heads have in the whole bias; a new bias of fewer heads
+    would have different ones. Parameters are those of the whole bias, with gradients from these
+    heads.
 
-    bias: one of positions, or a `CumulativeBias`; a module such as `Cable` is called first.
+    bias: a bias of positions, or a `CumulativeBias`; a module such as `Cable` is called first.
 
-    Raises TypeError for another, and ValueError where there are no such heads.
+    Raises TypeError for other arguments, and ValueError for an invalid range of heads.
     """
     if not isinstance(bias, (PositionBias, CumulativeBias)):
         raise TypeError(
@@ -50,7 +51,7 @@ class DistanceHeads(DistanceBias):
 
 
 class PositionHeads(PositionBias):
-    """Some heads of any bias of positions."""
+    """Some heads of a bias of positions with any form."""
 
     def __init__(self, bias: PositionBias, start: int, stop: int):
         super().__init__(stop - start)

@@ -13,10 +13,10 @@ class Sandwich(DistanceBias):
 
     The sum is the inner product of two sinusoidal position embeddings of width dbar, an even
     number. The compression ratio is h = 8n/H for head n = 1..H; trainable=True makes the ratios
-    the parameter `ratios`, (num_heads,), kept at 0.01 or more.
+    the parameter `ratios`, (num_heads,), clamped to at least 0.01.
 
-    i runs from first_frequency: 1 as the paper's equations have it, or 0 as its code does (which
-    also leaves out dbar/2, a constant that softmax does not see).
+    i starts at first_frequency: 1 as in the paper's equations, or 0 as in its code (which also
+    omits dbar/2, a constant to which softmax is invariant).
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Sandwich(DistanceBias):
         n_frequencies = self.dbar // 2
         i = torch.arange(n_frequencies, dtype=d.dtype, device=d.device) + self.first_frequency
         angles = torch.outer(d, 10000 ** (-2 * i / self.dbar))
-        # In place, because the angles are many times larger than the table.
+        # In place, because the angles need many times the memory of the table.
         product = angles.cos_().sum(-1)
         if self.ratios is None:
             h = compression_ratios(self.num_heads, d.device)
@@ -55,7 +55,7 @@ class Sandwich(DistanceBias):
 class SmoothedSandwich(DistanceBias):
     """b(d) = (8/h) (-0.825 log(1 + |d|) - 0.8), h = 8n/H for head n = 1..H.
 
-    The paper fits this curve to Sandwich at h = 8 (figure 9); other heads scale as there.
+    The paper fits this curve to Sandwich at h = 8 (figure 9); other heads are scaled likewise.
     """
 
     fixed = True

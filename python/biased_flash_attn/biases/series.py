@@ -1,7 +1,7 @@
 """Biases whose exponentials are the terms of a series (Qin et al., 2023), the same in every head.
 
-A transformer extrapolates when the series converges, as those of Type 1 and Type 2 do. The other
-two diverge, slowly.
+A transformer extrapolates if the series converges, as those of Type 1 and Type 2 do. The other two
+diverge slowly.
 """
 
 from __future__ import annotations

@@ -11,11 +11,11 @@ from .base import DistanceBias, positive_int
 
 
 class T5(DistanceBias):
-    """b(d) = r[bucket(d)]: a bucket for each small distance, then ever wider ones.
+    """b(d) = r[bucket(d)]: one bucket for each small distance, then increasingly wide ones.
 
     Of n buckets, the first n/2 hold one distance each. The others grow logarithmically up to
-    max_distance, and the last holds all distances beyond. As in T5, keys after the query share
-    bucket 0, unless bidirectional=True gives them half of the num_buckets for themselves.
+    max_distance, and the last holds all larger distances. As in T5, keys after the query share
+    bucket 0, unless bidirectional=True reserves half of the num_buckets for them.
 
     num_buckets must be even, with two or more for each direction, and max_distance larger than
     the number of one-distance buckets. The parameter `r` is (num_heads, num_buckets).

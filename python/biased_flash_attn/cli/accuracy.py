@@ -1,8 +1,8 @@
 """Errors of outputs and gradients against float64, on sampled queries.
 
 Under a causal mask query i is the last query of the sequence that ends with it. So naive attention
-can be asked for it alone, and nothing of size N x N is ever needed. The gradients are those of a
-loss that looks at the sampled queries only.
+can compute it alone, without any N x N matrix. The gradients are those of a loss that depends only
+on the sampled queries.
 """
 
 import copy
@@ -24,10 +24,10 @@ SMALLEST = sys.float_info.min
 
 @dataclass(frozen=True)
 class Exact:
-    """Outputs and gradients in float64, and how large what they are sums of is.
+    """Outputs and gradients in float64, and the magnitude of their terms.
 
-    Gradients add up what the queries contribute. A sum of parts that cancel can be no more exact
-    than its parts, so its size is the largest entry of the sum of their absolute values.
+    Gradients are sums over queries. A sum with cancellation cannot be more accurate than its terms,
+    so its size is the largest entry of the sum of their absolute values.
     """
 
     values: dict[str, Tensor]
@@ -67,7 +67,7 @@ class Sample:
     def contributions(
         self, attend: Callable, module: nn.Module, layer: Layer
     ) -> Iterator[dict[str, Tensor]]:
-        """What each query, attended to by attend(q, k, v, bias), adds to outputs and gradients."""
+        """The contributions of each query, computed by attend(q, k, v, bias)."""
         leaves = differentiated(module, layer)
         for n, i in enumerate(self.queries.tolist()):
             q, k, v = layer.q[:, :, i : i + 1], layer.k[:, :, : i + 1], layer.v[:, :, : i + 1]
@@ -80,7 +80,7 @@ class Sample:
 
 
 def summed(parts: Iterable[dict[str, Tensor]]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The sum of each tensor, and that of its absolute values, in float64."""
+    """The sums of each tensor and of its absolute values, in float64."""
     totals: dict[str, Tensor] = {}
     sizes: dict[str, Tensor] = {}
     for part in parts:
@@ -98,7 +98,7 @@ def last_query_exactly(q: Tensor, k: Tensor, v: Tensor, bias) -> Tensor:
 
 
 def differentiated(module: nn.Module, layer: Layer) -> dict[str, Tensor]:
-    """What gradients are taken of, by name."""
+    """The tensors that are differentiated, by name."""
     return {"q": layer.q, "k": layer.k, "v": layer.v, **dict(module.named_parameters())}
 
 
@@ -115,12 +115,13 @@ def errors(found: dict[str, Tensor], exact: Exact) -> dict[str, float]:
 
 
 def tolerated(plain: dict[str, Tensor], exact: Exact, dtype: torch.dtype) -> dict[str, float]:
-    """Errors to stay within, relative to sizes."""
+    """The largest permitted errors, relative to sizes."""
     return {name: allowed(error, dtype) for name, error in errors(plain, exact).items()}
 
 
 def allowed(naive_error: float | Tensor, dtype: torch.dtype) -> float | Tensor:
     """Twice the relative error of naive attention in dtype, plus a band for rounding."""
-    # Results are rounded to dtype. Sums are in float32, in another order than naive attention's,
-    # and the gradient of a parameter sums signed terms of all pairs, which largely cancel.
+    # Results are rounded to dtype. Sums are in float32, in a different order than in naive
+    # attention, and the gradient of a parameter sums signed terms of all pairs, which largely
+    # cancel.
     return 2 * naive_error + torch.finfo(dtype).eps + 64 * torch.finfo(torch.float32).eps

@@ -1,4 +1,4 @@
-"""What a user would write without this package: causal attention with a bias of size N x N."""
+"""The alternatives without this package: causal attention with an N x N bias."""
 
 import os
 
@@ -10,19 +10,19 @@ from ..forms import Cumulative, Geometry, Linear
 
 
 def naive(q: Tensor, k: Tensor, v: Tensor, bias) -> Tensor:
-    """Attention in plain PyTorch, which autograd follows into the parameters of the bias."""
+    """Attention in plain PyTorch, differentiable with respect to the parameters of the bias."""
     geometry = Geometry(q.shape[2], k.shape[2])
     s = (q * q.shape[-1] ** -0.5) @ k.mT + dense_bias(bias, geometry).to(q.dtype)
     return s.masked_fill_(~geometry.visible(), -torch.inf).softmax(-1) @ v
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """PyTorch's fused attention, which takes a bias as a dense mask and leaves it fixed."""
+    """PyTorch's fused attention with the bias as a fixed dense mask."""
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
 def dense_mask(bias, length: int, dtype: torch.dtype) -> Tensor:
-    """A bias as `sdpa` wants it, (1, H, N, N) with -inf where a key is not visible."""
+    """A bias as a mask for `sdpa`, (1, H, N, N) with -inf where a key is not visible."""
     geometry = Geometry(length, length)
     with torch.no_grad():
         return dense_bias(bias, geometry).to(dtype).masked_fill_(~geometry.visible(), -torch.inf)
@@ -35,7 +35,7 @@ def fits_memory(heads: int, length: int, dtype: torch.dtype) -> bool:
 
 
 def dense_bias(bias, geometry: Geometry) -> Tensor:
-    """(1, H or 1, n_query, n_key) float32; pairs that are not visible get something finite."""
+    """(1, H or 1, n_query, n_key) float32, with finite values for invisible pairs."""
     form = bias.lower(geometry, torch.float32, None)
     d = geometry.pair_distances().clamp(min=0)
     if isinstance(form, Linear):

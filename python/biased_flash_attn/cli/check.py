@@ -1,4 +1,4 @@
-"""`check`: does this machine compute right results, and how fast?"""
+"""`check`: whether this machine computes correct results, and how fast."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from .checking.timing import Timing
 from .checking.work import OutOfMemory, Settings
 
 WIDTH_OF_TABLE = 100
-SHORTEST = 64  # so that decoding has a prompt, and packed sequences a length of their own
+SHORTEST = 64  # enough for a prompt in decoding and for different packed lengths
 
 
 @click.command()
 @click.option(
     "--backend",
     type=click.Choice(backends.NAMES),
-    help="What to check; by default the kernels for the GPU or, where there is none, the CPU.",
+    help="The backend to check; by default that of the GPU or, without a GPU, of the CPU.",
 )
-@click.option("--seed", type=click.IntRange(0), help="Draw the numbers of an earlier check.")
+@click.option("--seed", type=click.IntRange(0), help="Repeat an earlier check with its seed.")
 @click.option(
     "--length",
     type=click.IntRange(SHORTEST),
@@ -46,26 +46,26 @@ SHORTEST = 64  # so that decoding has a prompt, and packed sequences a length of
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
 )
 def check(backend: str | None, seed: int | None, length: int | None, path: Path):
-    """Check in two minutes that this machine computes right results, and how fast.
+    """Check in two minutes that this machine computes correct results, and how fast.
 
-    Every form of bias is computed on the GPU, or on the CPU where there is none: outputs and all
+    Every form of bias is computed on the GPU, or on the CPU without a GPU: outputs and all
     gradients, causal and bidirectional, packed and decoding, in float32, bfloat16 and float16.
     Errors against float64 may be twice those of naive attention in the same dtype, plus rounding.
-    Forward and backward passes are timed against PyTorch's scaled_dot_product_attention and
-    FlexAttention. The report has everything that a bug report needs. The exit status is 0 where the
-    machine can be trusted.
+    Forward and backward passes are timed next to PyTorch's scaled_dot_product_attention and
+    FlexAttention. The report contains everything that a bug report needs. The exit status is 0 if
+    the machine can be trusted.
     """
     begin = time.time()
-    if not path.parent.is_dir():  # found out now and not two minutes later
+    if not path.parent.is_dir():  # checked now rather than after two minutes
         raise click.BadParameter(f"there is no folder {path.parent}", param_hint="--report")
-    backend, device = chosen(backend)
+    backend, device = choose(backend)
     console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_TABLE)
     seed = secrets.randbelow(2**32) if seed is None else seed
-    settings = made_settings(backend, device, seed, length, begin)
-    about = {**report.facts(device, backend), "seed": seed, "length": settings.length}
+    settings = make_settings(backend, device, seed, length, begin)
+    about = {**report.environment(device, backend), "seed": seed, "length": settings.length}
     console.print(", ".join(f"{name} {value}" for name, value in about.items()), highlight=False)
 
-    findings = collected(settings, begin + sizes.SECONDS, console)
+    findings = collect(settings, begin + sizes.SECONDS, console)
     about["seconds"] = round(time.time() - begin)
     what = (
         f"{BATCH} x {HEADS} heads of {settings.timed_head_dim}, {settings.timed_length} tokens, "
@@ -87,7 +87,7 @@ def check(backend: str | None, seed: int | None, length: int | None, path: Path)
     console.print(findings.verdict(), style="bold green", soft_wrap=True, highlight=False)
 
 
-def chosen(backend: str | None) -> tuple[str, str]:
+def choose(backend: str | None) -> tuple[str, str]:
     """The backend to check, and the device that it runs on."""
     on_gpu = torch.cuda.is_available()
     name = backend or ("triton" if on_gpu else "cpu")
@@ -98,14 +98,14 @@ def chosen(backend: str | None) -> tuple[str, str]:
     return name, "cuda" if on_gpu and not on_cpu else "cpu"
 
 
-def made_settings(
+def make_settings(
     backend: str, device: str, seed: int, length: int | None, begin: float
 ) -> Settings:
     timed = sizes.timed(device)
     try:
         fitting = length or sizes.fitting_length(device, seed)
     except torch.OutOfMemoryError as error:
-        raise without_memory(described(error)) from error
+        raise out_of_memory(described(error)) from error
     return Settings(
         FORMS,
         backend,
@@ -120,8 +120,8 @@ def made_settings(
     )
 
 
-def collected(settings: Settings, end: float, console: Console) -> report.Findings:
-    """What the processes find, with a progress bar."""
+def collect(settings: Settings, end: float, console: Console) -> report.Findings:
+    """Collects the results of the processes, with a progress bar."""
     findings = report.Findings(settings.backend)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
@@ -129,7 +129,7 @@ def collected(settings: Settings, end: float, console: Console) -> report.Findin
         task = progress.add_task("starting", total=total)
         for event in spread(settings, sizes.processes(settings.device), end):
             if isinstance(event, OutOfMemory):
-                raise without_memory(event.reason)
+                raise out_of_memory(event.reason)
             if isinstance(event, Row):
                 findings.rows.append(event)
                 what = f"{event.form}, {event.call}, {event.dtype}"
@@ -143,8 +143,8 @@ def collected(settings: Settings, end: float, console: Console) -> report.Findin
     return findings
 
 
-def without_memory(reason: str) -> click.ClickException:
+def out_of_memory(reason: str) -> click.ClickException:
     return click.ClickException(
-        f"out of memory, so that nothing is known of this machine ({reason}); end other programs "
-        "that use it, or pass a smaller --length"
+        f"out of memory, so this machine could not be checked ({reason}); end other programs that "
+        "use the memory, or pass a smaller --length"
     )

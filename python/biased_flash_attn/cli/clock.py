@@ -1,4 +1,4 @@
-"""How long a call takes on a device."""
+"""Timing of calls on a device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HEAD_START_CYCLES = 10_000_000  # about 5 ms
 
 
 class CpuClock:
-    """Times calls that are done when they return."""
+    """Times synchronous calls."""
 
     def seconds(self, call: Callable) -> float:
         start = time.perf_counter()
@@ -21,7 +21,7 @@ class CpuClock:
         return time.perf_counter() - start
 
     def release(self) -> None:
-        """There is nothing to give back."""
+        """Nothing to release."""
 
 
 class GpuClock:
@@ -30,11 +30,11 @@ class GpuClock:
     flushing: torch.Tensor | None = None
 
     def seconds(self, call: Callable) -> float:
-        """What the GPU needs for a call, with nothing of it in the cache before."""
+        """The time of a call on the GPU, with a flushed cache."""
         if self.flushing is None:
             self.flushing = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
         self.flushing.zero_()
-        # Meanwhile the host gets ahead, so that the GPU never waits for a launch.
+        # Meanwhile the host queues the call, so that the GPU never waits for a launch.
         torch.cuda._sleep(HEAD_START_CYCLES)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
@@ -44,7 +44,7 @@ class GpuClock:
         return start.elapsed_time(end) / 1e3
 
     def release(self) -> None:
-        """Waits for the GPU, then gives unused memory to other processes."""
+        """Waits for the GPU, then releases unused memory for other processes."""
         torch.cuda.synchronize()
         self.flushing = None
         torch.cuda.empty_cache()
@@ -53,12 +53,12 @@ class GpuClock:
 def medians(
     calls: dict[str, Callable], clock: CpuClock | GpuClock, seconds: float, rounds: int = 11
 ) -> dict[str, float]:
-    """The median seconds of each call, all of them taking turns.
+    """The median seconds of each call; the calls alternate.
 
-    There are fewer rounds, down to three, where they would take longer than `seconds`.
+    There are fewer rounds, but at least three, if they take longer than `seconds`.
     """
     for call in calls.values():
-        clock.seconds(call)  # warms up, and has the memory allocated
+        clock.seconds(call)  # warms up and allocates memory
     times: dict[str, list[float]] = {name: [] for name in calls}
     end = time.perf_counter() + seconds
     for done in range(rounds):

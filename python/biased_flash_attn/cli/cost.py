@@ -11,25 +11,25 @@ from pathlib import Path
 
 from ..backends import release_memory
 
-# Linux only. Writing 5 forgets the peak of resident memory.
+# Linux only. Writing 5 resets the peak of resident memory.
 CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Time, and resident memory beyond what was held before; None where it is not measurable."""
+    """Time, and additional resident memory, or None where it cannot be measured."""
 
     seconds: float
     mebibytes: float | None
 
 
 def cost(call: Callable[[], object], repeats: int = 1, held: int = 0) -> Cost:
-    """The median time of a call and its peak memory, results and `held` bytes included."""
+    """The median time of a call and its peak memory, including results and `held` bytes."""
     gc.collect()
     measurable = os.access(CLEAR_REFS, os.W_OK)
-    before = forget_peak() if measurable else None
+    before = reset_peak() if measurable else None
     seconds = [timed(call)]
-    # Of the first call: what malloc keeps of it may be resident still when another takes more.
+    # Only the first call: memory that malloc keeps would count as resident before the next one.
     needed = (resident("VmHWM") - before + held) / 2**20 if measurable else None
     seconds += [timed(call) for _ in range(repeats - 1)]
     return Cost(statistics.median(seconds), needed)
@@ -42,9 +42,9 @@ def timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def forget_peak() -> int:
-    """Makes the peak of resident memory what is resident now, and returns it."""
-    # Memory that the kernels or malloc keep would count as held before, and hide what a call needs.
+def reset_peak() -> int:
+    """Resets the peak of resident memory to the present value, and returns it."""
+    # Memory that the kernels or malloc keep would hide what a call needs.
     release_memory()
     ctypes.CDLL(None).malloc_trim(0)
     CLEAR_REFS.write_text("5")
@@ -52,6 +52,6 @@ def forget_peak() -> int:
 
 
 def resident(field: str) -> int:
-    """A field of the kernel's account of this process's memory, in bytes."""
+    """A field of /proc/self/status, in bytes."""
     status = Path("/proc/self/status").read_text()
     return 1024 * int(status.split(f"{field}:")[1].split()[0])

@@ -1,4 +1,4 @@
-"""`demo`: every bias on real text, next to the same without this package."""
+"""`demo`: every bias on real text, compared with the alternatives."""
 
 import sys
 
@@ -33,7 +33,7 @@ def demo(length: int, heads: int, dtype: str, output: str):
     """Run an attention layer forward and backward with every bias, on real text.
 
     The text is the source code of Python's standard library. Outputs and gradients are checked
-    against float64; time and memory stand beside those of attention in plain PyTorch, and of
+    against float64, and time and memory are compared with attention in plain PyTorch and with
     scaled_dot_product_attention given the bias as a dense mask.
     """
     pictures = needed("extrapolation.pictures")
@@ -79,14 +79,14 @@ def table(trials: dict[str, Trial]) -> Table:
             name,
             f"[{color}]{result.output_error:.0e}",
             f"[{color}]{result.gradient_error:.0e}",
-            *beside_ours([cost and cost.seconds for cost in costs], digits=2),
-            *beside_ours([cost and cost.mebibytes for cost in costs], digits=0),
+            *cost_cells([cost and cost.seconds for cost in costs], digits=2),
+            *cost_cells([cost and cost.mebibytes for cost in costs], digits=0),
         )
     return table
 
 
-def beside_ours(costs: list[float | None], digits: int) -> list[str]:
-    """Our cost, then the others with their ratio to it; a dash for what was not measured."""
+def cost_cells(costs: list[float | None], digits: int) -> list[str]:
+    """Our cost, then the others with their ratio to it, or a dash if not measured."""
     ours = costs[0]
     cells = ["-" if ours is None else f"{ours:.{digits}f}"]
     for theirs in costs[1:]:

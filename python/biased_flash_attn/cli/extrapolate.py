@@ -1,4 +1,4 @@
-"""`extrapolate`: trains a small model for each position scheme, and measures it far beyond."""
+"""`extrapolate`: trains small models and evaluates them at longer contexts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCHEMES = (
 
 
 class Lengths(click.ParamType):
-    """Lengths such as 128..2048, each twice the one before, or 128,192,256."""
+    """Lengths such as 128..2048, each twice the previous one, or 128,192,256."""
 
     name = "lengths"
 
@@ -37,7 +37,9 @@ class Lengths(click.ParamType):
 
 
 @click.command()
-@click.option("--biases", "schemes", default=SCHEMES, show_default=True, help="Names by commas.")
+@click.option(
+    "--biases", "schemes", default=SCHEMES, show_default=True, help="Comma-separated names."
+)
 @click.option("--train-length", default=128, show_default=True, type=click.IntRange(1))
 @click.option("--eval-lengths", default="128..2048", show_default=True, type=Lengths())
 @click.option(
@@ -48,12 +50,12 @@ class Lengths(click.ParamType):
 @click.option(
     "--size", default="small", show_default=True, type=click.Choice(list(experiment.SIZES))
 )
-@click.option("--steps", type=click.IntRange(1), help="Of training.  [default: by size]")
+@click.option("--steps", type=click.IntRange(1), help="Training steps.  [default: by size]")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**31 - 1))
 @click.option(
     "--dtype", default="bfloat16", show_default=True, type=click.Choice(list(experiment.DTYPES))
 )
-@click.option("--device", help="[default: a GPU where there is one, else cpu]")
+@click.option("--device", help="[default: a GPU if available, else cpu]")
 @click.option(
     "--output",
     default="extrapolation",
@@ -63,13 +65,13 @@ class Lengths(click.ParamType):
 def extrapolate(
     schemes, train_length, eval_lengths, text, size, steps, seed, dtype, device, output
 ):
-    """Train short, test long: which position schemes run on lengths that they never saw?
+    """Train short, test long: which position schemes extrapolate to longer sequences?
 
-    For each scheme a small language model of bytes is trained at one length, and its perplexity
-    and receptive fields are measured at others. Schemes are the biases, none, sinusoidal, learned,
-    rotary, window_WIDTH, and package.module:Class for a bias of your own. The folder OUTPUT gets
-    table.md, results.json and results.png; it also keeps checkpoints, so that the same command goes
-    on where it was stopped.
+    For each scheme a small byte-level language model is trained at one length, and its perplexity
+    and receptive fields are measured at other lengths. Schemes are the biases, none, sinusoidal,
+    learned, rotary, window_WIDTH, and package.module:Class for a bias of your own. The results are
+    written to table.md, results.json and results.png in the folder OUTPUT, which also contains
+    checkpoints: the same command resumes after an interruption.
     """
     pictures = needed("extrapolation.experiment.picture")
     chosen = experiment.SIZES[size]

@@ -1,7 +1,7 @@
 """A bias as FlexAttention's score_mod.
 
-FlexAttention is given the numbers that our kernels are given, computed by the same formulas, so
-that it is written at its best: one lookup a pair for any function of the distance.
+FlexAttention gets the same numbers as our kernels, computed by the same formulas, so that it is as
+fast as possible: one lookup per pair for any function of the distance.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ..forms import Distance, Linear
 
 def captured(form) -> tuple[str, tuple[Tensor, ...]]:
     """The name of a form, and the tensors that its score_mod reads."""
-    # In copies: views lose their gradients where the call is compiled (torch 2.13), and a tensor
-    # that is read at two places has none.
+    # Copies: views lose their gradients in compiled calls (torch 2.13), and so does a tensor that
+    # is read at two places.
     if form is None:
         return "none", ()
     if isinstance(form, Linear):
@@ -35,7 +35,7 @@ def score_mod(form: str, *numbers: Tensor) -> Callable | None:
         return lambda score, b, h, i, j: score - slopes[h] * (i - j)
     if form == "distance":
         (table,) = numbers
-        # What the mask hides may not lie outside of the table either.
+        # Masked pairs must not index outside of the table either.
         return lambda score, b, h, i, j: score + table[h, (i - j).abs()]
     if form in ("cumulative", "log1p_square"):
         beta = sums_mod(*numbers)

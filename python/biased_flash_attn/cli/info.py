@@ -1,4 +1,4 @@
-"""`info`: what this machine can run."""
+"""`info`: the backends of this machine."""
 
 import platform
 from importlib import metadata, resources

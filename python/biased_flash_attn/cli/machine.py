@@ -1,4 +1,4 @@
-"""What a measurement was made on, and with."""
+"""The hardware and the versions of a measurement."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 
 def processor() -> str:
-    """The model, where Linux tells it."""
+    """The model of the processor, if the system provides it."""
     information = Path("/proc/cpuinfo")
     text = information.read_text() if information.exists() else ""
     model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
@@ -37,7 +37,7 @@ def gpu() -> dict:
 
 
 def driver() -> str:
-    """The version of the GPU's driver, where its tool tells it."""
+    """The version of the GPU driver according to nvidia-smi."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, check=True, text=True)

@@ -24,10 +24,10 @@ HEAD_DIM = 64
 @click.option("--length", default=512, show_default=True, type=click.IntRange(2))
 @click.option("--output", type=click.Path(dir_okay=False), help="[default: BIAS.png]")
 def plot(bias: str, heads: int, length: int, output: str | None):
-    """Draw BIAS and exp(BIAS) over the distance, one curve a head, and exp(BIAS) of all pairs.
+    """Draw BIAS and exp(BIAS) against the distance, one curve per head, and exp(BIAS) of all pairs.
 
-    Trainable biases are drawn as training starts them, those that read hidden states over random
-    ones.
+    Trainable biases are drawn at initialization, those computed from content for random hidden
+    states.
     """
     torch.manual_seed(0)
     output = output or f"{bias}.png"
@@ -36,7 +36,7 @@ def plot(bias: str, heads: int, length: int, output: str | None):
 
 
 def figure_of(name: str, heads: int, length: int) -> Figure:
-    """The picture of a bias as training starts it."""
+    """The plot of a bias at initialization."""
     pictures = needed("extrapolation.pictures")
     x = hidden_states(heads, length)
     bias = make_bias(name, heads, x.shape[-1])(x)
@@ -44,12 +44,12 @@ def figure_of(name: str, heads: int, length: int) -> Figure:
 
 
 def hidden_states(heads: int, length: int) -> Tensor:
-    """Random ones, (1, length, heads * HEAD_DIM), for the biases that read them."""
+    """Random hidden states (1, length, heads * HEAD_DIM) for biases computed from content."""
     return torch.randn(1, length, heads * HEAD_DIM)
 
 
 def needed(module: str) -> ModuleType:
-    """A module of this package that draws, whose dependency is optional."""
+    """Imports a plotting module, whose dependency is optional."""
     try:
         return importlib.import_module(f"..{module}", __package__)
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Attention inputs from text that every machine has: the source of Python's standard library."""
+"""Attention inputs from text that is always available: Python's standard library."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from ..extrapolation.experiment.text import standard_library
 
 @dataclass(frozen=True)
 class Layer:
-    """What an attention layer works on.
+    """The inputs of an attention layer.
 
     x: hidden states, (1, N, heads * head_dim) float32.
     q, k, v: (1, heads, N, head_dim), leaves that require gradients.
@@ -23,13 +23,13 @@ class Layer:
     v: Tensor
 
     def to(self, dtype: torch.dtype) -> "Layer":
-        """The same with q, k and v in dtype, and x too where that is wider than float32."""
+        """Converts q, k and v to dtype, and x too if dtype is wider than float32."""
         x = self.x.to(torch.promote_types(self.x.dtype, dtype))
         return Layer(x, *(t.detach().to(dtype).requires_grad_() for t in (self.q, self.k, self.v)))
 
 
 def embedded(text: Tensor, heads: int, head_dim: int, dtype: torch.dtype) -> Layer:
-    """A random, always the same embedding of bytes (N,), and random projections of it."""
+    """A fixed random embedding of bytes (N,), and random projections of it."""
     generator = torch.Generator().manual_seed(0)
     dim = heads * head_dim
     x = torch.randn(256, dim, generator=generator)[None, text.long()]

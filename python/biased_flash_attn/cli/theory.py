@@ -1,4 +1,4 @@
-"""`theory`: what the formulas of biases say about extrapolation, before any training."""
+"""`theory`: convergence and receptive fields of biases, from their formulas."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from .plot import needed
     type=click.Path(file_okay=False, path_type=Path),
 )
 def theory(names: tuple[str, ...], heads: int, eps: float, length: int, output: Path):
-    """Judge biases by their formulas: does the series of exp(b) converge, and how far does it look?
+    """Analyse formulas of biases: convergence of the series of exp(b), and receptive fields.
 
-    BIAS is the name of a bias of positions, or package.module:Class for one of your own; all that
-    there are by default. Trainable ones are judged as training starts them. The folder OUTPUT gets
-    pictures: curves.png, heat_maps.png and receptive_fields.png.
+    BIAS is the name of a bias of positions, or package.module:Class for one of your own; by default
+    all of them. Trainable biases are analysed at initialization. The plots curves.png,
+    heat_maps.png and receptive_fields.png are written to the folder OUTPUT.
     """
     pictures = needed("extrapolation.pictures")
     torch.manual_seed(0)
@@ -55,7 +55,7 @@ def theory(names: tuple[str, ...], heads: int, eps: float, length: int, output: 
 
 
 def bias_of(name: str, heads: int) -> PositionBias:
-    """The bias of positions that has this name."""
+    """The bias of positions with this name."""
     try:
         scheme = positions(name)
     except ValueError as error:
@@ -63,5 +63,7 @@ def bias_of(name: str, heads: int) -> PositionBias:
     bias = scheme.bias and scheme.bias(heads, heads)(torch.zeros(1, 1, heads))
     if not isinstance(bias, PositionBias):
         allowed = ", ".join(biases.DISTANCE_BIASES)
-        raise click.BadParameter(f"{name} has no formula of the distance, as these have: {allowed}")
+        raise click.BadParameter(
+            f"{name} has no formula of the distance; these have one: {allowed}"
+        )
     return bias

@@ -1,4 +1,4 @@
-"""One bias on one layer: is it exact, and what does it cost?"""
+"""Accuracy and cost of one bias on one layer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from .text import Layer
 
 @dataclass(frozen=True)
 class Trial:
-    """Errors and what is tolerated, by tensor; costs of a forward and backward pass."""
+    """Errors and permitted errors by tensor; costs of a forward and backward pass."""
 
     errors: dict[str, float]
     tolerated: dict[str, float]
@@ -37,9 +37,9 @@ class Trial:
 
 
 def trial(module: nn.Module, layer: Layer, mask: Tensor | None) -> Trial:
-    """Tries one bias; what is in the dense mask for SDPA does not matter to its cost.
+    """Measures one bias. The contents of the dense mask for SDPA do not affect its cost.
 
-    Without a mask nothing of size N x N is tried.
+    Without a mask the alternatives with N x N matrices are not measured.
     """
     sample = Sample(layer)
     exact = sample.exact(module, layer)

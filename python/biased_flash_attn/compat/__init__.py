@@ -1,4 +1,4 @@
-"""Calls with the signatures of other packages: flash-attn 2 and PyTorch."""
+"""Functions with the signatures of other packages: flash-attn 2 and PyTorch."""
 
 from .flash_attn import flash_attn_func, flash_attn_varlen_func
 from .flash_attn_kvcache import flash_attn_with_kvcache

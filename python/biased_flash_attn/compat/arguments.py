@@ -1,4 +1,4 @@
-"""What the arguments of flash-attn mean here, and what is not offered."""
+"""Conversion of the arguments of flash-attn, and checks for unsupported ones."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from torch import Tensor
 from ..forms import Distance, Geometry, Linear
 
 
-class Visible(NamedTuple):
-    """Which keys are seen, as `Geometry` says it: the arguments that follow `n_key`."""
+class Visibility(NamedTuple):
+    """The arguments causal, window and shift of `Geometry`."""
 
     causal: bool
     window: int | None
-    shift: int  # of positions, so that a window that reaches into the future ends at them
+    shift: int  # of the positions, to the end of a window that reaches into the future
 
 
-def visible(causal, window_size, n_query: int, n_key: int) -> Visible:
-    """What flash-attn's mask is for sequences of at most so many queries and keys."""
+def visibility(causal, window_size, n_query: int, n_key: int) -> Visibility:
+    """Converts flash-attn's mask, for at most n_query queries and n_key keys."""
     if not isinstance(causal, bool):
         raise TypeError(f"causal is {causal!r}; it must be True or False")
     left, right = _checked_window(window_size)
     if causal:
         right = 0
-    # A side on which no key lies beyond the window has none.
+    # A side beyond which no key lies has no limit.
     if left >= n_key - 1:
         left = -1
     if right >= n_query - 1 and not causal:
         right = -1
     if right == -1:
-        return Visible(False, None if left == -1 else left + 1, 0)
-    return Visible(True, None if left == -1 else left + right + 1, right)
+        return Visibility(False, None if left == -1 else left + 1, 0)
+    return Visibility(True, None if left == -1 else left + right + 1, right)
 
 
 def _checked_window(window_size) -> tuple[int, int]:
@@ -48,16 +48,16 @@ def _checked_window(window_size) -> tuple[int, int]:
 
 
 class AlibiSlopes:
-    """b_ij = -slope |p_i - j| with the slopes of a call, (B or 1, H).
+    """b_ij = -slope |p_i - j| with slopes (B or 1, H).
 
-    shift: by how much the positions of the geometry are moved beyond p_i.
+    shift: the number by which the positions of the geometry exceed p_i.
     """
 
     def __init__(self, slopes: Tensor, shift: int):
         self.slopes, self.shift = slopes, shift
 
     def lower(self, geometry: Geometry, dtype: torch.dtype, device: torch.device):
-        """The slopes or, where positions are moved, the table over their distances."""
+        """The slopes or, if positions are shifted, a table over their distances."""
         if self.shift == 0:
             return Linear(self.slopes.to(dtype))
         d = geometry.distances(device) - self.shift
@@ -65,7 +65,7 @@ class AlibiSlopes:
 
 
 def alibi(slopes, shift: int, q: Tensor, batch: int, heads: int) -> AlibiSlopes | None:
-    """The bias that flash-attn's alibi_slopes stand for."""
+    """The bias for flash-attn's alibi_slopes."""
     if slopes is None:
         return None
     name = "alibi_slopes"
@@ -83,20 +83,20 @@ def alibi(slopes, shift: int, q: Tensor, batch: int, heads: int) -> AlibiSlopes 
     return AlibiSlopes(slopes.reshape(-1, heads), shift)
 
 
-def refuse_dropout(dropout_p) -> None:
-    """Anything but 0."""
+def check_dropout(dropout_p) -> None:
+    """Raises ValueError unless dropout_p is 0."""
     if dropout_p != 0:
-        raise ValueError(f"dropout_p is {dropout_p!r}; it must be 0: dropout is not offered")
+        raise ValueError(f"dropout_p is {dropout_p!r}; it must be 0: dropout is not supported")
 
 
-def refuse_softcap(softcap) -> None:
-    """Anything but 0."""
+def check_softcap(softcap) -> None:
+    """Raises ValueError unless softcap is 0."""
     if softcap != 0:
-        raise ValueError(f"softcap is {softcap!r}; it must be 0: capped logits are not offered")
+        raise ValueError(f"softcap is {softcap!r}; it must be 0: capped logits are not supported")
 
 
-def with_rows(x):
-    """x as the kernels read it, contiguous in its last dimension, copied if it is not."""
+def contiguous_rows(x):
+    """x with a contiguous last dimension, as the kernels require it, copied if necessary."""
     if not isinstance(x, Tensor) or x.dim() == 0 or x.stride(-1) == 1:
         return x
     return x.contiguous()

@@ -1,4 +1,4 @@
-"""Keys and values in tensors of the caller's, which are written to and read where they are."""
+"""Caches of keys and values that belong to the caller, written and read in place."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ class Cache:
 
     @property
     def capacity(self) -> int:
-        """How many keys of a sequence have a place."""
+        """The number of keys that fit into a sequence."""
         return self.table.shape[1] * self.rows
 
     def write(self, k: Tensor, v: Tensor, lengths: Tensor, backend: str) -> None:
-        """k (B, n, Hkv, D) and v (B, n, Hkv, Dv) become the last of so many keys, (B,) int64."""
+        """Writes k (B, n, Hkv, D) and v (B, n, Hkv, Dv) as the last of `lengths` keys (B,)."""
         for pages, rows in ((self.k, k), (self.v, v)):
             pages, rows = pages.transpose(1, 2), rows.transpose(1, 2)
             operators.append(pages, rows, self.table, lengths, backend)
 
     def holds(self, lengths: Tensor) -> Tensor:
-        """Where the table has to name entries for so many keys of each sequence, (B, columns)."""
+        """Which columns of the table are needed for `lengths` keys, (B, columns) bool."""
         columns = torch.arange(self.table.shape[1], device=self.table.device)
         return columns * self.rows < lengths[:, None]
 
     def packed(self, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """k and v (total, Hkv, D or Dv) and where in them each sequence begins, (B,).
+        """k and v (total, Hkv, D or Dv) and the beginning of each sequence in them, (B,).
 
-        They are the caller's own memory but for pages, of which those of the first `lengths` keys
-        are copied, and for a cache whose entries do not follow one another.
+        They are views, except for pages, of which those of the first `lengths` keys are copied, and
+        for a cache whose entries are not contiguous.
         """
         entries = torch.where(self.holds(lengths), self.table, 0).long()
         if entries.shape[1] == 1:

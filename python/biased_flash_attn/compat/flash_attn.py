@@ -1,13 +1,14 @@
-"""flash-attn 2's calls for training: one batch, or packed sequences."""
+"""The functions of flash-attn 2 for training: one batch, or packed sequences."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ..attention import attend, prepared, under_autocast
 from ..sequences import Sequences
 from ..validation import check_each, check_heads, check_packed, check_scale
-from .arguments import alibi, refuse_dropout, refuse_softcap, visible, with_rows
+from .arguments import alibi, check_dropout, check_softcap, contiguous_rows, visibility
 
 _LAYOUT = "(batch, sequence, heads, head_dim)"
 
@@ -25,24 +26,24 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor, None]:
-    """`biased_flash_attn` under the signature of flash-attn 2 (Dao, 2023).
+    """`biased_flash_attn` with the signature of flash-attn 2 (Dao, 2023).
 
-    Query i stands at position p = i + seqlen_k - seqlen_q, the last on the last key.
+    Query i has position p = i + seqlen_k - seqlen_q: the last query is aligned with the last key.
 
-    What differs from flash-attn:
+    Differences from flash-attn:
 
-    - alibi_slopes have gradients, and so has lse.
+    - alibi_slopes and lse are differentiable.
     - lse is that of the logits with the bias exactly as written. With alibi_slopes, in causal calls
-      without a limit on the left, flash-attn leaves out what is the same for a whole row, so that
-      its lse is larger by slope * p; outputs are the same.
-    - lse of a row that sees no key is -inf; flash-attn has inf there. Its output is 0 in both.
-    - Windows are always what is documented below. flash-attn takes a side of seqlen_k or more as no
-      limit, which shows queries before the first key what lies beyond their window.
-    - float32 and float64 too, on CPUs too, and any head_dim up to 256; v may have another than k.
-    - No dropout and no softcap: other values than 0 are refused.
+      without a limit on the left, flash-attn omits a term that is constant in each row, so its lse
+      is larger by slope * p; outputs are the same.
+    - lse of a row that sees no key is -inf here and inf in flash-attn. Its output is 0 in both.
+    - Windows are always as documented below. flash-attn treats a side of seqlen_k or more as no
+      limit, so queries before the first key see keys beyond their window.
+    - float32, float64 and CPUs are supported, and any head_dim up to 256, which v need not share.
+    - Dropout and softcap are not supported: values other than 0 are refused.
 
     Args:
-        q: (batch, seqlen_q, heads, head_dim). The last dimension is copied if it is not contiguous.
+        q: (batch, seqlen_q, heads, head_dim). It is copied if its last dimension is not contiguous.
         k: (batch, seqlen_k, kv_heads, head_dim); kv_heads divides heads.
         v: (batch, seqlen_k, kv_heads, value_dim).
         dropout_p: 0.
@@ -51,25 +52,25 @@ def flash_attn_func(
         window_size: (left, right): key j is visible when p - left <= j <= p + right. -1 is no
             limit; with causal, right is 0.
         softcap: 0.
-        alibi_slopes: (heads,) or (batch, heads) float32, of the bias -slope |p - j|.
-        deterministic: taken and without effect: results do not depend on the order of threads.
-        return_attn_probs: also return lse and, in the place of the probabilities, None. flash-attn
-            has these for dropout only, and an empty tensor without.
+        alibi_slopes: (heads,) or (batch, heads) float32, for the bias -slope |p - j|.
+        deterministic: ignored, as results are always deterministic.
+        return_attn_probs: also return lse and None in place of the probabilities, which flash-attn
+            returns only with dropout.
 
     Returns:
-        out (batch, seqlen_q, heads, value_dim) in q's dtype, contiguous where q is. With
+        out (batch, seqlen_q, heads, value_dim) in q's dtype, contiguous if q is. With
         return_attn_probs (out, lse, None), lse (batch, heads, seqlen_q) in float32, or float64 for
         float64.
 
     Raises:
-        TypeError, ValueError: naming the argument, what it was and what it may be.
+        TypeError, ValueError: naming the argument, its value and the permitted values.
     """
-    refuse_dropout(dropout_p), refuse_softcap(softcap)
+    check_dropout(dropout_p), check_softcap(softcap)
     check_scale("softmax_scale", softmax_scale)
-    q, k, v = (with_rows(x) for x in under_autocast(q, k, v))
+    q, k, v = (contiguous_rows(x) for x in under_autocast(q, k, v))
     _check_batch(q, k, v)
     (batch, n_query, heads, _), n_key = q.shape, k.shape[1]
-    seen = visible(causal, window_size, n_query, n_key)
+    seen = visibility(causal, window_size, n_query, n_key)
     bias = alibi(alibi_slopes, seen.shift, q, batch, heads)
     sequences = None
     if seen.shift:
@@ -103,41 +104,42 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor, None]:
-    """`flash_attn_func` of sequences that lie one after the other, each on its own.
+    """`flash_attn_func` for packed sequences, which do not see one another.
 
-    What is not said here, differences included, is as there.
+    Everything that is not mentioned, including the differences, is as in `flash_attn_func`.
 
     Args:
         q: (total_q, heads, head_dim).
         k: (total_k, kv_heads, head_dim).
         v: (total_k, kv_heads, value_dim).
-        cu_seqlens_q: (batch + 1,) int32: where the queries of each sequence begin, and at the end
-            total_q.
-        cu_seqlens_k: (batch + 1,) int32, the same of keys.
-        max_seqlen_q: at least the length of the longest sequence of queries.
-        max_seqlen_k: the same of keys.
+        cu_seqlens_q: (batch + 1,) int32, the offsets of the queries of each sequence, and total_q.
+        cu_seqlens_k: (batch + 1,) int32, the same for keys.
+        max_seqlen_q: at least the largest number of queries of a sequence.
+        max_seqlen_k: the same for keys.
         alibi_slopes: (heads,) or (batch, heads) float32.
-        block_table: None. Pages are for `flash_attn_with_kvcache`.
+        block_table: None. Pages are supported by `flash_attn_with_kvcache`.
 
     Returns:
-        out (total_q, heads, value_dim), contiguous where q is. With return_attn_probs
+        out (total_q, heads, value_dim), contiguous if q is. With return_attn_probs
         (out, lse, None), lse (heads, total_q).
 
     Raises:
-        TypeError, ValueError: naming the argument, what it was and what it may be.
+        TypeError, ValueError: naming the argument, its value and the permitted values.
     """
-    refuse_dropout(dropout_p), refuse_softcap(softcap)
+    check_dropout(dropout_p), check_softcap(softcap)
     check_scale("softmax_scale", softmax_scale)
     if block_table is not None:
         raise ValueError(
             "block_table is given; it must be None: flash_attn_with_kvcache reads pages"
         )
     for name, n in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
-        if n is None:
-            raise TypeError(f"{name} is None; it must be an int")
-    q, k, v = with_rows(q), with_rows(k), with_rows(v)
+        if isinstance(n, bool) or not isinstance(n, (int, torch.SymInt)):
+            raise TypeError(f"{name} is {n!r}; it must be an int")
+        if n < 0:
+            raise ValueError(f"{name} is {n}; it must be an int from 0 on")
+    q, k, v = contiguous_rows(q), contiguous_rows(k), contiguous_rows(v)
     check_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    seen = visible(causal, window_size, max_seqlen_q, max_seqlen_k)
+    seen = visibility(causal, window_size, max_seqlen_q, max_seqlen_k)
     bias = alibi(alibi_slopes, seen.shift, q, len(cu_seqlens_q) - 1, q.shape[1])
     totals, longest = (q.shape[0], k.shape[0]), (max_seqlen_q, max_seqlen_k)
     sequences = Sequences.of_offsets(cu_seqlens_q, cu_seqlens_k, totals, longest)
@@ -154,7 +156,7 @@ def flash_attn_varlen_func(
 
 
 def _check_batch(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Their shapes, in flash-attn's order."""
+    """Checks shapes in flash-attn's layout."""
     check_each({"q": q, "k": k, "v": v}, _LAYOUT)
     check_heads(q, k, heads_at=2)
     if v.shape[:3] != k.shape[:3]:

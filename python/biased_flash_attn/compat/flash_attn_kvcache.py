@@ -1,4 +1,4 @@
-"""flash-attn 2's call for decoding, on a cache that belongs to the caller."""
+"""The function of flash-attn 2 for decoding, with a cache that belongs to the caller."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..problem import Pages, Problem
 from ..sequences import Sequences
 from ..validation import check_scale
 from . import kvcache_arguments as arguments
-from .arguments import AlibiSlopes, Visible, alibi, refuse_softcap, visible, with_rows
+from .arguments import AlibiSlopes, Visibility, alibi, check_softcap, contiguous_rows, visibility
 from .caches import Cache
 from .rotary import rotated
 
-# With more, the ordinary kernels are faster, and it pays to find what may be left out.
+# With more queries the ordinary kernels are faster, and skipping is worthwhile.
 _FEW_QUERIES = 128
 
 
@@ -43,39 +43,40 @@ def flash_attn_with_kvcache(
     num_splits: int = 0,
     return_softmax_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Writes k and v to a cache and attends to it, under the signature of flash-attn 2 (Dao, 2023).
+    """Writes k and v to a cache and attends to it, with the signature of flash-attn 2 (Dao, 2023).
 
-    The cache is the caller's: k and v become the keys cache_seqlens, cache_seqlens + 1, ... of each
-    sequence, in place, and the caller counts them. Attention is that of `flash_attn_func` to the
-    keys so far, lse included: the last query stands on the last key. There are no gradients.
+    The cache belongs to the caller: k and v are written in place as the keys cache_seqlens,
+    cache_seqlens + 1, ... of each sequence, and the caller updates cache_seqlens. Attention and lse
+    are those of `flash_attn_func` for all keys so far: the last query is aligned with the last key.
+    There are no gradients.
 
-    The cache is read where it is. Only calls that are not causal and have several queries, that
-    have cache_leftpad, or more than 128 queries, copy the keys of pages, and of a cache that is a
-    slice of a larger one. `KVCache` is for those who have no cache yet: it also leaves out what a
-    bias makes worthless, and takes every bias.
+    The cache is read in place. Keys of pages, and of a cache that is a slice of a larger one, are
+    copied only for calls that are not causal and have several queries, that have cache_leftpad, or
+    more than 128 queries. Code without a cache of its own can use `KVCache`, which also skips
+    negligible keys and supports every bias.
 
-    What differs from flash-attn, beside what `flash_attn_func` says:
+    Differences from flash-attn, besides those of `flash_attn_func`:
 
-    - Pages may be of 1 to 64 keys or of any multiple of 64, also with cache_leftpad.
-    - rotary_dim may be any even number; rotary_cos and rotary_sin may be float32 for other q.
+    - Pages may have 1 to 64 keys or any multiple of 64, also with cache_leftpad.
+    - rotary_dim may be any even number; rotary_cos and rotary_sin may be float32 for every q.
 
     Args:
         q: (batch, seqlen_q, heads, head_dim).
         k_cache: (batch_cache, seqlen_cache, kv_heads, head_dim) or, with block_table, pages
             (num_blocks, page_size, kv_heads, head_dim). Any strides, the last dimension contiguous.
-        v_cache: the same of values, whose last dimension may differ.
+        v_cache: the same for values, whose last dimension may differ.
         k: (batch, seqlen_new, kv_heads, head_dim), or None.
         v: (batch, seqlen_new, kv_heads, value_dim), given with k.
         rotary_cos: (positions, rotary_dim / 2): if given with k, the first rotary_dim channels of k
             are rotated at the positions cache_seqlens, cache_seqlens + 1, ..., and those of q too,
             or all of q at cache_seqlens if the call is neither causal nor has a window.
-        rotary_sin: the same of sines.
-        cache_seqlens: keys that each sequence has before this call, an int or (batch,) int32; what
-            cache_leftpad skips is counted. None for a full cache.
-        cache_batch_idx: (batch,) int32, the entry of the cache that is each sequence's; its own
-            number by default. Of sequences that share one, any may leave its k and v there.
-        cache_leftpad: (batch,) int32, the key with which each sequence begins; 0 by default. Steps
-            with it take several times as long.
+        rotary_sin: the same for sines.
+        cache_seqlens: the number of keys of each sequence before this call, including those that
+            cache_leftpad skips, an int or (batch,) int32. None for a full cache.
+        cache_batch_idx: (batch,) int32, the entry of the cache for each sequence; by default its
+            own index. If several sequences share an entry, it gets k and v of any one of them.
+        cache_leftpad: (batch,) int32, the first key of each sequence; 0 by default. Steps with it
+            take several times as long.
         block_table: (batch, columns) int32: key n of sequence b is row n % page_size of page
             block_table[b, n // page_size].
         softmax_scale: factor of q k^T, 1 / sqrt(head_dim) by default.
@@ -85,7 +86,7 @@ def flash_attn_with_kvcache(
         rotary_interleaved: whether channels 0 and 1, 2 and 3, ... are rotated together, or 0 and
             rotary_dim / 2, 1 and rotary_dim / 2 + 1, ...
         alibi_slopes: (heads,) or (batch, heads) float32.
-        num_splits: taken and without effect: keys are split among threads as suits them.
+        num_splits: ignored; the keys are divided automatically.
         return_softmax_lse: also return lse.
 
     Returns:
@@ -93,11 +94,11 @@ def flash_attn_with_kvcache(
         seqlen_q) in float32, or float64 for float64.
 
     Raises:
-        TypeError, ValueError: naming the argument, what it was and what it may be. The cache is
-            then as it was.
+        TypeError, ValueError: naming the argument, its value and the permitted values. The cache
+            is unchanged.
     """
-    refuse_softcap(softcap), check_scale("softmax_scale", softmax_scale)
-    q, k, v = with_rows(q), with_rows(k), with_rows(v)
+    check_softcap(softcap), check_scale("softmax_scale", softmax_scale)
+    q, k, v = contiguous_rows(q), contiguous_rows(k), contiguous_rows(v)
     arguments.check_tensors(q, k_cache, v_cache, k, v, alibi_slopes)
     table = arguments.table(q, k_cache, cache_batch_idx, block_table)
     cache = Cache(k_cache, v_cache, table)
@@ -105,7 +106,7 @@ def flash_attn_with_kvcache(
     after = before + (0 if k is None else k.shape[1])
     arguments.check_capacity(cache, after)
     batch, n_query, heads, _ = q.shape
-    seen = visible(causal, window_size, n_query, int((after - begin).max()) if batch else 0)
+    seen = visibility(causal, window_size, n_query, int((after - begin).max()) if batch else 0)
     slopes = alibi(alibi_slopes, seen.shift, q, batch, heads)
     if slopes is not None and not slopes.slopes.isfinite().all():
         raise ValueError("alibi_slopes contain NaN or infinities; they must be finite")
@@ -136,7 +137,7 @@ class Step:
     cache: Cache
     begin: Tensor
     end: Tensor
-    seen: Visible
+    seen: Visibility
     slopes: AlibiSlopes | None
     scale: float | None
     backend: str
@@ -155,17 +156,17 @@ class Step:
         return self.q.shape[2] <= _FEW_QUERIES
 
     def _decoded(self) -> tuple[Tensor, Tensor]:
-        """By the kernel of decoding, which finds the cache's keys through its table."""
+        """By the decoding kernel, which finds the keys through the table."""
         q, table = self.q, self.cache.table
         k, v = (x.transpose(1, 2) for x in (self.cache.k, self.cache.v))
         scale = q.shape[3] ** -0.5 if self.scale is None else float(self.scale)
         form = lowered(self.slopes, q, Geometry(q.shape[2], table.shape[1] * k.shape[2]))
-        # Without bounds of the keys, none of them is left out.
+        # Without bounds of the keys nothing is skipped.
         settings = form, self.seen.window, scale, 0.0, "cpu", Pages(table, self.end)
         return operators.decode(Problem.of_pages(q, k, v, *settings))
 
     def _packed(self) -> tuple[Tensor, Tensor]:
-        """By the ordinary kernels, to which entries of the cache are packed sequences."""
+        """By the ordinary kernels, with the entries of the cache as packed sequences."""
         batch, _, n_query, _ = self.q.shape
         count = self.end - self.begin
         longest = int(count.max()) if batch else 0

@@ -1,4 +1,4 @@
-"""What `flash_attn_with_kvcache` refuses, before anything is written to the caller's cache."""
+"""Checks of `flash_attn_with_kvcache`, before anything is written to the caller's cache."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .caches import Cache
 
 
 def check_tensors(q, k_cache, v_cache, k, v, alibi_slopes) -> None:
-    """Kinds and shapes of all that hold queries, keys and values."""
+    """Checks types and shapes of all queries, keys and values."""
     if (k is None) != (v is None):
         given, missing = ("v", "k") if k is None else ("k", "v")
         raise ValueError(f"{given} is given and {missing} is None; tokens have both")
@@ -28,7 +28,7 @@ def check_tensors(q, k_cache, v_cache, k, v, alibi_slopes) -> None:
         for name, x, cache in (("k", k, k_cache), ("v", v, v_cache)):
             if cache.is_inference() and not torch.is_inference_mode_enabled():
                 raise ValueError(
-                    f"{name}_cache was made in inference mode; it can be written to in that alone"
+                    f"{name}_cache was created in inference mode and can only be written to there"
                 )
             expected = (q.shape[0], k.shape[1], *cache.shape[2:])
             if x.shape != expected:
@@ -42,12 +42,12 @@ def check_tensors(q, k_cache, v_cache, k, v, alibi_slopes) -> None:
 
 
 def table(q: Tensor, k_cache: Tensor, cache_batch_idx, block_table) -> Tensor:
-    """Which entries of the cache hold the keys of each sequence, (batch, columns) int32."""
+    """The entries of the cache with the keys of each sequence, (batch, columns) int32."""
     batch = q.shape[0]
     if block_table is not None:
         if cache_batch_idx is not None:
             raise ValueError(
-                "cache_batch_idx is given with block_table, which says where sequences are;"
+                "cache_batch_idx is given with block_table, which determines the entries;"
                 " it must be None"
             )
         _check_ints("block_table", block_table, q, (batch, None))
@@ -71,12 +71,12 @@ def table(q: Tensor, k_cache: Tensor, cache_batch_idx, block_table) -> Tensor:
 
 
 def lengths(q: Tensor, k, cache: Cache, cache_seqlens, cache_leftpad) -> tuple[Tensor, Tensor]:
-    """Where the keys of each sequence end, before new ones, and begin: (batch,) int64."""
+    """The end of the old keys and the beginning of each sequence, (batch,) int64."""
     batch = q.shape[0]
     name = "cache_seqlens"
     if cache_seqlens is None:
         if k is not None:
-            raise ValueError(f"{name} is None; with k it must say where these keys go")
+            raise ValueError(f"{name} is None; with k it must give the position of these keys")
         cache_seqlens = cache.capacity
     if isinstance(cache_seqlens, int) and not isinstance(cache_seqlens, bool):
         cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
@@ -102,7 +102,7 @@ def lengths(q: Tensor, k, cache: Cache, cache_seqlens, cache_leftpad) -> tuple[T
 
 
 def check_capacity(cache: Cache, lengths: Tensor) -> None:
-    """Whether so many keys of each sequence have a place."""
+    """Checks that the cache has room for `lengths` keys of each sequence."""
     if (lengths > cache.capacity).any():
         raise ValueError(
             f"cache_seqlens with the new tokens comes to {int(lengths.max())}; a sequence has room"
@@ -112,11 +112,11 @@ def check_capacity(cache: Cache, lengths: Tensor) -> None:
 
 
 def check_rotary(q, k, cos, sin, positions: Tensor, new: Tensor | None) -> None:
-    """The tables of rotary embedding, where given, for q and k at their positions."""
+    """Checks the tables of rotary embedding, if given, for q and k at their positions."""
     if cos is None and sin is None:
         return
     if k is None:
-        raise ValueError("rotary_cos is given and k is None; new tokens are what is rotated")
+        raise ValueError("rotary_cos is given and k is None; only new tokens are rotated")
     tables = {"rotary_cos": cos, "rotary_sin": sin}
     for name, x in tables.items():
         if not isinstance(x, Tensor):
@@ -137,9 +137,7 @@ def check_rotary(q, k, cos, sin, positions: Tensor, new: Tensor | None) -> None:
             raise ValueError(f"{name} is on {x.device} and q on {q.device}; they must share one")
     last = max((int(x.max()) for x in (positions, new) if x.numel()), default=-1)
     if last >= len(cos):
-        raise ValueError(
-            f"rotary_cos has {len(cos)} positions; tokens stand at up to {last} and need {last + 1}"
-        )
+        raise ValueError(f"rotary_cos has {len(cos)} positions; the tokens need {last + 1}")
 
 
 def _check_ints(name: str, x, q: Tensor, shape: tuple[int | None, ...]) -> None:

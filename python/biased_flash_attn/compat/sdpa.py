@@ -1,4 +1,4 @@
-"""PyTorch's call, with a position bias where it has a dense mask."""
+"""PyTorch's scaled_dot_product_attention, with a position bias in place of a dense mask."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..attention import attend, prepared, under_autocast
 from ..biases import CumulativeBias
 from ..sequences import Sequences
 from ..validation import check_each, check_heads
-from .arguments import refuse_dropout, with_rows
+from .arguments import check_dropout, contiguous_rows
 
 
 def scaled_dot_product_attention(
@@ -27,57 +27,57 @@ def scaled_dot_product_attention(
     *,
     bias=None,
 ) -> Tensor:
-    """`biased_flash_attn` under the signature of torch.nn.functional.scaled_dot_product_attention.
+    """`biased_flash_attn` with the signature of torch.nn.functional.scaled_dot_product_attention.
 
-    With is_causal, query i stands at position i, as there: it sees the keys j <= i, and its
-    distance to key j is i - j, also where there are more queries than keys or fewer. Without,
-    where PyTorch has no positions, the last query stands on the last key, as in
-    `biased_flash_attn`. Both are the same for as many queries as keys; for a step of decoding,
-    leave is_causal False.
+    With is_causal, query i has position i, as in PyTorch: it sees the keys j <= i, and its distance
+    to key j is i - j, whatever the numbers of queries and keys. Without is_causal, where PyTorch
+    has no positions, the last query is aligned with the last key, as in `biased_flash_attn`. Both
+    are equivalent for equal numbers of queries and keys; for decoding, is_causal is False.
 
-    What differs from PyTorch:
+    Differences from PyTorch:
 
-    - attn_mask hides keys from all queries and heads alike, or is refused: what it would add to
-      logits is what `bias` is for. It may be given together with is_causal, and both hold.
-    - Dropout is refused.
+    - attn_mask may only mask keys, the same for all queries and heads; what it would add to the
+      logits is passed as `bias`. It may be combined with is_causal.
+    - Dropout is not supported.
 
     Args:
-        query: (..., heads, L, E), any number of leading dimensions, or none. The last dimension is
-            copied if it is not contiguous.
+        query: (..., heads, L, E), any number of leading dimensions, or none. It is copied if its
+            last dimension is not contiguous.
         key: (..., kv_heads, S, E), with the same leading dimensions.
         value: (..., kv_heads, S, Ev).
-        attn_mask: None, or bool and True for keys that take part, (..., 1, 1, S) or anything that
-            broadcasts to it from the left. They lie side by side, padding before or after them.
-            Padding is never read and moves nobody; a query that sees no key gives 0.
+        attn_mask: None, or bool with True for keys that take part, (..., 1, 1, S) or a shape that
+            broadcasts to it from the left. These keys must be contiguous, with padding before or
+            after them. Padding is never read and does not change positions; the output of a query
+            that sees no key is 0.
         dropout_p: 0.
         is_causal: whether query i sees only the keys j <= i.
         scale: factor of q k^T, 1 / sqrt(E) by default.
-        enable_gqa: whether kv_heads may be a divisor of heads; else they are equal.
-        bias: a bias of `biased_flash_attn.biases`, or None. Its batch is that of all leading
-            dimensions. One that sums steps has them of S positions or, with is_causal, of
+        enable_gqa: whether kv_heads may be a divisor of heads; otherwise they must be equal.
+        bias: a bias of `biased_flash_attn.biases`, or None. Its batch comprises all leading
+            dimensions. Biases that sum steps have steps for S positions or, with is_causal, for
             max(L, S).
 
     Returns:
         (..., heads, L, Ev) in the dtype of query.
 
     Raises:
-        TypeError, ValueError: naming the argument, what it was and what it may be.
+        TypeError, ValueError: naming the argument, its value and the permitted values.
     """
-    refuse_dropout(dropout_p)
-    query, key, value = (with_rows(x) for x in under_autocast(query, key, value))
+    check_dropout(dropout_p)
+    query, key, value = (contiguous_rows(x) for x in under_autocast(query, key, value))
     _check_shapes(query, key, value, enable_gqa)
     if not isinstance(is_causal, bool):
         raise TypeError(f"is_causal is {is_causal!r}; it must be True or False")
     mask = None if attn_mask is None else _mask_of_keys(attn_mask, query, key)
     if isinstance(bias, CumulativeBias):
         bias = _with_positions(bias, query, key, is_causal, mask)
-    if is_causal:  # which leaves nothing to see of later keys
+    if is_causal:  # later keys are not visible
         n_query = query.shape[-2]
         key, value = key[..., :n_query, :], value[..., :n_query, :]
         mask = None if mask is None else mask[:, :n_query]
     q, k, v = (_as_batch(x) for x in (query, key, value))
     sequences = _sequences(q, k, is_causal, mask)
-    # Which hides nothing, but keeps a bias from distances that there are not.
+    # This window hides nothing, but limits the bias to distances that occur.
     window = None if sequences is None else max(1, _end(q, k, is_causal))
     problem = prepared(q, k, v, bias, is_causal, window, scale, None, None, sequences=sequences)
     o, _ = attend(problem)
@@ -122,7 +122,7 @@ def _mask_of_keys(attn_mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
     if attn_mask.dtype != torch.bool:
         raise TypeError(
             f"{name} is {attn_mask.dtype}; it must be torch.bool, True for keys that take part:"
-            " what is added to logits is given as bias"
+            " what is added to logits is passed as bias"
         )
     of_keys = (*query.shape[:-3], 1, 1, n_key)
     missing = len(of_keys) - attn_mask.dim()
@@ -140,12 +140,12 @@ def _mask_of_keys(attn_mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
 
 
 def _end(query: Tensor, key: Tensor, is_causal: bool) -> int:
-    """The position behind that of the last query."""
+    """The position after that of the last query."""
     return query.shape[-2] if is_causal else key.shape[-2]
 
 
 def _sequences(q: Tensor, k: Tensor, is_causal: bool, mask: Tensor | None) -> Sequences | None:
-    """Where queries stand that are not simply the last of all keys."""
+    """The sequences of calls whose last query is not aligned with the last key."""
     (batch, _, n_query, _), n_key = q.shape, k.shape[2]
     end = _end(q, k, is_causal)
     if mask is not None:
@@ -164,7 +164,7 @@ def _sequences(q: Tensor, k: Tensor, is_causal: bool, mask: Tensor | None) -> Se
 def _with_positions(
     bias: CumulativeBias, query: Tensor, key: Tensor, is_causal: bool, mask: Tensor | None
 ) -> CumulativeBias:
-    """The bias with its numbers where `_sequences` puts the queries."""
+    """The bias with steps and gain for the positions of `_sequences`."""
     n_query, n_key = query.shape[-2], key.shape[-2]
     places = max(n_query, n_key) if is_causal else n_key
     if bias.steps.shape[-1] != places:

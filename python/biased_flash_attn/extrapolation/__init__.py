@@ -1,9 +1,9 @@
-"""The extrapolation laboratory: why do some biases let a model run on lengths it never saw?
+"""The extrapolation laboratory: which biases let a model extrapolate to longer sequences?
 
 Before training, from a bias alone: `convergence`, `compare_receptive_fields`,
-`normalized_receptive_field`, `log_fit`, and `bias.receptive_field(eps)`. Of a trained model:
+`normalized_receptive_field`, `log_fit`, and `bias.receptive_field(eps)`. For a trained model:
 `cumulative_gradient` with `empirical_receptive_field`, `attention_masses`, and perplexity by three
-protocols. `pictures` draws them, and `experiment` trains and measures small models.
+protocols. `pictures` draws plots, and `experiment` trains and evaluates small models.
 """
 
 from .attention_weights import attention_mass, attention_masses

@@ -1,4 +1,4 @@
-"""How far attention looks: the nearest keys that hold all but a share of its weight."""
+"""The range of attention: the nearest keys that hold all but a fraction of its weight."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from ..attention import prepared
 from ..biases import CumulativeBias
-from ..biases.receptive_field import check_share
+from ..biases.receptive_field import check_fraction
 from ..geometry import Geometry
 from ..nn import FusedAttention
 from .modules import evaluating, logits_of
 
-ENTRIES = 2**22  # of the weights that are computed at once, where one row has no more
+ENTRIES = 2**22  # weights that are computed at once, or one row if it has more
 
 
 @torch.no_grad()
@@ -29,18 +29,18 @@ def attention_mass(
 ) -> Tensor:
     """n_emp(eps) of each query, (B, H, Nq) int64 (Qin et al., 2023, section 3.3).
 
-    It is the smallest count of nearest keys that hold more than a share 1 - eps of the causal
-    attention weights: those of products q.k and bias together, unlike the theoretical receptive
-    field. They are computed for a block of queries at a time, in memory O(Nk).
+    It is the smallest number of nearest keys that hold more than a fraction 1 - eps of the causal
+    attention weights, which unlike the theoretical receptive field include the products q.k. They
+    are computed for one block of queries at a time, in O(Nk) memory.
 
     Args:
-        q: (B, H, Nq, D), with Nq <= Nk. It and what is not named here is as in
+        q: (B, H, Nq, D), with Nq <= Nk. It and the arguments that are not listed here are as in
             `biased_flash_attn`.
-        eps: the share that may be missing, in (0, 1).
+        eps: the fraction that may be missing, in (0, 1).
 
     Raises TypeError or ValueError, naming the argument.
     """
-    check_share("eps", eps)
+    check_fraction("eps", eps)
     call = prepared(q, k, k, bias, True, window, scale, None, "reference")
     n_query, n_key = call.geometry.n_query, call.geometry.n_key
     if n_query > n_key:
@@ -53,33 +53,33 @@ def attention_mass(
         seen = n_key - n_query + end
         logits = call.scale * call.q[:, :, first:end].double() @ keys[:, :, :seen].double().mT
         if bias is not None:
-            logits = logits + _of_rows(bias, first, end, seen).to(logits.device)
+            logits = logits + _dense_rows(bias, first, end, seen).to(logits.device)
         visible = Geometry(end - first, seen, True, window).visible(q.device)
-        from_far = logits.masked_fill_(~visible, -torch.inf).softmax(-1).cumsum(-1)
-        fields.append(((from_far >= eps) & visible).sum(-1))
+        from_farthest = logits.masked_fill_(~visible, -torch.inf).softmax(-1).cumsum(-1)
+        fields.append(((from_farthest >= eps) & visible).sum(-1))
     return torch.cat(fields, -1)
 
 
 def attention_masses(model: nn.Module, inputs: Tensor, eps: float = 0.01) -> dict[str, Tensor]:
     """n_emp(eps) of each query in every attention layer of a model, by the layer's name.
 
-    Layers are the `nn.FusedAttention` modules that the model calls, as `nn.BiasedAttention` does;
-    each gives (B, H, N) int64. See `attention_mass`.
+    Layers are the `nn.FusedAttention` modules that the model calls, for example those of
+    `nn.BiasedAttention`; each gives (B, H, N) int64. See `attention_mass`.
 
     Args:
         model: from tokens (B, N), or embeddings (B, N, dim), to logits (B, N, vocabulary); it is
-            put into evaluation mode.
+            evaluated in evaluation mode.
         inputs: tokens or embeddings.
-        eps: the share that may be missing, in (0, 1).
+        eps: the fraction that may be missing, in (0, 1).
 
     Raises TypeError or ValueError, naming the argument.
     """
-    check_share("eps", eps)
+    check_fraction("eps", eps)
     layers = {name: m for name, m in model.named_modules() if isinstance(m, FusedAttention)}
     if not layers:
         raise ValueError("model has no nn.FusedAttention; call attention_mass on its q and k")
     if not all(layer.causal for layer in layers.values()):
-        raise ValueError("model sees both sides; n_emp is of causal attention")
+        raise ValueError("model is bidirectional; n_emp is defined for causal attention")
     fields: dict[str, Tensor] = {}
 
     def measure(name: str):
@@ -99,12 +99,12 @@ def attention_masses(model: nn.Module, inputs: Tensor, eps: float = 0.01) -> dic
     return fields
 
 
-def _of_rows(bias, first: int, end: int, seen: int) -> Tensor:
-    """The bias of the queries from first to before end, over the first `seen` keys."""
+def _dense_rows(bias, first: int, end: int, seen: int) -> Tensor:
+    """The dense bias of the queries from first to before end, over the first `seen` keys."""
     if isinstance(bias, CumulativeBias):
         gain = bias.gain
         if gain is not None:
-            # One for each query, or one for each key: the last rows are the queries' then.
+            # One per query, or one per key, of which the last belong to the queries.
             before = gain.shape[-1] - (bias.steps.shape[-1] - seen) - (end - first)
             gain = gain[..., before : before + end - first]
         bias = replace(bias, steps=bias.steps[..., :seen], gain=gain)

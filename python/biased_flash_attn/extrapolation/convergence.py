@@ -1,4 +1,4 @@
-"""Does a bias let a model run on lengths that it never saw? What its formula says beforehand."""
+"""Whether a bias lets a model extrapolate, according to its formula."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from ..biases.base import PositionBias
 from ..biases.convergence import has_finite_sum, logarithmic_exponents
 from . import closed_forms
 
-SUMMED = 16  # sums go up to 2^16 distances
+SUMMED = 16  # partial sums are computed up to 2^16 distances
 
 
 @dataclass(frozen=True, eq=False)
 class Convergence:
-    """Whether the sum of exp(b(d)) over all d >= 0 is finite, head by head; H heads.
+    """Whether the sum of exp(b(d)) over all d >= 0 is finite for each of H heads.
 
     Attributes:
         numeric: the verdict of the exponents, (H,) bool.
         exponents: p, q and r of exp(b(d)) ~ d^-p (ln d)^-q (ln ln d)^-r at d = 2^1000, (H, 3)
             float64.
-        sums: the sums over d < 2^k for k = 0 to 16, (H, 17) float64: what one would look at first,
-            and where 1/n and 1/n^1.01 look alike.
-        closed_form: what mathematics says, with its verdict `known`, (H,) bool; None for both where
-            it is not known here.
+        sums: the sums over d < 2^k for k = 0 to 16, (H, 17) float64, which cannot distinguish 1/n
+            from 1/n^1.01.
+        closed_form: the reason in closed form, with its verdict `known`, (H,) bool; both are None
+            if there is none.
     """
 
     numeric: Tensor
@@ -36,14 +36,14 @@ class Convergence:
 
     @property
     def converges(self) -> Tensor:
-        """The verdict, (H,) bool: the closed form's where there is one."""
+        """The verdict, (H,) bool: that of the closed form if there is one."""
         return self.numeric if self.known is None else self.known
 
     def __str__(self) -> str:
         lines = [self.closed_form] if self.closed_form else []
         lines.append("head  series     p          q          r          sum to 65536")
         for h, converges in enumerate(self.converges.tolist()):
-            # Adding 0 makes 0 of -0.
+            # Adding 0 turns -0 into 0.
             exponents = "".join(f"{round(x, 6) + 0:<11.4g}" for x in self.exponents[h].tolist())
             verdict = "converges" if converges else "diverges"
             lines.append(f"{h:4}  {verdict:9}  {exponents}{self.sums[h, -1]:.6g}")
@@ -52,18 +52,20 @@ class Convergence:
 
 @torch.no_grad()
 def convergence(bias: PositionBias) -> Convergence:
-    """Does the series of exp(b) converge, so that transformers with this bias extrapolate?
+    """Whether the series of exp(b) converges, so that transformers with this bias extrapolate.
 
     The condition is theorem 3.4 of Qin et al., "Exploring Transformer Extrapolation", 2023. It is
-    sufficient; the paper finds 1/n and 1/(n ln n), which just miss it, not to extrapolate.
+    sufficient; the paper finds that 1/n and 1/(n ln n), which barely violate it, do not
+    extrapolate.
 
-    The numeric verdict compares exp(b) with the series of Bertrand, whose exponents are fitted to b
-    at d = 2^125, 2^250, 2^500 and 2^1000. It decides every bias that is like
-    -(p ln d + q ln ln d + r ln ln ln d) plus something that has settled there, and those that fall
-    faster than any power of d or not at all. It cannot tell 1/n from what differs by still slower
-    factors, knows nothing beyond 2^1000 (exp(-0.01 d^0.01) has hardly begun to fall there), and may
-    be wrong about a bias that goes up and down, of which it sees four distances. Partial
-    sums decide less: those of 1/(n ln n) reach 4 after some 10^22 terms, and have no limit.
+    The numeric verdict compares exp(b) with Bertrand's series, whose exponents are fitted to b at
+    d = 2^125, 2^250, 2^500 and 2^1000. It is correct for every bias of the form
+    -(p ln d + q ln ln d + r ln ln ln d) plus a term that has converged there, and for those that
+    decay faster than any power of d or not at all. It cannot distinguish 1/n from series that
+    differ by still slower factors, ignores distances beyond 2^1000 (where exp(-0.01 d^0.01) has
+    hardly begun to decay), and may be wrong for an oscillating bias, as it evaluates only four
+    distances. Partial sums decide less: those of 1/(n ln n) reach 4 after some 10^22 terms, and
+    have no limit.
 
     Raises TypeError for a bias that is not a function of the distance alone.
     """
@@ -71,7 +73,7 @@ def convergence(bias: PositionBias) -> Convergence:
     exponents = logarithmic_exponents(bias.curve, bias.device)
     d = torch.arange(2**SUMMED, dtype=torch.float64, device=bias.device)
     sums = bias.curve(d).exp().cumsum(-1)[:, [2**k - 1 for k in range(SUMMED + 1)]]
-    reason, known = closed_forms.of_bias(bias) or (None, None)
+    reason, known = closed_forms.verdict(bias) or (None, None)
     every_head = (bias.num_heads, -1)
     return Convergence(
         numeric=has_finite_sum(exponents).expand(bias.num_heads),
@@ -83,7 +85,7 @@ def convergence(bias: PositionBias) -> Convergence:
 
 
 def check_position_bias(name: str, bias) -> None:
-    """Refuses what has no formula of the distance, such as CABLE, which reads hidden states."""
+    """Raises TypeError for biases without a formula of the distance, such as CABLE."""
     if not isinstance(bias, PositionBias):
         raise TypeError(
             f"{name} is a {type(bias).__name__}; it must be a bias of positions alone, as ALiBi is."

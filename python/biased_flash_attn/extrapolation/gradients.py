@@ -1,4 +1,4 @@
-"""How far a trained model looks: gradients of a prediction with respect to earlier tokens."""
+"""The range of a trained model: gradients of a prediction with respect to earlier tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from ..biases.receptive_field import check_share
+from ..biases.receptive_field import check_fraction
 from .modules import evaluating, logits_of
 
 SHARE = 0.99
@@ -23,20 +23,19 @@ def cumulative_gradient(
 
     With g_m the gradient of the prediction with respect to the embedding of token m, and s_m =
     |g_m| / sum_n |g_n| in Euclidean norms, it is the sum of s over the most recent tokens
-    (section 5.1). The prediction is the log-probability of the token that the model holds to be the
-    most likely one after the last. Sequences are taken one by one, in memory O(N) where the model's
-    attention takes that.
+    (section 5.1). The prediction is the log-probability of the most likely next token according to
+    the model. Sequences are processed one by one, in O(N) memory if the model's attention needs
+    no more.
 
     Args:
         model: from tokens (B, N), or embeddings (B, N, dim), to logits (B, N, vocabulary); it is
-            put into evaluation mode.
+            evaluated in evaluation mode.
         inputs: tokens or embeddings.
-        embedding: the module that turns tokens into embeddings; the model's first nn.Embedding by
-            default.
-        progress: whether to show a bar on what takes more than two seconds.
+        embedding: the module from tokens to embeddings; the model's first nn.Embedding by default.
+        progress: whether to show a progress bar after two seconds.
 
     Returns:
-        (B, N) float64: entry m - 1 is the share of the m most recent tokens. It rises to 1.
+        (B, N) float64: entry m - 1 is the fraction of the m most recent tokens. It increases to 1.
 
     Raises TypeError or ValueError, naming the argument.
     """
@@ -50,18 +49,18 @@ def cumulative_gradient(
 
 
 def empirical_receptive_field(curves: Tensor, share: float = SHARE) -> Tensor:
-    """How many of the most recent tokens hold more than a share of the gradient, (B,) int64.
+    """The number of most recent tokens with more than a share of the gradient, (B,) int64.
 
-    It is ERF = min{m : c_m > 0.99} of Chi et al., 2023, of curves (B, N) of `cumulative_gradient`.
-    The paper's sum runs from token m to the last, so that c_1 = 1 and its minimum would always be
+    It is ERF = min{m : c_m > 0.99} of Chi et al., 2023, for curves (B, N) of `cumulative_gradient`.
+    The paper's sum runs from token m to the last, so that c_1 = 1 and the minimum would always be
     1; its figures and text count m back from the last token, as here.
     """
-    check_share("share", share)
+    check_fraction("share", share)
     return (curves <= share).sum(-1) + 1
 
 
 def _gradient(model: nn.Module, inputs: Tensor, embedding: nn.Module | None) -> Tensor:
-    """Of the last position's prediction with respect to embeddings, (1, N, dim)."""
+    """The gradient of the last prediction with respect to the embeddings, (1, N, dim)."""
     if inputs.is_floating_point():
         leaf = inputs.detach().requires_grad_()
         return torch.autograd.grad(_prediction(model, leaf), leaf)[0]

@@ -1,4 +1,4 @@
-"""What the instruments ask of a model: any module from tokens or embeddings to logits."""
+"""Calls of models, which may be any module from tokens or embeddings to logits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[torch.device]:
-    """Evaluation mode, and then the mode that every part had before.
+    """Evaluation mode within the block; the mode of every module is restored afterwards.
 
-    Yields where the model's first parameter is; the CPU for one without parameters.
+    Yields the device of the model's first parameter, or the CPU for a model without parameters.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; it must be a torch.nn.Module")
@@ -27,7 +27,7 @@ def evaluating(model: nn.Module) -> Iterator[torch.device]:
 
 
 def logits_of(model: nn.Module, inputs: Tensor) -> Tensor:
-    """What a model gives for tokens (B, N) or embeddings (B, N, dim): logits (B, N, vocabulary)."""
+    """The checked logits (B, N, vocabulary) for tokens (B, N) or embeddings (B, N, dim)."""
     logits = model(inputs)
     if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[:2] != inputs.shape[:2]:
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__

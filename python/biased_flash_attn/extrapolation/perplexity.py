@@ -13,16 +13,16 @@ from tqdm import tqdm
 
 from .modules import evaluating, logits_of
 
-BATCH_TOKENS = 2**13  # given to the model at once, where a sequence is no longer than that
+BATCH_TOKENS = 2**13  # per call of the model, or one sequence if it is longer
 
 
 @dataclass(frozen=True)
 class Perplexity:
-    """How well tokens were predicted: perplexity is exp of the mean of -log p.
+    """Perplexity, the exponential of the mean of -log p.
 
     Attributes:
-        nats: that mean, over `tokens` tokens.
-        standard_error: of nats, as if losses were independent.
+        nats: the mean, over `tokens` tokens.
+        standard_error: of nats, if losses were independent.
     """
 
     nats: float
@@ -37,16 +37,16 @@ class Perplexity:
 def last_token_perplexity(
     model: nn.Module, segments: Tensor, length: int, *, progress: bool = True
 ) -> Perplexity:
-    """Of the last token of each segment, given `length` tokens before it.
+    """Perplexity of the last token of each segment, given `length` tokens before it.
 
-    So the same tokens are predicted at every length, and only their context differs (Chi et al.,
+    The same tokens are predicted at every length, and only their context differs (Chi et al.,
     "Dissecting Transformer Length Extrapolation", 2023, section 3.4).
 
     Args:
-        model: from tokens (B, N) to logits (B, N, vocabulary); it is put into evaluation mode.
+        model: from tokens (B, N) to logits (B, N, vocabulary); it is evaluated in evaluation mode.
         segments: (S, n), integers, with n > length.
-        length: how many tokens the model is given.
-        progress: whether to show a bar on what takes more than two seconds.
+        length: the number of tokens of the model's input.
+        progress: whether to show a progress bar after two seconds.
 
     Raises TypeError or ValueError, naming the argument.
     """
@@ -60,12 +60,12 @@ def last_token_perplexity(
 def nonoverlapping_perplexity(
     model: nn.Module, tokens: Tensor, length: int, *, progress: bool = True
 ) -> Perplexity:
-    """Of all tokens but the first, in windows of `length` tokens that follow one another.
+    """Perplexity of all tokens but the first, in consecutive windows of `length` tokens.
 
-    It is the quickest protocol, and the one of the papers' large tables. The first tokens of each
-    window have next to no context, which longer windows suffer less from ("early token curse",
-    Press et al., 2022, appendix B). The last window may be shorter. Arguments and errors are those
-    of `sliding_perplexity`.
+    This is the fastest protocol, and the one of the papers' large tables. The first tokens of each
+    window have almost no context, which affects longer windows less ("early token curse", Press et
+    al., 2022, appendix B). The last window may be shorter. Arguments and errors are those of
+    `sliding_perplexity`.
     """
     return sliding_perplexity(model, tokens, length, length, progress=progress)
 
@@ -73,18 +73,19 @@ def nonoverlapping_perplexity(
 def sliding_perplexity(
     model: nn.Module, tokens: Tensor, length: int, stride: int, *, progress: bool = True
 ) -> Perplexity:
-    """Of all tokens but the first, in windows that move by `stride`: each adds its last tokens.
+    """Perplexity of all tokens but the first, in windows that move by `stride` tokens.
 
-    After the first window every token has at least length - stride tokens before it, for length /
-    stride times the work (Press et al., 2022, appendix B; Qin et al., 2023, figure 1).
+    Each window contributes its last tokens. After the first window every token has at least
+    length - stride tokens of context, for length / stride times the work (Press et al., 2022,
+    appendix B; Qin et al., 2023, figure 1).
 
     Args:
-        model: from tokens (B, N) to logits (B, N, vocabulary); it is put into evaluation mode.
-        tokens: (T,), integers, on any device, or mapped from a file: a batch of windows at a time
-            is brought to the model's.
-        length: how many tokens the model is given.
+        model: from tokens (B, N) to logits (B, N, vocabulary); it is evaluated in evaluation mode.
+        tokens: (T,), integers, on any device, or mapped from a file: one batch of windows at a time
+            is moved to the model's device.
+        length: the number of tokens of the model's input.
         stride: 1 to length.
-        progress: whether to show a bar on what takes more than two seconds.
+        progress: whether to show a progress bar after two seconds.
 
     Raises TypeError or ValueError, naming the argument.
     """
@@ -114,7 +115,7 @@ def _windows(tokens: Tensor, length: int, stride: int) -> Iterator[tuple[Tensor,
 def _perplexity(
     model: nn.Module, windows: Iterable[tuple[Tensor, Tensor]], count: int, progress: bool
 ) -> Perplexity:
-    """Of the targets (B, n) of the last n positions of inputs (B, N); `count` inputs in all."""
+    """Perplexity of targets (B, n) at the last n positions of inputs (B, N), `count` in all."""
     tokens, total, squares = 0, 0.0, 0.0
     bar = tqdm(total=count, delay=2, leave=False, disable=not progress)
     with evaluating(model) as device, bar:

@@ -14,14 +14,13 @@ from .convergence import check_position_bias
 
 @dataclass(frozen=True, eq=False)
 class FieldOrder:
-    """Which of two biases has the smaller theoretical receptive field as eps falls; H heads.
+    """Which of two biases has the smaller theoretical receptive field for small eps; H heads.
 
     Attributes:
-        smaller: -1 where that is the first, 1 where it is the second, 0 where neither is known to
-            be, (H,) int64.
+        smaller: -1 for the first, 1 for the second, 0 where this is unknown, (H,) int64.
         distance: t_0 of the theorem's proof, from which on the terms keep their order, (H,)
             float64.
-        eps: the order holds for every share below this one, (H,) float64.
+        eps: the order holds for every fraction below this one, (H,) float64.
     """
 
     smaller: Tensor
@@ -33,13 +32,13 @@ class FieldOrder:
 def compare_receptive_fields(first: PositionBias, second: PositionBias) -> FieldOrder:
     """Compares two biases by theorem 3.5 of Qin et al., 2023, head by head.
 
-    Where exp(b) / B, the share of one distance in the sum, is in the end the smaller one for the
-    first bias, its theoretical receptive fields are in the end the smaller ones too. The shares are
-    compared at distances up to 2^1000. A finite field is smaller than an infinite one; two infinite
-    ones have no order.
+    If exp(b) / B, the fraction of one distance in the sum, is eventually smaller for the first
+    bias, so are its theoretical receptive fields for small eps. The fractions are compared at
+    distances up to 2^1000. A finite field is smaller than an infinite one; two infinite ones have
+    no order.
 
-    Raises TypeError for a bias that is not a function of the distance alone, and ValueError where
-    the biases differ in their number of heads.
+    Raises TypeError for a bias that is not a function of the distance alone, and ValueError if the
+    biases differ in their number of heads.
     """
     check_position_bias("first", first)
     check_position_bias("second", second)
@@ -48,10 +47,10 @@ def compare_receptive_fields(first: PositionBias, second: PositionBias) -> Field
             f"second has {second.num_heads} heads; it must have those of first, {first.num_heads}"
         )
     a, b = (tail(bias.curve, bias.device) for bias in (first, second))
-    order, since = _in_the_end(a.log_shares - b.log_shares)
-    # The proof's eps_0 is the share for which t_0 is the larger one of the two fields.
-    rests = torch.where(order[:, None] < 0, b.log_rests, a.log_rests)
-    eps = rests.gather(1, since[:, None])[:, 0].exp()
+    order, since = _eventual_order(a.log_fractions - b.log_fractions)
+    # The proof's eps_0 is the fraction for which t_0 is the larger one of the two fields.
+    tails = torch.where(order[:, None] < 0, b.log_tail_fractions, a.log_tail_fractions)
+    eps = tails.gather(1, since[:, None])[:, 0].exp()
 
     both = a.is_finite & b.is_finite
     by_finiteness = b.is_finite.long() - a.is_finite.long()
@@ -63,8 +62,8 @@ def compare_receptive_fields(first: PositionBias, second: PositionBias) -> Field
     )
 
 
-def _in_the_end(difference: Tensor) -> tuple[Tensor, Tensor]:
-    """The last sign of each row that is not 0, and the index from which on no other comes.
+def _eventual_order(difference: Tensor) -> tuple[Tensor, Tensor]:
+    """The last nonzero sign of each row, and the index from which on it does not change.
 
     NaN, the difference of two infinities, has no sign.
     """
@@ -79,13 +78,13 @@ def normalized_receptive_field(weights: Tensor, points: int = 50) -> tuple[Tenso
     """The curve that Qin et al. draw of a receptive field (2023, appendix E).
 
     Args:
-        weights: (..., length), what each distance from 0 on weighs: exp(b(d)) for the theoretical
-            receptive field, mean attention weights for the empirical one.
-        points: of the curve.
+        weights: (..., length), the weights of the distances from 0 on: exp(b(d)) for the
+            theoretical receptive field, mean attention weights for the empirical one.
+        points: the number of points of the curve.
 
     Returns:
-        field (..., points), the share of the length within which all but eps of the weight lies,
-        and eps (points,), which falls from 1 to 0.
+        field (..., points), the fraction of the length that holds all but eps of the weight, and
+        eps (points,), which decreases from 1 to 0.
     """
     length = weights.shape[-1]
     eps = torch.linspace(0, 1, points, dtype=torch.float64, device=weights.device).flip(0)
@@ -100,10 +99,10 @@ def normalized_receptive_field(weights: Tensor, points: int = 50) -> tuple[Tenso
 def log_fit(bias: PositionBias, points: int) -> tuple[Tensor, Tensor]:
     """Slope and intercept of the least-squares fit of b(d) by slope log(1 + d) + intercept.
 
-    It is taken over the nearest `points` distances, and returned as two tensors (num_heads,)
-    float64, as Chi et al. fit Sandwich ("Dissecting", 2023, section 6.2). At h = 8 and dbar = 128
-    their -0.825 and -0.8 is the fit over all 8192 distances of their figure, with the frequencies
-    of their code; over the nearest 50, which they name, it is -1.02 and -0.02.
+    The fit covers the nearest `points` distances; the results are two tensors (num_heads,) float64.
+    Chi et al. fit Sandwich in this way ("Dissecting", 2023, section 6.2). At h = 8 and dbar = 128
+    their -0.825 and -0.8 are the fit over all 8192 distances of their figure, with the frequencies
+    of their code; over the nearest 50 distances, which they state, it is -1.02 and -0.02.
     """
     check_position_bias("bias", bias)
     if not isinstance(points, int) or points < 2:

@@ -1,1 +1,1 @@
-"""What runs other packages' models on this package's attention."""
+"""Integrations that run models of other packages on this package's attention."""

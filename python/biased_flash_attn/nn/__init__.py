@@ -1,4 +1,4 @@
-"""Layers and models on the fused call, whose position scheme is one argument."""
+"""Layers and models with fused attention, whose position scheme is one argument."""
 
 from .attention import BiasedAttention, FusedAttention
 from .named_biases import BIASES

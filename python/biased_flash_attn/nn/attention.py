@@ -16,20 +16,21 @@ from .positions import positions as scheme_of
 class BiasedAttention(nn.Module):
     """softmax(q k^T / sqrt(D) + bias) v with its projections; D = dim / num_heads.
 
-    The bias is made with the layer, and called on the hidden states that q, k and v come from:
-    CABLE's two linear layers read what the projections read.
+    The layer creates its bias and calls it on its input: CABLE's two linear layers have the same
+    input as the projections.
 
     Args:
         dim: channels of the hidden states.
-        num_heads: H, heads of queries, which divide dim.
-        positions: the position scheme, a name or `Positions`. Embeddings of positions are the
-            model's to add, not the layer's.
-        kv_heads: Hkv, heads of keys and values, H by default; query head h reads h // (H / Hkv).
-        causal: whether tokens see the past only.
-        backend: that of `biased_flash_attn`.
+        num_heads: H, the number of query heads, which divides dim.
+        positions: the position scheme, a name or `Positions`. Position embeddings are added by the
+            model, not by the layer.
+        kv_heads: Hkv, the number of key and value heads, H by default; query head h reads key head
+            h // (H / Hkv).
+        causal: whether tokens see only the past.
+        backend: as in `biased_flash_attn`.
 
     Raises:
-        TypeError, ValueError: naming the argument, what it was and what it may be.
+        TypeError, ValueError: naming the argument, its value and the permitted values.
     """
 
     def __init__(
@@ -69,16 +70,16 @@ class BiasedAttention(nn.Module):
     ) -> Tensor:
         """Hidden states x (B, N, dim) to (B, N, dim).
 
-        With a cache of `make_cache`, x is of the next tokens of its sequences; see
-        `biased_flash_attn_with_kvcache`. key_padding_mask is that of `biased_flash_attn`.
+        With a cache from `make_cache`, x belongs to the next tokens of its sequences; see
+        `biased_flash_attn_with_kvcache`. key_padding_mask is as in `biased_flash_attn`.
         """
         if cache is not None and key_padding_mask is not None:
             raise ValueError("key_padding_mask is given with a cache; truncate the cache instead")
         heads = self.project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         q, k, v = heads.split((self.num_heads, self.kv_heads, self.kv_heads), dim=1)
         if self.rotary:
-            here = positions_of(x, cache)
-            q, k = rotated(q, here), rotated(k, here)
+            positions = positions_of(x, cache)
+            q, k = rotated(q, positions), rotated(k, positions)
         bias = self.bias(x) if self.bias else None
         if cache is None:
             o = self.fused(q, k, v, bias, key_padding_mask=key_padding_mask)
@@ -87,7 +88,7 @@ class BiasedAttention(nn.Module):
         return self.out(o.transpose(1, 2).flatten(2))
 
     def make_cache(self, batch: int, dtype: torch.dtype | None = None) -> KVCache:
-        """An empty cache for so many sequences, in the layer's dtype or another."""
+        """An empty cache for `batch` sequences, by default in the layer's dtype."""
         weight = self.out.weight
         return KVCache(
             batch,
@@ -100,7 +101,7 @@ class BiasedAttention(nn.Module):
 
 
 class FusedAttention(nn.Module):
-    """`biased_flash_attn` as a module, where hooks see q, k, v and the bias of each call."""
+    """`biased_flash_attn` as a module, whose hooks receive q, k, v and the bias of each call."""
 
     def __init__(self, causal: bool = True, window: int | None = None, backend: str | None = None):
         super().__init__()
@@ -122,7 +123,7 @@ class FusedAttention(nn.Module):
 
 
 def linear(n_in: int, n_out: int, std: float = 0.02) -> nn.Linear:
-    """A linear layer as GPT-2 starts it (Radford et al., 2019)."""
+    """A linear layer with the initialization of GPT-2 (Radford et al., 2019)."""
     layer = nn.Linear(n_in, n_out)
     nn.init.normal_(layer.weight, std=std)
     nn.init.zeros_(layer.bias)
@@ -130,6 +131,6 @@ def linear(n_in: int, n_out: int, std: float = 0.02) -> nn.Linear:
 
 
 def positions_of(tokens: Tensor, cache: KVCache | None) -> Tensor:
-    """The positions of tokens (B, N, ...): from 0, or on from those of a cache; (B or 1, N)."""
+    """The positions of tokens (B, N, ...), (B or 1, N): from 0, or from the end of a cache."""
     first = torch.tensor([0] if cache is None else cache.lengths, device=tokens.device)
     return first[:, None] + torch.arange(tokens.shape[1], device=tokens.device)

@@ -1,4 +1,4 @@
-"""Absolute positions: embeddings that are added to those of tokens, and rotations of q and k."""
+"""Absolute positions: position embeddings, and rotary embeddings of q and k."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ BASE = 10000
 
 
 class SinusoidalEmbedding(nn.Module):
-    """sin and cos of m / 10000^(2i/dim), of position m (Vaswani et al., 2017)."""
+    """sin and cos of m / 10000^(2i/dim) for position m (Vaswani et al., 2017)."""
 
     def __init__(self, dim: int):
         super().__init__()
@@ -37,7 +37,8 @@ class LearnedEmbedding(nn.Module):
         Raises ValueError for sequences longer than max_length.
         """
         longest = self.table.num_embeddings
-        if positions.numel() and (last := int(positions.max())) >= longest:
+        known = positions.numel() > 0 and not positions.is_meta
+        if known and (last := int(positions.max())) >= longest:
             raise ValueError(
                 f"tokens has a sequence of {last + 1}; learned positions were made for {longest}"
             )
@@ -45,7 +46,7 @@ class LearnedEmbedding(nn.Module):
 
 
 def rotated(x: Tensor, positions: Tensor) -> Tensor:
-    """x (B, H, N, D), each pair of channels turned by an angle in proportion to its position.
+    """Rotates pairs of channels of x (B, H, N, D) by angles proportional to the position.
 
     positions (B or 1, N); channel c is paired with c + D/2 (Su et al., 2021, as in GPT-NeoX).
     """

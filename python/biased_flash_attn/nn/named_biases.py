@@ -1,4 +1,4 @@
-"""Every bias by its name, made so that all are called on hidden states."""
+"""Every bias by its name, as a module that is called on hidden states."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def make_bias(name: str, num_heads: int, dim: int) -> nn.Module:
 
 
 class OfPositions(nn.Module):
-    """A bias that does not depend on the hidden states, called as if it did."""
+    """A bias of positions with the interface of one computed from hidden states."""
 
     def __init__(self, bias: nn.Module):
         super().__init__()

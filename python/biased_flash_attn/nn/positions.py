@@ -1,4 +1,4 @@
-"""How a model knows positions: a bias of attention, or one of the baselines of the papers."""
+"""Position schemes of models: an attention bias, or one of the baselines of the papers."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ WINDOW = re.compile(r"window_([1-9]\d*)")
 
 @dataclass(frozen=True)
 class Positions:
-    """A position scheme. `positions(name)` makes those that have a name.
+    """A position scheme. `positions(name)` returns a scheme by its name.
 
     Args:
-        bias: makes, from num_heads and dim, a module that takes hidden states (B, N, dim) to a bias
-            of `biased_flash_attn.biases`; None for attention without one.
-        embedding: "sinusoidal" or "learned", what is added to the embeddings of tokens; None for
-            nothing.
-        rotary: whether queries and keys are turned by their positions (Su et al., 2021).
-        window: if given, a query sees that many past keys, its own included.
+        bias: a function of num_heads and dim that creates a module from hidden states (B, N, dim)
+            to a bias of `biased_flash_attn.biases`; None for attention without bias.
+        embedding: "sinusoidal" or "learned" embeddings, which are added to those of tokens; None
+            for no embeddings.
+        rotary: whether queries and keys are rotated by their positions (Su et al., 2021).
+        window: if given, the number of past keys that a query sees, including its own position.
     """
 
     bias: Callable[[int, int], nn.Module] | None = None
@@ -36,12 +36,12 @@ class Positions:
 
 
 def positions(scheme: str | Positions) -> Positions:
-    """The scheme of a name: a bias, "none", "sinusoidal", "learned", "rotary" or "window_WIDTH".
+    """A scheme by its name: a bias, "none", "sinusoidal", "learned", "rotary" or "window_WIDTH".
 
-    "package.module:Class" is a bias of one's own: a `DistanceBias` made by num_heads, or a module
-    made by dim and num_heads that is called on hidden states, as `Cable` is.
+    "package.module:Class" is a bias of your own: a `DistanceBias` constructed with num_heads, or a
+    module constructed with dim and num_heads and called on hidden states, like `Cable`.
 
-    Raises ValueError for other names, and TypeError for what is neither a name nor a scheme.
+    Raises ValueError for other names, and TypeError for other types.
     """
     if isinstance(scheme, Positions):
         return scheme
@@ -62,7 +62,7 @@ def positions(scheme: str | Positions) -> Positions:
 
 
 def _imported(path: str) -> Callable[[int, int], nn.Module]:
-    """What makes the bias that is the class `path`, "package.module:Class"."""
+    """A function that creates a bias of the class `path`, "package.module:Class"."""
     module, _, name = path.partition(":")
     try:
         made = getattr(importlib.import_module(module), name)

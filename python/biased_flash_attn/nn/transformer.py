@@ -1,4 +1,4 @@
-"""Transformers whose position scheme is one argument: of GPT-2's kind and of BERT's."""
+"""Transformers like GPT-2 and BERT, whose position scheme is one argument."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from .positions import positions as scheme_of
 
 
 class CausalLM(nn.Module):
-    """A language model of GPT-2's kind (Radford et al., 2019): it predicts the next token.
+    """A causal language model like GPT-2 (Radford et al., 2019).
 
-    Norms come before attention and MLP, and the output shares the weights of the embedding.
+    Norms precede attention and MLP, and the output layer shares the weights of the embedding.
 
     Args:
-        vocab_size: the number of tokens there are.
+        vocab_size: the number of different tokens.
         dim: channels of the hidden states.
         layers: the number of blocks.
-        num_heads: heads of queries.
+        num_heads: the number of query heads.
         positions: the position scheme, a name or `Positions`.
-        kv_heads: heads of keys and values, num_heads by default.
-        max_length: of sequences, for learned positions only; others have no limit.
-        backend: that of `biased_flash_attn`.
+        kv_heads: the number of key and value heads, num_heads by default.
+        max_length: the longest sequence, for learned positions only; others have no limit.
+        backend: as in `biased_flash_attn`.
 
     Raises:
-        TypeError, ValueError: naming the argument, what it was and what it may be.
+        TypeError, ValueError: naming the argument, its value and the permitted values.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class CausalLM(nn.Module):
 
     @property
     def max_length(self) -> int | None:
-        """The longest sequence there are positions for, or None for any."""
+        """The longest sequence, or None without a limit."""
         return self.embedding.max_length
 
     def forward(self, tokens: Tensor, caches: list[KVCache] | None = None) -> Tensor:
-        """Logits (B, N, vocab_size) of what follows each of tokens (B, N).
+        """Logits (B, N, vocab_size) of the token after each of tokens (B, N).
 
-        With caches of `make_caches`, tokens are the next ones of their sequences.
+        With caches from `make_caches`, tokens are the next ones of their sequences.
         """
         x = self.embedding(tokens, caches and caches[0])
         for n, block in enumerate(self.blocks):
@@ -69,14 +69,14 @@ class CausalLM(nn.Module):
         return self.head(self.norm(x))
 
     def make_caches(self, batch: int) -> list[KVCache]:
-        """Empty caches of all blocks, for so many sequences."""
+        """Empty caches of all blocks for `batch` sequences."""
         return [block.attention.make_cache(batch) for block in self.blocks]
 
 
 class Encoder(nn.Module):
-    """A bidirectional encoder of BERT's kind (Devlin et al., 2019), with its head for masked words.
+    """A bidirectional encoder like BERT (Devlin et al., 2019), with its masked-language-model head.
 
-    Norms come after attention and MLP. Arguments and errors are those of `CausalLM`; windowed
+    Norms follow attention and MLP. Arguments and errors are those of `CausalLM`; windowed
     attention, which is causal, is refused.
     """
 
@@ -111,7 +111,7 @@ class Encoder(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, tokens: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Logits (B, N, vocab_size) of the word at each of tokens (B, N).
+        """Logits (B, N, vocab_size) for the token at each position of tokens (B, N).
 
         key_padding_mask (B, N) is True for tokens and False for padding around them.
         """
@@ -126,7 +126,7 @@ class Encoder(nn.Module):
 
 
 class TokenEmbedding(nn.Module):
-    """Embeddings of tokens, with those of positions where a scheme has them."""
+    """Embeddings of tokens, and of positions if the scheme has them."""
 
     def __init__(self, vocab_size: int, dim: int, scheme: Positions, max_length: int | None):
         super().__init__()
@@ -141,11 +141,11 @@ class TokenEmbedding(nn.Module):
             self.positions = LearnedEmbedding(dim, max_length)
         elif scheme.embedding == "sinusoidal":
             self.positions = SinusoidalEmbedding(dim)
-            # As Vaswani et al. have it, so that positions do not drown tokens.
+            # As in Vaswani et al., so that positions do not dominate tokens.
             self.scale = dim**0.5
 
     def forward(self, tokens: Tensor, cache: KVCache | None = None) -> Tensor:
-        """Tokens (B, N), the next ones of a cache if there is one, to (B, N, dim)."""
+        """Embeds tokens (B, N), the next ones of a cache if given, as (B, N, dim)."""
         x = self.tokens(tokens)
         if self.positions is None:
             return x
@@ -153,7 +153,7 @@ class TokenEmbedding(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and an MLP, each added to what it reads; norms before them, or after."""
+    """Residual attention and MLP, with norms before or after them."""
 
     def __init__(
         self, dim: int, layers: int, attention: BiasedAttention, *, norm_first: bool = True
@@ -163,7 +163,7 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(linear(dim, 4 * dim), nn.GELU(), linear(4 * dim, dim))
         self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(2))
         self.norm_first = norm_first
-        # GPT-2: what each block adds is small enough for the sum over all of them.
+        # As in GPT-2, the scale of residual branches decreases with the number of layers.
         for layer in (attention.out, self.mlp[2]):
             nn.init.normal_(layer.weight, std=0.02 / (2 * layers) ** 0.5)
 

@@ -1,1 +1,1 @@
-"""What `check` is made of: problems, their float64 oracle, timings, processes and the report."""
+"""The parts of `check`: problems, their float64 oracle, timings, processes and the report."""

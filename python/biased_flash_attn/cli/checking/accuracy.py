@@ -1,4 +1,4 @@
-"""Are the results of a problem as exact as naive attention's? One row for each dtype."""
+"""Compares the results of a problem with float64 and naive attention. One row for each dtype."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from . import calls, oracle
 from .failures import KERNEL_ERRORS, described, is_out_of_memory
 from .problems import DTYPES, Call, Problem, draw
 
-# Errors are compared with the size of results nearby: early queries have large outputs, next to
-# which a late tile could be wrong unseen.
-NEARBY = 128
+# Errors are relative to the size of results in the same block of rows: early queries have large
+# outputs, which would hide errors in late tiles.
+BLOCK_ROWS = 128
 
 
 @dataclass(frozen=True)
 class Error:
-    """The worst error of a result: the one that is the largest share of what is allowed there."""
+    """The worst error of a result: the largest fraction of the error that is allowed there."""
 
     result: str
-    error: float  # relative to the size of the results nearby
+    error: float  # relative to the size of the results in the same block
     allowed: float
     place: str
 
     @property
-    def share(self) -> float:
+    def fraction(self) -> float:
         return self.error / self.allowed
 
 
 @dataclass(frozen=True)
 class Row:
-    """A form in one kind of call and dtype."""
+    """The result for a form in one kind of call and dtype."""
 
     form: str
     call: str
@@ -44,16 +44,16 @@ class Row:
     errors: tuple[Error, ...] = ()
     repeats: bool = True  # whether a second run gave the same bits
     failure: str | None = None  # why there are no results
-    refusal: str | None = None  # why the backend does not take the call
+    refusal: str | None = None  # why the backend does not support the call
 
     @property
     def passed(self) -> bool:
-        exact = all(error.share <= 1 for error in self.errors)
+        exact = all(error.fraction <= 1 for error in self.errors)
         return bool(self.errors) and exact and self.repeats
 
     @property
     def worst(self) -> Error:
-        return max(self.errors, key=lambda error: error.share)
+        return max(self.errors, key=lambda error: error.fraction)
 
 
 def rows(
@@ -83,13 +83,13 @@ def rows(
         try:
             found, again = (calls.results(problem, backend) for _ in range(2))
             if device != "cpu":
-                torch.cuda.synchronize()  # an error of a kernel is raised here, at the latest
+                torch.cuda.synchronize()  # raises errors of kernels
         except KERNEL_ERRORS as error:
             if is_out_of_memory(error):
                 raise
             yield Row(*where, failure=described(error))
             if isinstance(error, torch.AcceleratorError):
-                raise  # a GPU that reported an error runs nothing else for this process
+                raise  # the GPU context is unusable after an error
             continue
         repeats = all(torch.equal(again[result], x) for result, x in found.items())
         yield Row(*where, tuple(errors(problem, found, exact, sizes)), repeats)
@@ -102,29 +102,29 @@ def errors(
     dtype = problem.leaves["q"].dtype
     naive, _ = oracle.results(problem)
     for name, value in exact.items():
-        size = nearby(sizes[name]).clamp(min=SMALLEST)
-        error, of_naive = (nearby(x[name].double() - value) / size for x in (found, naive))
+        size = block_maxima(sizes[name]).clamp(min=SMALLEST)
+        error, of_naive = (block_maxima(x[name].double() - value) / size for x in (found, naive))
         bound = allowed(of_naive, dtype)
-        share = (error / bound).nan_to_num(torch.inf, torch.inf)
-        worst = int(share.argmax())
-        place = described_place(value, *divmod(worst, share.shape[1]))
-        # NaN is not a number that JSON has.
+        fraction = (error / bound).nan_to_num(torch.inf, torch.inf)
+        worst = int(fraction.argmax())
+        place = describe_place(value, *divmod(worst, fraction.shape[1]))
+        # JSON cannot represent NaN.
         error = error.nan_to_num(torch.inf, torch.inf)
         yield Error(name, float(error.flatten()[worst]), float(bound.flatten()[worst]), place)
 
 
-def nearby(x: Tensor) -> Tensor:
-    """The largest absolute values of stretches of NEARBY rows, (heads, stretches)."""
+def block_maxima(x: Tensor) -> Tensor:
+    """The largest absolute values of blocks of BLOCK_ROWS rows, (heads, blocks)."""
     x = x.abs()
     x = x.amax(3) if x.dim() == 4 else x
     x = x.flatten(0, -2) if x.dim() > 1 else x[None]
-    return pad(x, (0, -x.shape[1] % NEARBY)).unflatten(1, (-1, NEARBY)).amax(2)
+    return pad(x, (0, -x.shape[1] % BLOCK_ROWS)).unflatten(1, (-1, BLOCK_ROWS)).amax(2)
 
 
-def described_place(x: Tensor, head: int, stretch: int) -> str:
-    """Where a stretch of rows is."""
+def describe_place(x: Tensor, head: int, block: int) -> str:
+    """The location of a block of rows."""
     n = x.shape[min(2, x.dim() - 1)]
-    rows = f"{stretch * NEARBY} to {min((stretch + 1) * NEARBY, n) - 1}"
+    rows = f"{block * BLOCK_ROWS} to {min((block + 1) * BLOCK_ROWS, n) - 1}"
     if x.dim() < 2:
         return f"entries {rows}"
     if x.dim() == 2:

@@ -1,4 +1,4 @@
-"""The public calls on a problem: what is checked."""
+"""The public calls that are checked."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .problems import DECODING_STEPS, KV_HEADS, Problem, dropped
 
 
 def results(problem: Problem, backend: str) -> dict[str, Tensor]:
-    """o, lse and, but for decoding, the gradients of all leaves, by name.
+    """o, lse and, except for decoding, the gradients of all leaves, by name.
 
-    Decoding has results of its last steps only, and zeros elsewhere.
+    Decoding has results for its last steps only, and zeros elsewhere.
     """
     if problem.call.name == "decoding":
         o, lse = decoded(problem, backend)

@@ -1,4 +1,4 @@
-"""What can go wrong while kernels are compiled and run, apart from wrong results."""
+"""Errors that may occur while kernels are compiled and run."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import torch
 
 try:
     from triton.errors import TritonError
-except ImportError:  # without Triton nothing raises it
+except ImportError:  # Triton is not installed
     TritonError = RuntimeError
 
-# Errors of PyTorch, of the compiler, and of a launch that asks for more than a GPU has.
+# Errors of PyTorch, of the compiler, and of launches that exceed the resources of the GPU.
 KERNEL_ERRORS = (RuntimeError, TritonError)
 LONGEST = 300
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether the GPU's memory or the system's did not suffice."""
+    """Whether the memory of the GPU or of the system was exhausted."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 

@@ -1,4 +1,4 @@
-"""What a problem's results are, by attention in plain PyTorch over blocks of queries.
+"""The exact results of a problem, by attention in plain PyTorch over blocks of queries.
 
 Nothing of size N x N is stored: under a causal mask the queries of a block are the last ones of the
 sequence that ends with it, and without a mask they see every key.
@@ -20,15 +20,15 @@ BLOCK = 256  # queries
 
 
 def results(problem: Problem) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The results in the problem's arithmetic, by name, and the sums of their absolute terms.
+    """The results in the problem's dtype, by name, and the sums of their absolute terms.
 
-    The terms are what blocks of queries contribute. Both are summed in float64.
+    The terms are the contributions of blocks of queries. Both are summed in float64.
     """
     return summed(contributions(problem))
 
 
 def contributions(problem: Problem) -> Iterator[dict[str, Tensor]]:
-    """What each block of queries contributes to every result."""
+    """The contribution of each block of queries to every result."""
     for entry, rows in problem.sequences:
         decoding = problem.call.name == "decoding"
         start = len(rows) - sum(DECODING_STEPS) if decoding else 0
@@ -55,7 +55,7 @@ def attend(problem: Problem, entry: int, rows: Tensor, block: slice) -> tuple[Te
     q, k, v = (problem.leaves[name][entry : entry + 1, :, rows] for name in ("q", "k", "v"))
     n_key = block.stop if problem.call.causal else len(rows)
     n_query = block.stop - block.start
-    # The last query of the block stands on key block.stop - 1.
+    # The last query of the block is aligned with key block.stop - 1.
     geometry = Geometry(n_query, n_key, problem.call.causal, shift=block.stop - n_key)
     bias = dense_bias(problem, entry, rows, block, n_key)
     scale = q.shape[3] ** -0.5

@@ -1,8 +1,8 @@
 """The problems that `check` computes: every form, in every kind of call.
 
-The numbers of a problem depend on the seed, the sizes and whether the dtype has 16 bits, and not on
-the device. bfloat16 and float16 share their numbers, which both represent exactly, and so share one
-float64 result.
+The numbers of a problem depend on the seed, the sizes and whether the dtype has 16 bits, but not on
+the device. bfloat16 and float16 use the same numbers, which both represent exactly, and so have the
+same float64 result.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn.functional import softplus
 from ... import biases
 
 BATCH, HEADS, KV_HEADS = 2, 4, 2
-# Tokens of each step: an ordinary one, and one with four speculated tokens.
+# Tokens of each step: an ordinary step, and one with four draft tokens.
 DECODING_STEPS = (1, 5)
 FORMS = ("none", "linear", "distance", "cumulative", "cumulative with gain", "log1p_square")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -25,7 +25,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class Call:
-    """A kind of call; its kernels are compiled for its head_dim."""
+    """A kind of call; kernels are compiled for each head_dim."""
 
     name: str
     head_dim: int
@@ -48,7 +48,7 @@ CALLS = (
 
 
 class Table(biases.DistanceBias):
-    """A number of its own for each signed distance, (heads, 2 reach + 1): a shifted entry shows."""
+    """A different number for each signed distance, (heads, 2 reach + 1), which reveals shifts."""
 
     def __init__(self, table: nn.Parameter):
         super().__init__(len(table))
@@ -63,10 +63,10 @@ class Table(biases.DistanceBias):
 class Problem:
     """A call with its numbers.
 
-    leaves: q (B, H, N, D), k and v (B, Hkv, N, D), and what the bias is made from: slopes (H,),
-        table (H, distances), steps and gain (B, H, N).
+    leaves: q (B, H, N, D), k and v (B, Hkv, N, D), and the tensors of the bias: slopes (H,), table
+        (H, distances), steps and gain (B, H, N).
     grad_o, grad_lse: the gradient of a loss with respect to the results.
-    sequences: the batch entry of each sequence, and its rows there.
+    sequences: the batch entry and the rows of each sequence.
     """
 
     form: str
@@ -77,7 +77,7 @@ class Problem:
     sequences: tuple[tuple[int, Tensor], ...]
 
     def to(self, dtype: torch.dtype) -> Problem:
-        """The same numbers in dtype; what a bias is made from is float32 at least."""
+        """The same numbers in dtype; tensors of the bias are float32 at least."""
         wide = torch.promote_types(dtype, torch.float32)
         leaves = {
             name: nn.Parameter(x.detach().to(dtype if name in ("q", "k", "v") else wide))
@@ -87,7 +87,7 @@ class Problem:
         return Problem(self.form, self.call, leaves, *grads, self.sequences)
 
     def bias(self, tokens: slice = slice(None)):
-        """The bias that a user would pass with some of the tokens."""
+        """The bias that a user would pass with these tokens."""
         if self.form == "none":
             return None
         if self.form == "linear":
@@ -117,14 +117,14 @@ def draw(form: str, call: Call, length: int, dtype: torch.dtype, seed: int, devi
         x = normal(*shape)
         return x.bfloat16().half().float() if half else x
 
-    sequences, (batch, tokens) = laid_out(call, length)
+    sequences, (batch, tokens) = sequences_of(call, length)
     rows = batch, HEADS, tokens
     leaves = {
         "q": rounded(*rows, call.head_dim),
         "k": rounded(batch, KV_HEADS, tokens, call.head_dim),
         "v": rounded(batch, KV_HEADS, tokens, call.head_dim),
     }
-    # Each head looks further back than the one before it, and the last one at everything.
+    # The range increases from head to head, up to the whole sequence in the last head.
     head = torch.arange(1, HEADS + 1)
     if form == "linear":
         leaves["slopes"] = 2.0 ** (-2 * head) * (1 + 0.1 * normal(HEADS))
@@ -142,8 +142,8 @@ def draw(form: str, call: Call, length: int, dtype: torch.dtype, seed: int, devi
     return problem.to(torch.float64)
 
 
-def laid_out(call: Call, length: int) -> tuple[tuple[tuple[int, Tensor], ...], tuple[int, int]]:
-    """The sequences of a call, and how many batch entries of how many tokens hold them."""
+def sequences_of(call: Call, length: int) -> tuple[tuple[tuple[int, Tensor], ...], tuple[int, int]]:
+    """The sequences of a call, the number of batch entries and their number of tokens."""
     if call.name == "packed":
         lengths = [length - 3, 1, length // 4 + 1]
         lengths.append(BATCH * length - sum(lengths))
@@ -155,11 +155,11 @@ def laid_out(call: Call, length: int) -> tuple[tuple[tuple[int, Tensor], ...], t
         rows = torch.arange(length)
         shorter = torch.cat([rows[: prompt - dropped(length)], rows[prompt:]])
         return ((0, rows), (1, shorter)), (BATCH, length)
-    # Of a length that is no multiple of 16 Triton makes other kernels.
+    # Triton specializes kernels for lengths that are multiples of 16.
     tokens = length if call.causal else length - 5
     return tuple((b, torch.arange(tokens)) for b in range(BATCH)), (BATCH, tokens)
 
 
 def dropped(length: int) -> int:
-    """How many tokens the last sequence drops before it is decoded."""
+    """The number of tokens that the last sequence drops before it is decoded."""
     return length // 8 + 3

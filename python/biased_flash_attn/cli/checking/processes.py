@@ -1,7 +1,7 @@
-"""Runs the work of `check` in processes, compiling side by side and timing one after the other.
+"""Runs the tasks of `check` in processes, which compile in parallel and are timed one by one.
 
-In a process of its own, what a kernel does to a GPU's context ends no other checks, and what takes
-too long can be ended.
+A kernel that breaks the GPU context of its process does not affect other checks, and processes that
+take too long can be terminated.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ COMMAND = [sys.executable, "-c", f"from {__package__}.work import main; main()"]
 
 @dataclass(frozen=True)
 class Ended:
-    """A process ended early: what it was doing, and why it ended."""
+    """A process that ended early: its task, and the reason."""
 
     task: str
     reason: str
 
 
 class Worker:
-    """A process, whose events go to a queue, None at the end."""
+    """A process that puts its events into a queue, and None at the end."""
 
     def __init__(self, settings: Settings, alone: bool, events: queue.Queue):
         self.task: Task | None = None
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        # Side by side each has a core. Alone, threads that spin while they wait would take the
-        # cores from other programs, and from the threads that they wait for.
+        # In parallel each process has one core. A single process has several threads, which must
+        # not spin while they wait, as they would compete with the threads that they wait for.
         single = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
         patient = {"OMP_WAIT_POLICY": "passive"}
         self.process = subprocess.Popen(
@@ -56,7 +56,7 @@ class Worker:
         self.reader.start()
 
     def tell(self, message: Settings | Task) -> None:
-        with contextlib.suppress(BrokenPipeError):  # it ended; the reason follows
+        with contextlib.suppress(BrokenPipeError):  # it ended; the reason is reported later
             self.process.stdin.write(pickle.dumps(message))
             self.process.stdin.flush()
 
@@ -65,18 +65,18 @@ class Worker:
         self.tell(task)
 
     def read(self, events: queue.Queue) -> None:
-        with contextlib.suppress(EOFError, pickle.UnpicklingError):  # it may end amid an event
+        with contextlib.suppress(EOFError, pickle.UnpicklingError):  # it may end within an event
             while True:
                 events.put((self, pickle.load(self.process.stdout)))
         events.put((self, None))
 
     def ended(self) -> Ended | None:
-        """Why a process that sent its last event ended, where it did not end well."""
+        """Why the process ended, or None if it ended normally."""
         if (status := self.process.wait()) == 0:
             return None
         self.log.seek(0)
         lines = self.log.read().strip().splitlines() or ["it left no message"]
-        # CUDA's errors go on with advice after the line that has the message.
+        # In CUDA errors, advice follows the line with the message.
         raised = [line for line in lines if re.match(r"[\w.]+(Error|Exception): ", line)]
         reason = (raised or lines)[-1]
         return Ended(str(self.task), f"a process ended with status {status}: {reason}"[:LONGEST])
@@ -91,7 +91,7 @@ class Worker:
 
 
 class Schedule:
-    """Which task is next: rows while there is time, then what is timed."""
+    """Selects the next task: rows until their time limit, then timings."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
@@ -107,7 +107,7 @@ class Schedule:
 
 
 def spread(settings: Settings, workers: int, end: float) -> Iterator[Event | Ended]:
-    """The events of all forms, from so many processes, until `end` (seconds since the epoch)."""
+    """The events of all forms from several processes, until `end` (seconds since the epoch)."""
     schedule, events = Schedule(settings), queue.Queue()
     running: list[Worker] = []
     prepared: deque[tuple[str, Worker]] = deque()
@@ -123,7 +123,9 @@ def spread(settings: Settings, workers: int, end: float) -> Iterator[Event | End
             try:
                 worker, event = events.get(timeout=max(0.0, end - time.time()))
             except queue.Empty:
-                yield from (Ended(str(worker.task), "the time was over") for worker in busy)
+                yield from (
+                    Ended(str(worker.task), "the time limit was reached") for worker in busy
+                )
                 return
             if event is None:
                 busy.discard(worker)
@@ -143,7 +145,7 @@ def spread(settings: Settings, workers: int, end: float) -> Iterator[Event | End
 
 
 def begin(worker: Worker, task: Task | None) -> bool:
-    """Whether there was a task for the worker."""
+    """Starts the task, and returns whether there was one."""
     if task is not None:
         worker.begin(task)
     return task is not None

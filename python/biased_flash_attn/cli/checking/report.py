@@ -1,4 +1,4 @@
-"""What `check` found: as tables on the terminal, and as a file for a bug report."""
+"""The results of `check` as tables on the terminal, and as a file for a bug report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORWARD, TRAINING = "forward", "+ backward"
 
 @dataclass
 class Findings:
-    """What came of a check so far."""
+    """The results of a check so far."""
 
     backend: str
     rows: list[Row] = field(default_factory=list)
@@ -68,19 +68,19 @@ class Findings:
         return f"This machine can be trusted with {kernels}: all {done} checks passed.{but}"
 
     def reasons(self) -> Iterator[str]:
-        """A line for everything that is not as it should be."""
+        """One line for each failure and refusal."""
         for row in self.wrong:
             where = f"{row.form}; {row.call}; {row.dtype}"
             if row.failure:
                 yield f"{where}: {row.failure}"
             for error in row.errors:
-                if error.share > 1:
+                if error.fraction > 1:
                     yield (
-                        f"{where}: {error.result} errs by {error.error:.2g}, allowed "
-                        f"{error.allowed:.2g}; worst at {error.place}"
+                        f"{where}: {error.result} has an error of {error.error:.2g}, "
+                        f"allowed are {error.allowed:.2g}; worst at {error.place}"
                     )
             if not row.repeats:
-                yield f"{where}: a second run gave other results"
+                yield f"{where}: a second run gave different results"
         yield from dict.fromkeys(row.refusal for row in self.refused)
         yield from self.problems
 
@@ -105,9 +105,9 @@ def outcome(row: Row | None) -> str:
     if row.refusal or row.failure:
         return "refused" if row.refusal else "failed"
     worst = row.worst
-    if worst.share > 1:
-        return f"{worst.share:.3g} WRONG: {worst.result}"
-    return f"{worst.share:.2f}" if row.repeats else "differs when repeated"
+    if worst.fraction > 1:
+        return f"{worst.fraction:.3g} WRONG: {worst.result}"
+    return f"{worst.fraction:.2f}" if row.repeats else "differs when repeated"
 
 
 def timing_table(findings: Findings, what: str) -> Table:
@@ -119,14 +119,14 @@ def timing_table(findings: Findings, what: str) -> Table:
 
 
 def times(seconds: dict[str, float]) -> Iterator[str]:
-    """Our milliseconds, and the ratios of the peers to them."""
+    """Our time in milliseconds, and the times of the peers relative to it."""
     yield f"{1e3 * seconds[OURS]:.3g}"
     for name in PEERS:
         yield f"{seconds[name] / seconds[OURS]:.2f}x" if name in seconds else "-"
 
 
 def notes(findings: Findings) -> Iterator[str]:
-    """What peers lack, each said once."""
+    """The limitations of peers, without repetitions."""
     for note, forms in grouped(findings.timings).items():
         yield f"{note} ({', '.join(forms)})"
 
@@ -139,8 +139,8 @@ def grouped(timings: Iterable[Timing]) -> dict[str, list[str]]:
     return found
 
 
-def facts(device: str, backend: str) -> dict[str, object]:
-    """The machine and what runs on it."""
+def environment(device: str, backend: str) -> dict[str, object]:
+    """The machine and the versions."""
     found = machine.host() if device == "cpu" else machine.gpu()
     found |= {"threads": torch.get_num_threads(), "backend": backend}
     found |= machine.versions("biased-flash-attn", "torch")
@@ -165,7 +165,7 @@ def markdown(findings: Findings, about: dict[str, object], what: str) -> str:
     for row in filter(None, starmap(findings.row, order)):
         where = [row.form, row.call, row.dtype]
         for e in row.errors:
-            numbers = (f"{x:.3g}" for x in (e.error, e.allowed, e.share))
+            numbers = (f"{x:.3g}" for x in (e.error, e.allowed, e.fraction))
             cells.append([*where, e.result, *numbers, e.place])
         if not row.errors:
             cells.append([*where, outcome(row), "", "", "", row.failure or row.refusal])
@@ -180,12 +180,12 @@ def markdown(findings: Findings, about: dict[str, object], what: str) -> str:
 
 
 def rows_of(cells: list[list]) -> Iterator[str]:
-    """A table of Markdown."""
+    """The lines of a Markdown table."""
     yield from (line([*map(str, row)]) for row in cells[:1])
     yield line(["---"] * len(cells[0]))
     yield from (line([*map(str, row)]) for row in cells[1:])
 
 
 def line(cells: list[str]) -> str:
-    # A bar would end the cell.
+    # "|" would end the cell.
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"

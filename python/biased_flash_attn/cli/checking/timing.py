@@ -1,7 +1,7 @@
-"""How long a form takes, next to what PyTorch offers for the same attention.
+"""Times a form and PyTorch's alternatives for the same attention.
 
-A pass backward is timed together with the forward pass before it, as compiled code does not let its
-graph be kept for another one.
+A backward pass is timed together with its forward pass, as compiled code does not permit to retain
+the graph.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from .oracle import BLOCK, dense_bias
 from .problems import BATCH, HEADS, KV_HEADS, Call, Problem, draw
 
 OURS, PLAIN, DENSE, FLEX = "ours", "SDPA, no bias", "SDPA, dense bias", "FlexAttention"
-SECONDS = 0.5  # of rounds of either kind, where more than three fit
-# Both compute in another order and may round weights; wrong is what differs by more.
-SAME = 0.05
+SECONDS = 0.5  # for the rounds of each pass, but at least three rounds
+# Alternatives compute in a different order and may round weights; larger differences are errors.
+MAX_DIFFERENCE = 0.05
 FORWARD_ONLY = "no backward pass on CPUs"
 NOT_COMPILED = "not compiled, as that would take too long"
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Medians of seconds by side, forward alone and with backward; notes say what a side lacks."""
+    """Median seconds by side, forward alone and with backward; notes on limitations of a side."""
 
     form: str
     forward: dict[str, float]
@@ -43,14 +43,14 @@ class Timing:
 
 @dataclass(frozen=True)
 class Side:
-    """One way to attend. With leaves it can be differentiated."""
+    """One implementation of attention, with the leaves that it differentiates."""
 
     attend: Callable[[], Tensor]
     leaves: tuple[Tensor, ...] = ()
 
 
 class Race:
-    """A form and its peers on one problem, causal and with as many heads of keys as of queries."""
+    """A form and its peers on one causal problem with equal numbers of query and key heads."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Race:
         self.sides: dict[str, Side] = {}
 
     def prepare(self, with_flex: bool = True) -> None:
-        """Makes and compiles all sides, and has each compute once; notes which ones cannot."""
+        """Creates, compiles and runs all sides once, and records those that fail."""
         self.sides[OURS] = self.ours()
         expected = self.sides[OURS].attend().detach()
         peers = {PLAIN: self.plain, DENSE: self.dense}
@@ -88,18 +88,18 @@ class Race:
                 found = side.attend().detach()
                 if side.leaves:
                     gradients(side, self.problem.grad_o)
-            except RuntimeError as error:  # whatever a peer lacks is no fault of these kernels
+            except RuntimeError as error:  # a peer that fails does not fail the check
                 self.notes[name] = described(error)
                 continue
             self.sides[name] = side
             if name != PLAIN or self.problem.form == "none":
                 difference = float((found - expected).float().norm() / expected.float().norm())
-                if not difference <= SAME:
-                    self.notes[name] = f"computes something else, by {difference:.1%}"
+                if not difference <= MAX_DIFFERENCE:
+                    self.notes[name] = f"its output differs by {difference:.1%}"
 
     def timing(self) -> Timing:
         sides = self.sides.items()
-        # Without gradients FlexAttention would be compiled once more.
+        # With torch.no_grad() FlexAttention would be compiled again.
         forward = medians({name: side.attend for name, side in sides}, self.clock, SECONDS)
         training = {
             name: partial(gradients, side, self.problem.grad_o)
@@ -148,7 +148,7 @@ class Race:
 
 
 def dense_mask(problem: Problem) -> Tensor:
-    """The bias of every pair in q's dtype, (1 or B, H, N, N), with -inf where a key is hidden."""
+    """The bias of every pair in q's dtype, (1 or B, H, N, N), with -inf where a key is masked."""
     q = problem.leaves["q"]
     n = q.shape[2]
     shared = problem.form in ("none", "linear", "distance")

@@ -1,6 +1,6 @@
-"""What a process of `check` does: the tasks that it is sent, one after the other.
+"""A process of `check`, which performs tasks one by one.
 
-Settings and tasks come pickled on stdin, and the events of a task go pickled to stdout.
+It reads pickled settings and tasks from stdin and writes pickled events to stdout.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from .failures import described, is_out_of_memory
 from .problems import CALLS, DTYPES, Call
 from .timing import Race, Timing
 
-# On CPUs FlexAttention has no training to compare with and takes 20 s to compile, so that it
-# competes in one form only.
+# On CPUs FlexAttention has no backward pass and takes 20 s to compile, so it is timed for one form
+# only.
 FLEX_ON_CPUS = "linear"
-# What has the same numbers, and so the same float64 results, is one task.
-TOGETHER = (("bfloat16", "float16"), ("float32",))
+# Dtypes with the same numbers, and so the same float64 results, form one task.
+DTYPE_GROUPS = (("bfloat16", "float16"), ("float32",))
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What to check, and until when, in seconds since the epoch."""
+    """What to check, with time limits in seconds since the epoch."""
 
     forms: tuple[str, ...]
     backend: str
@@ -39,13 +39,13 @@ class Settings:
     timed_length: int
     timed_dtype: str
     timed_head_dim: int
-    rows_end: float  # no rows are begun after it
-    peers_end: float  # nor is FlexAttention compiled after this
+    rows_end: float  # no row is started after this time
+    peers_end: float  # FlexAttention is not compiled after this time
 
 
 @dataclass(frozen=True)
 class Check:
-    """To compute the rows of a form in some dtypes."""
+    """Computes the rows of a form for some dtypes."""
 
     form: str
     call: Call
@@ -57,7 +57,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Prepare:
-    """To make and compile everything that Time needs."""
+    """Creates and compiles everything that Time needs."""
 
     form: str
     with_flex: bool
@@ -68,7 +68,7 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Time:
-    """To time a form that was prepared, while nothing else runs."""
+    """Times a prepared form while nothing else runs."""
 
     form: str
 
@@ -78,12 +78,12 @@ class Time:
 
 @dataclass(frozen=True)
 class Done:
-    """All events of a task were sent."""
+    """The end of the events of a task."""
 
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """The device had too little memory for the rows of a task."""
+    """The memory of the device was exhausted by the rows of a task."""
 
     reason: str
 
@@ -93,15 +93,17 @@ Event = Row | Timing | Done | OutOfMemory
 
 
 def checks(forms: tuple[str, ...]) -> list[Check]:
-    """All rows of some forms, the most common calls first."""
-    return [Check(form, call, dtypes) for call in CALLS for form in forms for dtypes in TOGETHER]
+    """All checks of some forms, the most common calls first."""
+    return [
+        Check(form, call, dtypes) for call in CALLS for form in forms for dtypes in DTYPE_GROUPS
+    ]
 
 
 class Work:
-    """Performs tasks, and keeps what is prepared until it is timed."""
+    """Performs tasks, and keeps prepared forms until they are timed."""
 
     def __init__(self, settings: Settings):
-        torch.set_float32_matmul_precision("highest")  # of the naive yardstick
+        torch.set_float32_matmul_precision("highest")  # for naive attention
         self.settings = settings
         self.races: dict[str, Race] = {}
 
@@ -141,9 +143,9 @@ class Work:
 
 def main() -> None:
     channel = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print goes elsewhere
+    os.dup2(2, 1)  # redirects the output of libraries
     work = Work(pickle.load(sys.stdin.buffer))
-    with suppress(EOFError):  # nobody sends tasks any more
+    with suppress(EOFError):  # the end of all tasks
         while True:
             for event in work.perform(pickle.load(sys.stdin.buffer)):
                 pickle.dump(event, channel)

@@ -1,4 +1,4 @@
-"""Experiments: small models, one for each position scheme, alike in everything else."""
+"""Experiments with small models that differ only in their position scheme."""
 
 from .checkpoints import CheckpointError
 from .report import write_report

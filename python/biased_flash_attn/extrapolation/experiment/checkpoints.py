@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there, and that are refused where they do not belong."""
+"""Checkpoints that are written atomically and belong to one experiment."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ MAGIC = b"biased_flash_attn checkpoint 1\n"
 
 
 class CheckpointError(ValueError):
-    """A checkpoint is damaged, or of another experiment."""
+    """A checkpoint is damaged, or belongs to another experiment."""
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """All of the content, or what was there before: whenever the process or the machine stops."""
+    """Replaces the file, which keeps its old content if the process or the machine stops."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f"{path.name}.partial")
-    with beside.open("wb") as file:
+    partial = path.with_name(f"{path.name}.partial")
+    with partial.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    beside.replace(path)
+    partial.replace(path)
 
 
 def save(path: Path, identity: dict[str, object], state: dict[str, object]) -> None:
-    """Saves tensors and plain values; identity says which experiment they are of."""
+    """Saves tensors and plain values; identity describes the experiment they belong to."""
     buffer = io.BytesIO()
     torch.save({"identity": identity, "state": state}, buffer)
     content = buffer.getvalue()
@@ -37,9 +37,9 @@ def save(path: Path, identity: dict[str, object], state: dict[str, object]) -> N
 
 
 def load(path: Path, identity: dict[str, object], device: str) -> dict[str, object] | None:
-    """The state that was saved, or None where there is no checkpoint.
+    """The saved state, or None if there is no checkpoint.
 
-    Raises CheckpointError where it is damaged or its identity is another one.
+    Raises CheckpointError if it is damaged or its identity differs.
     """
     if not path.exists():
         return None
@@ -52,12 +52,12 @@ def load(path: Path, identity: dict[str, object], device: str) -> dict[str, obje
         saved = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(f"{path} holds more than tensors and plain values") from error
-    refuse_foreign(path, saved["identity"], identity)
+    check_identity(path, saved["identity"], identity)
     return saved["state"]
 
 
-def refuse_foreign(path: Path, found: dict[str, object], wanted: dict[str, object]) -> None:
-    """Raises CheckpointError that names what differs."""
+def check_identity(path: Path, found: dict[str, object], wanted: dict[str, object]) -> None:
+    """Raises CheckpointError with the values that differ."""
     names = [name for name in {**wanted, **found} if found.get(name) != wanted.get(name)]
     if names:
         differences = "; ".join(

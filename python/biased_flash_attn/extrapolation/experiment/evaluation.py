@@ -1,4 +1,4 @@
-"""Measures a trained model with every instrument of the laboratory."""
+"""Evaluates a trained model with every instrument of the laboratory."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ..receptive_field import normalized_receptive_field
 from .settings import Settings
 
 PROTOCOLS = ("sliding", "last_token", "nonoverlapping")
-EPS = 0.01  # what receptive fields may miss: of the gradient, the weights and the series
+EPS = 0.01  # the fraction outside of a receptive field: of gradient, weights and series
 POINTS = 256  # of the gradient's curve
 
 
 def evaluate(settings: Settings, model: CausalLM, text: Tensor) -> dict[str, object]:
-    """All that is measured of a model, in plain values, at the lengths it has positions for."""
+    """All results of a model as plain values, at the lengths that its positions allow."""
     longest = math.inf if model.max_length is None else model.max_length
     lengths = [length for length in settings.eval_lengths if length <= longest]
     measured = {"parameters": sum(p.numel() for p in model.parameters())}
@@ -44,7 +44,7 @@ def evaluate(settings: Settings, model: CausalLM, text: Tensor) -> dict[str, obj
 
 
 def segments(text: Tensor, count: int, length: int) -> Tensor:
-    """`count` pieces of a text, evenly spread, with `length` tokens and one more, (count, n)."""
+    """`count` evenly spaced segments of a text, with length + 1 tokens, (count, length + 1)."""
     starts = torch.linspace(0, len(text) - length - 1, count).long()
     return text[starts[:, None] + torch.arange(length + 1)]
 
@@ -76,7 +76,7 @@ def _plain(found: Perplexity) -> dict[str, float]:
 def _receptive_fields(
     settings: Settings, model: CausalLM, text: Tensor, length: int
 ) -> dict[str, object]:
-    """What gradients and attention weights of sequences of this length say."""
+    """Receptive fields by gradients and by attention weights, of sequences of this length."""
     inputs = segments(text, settings.size.gradients, length)[:, :-1].long()
     curves = cumulative_gradient(model, inputs)
     fields = attention_masses(model, inputs[:2], EPS)
@@ -89,7 +89,7 @@ def _receptive_fields(
             "share": curves.mean(0)[tokens].tolist(),
             "receptive_field": empirical_receptive_field(curves).double().mean().item(),
         },
-        # Means over the second half of the queries, each of which has half of the keys or more.
+        # Means over the second half of the queries, which see at least half of the keys.
         "attention_mass": {
             name: field[..., length // 2 :].double().mean((0, 2)).tolist()
             for name, field in fields.items()
@@ -101,7 +101,7 @@ def _receptive_fields(
 def _theory(model: CausalLM, length: int) -> dict[str, object]:
     """Receptive fields of the trained biases' series, infinite ones as None, and their mean curve.
 
-    Biases that read hidden states have none, and what is left is empty without biases.
+    Empty for models without biases of positions.
     """
     found = {name: m for name, m in model.named_modules() if isinstance(m, PositionBias)}
     if not found:

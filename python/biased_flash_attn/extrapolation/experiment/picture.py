@@ -1,4 +1,4 @@
-"""The picture of an experiment. Importing it needs matplotlib, an optional dependency."""
+"""The plots of an experiment. Importing it needs matplotlib, an optional dependency."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MARKERS = "osD^v<>P*Xph8d"
 
 
 def draw(settings: Settings, results: Results) -> Figure:
-    """Perplexity over the context, and receptive fields of the series and of gradients."""
+    """Perplexity against context, and receptive fields of the series and of gradients."""
     figure = Figure(figsize=(15, 5), layout="constrained")
     perplexity, theory, gradient = figure.subplots(1, 3)
     colors = colormaps["turbo"](np.linspace(0.03, 0.97, len(results)))
@@ -37,7 +37,7 @@ def draw(settings: Settings, results: Results) -> Figure:
     perplexity.minorticks_off()
     perplexity.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
     perplexity.yaxis.set_major_formatter("{x:g}")
-    theory.set(title="share of exp(bias) that lies farther", xlabel="distance", xscale="symlog")
+    theory.set(title="fraction of exp(bias) beyond", xlabel="distance", xscale="symlog")
     gradient.set(
         title="cumulative normalized gradient", xlabel="most recent tokens", ylim=(0, 1.02)
     )

@@ -1,4 +1,4 @@
-"""The results of an experiment for people: tables like the papers', and all numbers as JSON."""
+"""The results of an experiment: tables like those of the papers, and all numbers as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .checkpoints import write_atomically
 from .evaluation import PROTOCOLS
 from .settings import Settings, versions
 
-Results = dict[str, dict[str, object]]  # what is measured, by scheme
+Results = dict[str, dict[str, object]]  # by scheme
 
 TITLES = {
     "sliding": "Sliding windows: tokens have all but half a training length of the context",
@@ -23,7 +23,7 @@ TITLES = {
 
 
 def write_report(settings: Settings, results: Results, digest: str, folder: Path) -> list[Path]:
-    """Writes table.md and results.json, for people and for programs; returns their paths."""
+    """Writes table.md and results.json; returns their paths."""
     paths = [folder / "table.md", folder / "results.json"]
     write_atomically(paths[0], markdown(settings, results).encode())
     record = {
@@ -44,7 +44,7 @@ def as_json(record: object) -> str:
 
 
 def markdown(settings: Settings, results: Results) -> str:
-    """Perplexities, rows lengths and columns position schemes, and receptive fields."""
+    """Perplexities by length (rows) and position scheme (columns), and receptive fields."""
     size = settings.size
     parts = [
         f"Trained at {settings.train_length} bytes for {size.steps} steps of {size.batch}; "
@@ -58,7 +58,7 @@ def markdown(settings: Settings, results: Results) -> str:
 
 
 def perplexities(settings: Settings, results: Results, protocol: str) -> str:
-    """One protocol's table; a dash where a model has no positions for the length."""
+    """The table of one protocol, with a dash for lengths without learned positions."""
     rows = [["context", *results]]
     for length in settings.eval_lengths:
         found = [r["perplexity"][protocol].get(str(length)) for r in results.values()]
@@ -67,7 +67,7 @@ def perplexities(settings: Settings, results: Results, protocol: str) -> str:
 
 
 def receptive_fields(results: Results) -> str:
-    """Of gradients, of attention weights and of the series; the largest of all heads."""
+    """Receptive fields of gradients, attention weights and series; the largest of all heads."""
     rows = [
         ["receptive field", *results],
         ["gradient: ERF", *(_of_gradient(r) for r in results.values())],
@@ -78,7 +78,7 @@ def receptive_fields(results: Results) -> str:
 
 
 def table(rows: list[list[str]]) -> str:
-    """Markdown, with the first row as its head and numbers on the right."""
+    """A Markdown table: the first row is the header, and numbers are aligned right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
 
     def line(cells: list[str]) -> str:
@@ -94,7 +94,7 @@ def _of_gradient(result: dict[str, object]) -> str:
 
 
 def _largest(layers: dict[str, list[float | None]] | None) -> str:
-    """Over the heads of all layers; None in a head is infinite."""
+    """The largest value over the heads of all layers; None is infinite."""
     if not layers:
         return "-"
     heads = [head for layer in layers.values() for head in layer]

@@ -1,4 +1,4 @@
-"""An experiment from its settings to its results."""
+"""Runs an experiment."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .training import train
 
 
 def run(settings: Settings, text: Text, folder: Path) -> dict[str, dict[str, object]]:
-    """Trains and measures a model for each scheme; returns what is measured, by scheme.
+    """Trains and evaluates a model for each scheme; returns the results by scheme.
 
-    The folder keeps checkpoints/SCHEME.pt and measured/SCHEME.json. What is there of the same
-    experiment is not done again.
+    The folder contains checkpoints/SCHEME.pt and measured/SCHEME.json. Existing results of the same
+    experiment are reused.
 
     Raises ValueError for a text that is too short, and CheckpointError for a file in the folder
-    that is damaged or of another experiment.
+    that is damaged or belongs to another experiment.
     """
     check_text(settings, text)
     return {scheme: _measured(settings, scheme, text, folder) for scheme in settings.schemes}
@@ -56,5 +56,5 @@ def _read(path: Path, wanted: dict[str, object]) -> dict[str, object]:
         identity, measured = saved["identity"], saved["measured"]
     except (ValueError, KeyError, TypeError) as error:
         raise checkpoints.CheckpointError(f"{path} is damaged; remove it to begin anew") from error
-    checkpoints.refuse_foreign(path, identity, wanted)
+    checkpoints.check_identity(path, identity, wanted)
     return measured

@@ -1,4 +1,4 @@
-"""What an experiment is: everything that its numbers depend on."""
+"""The settings of an experiment: everything that its results depend on."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 @dataclass(frozen=True)
 class Size:
-    """A model, how it is trained, and how much text it is measured on.
+    """The sizes of a model, of its training, and of the text for its evaluation.
 
-    steps of `batch` sequences; the learning rate rises to `rate` and falls to a tenth of it.
-    `stream` tokens are read in windows, `segments` have their last token predicted, and of
-    `gradients` sequences gradients are taken.
+    Training has `steps` of `batch` sequences; the learning rate rises to `rate` and decays to a
+    tenth of it. Evaluation reads `stream` tokens in windows, predicts the last token of `segments`
+    segments, and computes gradients of `gradients` sequences.
     """
 
     layers: int
@@ -36,21 +36,21 @@ class Size:
 
 
 SIZES = {
-    # For two CPU cores: two minutes a model.
+    # For two CPU cores: two minutes per model.
     "small": Size(4, 128, 4, 800, 32, 2e-3, stream=2**14, segments=128, gradients=8),
-    # As many parameters as GPT-tiny of Veisi et al., 2025, has with its 50304 tokens: bytes need
-    # none for those, so that there are 14 blocks instead of 6.
+    # As many parameters as GPT-tiny of Veisi et al., 2025, has with a vocabulary of 50304 tokens.
+    # Bytes need almost no embedding, so there are 14 blocks instead of 6.
     "44M": Size(14, 512, 8, 9000, 64, 6e-4, stream=2**20, segments=1000, gradients=16),
 }
 
 
 @dataclass(frozen=True)
 class Settings:
-    """An experiment: one model for each position scheme, alike in everything else.
+    """An experiment: models that differ only in their position scheme.
 
     train_length: tokens of a training sequence.
-    eval_lengths: contexts that models are evaluated with, ascending.
-    seed: of parameters and of the order of the text.
+    eval_lengths: contexts for evaluation, ascending.
+    seed: determines parameters and the order of the text.
     dtype: "bfloat16" (autocast) or "float32".
     device: "cpu", "cuda", ...
     """
@@ -90,7 +90,7 @@ class Settings:
 
 
 def identity(settings: Settings, scheme: str, digest: str) -> dict[str, object]:
-    """What the numbers of one scheme depend on, as plain values; digest is the text's."""
+    """Everything that the results of a scheme depend on, as plain values; digest is the text's."""
     values = asdict(settings)
     del values["schemes"]
     return {

@@ -1,4 +1,4 @@
-"""What models read: bytes of files, split by file into training and test text."""
+"""The text of an experiment: bytes of files, split by file into training and test text."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-TEST_SHARE = 10  # one file in so many is test text, as is the end of a text that is one file
+TEST_FRACTION = 10  # one file in ten is test text, or the last tenth of a single file
 SEPARATOR = b"\n"
-# Of the standard library: what is not its own source, tests, and tables written as code.
-LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "encodings", "pydoc_data"}
+# Of the standard library: third-party packages, tests, and tables written as code.
+EXCLUDED = {"site-packages", "dist-packages", "test", "tests", "idlelib", "encodings", "pydoc_data"}
 
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """train and test: (T,) uint8. digest: what tells this text from others."""
+    """train and test: (T,) uint8. digest: identifies the text."""
 
     train: Tensor
     test: Tensor
@@ -26,23 +26,23 @@ class Text:
 
 
 def standard_library() -> list[Path]:
-    """The sources of Python's standard library, its packages' included, but for LEFT_OUT."""
+    """The source files of Python's standard library, except for EXCLUDED."""
     root = Path(sysconfig.get_path("stdlib"))
-    return [p for p in root.rglob("*.py") if not LEFT_OUT & set(p.relative_to(root).parts)]
+    return [p for p in root.rglob("*.py") if not EXCLUDED & set(p.relative_to(root).parts)]
 
 
 def read_text(path: Path | None = None) -> Text:
     """The text of a file, of all files under a folder, or by default of the standard library.
 
-    Several files come in the order of a hash of their names, so that neighbours have little in
-    common, and one in ten is test text. Of a single file the last tenth is.
+    Several files are ordered by a hash of their names, so that neighbours are unrelated, and one in
+    ten is test text. Of a single file, the last tenth is test text.
     """
     if path is None:
         return _of_files(standard_library(), Path(sysconfig.get_path("stdlib")))
     if path.is_dir():
         return _of_files([p for p in path.rglob("*") if p.is_file()], path)
     content = path.read_bytes()
-    cut = len(content) - len(content) // TEST_SHARE
+    cut = len(content) - len(content) // TEST_FRACTION
     return _text(content[:cut], content[cut:])
 
 
@@ -50,7 +50,7 @@ def _of_files(paths: list[Path], root: Path) -> Text:
     hashes = {hashlib.sha256(p.relative_to(root).as_posix().encode()).digest(): p for p in paths}
     parts: dict[bool, list[bytes]] = {True: [], False: []}
     for digest in sorted(hashes):
-        is_test = digest[-1] % TEST_SHARE == 0
+        is_test = digest[-1] % TEST_FRACTION == 0
         parts[is_test].append(hashes[digest].read_bytes())
     return _text(SEPARATOR.join(parts[False]), SEPARATOR.join(parts[True]))
 

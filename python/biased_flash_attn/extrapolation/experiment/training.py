@@ -1,4 +1,4 @@
-"""Trains the model of one position scheme, from its last checkpoint on if there is one."""
+"""Trains the model of one position scheme, resuming from its last checkpoint if there is one."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from . import checkpoints
 from .settings import BYTES, Settings
 
 SECONDS_BETWEEN_CHECKPOINTS = 30
-WARMUP = 0.1  # of the steps
+WARMUP = 0.1  # fraction of the steps
 
 
 def new_model(settings: Settings, scheme: str) -> CausalLM:
-    """The model before training: the same whenever it is made."""
+    """The model before training, which depends only on the settings."""
     size = settings.size
     backend = "triton" if settings.device.startswith("cuda") else None
     with torch.random.fork_rng():
@@ -43,11 +43,10 @@ def new_model(settings: Settings, scheme: str) -> CausalLM:
 def train(
     settings: Settings, scheme: str, text: Tensor, path: Path, identity: dict[str, object]
 ) -> tuple[CausalLM, dict[str, object]]:
-    """The trained model, and its history: losses (nats a byte) of each step, and seconds.
+    """The trained model, and its history: losses (nats per byte) of each step, and seconds.
 
-    The state is saved at `path` every half a minute and where SIGINT or SIGTERM stops it, which
-    then raise KeyboardInterrupt after the step that they interrupt. What follows does not depend on
-    whether there was an interruption.
+    The state is saved at `path` every half minute and on SIGINT or SIGTERM, after which
+    KeyboardInterrupt is raised at the end of the step. Interruptions do not change the result.
     """
     model, steps = new_model(settings, scheme), settings.size.steps
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01)
@@ -97,8 +96,8 @@ def _step(settings: Settings, model, optimizer, text: Tensor, step: int) -> floa
 
 
 def batch(settings: Settings, text: Tensor, step: int) -> Tensor:
-    """The sequences of a step, (batch, train_length + 1), decided by seed and step alone."""
-    # Generators look at 32 bits of a seed; the prime keeps the steps of nearby seeds apart.
+    """The sequences of a step, (batch, train_length + 1), which depend only on seed and step."""
+    # Generators use 32 bits of a seed; the prime separates the steps of nearby seeds.
     generator = torch.Generator().manual_seed((settings.seed * 1_000_003 + step) % 2**32)
     length = settings.train_length + 1
     starts = torch.randint(len(text) - length + 1, (settings.size.batch, 1), generator=generator)
@@ -106,7 +105,7 @@ def batch(settings: Settings, text: Tensor, step: int) -> Tensor:
 
 
 def schedule(step: int, steps: int) -> float:
-    """The share of the peak learning rate: a linear rise, then a cosine down to a tenth."""
+    """The learning rate as a fraction of its peak: linear warmup, then a cosine down to 0.1."""
     rise = max(1, round(WARMUP * steps))
     if step < rise:
         return (step + 1) / rise
@@ -116,7 +115,7 @@ def schedule(step: int, steps: int) -> float:
 
 @contextmanager
 def stop_requests() -> Iterator[list[int]]:
-    """A list, empty until SIGINT or SIGTERM asks to stop; the same once more stops at once."""
+    """A list that is empty until SIGINT or SIGTERM; a second signal stops immediately."""
     requests: list[int] = []
     handlers: dict[int, object] = {}
 

@@ -1,8 +1,8 @@
-"""transformers' models on this package's attention: `accelerate`, or by name.
+"""Models of transformers on this package's attention, through `accelerate` or by name.
 
-Importing it registers `NAME` with transformers, for `attn_implementation=NAME` where a model's
-attention layers ask for an implementation by name. Needs transformers 5.23 or newer, or raises
-ImportError.
+Importing it registers `NAME` with transformers, for `attn_implementation=NAME` in models whose
+attention layers select an implementation by name. Raises ImportError unless transformers is 5.23 or
+newer.
 """
 
 try:

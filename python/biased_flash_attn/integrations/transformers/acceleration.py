@@ -1,4 +1,4 @@
-"""`accelerate`: attention layers of a model are made to run on this package, in place."""
+"""`accelerate`: replaces the attention layers of a model in place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .interface import NAME, refuse
 from .mpt import FusedMptAttention
 from .t5 import FusedMT5Attention, FusedT5Attention, FusedUMT5Attention
 
-# By the layer of transformers that each stands in for.
+# By the layer of transformers that each one replaces.
 _FUSED = {
     fused.__bases__[-1]: fused
     for fused in (
@@ -26,25 +26,26 @@ _FUSED = {
         FusedUMT5Attention,
     )
 }
-_SERVED = "BLOOM, MPT, Falcon with ALiBi, T5, mT5 and UMT5"
+_SUPPORTED = "BLOOM, MPT, Falcon with ALiBi, T5, mT5 and UMT5"
 
 
 def accelerate(model: PreTrainedModel) -> PreTrainedModel:
-    """Makes the attention layers of BLOOM, MPT, Falcon with ALiBi, T5, mT5 or UMT5 run fused.
+    """Runs the attention layers of BLOOM, MPT, Falcon with ALiBi, T5, mT5 or UMT5 on this package.
 
-    Forward and backward passes, `generate()` with a cache, padding and beams give what they gave,
-    to rounding, in memory that grows with the number of tokens. Parameters, their names and the
-    state dict stay as they are. The model's config is replaced by a copy, as others may share it.
+    Forward and backward passes, `generate()` with a cache, padding and beams give the same results
+    up to rounding, in memory proportional to the number of tokens. Parameters, their names and the
+    state dict are unchanged. The model's config is replaced by a copy, as other models may share
+    it.
 
     Returns:
-        model, which is changed in place. A model that has been accelerated is left as it is.
+        model, which is changed in place. A model that is already accelerated is left unchanged.
 
     Raises:
-        TypeError: model is not one of transformers.
-        NotImplementedError: it cannot be served, and why; it is left as it was. Its calls raise it
-            for what is not offered: dropout of attention weights in training, output_attentions,
-            masks of pairs, static caches, another attn_implementation set since and, for T5,
-            padding between tokens.
+        TypeError: model is not a model of transformers.
+        NotImplementedError: the model is not supported; the message names the reason, and the model
+            is left unchanged. Calls of an accelerated model raise it for unsupported features:
+            dropout of attention weights in training, output_attentions, masks of pairs, static
+            caches, a different attn_implementation and, for T5, padding between tokens.
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"model is a {type(model).__name__}; it must be a PreTrainedModel")
@@ -59,7 +60,7 @@ def accelerate(model: PreTrainedModel) -> PreTrainedModel:
         layer.__class__ = _FUSED[type(layer)]
         layer.prepare()
     for trunk in trunks:
-        trunk.register_forward_pre_hook(_refuse_unserved, with_kwargs=True)
+        trunk.register_forward_pre_hook(_check_call, with_kwargs=True)
     _name_in_configs(model, tuple({type(trunk.config) for trunk in trunks}))
     return model
 
@@ -68,8 +69,8 @@ def _check(model: PreTrainedModel, layers: list[nn.Module]) -> None:
     name = type(model).__name__
     if not layers:
         raise NotImplementedError(
-            f"{name} has no attention layer that accelerate() knows, which serves {_SERVED}; others"
-            f' may take attn_implementation="{NAME}"'
+            f"{name} has no attention layer that accelerate() supports, which are those of"
+            f' {_SUPPORTED}; others may take attn_implementation="{NAME}"'
         )
     if model.config.output_attentions:
         refuse({"output_attentions": True})
@@ -80,11 +81,11 @@ def _check(model: PreTrainedModel, layers: list[nn.Module]) -> None:
         if "forward" in vars(layer):
             raise NotImplementedError(f"the forward of {name}'s {kind} has been replaced")
         if reason := _FUSED[type(layer)].refusal(layer):
-            raise NotImplementedError(f"{name} cannot be served: {reason}")
+            raise NotImplementedError(f"{name} is not supported: {reason}")
 
 
 def _name_in_configs(model: PreTrainedModel, types: tuple[type, ...]) -> None:
-    """In copies of the configs, which others may share; modules that share one go on doing so."""
+    """Sets the name in copies of the configs; modules that share a config share its copy."""
     copies = {}
     for module in model.modules():
         if isinstance(config := getattr(module, "config", None), types):
@@ -92,8 +93,8 @@ def _name_in_configs(model: PreTrainedModel, types: tuple[type, ...]) -> None:
             module.config._attn_implementation = NAME
 
 
-def _refuse_unserved(trunk: PreTrainedModel, args: tuple, kwargs: dict) -> None:
-    """Before a forward pass, what it would ignore or fail at without a reason."""
+def _check_call(trunk: PreTrainedModel, args: tuple, kwargs: dict) -> None:
+    """Checks a forward pass for arguments that it would ignore, or fail at without a reason."""
     if (implementation := trunk.config._attn_implementation) != NAME:
         raise NotImplementedError(
             f"attn_implementation is {implementation!r}; an accelerated model keeps {NAME!r}"

@@ -1,4 +1,4 @@
-"""One call for all layers: attention under a `TokenMask`."""
+"""The call of all layers: attention with a `TokenMask`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .token_mask import TokenMask
 
 
 def attend(mask: TokenMask, q: Tensor, k: Tensor, v: Tensor, bias, scale: float) -> Tensor:
-    """Attention to the tokens, (B, Nq, H, Dv); queries that are padding get 0.
+    """Attention to the tokens, (B, Nq, H, Dv); outputs of padding queries are 0.
 
     q is (B, H, Nq, D), k (B, Hkv, Nk, D) and v (B, Hkv, Nk, Dv).
 
-    Without a bias and not causal, it may be attention to other tokens' keys: all queries count.
+    Without a bias and a causal mask it may be cross-attention, so no query counts as padding.
     """
     _check_mask(mask, q, k)
     if mask.has_holes:
@@ -31,7 +31,7 @@ def attend(mask: TokenMask, q: Tensor, k: Tensor, v: Tensor, bias, scale: float)
 def _packed(mask: TokenMask, q: Tensor, k: Tensor, v: Tensor, bias, scale: float) -> Tensor:
     if mask.window is not None:
         raise NotImplementedError(
-            "attention_mask has padding between tokens, which a sliding window counts; put the"
+            "attention_mask has padding between tokens, which a sliding window counts; place the"
             " padding before or after the tokens"
         )
     packing = mask.packing
@@ -49,9 +49,9 @@ def _check_mask(mask, q: Tensor, k: Tensor) -> None:
     if not isinstance(mask, TokenMask):
         got = f"shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
         raise NotImplementedError(
-            f"attention_mask has {got}; it must be (batch, tokens): masks of pairs are not served"
+            f"attention_mask has {got}; it must be (batch, tokens): pair masks are not supported"
         )
-    # A mask that is not causal is made without a look at the keys.
+    # A mask that is not causal is created without knowledge of the keys.
     if (mask.n_query, mask.n_key) != (q.shape[2], k.shape[2]):
         raise ValueError(
             f"attention_mask is of {mask.n_key} keys and {mask.n_query} queries; it must be of"
@@ -63,6 +63,6 @@ def check_dropout(module: torch.nn.Module, dropout: float) -> None:
     """Raises NotImplementedError for dropout of attention weights."""
     if module.training and dropout > 0:
         raise NotImplementedError(
-            f"the attention dropout is {dropout}, which the kernels do not have; for training, set"
+            f"the attention dropout is {dropout}, which is not supported; for training, set"
             f" it to 0 in the model's {type(module).__name__} layers or in its config"
         )

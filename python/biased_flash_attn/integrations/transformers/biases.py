@@ -1,4 +1,4 @@
-"""The biases that these models bring along, as numbers of this package's forms."""
+"""The biases of these models, in terms of this package's forms."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .token_mask import TokenMask
 
 
 class Slopes(PositionBias):
-    """b(d) = -m |d| with a model's own slopes m, (num_heads,), which are never trained.
+    """b(d) = -m |d| with a model's own fixed slopes m, (num_heads,).
 
-    They are no buffer: casting the model must not round them.
+    They are not a buffer, so that casting the model does not round them.
     """
 
     fixed = True
@@ -31,11 +31,11 @@ class Slopes(PositionBias):
         def make() -> Tensor:
             return self.slopes[None].to(dtype=dtype, device=device)
 
-        return Linear(self._remembered((dtype, device), make))
+        return Linear(self._cached((dtype, device), make))
 
 
 def bias_of_keys(values: Tensor, mask: TokenMask) -> CumulativeBias:
-    """b_ij = values_j - values_i, from a number for each key and head, (B, H, n_key)."""
+    """b_ij = values_j - values_i, from values per key and head, (B, H, n_key)."""
     if mask.has_holes:
         keys = mask.packing.keys
         values = values.transpose(1, 2).flatten(0, 1)[keys].T[None]
@@ -44,9 +44,9 @@ def bias_of_keys(values: Tensor, mask: TokenMask) -> CumulativeBias:
 
 
 class SharedTable:
-    """A function of the distance that is evaluated once, for all layers of one forward pass.
+    """A function of the distance that is evaluated once for all layers of a forward pass.
 
-    buckets gives the int64 entries of weight (buckets, H) for signed distances (n,).
+    buckets maps signed distances (n,) to int64 rows of weight (buckets, H).
     """
 
     def __init__(self, weight: Tensor, buckets: Callable[[Tensor], Tensor]):
@@ -56,15 +56,15 @@ class SharedTable:
         self.num_heads = weight.shape[1]
         self.bias = DistanceBias.from_function(function, self.num_heads, signed=True)
         self.differentiable = torch.is_grad_enabled()
-        self.last: tuple | None = None
+        self.latest: tuple | None = None
 
     def lower(
         self, geometry: Geometry, dtype: torch.dtype, device: torch.device | str | None
     ) -> Distance:
-        # Each layer that is computed again for its backward pass frees the graph that it used.
+        # Each recomputation of a checkpointed layer frees the graph that it used.
         if torch.is_grad_enabled() and not self.differentiable:
             return self.bias.lower(geometry, dtype, device)
         key = (geometry.first_distance, geometry.n_distances, dtype, device)
-        if self.last is None or self.last[0] != key:
-            self.last = key, self.bias.lower(geometry, dtype, device)
-        return self.last[1]
+        if self.latest is None or self.latest[0] != key:
+            self.latest = key, self.bias.lower(geometry, dtype, device)
+        return self.latest[1]

@@ -1,4 +1,4 @@
-"""BLOOM: distances between tokens, padding not counted, times slopes in float32."""
+"""BLOOM: distances in tokens, without padding, times slopes in float32."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .biases import Slopes
 
 
 class FusedBloomAttention(BloomAttention):
-    """BLOOM's attention layer with the fused call between its projections.
+    """BLOOM's attention layer with fused attention between its projections.
 
-    The bias that BLOOM computes is not used: in bfloat16 it rounds positions beyond 256.
+    The bias that BLOOM computes is not used, because in bfloat16 it rounds positions above 256.
     """
 
     trunk = modeling_bloom.BloomModel
@@ -26,7 +26,7 @@ class FusedBloomAttention(BloomAttention):
     @staticmethod
     def refusal(layer: BloomAttention) -> str | None:
         if layer.pretraining_tp > 1 and layer.slow_but_exact:
-            return "slow_but_exact projections in slices are not served"
+            return "slow_but_exact projections in slices are not supported"
         return None
 
     def forward(

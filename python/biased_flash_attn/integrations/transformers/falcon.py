@@ -1,4 +1,4 @@
-"""Falcon with ALiBi: a bias of each key, rounded to bfloat16 and added before scaling."""
+"""Falcon with ALiBi: a bias per key, rounded to bfloat16 and added before scaling."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .biases import bias_of_keys
 
 
 class FusedFalconAttention(FalconAttention):
-    """Falcon's attention layer with the fused call between its projections.
+    """Falcon's attention layer with fused attention between its projections.
 
     The bias is Falcon's own, whose rounding to bfloat16 is part of the model. It is added once, as
     with attn_implementation="sdpa"; transformers' "eager" adds it twice.
@@ -20,7 +20,7 @@ class FusedFalconAttention(FalconAttention):
     trunk = modeling_falcon.FalconModel
 
     def prepare(self) -> None:
-        """There is nothing to prepare."""
+        """Nothing to prepare."""
 
     @staticmethod
     def refusal(layer: FalconAttention) -> str | None:

@@ -1,4 +1,4 @@
-"""This package's attention under its name in transformers' registries."""
+"""This package's attention in the registries of transformers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .attend import attend, check_dropout
 from .biases import SharedTable
 from .token_mask import TokenMask, create_token_mask
 
-# With "flash" in it, transformers would look for a package of that name.
+# transformers treats names that contain "flash" as packages.
 NAME = "biased_attention"
 
-# What changes the result and is not offered. Other arguments are of no concern to attention.
+# Unsupported arguments that change the result. Others do not affect attention.
 _REFUSED = (
     *("softcap", "s_aux", "sinks", "head_mask", "indices", "block_indices"),
     *("cache", "cu_seq_lens_q", "cu_seq_lens_k"),
@@ -23,7 +23,7 @@ _REFUSED = (
 def register() -> None:
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, create_token_mask)
-    # A Falcon is made with layers of this name, such as one from the config of another.
+    # For a Falcon that is created with the config of an accelerated one.
     FALCON_ATTENTION_CLASSES[NAME] = FalconAttention
 
 
@@ -44,7 +44,7 @@ def attention_forward(
 
     query (B, H, Nq, D), key and value (B, Hkv, Nk, D); returns (B, Nq, H, D) and None.
 
-    Raises NotImplementedError for what is not offered, ValueError for windows that disagree.
+    Raises NotImplementedError for unsupported features, ValueError for inconsistent windows.
     """
     check_dropout(module, dropout)
     refuse(kwargs)
@@ -52,7 +52,7 @@ def attention_forward(
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         if sliding_window is not None and not causal:
             raise NotImplementedError(
-                "sliding_window is given and is_causal is not, which is not offered"
+                "sliding_window is given without is_causal, which is not supported"
             )
         attention_mask = TokenMask(query.shape[2], key.shape[2], causal, sliding_window)
     elif sliding_window is not None and sliding_window != getattr(attention_mask, "window", None):
@@ -64,10 +64,10 @@ def attention_forward(
 
 
 def refuse(kwargs: dict) -> None:
-    """Raises NotImplementedError for what is given and not offered."""
+    """Raises NotImplementedError for unsupported arguments."""
     for name in _REFUSED:
         if kwargs.get(name) is not None:
-            raise NotImplementedError(f"{name} is given, which {NAME} does not offer")
+            raise NotImplementedError(f"{name} is given, which {NAME} does not support")
     if kwargs.get("output_attentions"):
         raise NotImplementedError(
             "output_attentions is True; attention weights are never stored, and cannot be returned"
@@ -77,11 +77,11 @@ def refuse(kwargs: dict) -> None:
 def _check_position_bias(bias, mask) -> None:
     if not isinstance(bias, SharedTable):
         raise NotImplementedError(
-            "position_bias is a dense tensor, which is not served; of the T5 family, pass the model"
+            "position_bias is a dense tensor, which is not supported; pass models of the T5 family"
             " to biased_flash_attn.integrations.transformers.accelerate"
         )
     if isinstance(mask, TokenMask) and mask.has_holes:
         raise NotImplementedError(
-            "attention_mask has padding between tokens, which T5's positions count; put the padding"
-            " before or after the tokens"
+            "attention_mask has padding between tokens, which T5's positions count; place the"
+            " padding before or after the tokens"
         )

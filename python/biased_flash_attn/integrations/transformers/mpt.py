@@ -1,4 +1,4 @@
-"""MPT: distances between positions, padding counted, times slopes in MPT's own order of heads."""
+"""MPT: distances including padding, times slopes in MPT's own order of heads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .token_mask import TokenMask
 
 
 class FusedMptAttention(MptAttention):
-    """MPT's attention layer with the fused call between its projections."""
+    """MPT's attention layer with fused attention between its projections."""
 
     trunk = modeling_mpt.MptModel
 
@@ -44,7 +44,7 @@ class FusedMptAttention(MptAttention):
         return self.out_proj(o.flatten(2)), None
 
     def _bias(self, mask: TokenMask):
-        """Packing closes holes, across which distances have to stay what they were."""
+        """The slopes or, for masks with holes, which packing removes, a bias of keys."""
         if not isinstance(mask, TokenMask) or not mask.has_holes:
             return self.slopes
         position = torch.arange(mask.n_key, dtype=torch.float64, device=mask.tokens.device)

@@ -1,7 +1,8 @@
-"""T5, mT5 and UMT5: a table of the distance instead of a dense position bias."""
+"""T5, mT5 and UMT5: a table over the distance instead of a dense position bias."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from transformers.models.mt5 import modeling_mt5
 from transformers.models.t5 import modeling_t5
@@ -10,28 +11,37 @@ from transformers.models.umt5 import modeling_umt5
 from .biases import SharedTable
 
 
-class _TableOfDistances:
-    """A layer whose bias is a `SharedTable`; it reaches the call through transformers' interface.
+class _NoTable:
+    """A placeholder for layers without a bias, whose weight transformers can initialize."""
 
-    The first layer of T5 and mT5 makes it, and the others get it from there; each of UMT5's has its
-    own. Attention to the encoder has none.
+    def __init__(self):
+        self.weight = torch.empty(0)
+
+
+class _TableOfDistances:
+    """A layer whose bias is a `SharedTable`, which transformers passes on to the call.
+
+    The first layer of T5 and mT5 creates it for the others; each layer of UMT5 has its own.
+    Cross-attention has none.
     """
 
     def prepare(self) -> None:
-        # A layer that has none would fill a dense bias with zeros instead of asking for one.
-        self.has_relative_attention_bias = True
+        if not self.has_relative_attention_bias:
+            # Otherwise the layer would create a dense bias of zeros and not call compute_bias.
+            self.has_relative_attention_bias = True
+            self.relative_attention_bias = _NoTable()
 
     @staticmethod
     def refusal(layer: nn.Module) -> str | None:
         return None
 
     def compute_bias(self, *_, **__) -> SharedTable | None:
-        if not hasattr(self, "relative_attention_bias"):
+        if isinstance(self.relative_attention_bias, _NoTable):
             return None
         return SharedTable(self.relative_attention_bias.weight, self.buckets)
 
     def buckets(self, d: Tensor) -> Tensor:
-        """transformers' rounding of logarithms decides at the edges of buckets."""
+        """Calls transformers, whose rounding of logarithms determines the edges of buckets."""
         return self._relative_position_bucket(
             -d,
             bidirectional=not self.is_decoder,

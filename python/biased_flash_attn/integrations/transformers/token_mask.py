@@ -1,4 +1,4 @@
-"""What attention layers are handed instead of a dense mask: which keys are tokens."""
+"""The mask of attention layers, in place of a dense one: which keys are tokens."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from transformers.masking_utils import bidirectional_mask_function, causal_mask_
 
 from ...sequences import Sequences
 
-STATIC_CACHE = "static caches are not served; use a DynamicCache, which is the default"
+STATIC_CACHE = "static caches are not supported; use a DynamicCache, which is the default"
 
 
 @dataclass(frozen=True, eq=False)
 class TokenMask:
-    """Which keys are tokens, and how the queries, which are the last positions, see them.
+    """Which keys are tokens, and which of them the queries, the last positions, see.
 
-    It is made once a forward pass, and what layers ask of it is computed once.
+    It is created once per forward pass, and its properties are computed once for all layers.
     """
 
     n_query: int
     n_key: int
     causal: bool
-    window: int | None = None  # keys that a query sees, its own included
+    window: int | None = None  # the number of keys that a query sees, including its own
     tokens: Tensor | None = None  # (B, n_key) bool, or None where all keys are
 
-    # Models look at it to tell a dense mask.
+    # Models use it to recognize a dense mask.
     ndim = 2
 
     def to(self, target, **_) -> TokenMask:
-        """The mask on another device. Models that want a dense mask in some dtype get this one."""
+        """The mask on another device; conversions to a dtype have no effect."""
         if self.tokens is None or isinstance(target, torch.dtype):
             return self
         return replace(self, tokens=self.tokens.to(target))
 
     @classmethod
     def __torch_function__(cls, *_):
-        """Of layers that compute with a mask themselves."""
+        """Raises an error in layers that compute with the mask themselves."""
         raise NotImplementedError(
-            "attention layers compute with the mask, and do not ask for an implementation by name;"
+            "attention layers compute with the mask and do not select an implementation by name;"
             " pass the model to biased_flash_attn.integrations.transformers.accelerate"
         )
 
     def contiguous(self):
-        """`generate` asks for it where a static cache has masks made in advance."""
+        """`generate` calls it for the precomputed masks of a static cache."""
         raise NotImplementedError(STATIC_CACHE)
 
     @cached_property
@@ -58,21 +58,21 @@ class TokenMask:
 
     @cached_property
     def padded(self) -> Sequences:
-        """Sequences without holes, whose queries on padding are padding."""
+        """Sequences without holes; queries at padding positions are padding."""
         return Sequences.of_mask(self.tokens, self.n_query)
 
     @cached_property
     def padded_keys(self) -> Sequences:
-        """Sequences without holes, to whose keys all queries attend."""
+        """Sequences without holes, for cross-attention: no query is padding."""
         rows = self.padded.rows.clone()
         rows[:, 0], rows[:, 1] = 0, self.n_query
         return replace(self.padded, rows=rows)
 
     @cached_property
     def packing(self) -> Packing:
-        """Sequences with holes, packed without them: tokens alone, but all queries if not causal.
+        """Sequences with holes, packed without them: tokens only, but all queries if not causal.
 
-        Causal queries are the last tokens, so that they stand where they stood among them.
+        Causal queries are the last tokens, so packing preserves their positions among tokens.
         """
         queries = torch.ones_like(self.tokens[:, : self.n_query])
         if self.causal:
@@ -88,7 +88,7 @@ class TokenMask:
 
 @dataclass(frozen=True, eq=False)
 class Packing:
-    """Which rows of (B, N) are taken, (total,) int64, and where sequences lie among these."""
+    """The selected rows of (B, N), (total,) int64, and the sequences among them."""
 
     queries: Tensor
     keys: Tensor
@@ -111,7 +111,7 @@ def create_token_mask(
     """The `AttentionMaskInterface` of this package; transformers documents the arguments.
 
     Raises NotImplementedError for masks that are not causal, sliding or bidirectional, and for
-    caches with room behind the tokens.
+    caches with unused entries after the tokens.
     """
     q_offset = int(q_offset)
     causal = mask_function is not bidirectional_mask_function
@@ -126,7 +126,7 @@ def create_token_mask(
     if use_vmap or not (known or local_size is not None):
         raise NotImplementedError(
             "the attention mask is neither causal, sliding nor bidirectional; custom mask functions"
-            " and sequences packed by position_ids are not served"
+            " and sequences packed by position_ids are not supported"
         )
     if not known:
         positions = torch.arange(q_offset, q_offset + q_length, device=device)
@@ -135,7 +135,7 @@ def create_token_mask(
 
 
 def _tokens(attention_mask: Tensor | None, shape: tuple[int, int], dropped: int) -> Tensor | None:
-    """Which keys are tokens, without those that a sliding cache has dropped; None for all."""
+    """Which keys are tokens, excluding those dropped by a sliding cache; None for all."""
     if attention_mask is None:
         return None
     if attention_mask.shape != shape:
@@ -148,9 +148,9 @@ def _tokens(attention_mask: Tensor | None, shape: tuple[int, int], dropped: int)
 
 
 def _check_window(mask_function, window: int, batch_size: int, query: Tensor) -> None:
-    """Whether each query sees the last `window` keys: its own, the first of them, and none beside.
+    """Checks that each query sees the first and last of `window` keys and neither neighbour.
 
-    A mask function can only be asked. Chunks and packed sequences fail at the first key.
+    A mask function can only be evaluated. Chunks and packed sequences fail at the first key.
     """
     batch = torch.arange(batch_size, device=query.device)[:, None]
     head = torch.zeros((), dtype=torch.int64, device=query.device)
@@ -170,5 +170,5 @@ def _check_window(mask_function, window: int, batch_size: int, query: Tensor) ->
     if not is_window:
         raise NotImplementedError(
             f"a mask of size {window} is not the window of the last {window} keys; chunks, windows"
-            " to both sides and sequences packed by position_ids are not served"
+            " on both sides and sequences packed by position_ids are not supported"
         )
