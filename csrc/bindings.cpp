@@ -5,9 +5,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <unordered_map>
@@ -30,10 +28,7 @@ public:
 
     template <class T>
     T take(const char* name) {
-        PyObject* value = PyDict_GetItemWithError(values_.ptr(), interned(name));
-        if (!value) throw py::type_error(std::string("missing: ") + name);
-        ++taken_;
-        return py::cast<T>(py::handle(value));
+        return py::cast<T>(find(name));
     }
 
     template <class T>
@@ -48,11 +43,21 @@ public:
 
     // The address and the batch, head and row strides in elements, or None.
     View take_view(const char* name, int64_t item_bytes) {
-        using Numbers = std::array<int64_t, 4>;
-        const auto x = take<std::optional<Numbers>>(name);
-        if (!x) return {};
-        return {reinterpret_cast<char*>((*x)[0]), (*x)[1] * item_bytes, (*x)[2] * item_bytes,
-                (*x)[3] * item_bytes};
+        const py::handle x = find(name);
+        return x.is_none() ? View() : view_of(x, item_bytes);
+    }
+
+    // The same of some tensors, each with its number of rows besides.
+    template <class Function>
+    void take_form_tensors(const char* name, FormTensor* tensors, Function item_bytes) {
+        const py::handle given = find(name);
+        const Py_ssize_t count = PyList_Size(given.ptr());
+        if (count < 0) throw py::error_already_set();
+        if (count > kMostFormTensors) throw std::invalid_argument("too many tensors of a form");
+        for (Py_ssize_t n = 0; n < count; ++n) {
+            const py::handle x = PyList_GET_ITEM(given.ptr(), n);
+            tensors[n] = {view_of(x, item_bytes(int(n))), number(x, 4)};
+        }
     }
 
     void finish() const {
@@ -60,6 +65,25 @@ public:
     }
 
 private:
+    py::handle find(const char* name) {
+        PyObject* value = PyDict_GetItemWithError(values_.ptr(), interned(name));
+        if (!value) throw py::type_error(std::string("missing: ") + name);
+        ++taken_;
+        return value;
+    }
+
+    static int64_t number(py::handle tuple, Py_ssize_t n) {
+        PyObject* item = PyTuple_GetItem(tuple.ptr(), n);
+        const int64_t x = item ? PyLong_AsLongLong(item) : -1;
+        if (x == -1 && PyErr_Occurred()) throw py::error_already_set();
+        return x;
+    }
+
+    static View view_of(py::handle x, int64_t item_bytes) {
+        return {reinterpret_cast<char*>(number(x, 0)), number(x, 1) * item_bytes,
+                number(x, 2) * item_bytes, number(x, 3) * item_bytes};
+    }
+
     // Names are literals, of which each is made a Python string once.
     static PyObject* interned(const char* name) {
         static std::unordered_map<const char*, PyObject*> strings;
@@ -133,15 +157,7 @@ int worthwhile_threads(const Problem& problem, int threads) {
 
 void take_form_tensors(Fields& fields, const char* name, const Problem& problem,
                        FormTensor* tensors) {
-    using Numbers = std::array<int64_t, 5>;  // those of a view, and the number of rows
-    const auto given = fields.take<std::vector<Numbers>>(name);
-    if (given.size() > kMostFormTensors) throw std::invalid_argument("too many tensors of a form");
-    for (int n = 0; n < int(given.size()); ++n) {
-        const auto& [data, batch, head, row, rows] = given[n];
-        const int64_t bytes = form_bytes(problem, n);
-        tensors[n] = {{reinterpret_cast<char*>(data), batch * bytes, head * bytes, row * bytes},
-                      rows};
-    }
+    fields.take_form_tensors(name, tensors, [&](int n) { return form_bytes(problem, n); });
 }
 
 // What decoding and the other kernels are told alike.

@@ -146,21 +146,41 @@ def _(*_):
     pass
 
 
-def _save(ctx, inputs, output):
-    q, k, v, form_tensors, *ctx.options, plan, ctx.backend, rows = inputs[:12]
-    ctx.longest = inputs[12:]
-    ctx.save_for_backward(*output, q, k, v, plan, rows, *form_tensors)
+class _Attention(torch.autograd.Function):
+    """`forward` with its gradients. torch.library.register_autograd would do the same, but takes a
+    tenth of a short call to flatten arguments among which is a list of tensors."""
+
+    @staticmethod
+    def forward(ctx, keyset, options, q, k, v, *form_tensors):
+        o, lse = _below_autograd(keyset, q, k, v, [*form_tensors], *options)
+        *ctx.options, plan, ctx.backend, rows = options[:8]
+        ctx.longest = options[8:]
+        ctx.save_for_backward(o, lse, q, k, v, plan, rows, *form_tensors)
+        return o, lse
+
+    @staticmethod
+    def backward(ctx, grad_o, grad_lse):
+        o, lse, q, k, v, plan, rows, *form_tensors = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[5:]
+        *of_inputs, of_form = _OPERATORS.backward.default(
+            *(o, lse, grad_o, grad_lse, any(wanted), q, k, v, form_tensors),
+            *(*ctx.options, plan, ctx.backend, rows, *ctx.longest),
+        )
+        of_form = [x if wants else None for x, wants in zip(of_form, wanted, strict=any(wanted))]
+        return None, None, *of_inputs, *(of_form or [None] * len(wanted))
 
 
-def _differentiate(ctx, grad_o, grad_lse):
-    o, lse, q, k, v, plan, rows, *form_tensors = ctx.saved_tensors
-    wanted = ctx.needs_input_grad[3]
-    of_problem = q, k, v, form_tensors, *ctx.options, plan, ctx.backend, rows, *ctx.longest
-    results = o, lse, grad_o, grad_lse, any(wanted)
-    *of_inputs, of_form = _OPERATORS.backward.default(*results, *of_problem)
-    of_form = [x if wants else None for x, wants in zip(of_form, wanted, strict=any(wanted))]
-    of_form = of_form or [None] * len(form_tensors)
-    return (*of_inputs, of_form, *[None] * (len(of_problem) - 4))
+def _below_autograd(keyset, *arguments):
+    with torch._C._AutoDispatchBelowAutograd():
+        below = keyset & torch._C._after_autograd_keyset
+        return _OPERATORS.forward.default.redispatch(below, *arguments)
+
+
+def _forward_and_gradients(keyset, q, k, v, form_tensors, *options):
+    tensors = q, k, v, *form_tensors
+    if torch.is_grad_enabled() and True in [x.requires_grad for x in tensors]:
+        return _Attention.apply(keyset, options, *tensors)
+    return _below_autograd(keyset, q, k, v, form_tensors, *options)
 
 
 def _refuse_second_derivatives(ctx, *grads):
@@ -169,9 +189,7 @@ def _refuse_second_derivatives(ctx, *grads):
     )
 
 
-torch.library.register_autograd(
-    "biased_flash_attn::forward", _differentiate, setup_context=_save, lib=_LIBRARY
-)
+_LIBRARY.impl("forward", _forward_and_gradients, "Autograd", with_keyset=True)
 torch.library.register_autograd(
     "biased_flash_attn::backward", _refuse_second_derivatives, lib=_LIBRARY
 )

@@ -192,15 +192,19 @@ def _operands(problem: Problem, form_tensors: list[Tensor]) -> dict:
     Addresses do not keep tensors alive: callers do.
     """
     q, v = problem.q, problem.v
+    batch, heads, n_query, head_dim = q.shape
+    _, kv_heads, _, value_dim = v.shape
+    if problem.sequences is not None:
+        batch, n_query = problem.batch, problem.geometry.n_query
     return {
         "element": _ELEMENTS[q.dtype],
         "form": problem.form.name,
-        "batch": problem.batch,
-        "heads": q.shape[1],
-        "kv_heads": v.shape[1],
-        "n_query": problem.geometry.n_query,
-        "head_dim": q.shape[3],
-        "value_dim": v.shape[3],
+        "batch": batch,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "n_query": n_query,
+        "head_dim": head_dim,
+        "value_dim": value_dim,
         "scale": problem.scale,
         "threads": torch.get_num_threads(),
         "q": _address(q),

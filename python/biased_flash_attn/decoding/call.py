@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from .. import operators
 from ..attention import DEFAULT_TOLERANCES, attend, lowered, under_autocast
 from ..backends import registry
-from ..forms import Form, Geometry
+from ..forms import Form, Geometry, NoBias
 from ..limits import PEAK_DISTANCES
 from ..problem import Bounds, Pages, Problem
 from ..skipping.plans import FEWEST_KEYS
@@ -185,6 +185,9 @@ def _lowered(bias, q: Tensor, cache: KVCache, tokens: int) -> tuple[Form, Tensor
             cache.distance_table = DistanceTable(bias, real, q.device)
         with torch.no_grad():
             return cache.distance_table.upto(_all_keys(cache, tokens).n_distances)
+    if bias is None:
+        _check_state(None, q, cache, tokens)
+        return NoBias(), None
     form = lowered(bias, q, Geometry(q.shape[2], tokens))
     for x in form.tensors:
         refuse_gradients({"bias": x})
