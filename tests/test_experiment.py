@@ -149,7 +149,7 @@ def test_damaged_or_foreign_checkpoints_are_refused(text, tmp_path):
         b"some other file",
     ):
         path.write_bytes(damaged)
-        with pytest.raises(experiment.CheckpointError, match=r"checkpoint.pt is damaged, or no ch"):
+        with pytest.raises(experiment.CheckpointError, match=r"checkpoint.pt is damaged, or not"):
             trained(text, path)
     path.write_bytes(whole)
     foreign = {**IDENTITY, "seed": 1, "text": "another"}

@@ -90,7 +90,7 @@ def flash_attn_with_kvcache(
         return_softmax_lse: also return lse.
 
     Returns:
-        out (batch, seqlen_q, heads, value_dim) in q's dtype and, if asked, lse (batch, heads,
+        out (batch, seqlen_q, heads, value_dim) in q's dtype and, on request, lse (batch, heads,
         seqlen_q) in float32, or float64 for float64.
 
     Raises:

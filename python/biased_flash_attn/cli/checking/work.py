@@ -119,8 +119,8 @@ class Work:
         yield Done()
 
     def rows(self, task: Check) -> Iterator[Row | OutOfMemory]:
-        asked = self.settings
-        where = asked.length, asked.seed, asked.device, asked.backend
+        settings = self.settings
+        where = settings.length, settings.seed, settings.device, settings.backend
         try:
             yield from accuracy.rows(task.form, task.call, *where, task.dtypes)
         except RuntimeError as error:
@@ -129,15 +129,15 @@ class Work:
             yield OutOfMemory(described(error))
 
     def race(self, form: str) -> Race:
-        asked = self.settings
+        settings = self.settings
         return Race(
             form,
-            asked.timed_length,
-            asked.timed_head_dim,
-            DTYPES[asked.timed_dtype],
-            asked.seed,
-            asked.device,
-            asked.backend,
+            settings.timed_length,
+            settings.timed_head_dim,
+            DTYPES[settings.timed_dtype],
+            settings.seed,
+            settings.device,
+            settings.backend,
         )
 
 

@@ -47,7 +47,7 @@ def load(path: Path, identity: dict[str, object], device: str) -> dict[str, obje
     digest = stored[len(MAGIC) : len(MAGIC) + 32]
     content = stored[len(MAGIC) + 32 :]
     if not stored.startswith(MAGIC) or hashlib.sha256(content).digest() != digest:
-        raise CheckpointError(f"{path} is damaged, or no checkpoint; remove it to begin anew")
+        raise CheckpointError(f"{path} is damaged, or not a checkpoint; remove it to start again")
     try:
         saved = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
     except pickle.UnpicklingError as error:

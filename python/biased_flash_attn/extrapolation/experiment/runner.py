@@ -55,6 +55,6 @@ def _read(path: Path, wanted: dict[str, object]) -> dict[str, object]:
         saved = json.loads(path.read_text())
         identity, measured = saved["identity"], saved["measured"]
     except (ValueError, KeyError, TypeError) as error:
-        raise checkpoints.CheckpointError(f"{path} is damaged; remove it to begin anew") from error
+        raise checkpoints.CheckpointError(f"{path} is damaged; remove it to start again") from error
     checkpoints.check_identity(path, identity, wanted)
     return measured
