@@ -11,7 +11,7 @@
 
 namespace bfa {
 
-enum class Form { none, linear, distance, cumulative, log1p_square };
+enum class Form { none, linear, distance, cumulative, log1p_square, dense };
 
 constexpr int kMostFormTensors = 4;
 
@@ -29,6 +29,7 @@ constexpr FormFacts kForms[] = {
     {"distance", {"table values"}, true},
     {"cumulative", {"steps", "gains"}, false},
     {"log1p_square", {"steps", "gains"}, false},
+    {"dense", {}, false},
 };
 
 constexpr const FormFacts& facts_of(Form form) { return kForms[int(form)]; }
@@ -55,6 +56,7 @@ static FormRows form_rows(const Problem& whole, const Sequence& rows, int tensor
         case Form::log1p_square:
             return tensor == 0 ? FormRows{rows.first_key, places}
                                : FormRows{rows.first_query, rows.n_query};
+        case Form::dense: return {rows.first_query, rows.n_query, rows.first_key};
     }
     return {0, 0};
 }

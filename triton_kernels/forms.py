@@ -109,6 +109,14 @@ FORMS = {
         has_gain=True,
         has_sums=True,
     ),
+    "dense": Kernels(
+        "dense",
+        lambda bias: {"terms": bias},
+        lambda gathered: [gathered.of_gain],
+        may_be_factored=_never,
+        has_gain=True,
+        has_pairs=True,
+    ),
 }
 
 

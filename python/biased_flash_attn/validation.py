@@ -175,6 +175,8 @@ def check_bias(bias, q: Tensor) -> None:
     """Whether it is a bias, for q's heads and device."""
     if isinstance(bias, type):
         raise TypeError(f"bias is the class {bias.__name__}; it must be one of its instances")
+    if isinstance(bias, Tensor):
+        raise TypeError("bias is a Tensor; biases.DenseBias(bias) is one that has a number a pair")
     if not hasattr(bias, "lower"):
         raise TypeError(
             f"bias is a {type(bias).__name__}; it must be None or one of biased_flash_attn.biases."
