@@ -21,6 +21,15 @@ namespace py = pybind11;
 namespace bfa {
 namespace {
 
+Element element_of(const std::string& dtype) {
+    if (dtype == "float64") return Element::float64;
+    if (dtype == "float32") return Element::float32;
+    if (dtype == "bfloat16") return Element::bfloat16;
+    if (dtype == "float16") return Element::float16;
+    throw std::invalid_argument("dtype is " + dtype +
+                                "; it may be float64, float32, bfloat16 or float16");
+}
+
 // What Python passes by name. Every name has to be taken, so that none is misspelt on either side.
 class Fields {
 public:
@@ -47,16 +56,18 @@ public:
         return x.is_none() ? View() : view_of(x, item_bytes);
     }
 
-    // The same of some tensors, each with its number of rows besides.
-    template <class Function>
-    void take_form_tensors(const char* name, FormTensor* tensors, Function item_bytes) {
+    // The same of some tensors, each with its number of rows, the stride of its channels and its
+    // element type besides.
+    void take_form_tensors(const char* name, FormTensor* tensors) {
         const py::handle given = find(name);
         const Py_ssize_t count = PyList_Size(given.ptr());
         if (count < 0) throw py::error_already_set();
         if (count > kMostFormTensors) throw std::invalid_argument("too many tensors of a form");
         for (Py_ssize_t n = 0; n < count; ++n) {
             const py::handle x = PyList_GET_ITEM(given.ptr(), n);
-            tensors[n] = {view_of(x, item_bytes(int(n))), number(x, 4)};
+            const Element element = element_of(py::cast<std::string>(item(x, 6)));
+            const int64_t bytes = element_bytes(element);
+            tensors[n] = {view_of(x, bytes), number(x, 4), number(x, 5) * bytes, element};
         }
     }
 
@@ -72,9 +83,14 @@ private:
         return value;
     }
 
+    static py::handle item(py::handle tuple, Py_ssize_t n) {
+        PyObject* x = PyTuple_GetItem(tuple.ptr(), n);
+        if (!x) throw py::error_already_set();
+        return x;
+    }
+
     static int64_t number(py::handle tuple, Py_ssize_t n) {
-        PyObject* item = PyTuple_GetItem(tuple.ptr(), n);
-        const int64_t x = item ? PyLong_AsLongLong(item) : -1;
+        const int64_t x = PyLong_AsLongLong(item(tuple, n).ptr());
         if (x == -1 && PyErr_Occurred()) throw py::error_already_set();
         return x;
     }
@@ -96,15 +112,6 @@ private:
     size_t taken_ = 0;
 };
 
-Element element_of(const std::string& dtype) {
-    if (dtype == "float64") return Element::float64;
-    if (dtype == "float32") return Element::float32;
-    if (dtype == "bfloat16") return Element::bfloat16;
-    if (dtype == "float16") return Element::float16;
-    throw std::invalid_argument("dtype is " + dtype +
-                                "; it may be float64, float32, bfloat16 or float16");
-}
-
 Form form_of(const std::string& name) {
     std::string known;
     for (int n = 0; n < int(std::size(kForms)); ++n) {
@@ -112,11 +119,6 @@ Form form_of(const std::string& name) {
         known += std::string(n ? ", " : "") + kForms[n].name;
     }
     throw std::invalid_argument("form is " + name + "; it may be one of " + known);
-}
-
-// Of the numbers of a form's tensor.
-int64_t form_bytes(const Problem& problem, int tensor) {
-    return facts_of(problem.form).is_wide[tensor] ? 8 : real_bytes(problem.element);
 }
 
 template <class Real>
@@ -135,10 +137,11 @@ void refuse_nan(const Problem& problem) {
         const Problem one = of_sequence(problem, b);
         for (int n = 0; n < kMostFormTensors; ++n) {
             const FormTensor& tensor = one.form_tensors[n];
-            if (!tensor.data || (b > 0 && tensor.batch == 0 && !problem.sequences)) continue;
             const char* what = facts_of(problem.form).tensors[n];
-            form_bytes(problem, n) == 8 ? refuse_nan<double>(one, tensor, b, what)
-                                        : refuse_nan<float>(one, tensor, b, what);
+            const bool is_new = b == 0 || tensor.batch != 0 || problem.sequences;
+            if (!tensor.data || !what || !is_new) continue;
+            tensor.element == Element::float64 ? refuse_nan<double>(one, tensor, b, what)
+                                               : refuse_nan<float>(one, tensor, b, what);
         }
     }
 }
@@ -153,11 +156,6 @@ int worthwhile_threads(const Problem& problem, int threads) {
     }
     const double work = pairs * problem.heads * (problem.head_dim + problem.value_dim);
     return int(std::clamp<double>(work / kMultiplicationsPerThread, 1, threads));
-}
-
-void take_form_tensors(Fields& fields, const char* name, const Problem& problem,
-                       FormTensor* tensors) {
-    fields.take_form_tensors(name, tensors, [&](int n) { return form_bytes(problem, n); });
 }
 
 // What decoding and the other kernels are told alike.
@@ -177,7 +175,7 @@ void take_operands(Fields& fields, Problem& problem) {
     problem.q = fields.take_view("q", element);
     problem.k = fields.take_view("k", element);
     problem.v = fields.take_view("v", element);
-    take_form_tensors(fields, "form_tensors", problem, problem.form_tensors);
+    fields.take_form_tensors("form_tensors", problem.form_tensors);
 }
 
 void take_problem(Fields& fields, Problem& problem) {
@@ -215,7 +213,7 @@ void backward(const py::dict& values) {
     problem.grad_q = fields.take_view("grad_q", element);
     problem.grad_k = fields.take_view("grad_k", element);
     problem.grad_v = fields.take_view("grad_v", element);
-    take_form_tensors(fields, "grad_form", problem, problem.grad_form);
+    fields.take_form_tensors("grad_form", problem.grad_form);
     fields.finish();
     py::gil_scoped_release release;
     active_instruction_set().backward(problem);
@@ -247,8 +245,8 @@ void decode(const py::dict& values) {
     const int64_t element = element_bytes(problem.element), real = real_bytes(problem.element);
     problem.centres = fields.take_view("centres", element);
     problem.extents = fields.take_view("extents", real);
-    problem.lowest = fields.take_view("lowest", form_bytes(problem, 0));
-    problem.highest = fields.take_view("highest", form_bytes(problem, 0));
+    problem.lowest = fields.take_view("lowest", sizeof(double));
+    problem.highest = fields.take_view("highest", element_bytes(problem.form_tensors[0].element));
     problem.o = fields.take_view("o", element);
     problem.lse = fields.take_view("lse", real);
     fields.finish();

@@ -11,34 +11,32 @@
 
 namespace bfa {
 
-enum class Form { none, linear, distance, cumulative, log1p_square };
+enum class Form { none, linear, distance, cumulative, log1p_square, dense };
 
 constexpr int kMostFormTensors = 4;
 
 struct FormFacts {
     const char* name;
-    // What error messages call its tensors; null beyond the last one it may have.
+    // What error messages call the tensors in which NaN is looked for; null for others.
     const char* tensors[kMostFormTensors];
-    // Whether they are float64 whatever the inputs are. Others are float64 for float64 inputs and
-    // float32 otherwise.
-    bool is_wide[kMostFormTensors];
     // Whether sequences of one batch entry have numbers in common.
     bool is_shared;
 };
 
 constexpr FormFacts kForms[] = {
-    {"none", {}, {}, false},
-    {"linear", {"slopes"}, {}, false},
-    {"distance", {"table values"}, {}, true},
-    {"cumulative", {"steps", "gains"}, {true, false}, false},
-    {"log1p_square", {"steps", "gains"}, {true, false}, false},
+    {"none", {}, false},
+    {"linear", {"slopes"}, false},
+    {"distance", {"table values"}, true},
+    {"cumulative", {"steps", "gains"}, false},
+    {"log1p_square", {"steps", "gains"}, false},
+    {"dense", {}, false},
 };
 
 constexpr const FormFacts& facts_of(Form form) { return kForms[int(form)]; }
 
-// Rows [first, first + count) of a tensor.
+// Rows [first, first + count) of a tensor, from a column on.
 struct FormRows {
-    int64_t first, count;
+    int64_t first, count, first_column = 0;
 };
 
 // Which rows of a form's tensor are those of one sequence.
@@ -58,6 +56,7 @@ static FormRows form_rows(const Problem& whole, const Sequence& rows, int tensor
         case Form::log1p_square:
             return tensor == 0 ? FormRows{rows.first_key, places}
                                : FormRows{rows.first_query, rows.n_query};
+        case Form::dense: return {rows.first_query, rows.n_query, rows.first_key};
     }
     return {0, 0};
 }

@@ -29,8 +29,11 @@ struct View {
     }
 };
 
+// With channels only where a form has numbers of pairs, which may be any distance apart.
 struct FormTensor : View {
-    int64_t rows = 0;  // of a head
+    int64_t rows = 0;    // of a head
+    int64_t column = 0;  // bytes from channel to channel
+    Element element = Element::float32;
 };
 
 // Where the tokens of a sequence lie among the rows of its batch entry. A query at row i, counted
@@ -53,14 +56,16 @@ struct Problem {
     // strides are 0, or each in its own; n_query, n_key and shift are then the largest of any.
     const Sequence* sequences = nullptr;
 
-    View q, k, v;  // element type
-    FormTensor
-        form_tensors[kMostFormTensors];  // those of forms.h; data is null where one is absent
+    View q, k, v;                               // element type
+    FormTensor form_tensors[kMostFormTensors];  // those of forms.h; data is null for none
+    // In backward passes, real or float64 like these and zero on entry; data is null if not wanted.
+    FormTensor grad_form[kMostFormTensors];
     // The plan, one int32 per limits::PLAN_QUERIES queries: of the keys they see, those from the
     // first to before the end are taken. Neither decreases along the queries; data is null for all.
     View first_key, end_key;
 
     int64_t group() const { return heads / kv_heads; }
+    bool has_form_gradient() const { return grad_form[0].data; }
     int64_t position(int64_t query) const { return query + n_key - n_query + shift; }
 };
 
@@ -82,9 +87,6 @@ struct Backward : Problem {
     View o, lse;            // what forward returned
     View grad_o, grad_lse;  // element type, real
     View grad_q, grad_k, grad_v;
-    FormTensor grad_form[kMostFormTensors];  // like form_tensors, zero on entry; null if not wanted
-
-    bool has_form_gradient() const { return grad_form[0].data; }
 };
 
 }  // namespace bfa

@@ -30,6 +30,7 @@ static inline void begin_form(const Problem& whole, const Sequence& rows, FormTe
     for (int n = 0; n < kMostFormTensors; ++n) {
         const FormRows own = form_rows(whole, rows, n);
         begin_at({&tensors[n]}, own.first);
+        if (tensors[n].data) tensors[n].data += own.first_column * tensors[n].column;
         tensors[n].rows = own.count;
     }
 }
@@ -38,6 +39,7 @@ static inline void begin_rows(const Problem& whole, Problem& one, const Sequence
     begin_at({&one.q}, rows.first_query);
     begin_at({&one.k, &one.v}, rows.first_key);
     begin_form(whole, rows, one.form_tensors);
+    begin_form(whole, rows, one.grad_form);
 }
 
 static inline void begin_rows(const Forward& whole, Forward& one, const Sequence& rows) {
@@ -49,7 +51,6 @@ static inline void begin_rows(const Backward& whole, Backward& one, const Sequen
     begin_rows(whole, static_cast<Problem&>(one), rows);
     begin_at({&one.o, &one.lse, &one.grad_o, &one.grad_lse, &one.grad_q}, rows.first_query);
     begin_at({&one.grad_k, &one.grad_v}, rows.first_key);
-    begin_form(whole, rows, one.grad_form);
 }
 
 // The problem that batch entry b has, with its own lengths and all views beginning at its rows.

@@ -143,6 +143,17 @@ def steps(kernel: str | None = None, *, gained: bool = False, shared: bool = Fal
     return make
 
 
+class Dense(Content):
+    """A number of its own for each pair."""
+
+    def __init__(self, *shape: int):
+        super().__init__()
+        self.tensor = nn.Parameter(torch.randn(shape))
+
+    def forward(self) -> biases.DenseBias:
+        return biases.DenseBias(self.tensor)
+
+
 # Each form with parameters that nothing restrains.
 FORMS: dict[str, Callable[[Case], nn.Module | None]] = {
     "none": lambda case: None,
@@ -154,6 +165,13 @@ FORMS: dict[str, Callable[[Case], nn.Module | None]] = {
     "cumulative-gain": steps(gained=True, shared=True),
     "log1p_square": steps("log1p_square", shared=True),
     "log1p_square-gain": steps("log1p_square", gained=True),
+}
+# Those of pairs, whose parts are not those of the others: see test_dense.py.
+DENSE = {
+    "dense": lambda case: Dense(case.batch, case.heads[0], *case.lengths),
+    "dense-heads": lambda case: Dense(case.heads[0], *case.lengths),
+    "dense-keys": lambda case: Dense(case.batch, 1, 1, case.lengths[1]),
+    "dense-shared": lambda case: Dense(*case.lengths),
 }
 
 
@@ -230,7 +248,7 @@ def drawn(case: Case) -> Problem:
         x = LAYOUTS[case.layout](torch.randn(case.batch, *shape).to(case.dtype))
         return x.detach().requires_grad_()
 
-    make = (FORMS | SHIPPED)[case.bias]
+    make = (FORMS | SHIPPED | DENSE)[case.bias]
     bias = make(case)
     return Problem(
         case,

@@ -28,7 +28,7 @@ SOME_SHIPPED = ["kerple_log", "sandwich", "t5-both", "cable", "kernelized_cable"
 CASES = [
     Case(lengths=(row["n"], row["n"]), **{k: x for k, x in row.items() if k != "n"})
     for row in pairwise(
-        bias=[*FORMS, *SOME_SHIPPED],
+        bias=[*FORMS, "dense", "dense-shared", *SOME_SHIPPED],
         dtype=[torch.float64, torch.float32, torch.bfloat16],
         n=[8, 48, 264],
         dims=[(16, 16), (3, 8)],

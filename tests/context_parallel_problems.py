@@ -10,7 +10,7 @@ from torch import Tensor
 
 from biased_flash_attn import biases
 from biased_flash_attn.distributed import context_parallel_attention, shard, unshard
-from cases import OfHiddenStates, Steps, check_problem, evaluate
+from cases import Dense, OfHiddenStates, Steps, check_problem, evaluate
 
 
 class Whole(torch.autograd.Function):
@@ -32,6 +32,8 @@ def own_bias(bias):
     if isinstance(bias, Steps):
         gain = None if bias.gain is None else shard(bias.gain, 2)
         return biases.CumulativeBias(shard(bias.steps, 2), gain, bias.kernel)
+    if isinstance(bias, Dense):
+        return biases.DenseBias(shard(bias.tensor, bias.tensor.dim() - 2))
     return bias
 
 

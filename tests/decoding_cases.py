@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from biased_flash_attn import KVCache, biased_flash_attn_with_kvcache, biases
-from cases import OfHiddenStates, Problem, SlopesOfSequences, Steps, magnitudes, naive
+from cases import Dense, OfHiddenStates, Problem, SlopesOfSequences, Steps, magnitudes, naive
 from numerics import assert_close_to_float64
 
 STORAGES = ("contiguous", "paged", "shuffled", "fixed")
@@ -44,6 +44,8 @@ def bias_of(problem: Problem, tokens: slice):
     if isinstance(bias, Steps):
         gain = None if bias.gain is None else bias.gain[..., tokens]
         return biases.CumulativeBias(bias.steps[..., tokens], gain, bias.kernel)
+    if isinstance(bias, Dense):
+        return biases.DenseBias(bias.tensor[..., tokens, : tokens.stop])
     return bias
 
 

@@ -80,6 +80,8 @@ class PackedProblem(Problem):
                 steps, gain = bias.steps[..., j : j + n_key], bias.gain
                 gain = None if gain is None else gain[..., i : i + n_query]
                 own = biases.CumulativeBias(steps, gain, bias.kernel)
+            elif isinstance(bias, biases.DenseBias):
+                own = biases.DenseBias(bias.tensor[..., i : i + n_query, j : j + n_key])
             yield own, i, j
             i, j = i + n_query, j + n_key
 

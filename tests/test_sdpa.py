@@ -209,7 +209,21 @@ WRONG = {
         {"bias": biases.CumulativeBias(torch.zeros(1, 4, 6))},
     ),
     "mask is a list": (TypeError, "attn_mask is a list", {"attn_mask": [True]}),
-    "mask is added": (TypeError, "attn_mask is torch.float32.*bias", {"attn_mask": MASK.float()}),
+    "mask of ints": (
+        TypeError,
+        "attn_mask is torch.int64; it .* or floating",
+        {"attn_mask": MASK.long()},
+    ),
+    "mask is added and bias": (
+        ValueError,
+        "bias is given with an attn_mask that is added to logits",
+        {"attn_mask": MASK.float(), "bias": biases.ALiBi(4)},
+    ),
+    "mask is added to other keys": (
+        ValueError,
+        "attn_mask has shape .* it must broadcast to",
+        {"attn_mask": torch.zeros(6, 8)},
+    ),
     "mask of pairs": (
         ValueError,
         r"attn_mask has shape \(6, 9\)",

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from .backward import coarse, query_statistics, weights_and_gradients
-from .bias import gains, tile_gradients, way_from
+from .bias import gains, pair_address, tile_gradients, way_from
 from .factors import (
     alike_key_factors,
     following,
@@ -20,7 +20,7 @@ from .factors import (
 )
 from .logits import key_side, pairs, query_side
 from .operands import Rows
-from .primitives import LOG2E, dot, group_and_block, load_tile, row_address, store_tile
+from .primitives import LOG2E, dot, group_and_block, load_tile, position, row_address, store_tile
 from .ranges import (
     KEY_PARTS,
     key_part_exists,
@@ -37,6 +37,7 @@ from .sequences import (
     is_beyond,
     own_keys,
     own_lengths,
+    own_pairs,
     own_queries,
     own_rows,
 )
@@ -60,6 +61,7 @@ def gather_from_keys(
     dq,
     of_gain,
     of_sums,
+    grad_gain,
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
     FACTORED: tl.constexpr,
@@ -116,7 +118,12 @@ def gather_from_keys(
             KEYS_FIRST=False,
         )
         dq = dot(grad_s.to(tile_k.dtype), tile_k, dq)
-        if PRODUCTS:
+        if BIAS_GRADIENT and bias.form == "dense":
+            p_of_pairs, j_of_pairs, _, _ = pairs(bias, queries, keys, False)
+            i = p_of_pairs - position(problem, 0)
+            exists = (i < problem.n_query) & (j_of_pairs < problem.n_key)
+            tl.store(pair_address(grad_gain, b, h, i, j_of_pairs), grad_s, exists)
+        elif PRODUCTS:
             before = products
             if bias.gain is not None:
                 factors = tile_key_factors(
@@ -185,7 +192,7 @@ def gather(
         ):
             dq, of_gain, of_sums = gather_from_keys(
                 *(k, v, bias, problem, b, h, first, tile_q, tile_do, statistics, queries),
-                *(bounds[PART], bounds[PART + 1], dq, of_gain, of_sums),
+                *(bounds[PART], bounds[PART + 1], dq, of_gain, of_sums, grad_gain),
                 BLOCK_N=part_block(BLOCK_N, key_part_is_factored(PART), bias.factored),
                 MASKED=key_part_is_masked(PART, bias.form, bias.factored),
                 FACTORED=key_part_is_factored(PART),
@@ -223,7 +230,8 @@ def attn_bwd_dq_kernel(
 ):
     """dq_i = scale sum_j dS_ij k_j and, with BIAS_GRADIENT, the rows' share of the bias's gradient:
     grad_gain_i = sum_j dS_ij dbeta_ij/dg_i, and grad_sums_i = sum_j dS_ij dbeta_ij/dC[p_i], beta
-    being what the bias is a function of. (B, H, Nq) each.
+    being what the bias is a function of. (B, H, Nq) each. Of a dense bias, grad_gain is dS itself,
+    (B, H, Nq, Nk), of which tiles that no query sees are left as they were.
     """
     group, block = group_and_block(problem, LAST_FIRST=True)
     b, h, first = group // problem.heads, group % problem.heads, block * BLOCK_M
@@ -237,7 +245,9 @@ def attn_bwd_dq_kernel(
         own_queries(lse_in_base_2, problem, b),
         own_queries(delta, problem, b),
         own_queries(grad_q, problem, b),
-        own_queries(grad_gain, problem, b),
+        own_pairs(grad_gain, problem, b)
+        if bias.form == "dense"
+        else own_queries(grad_gain, problem, b),
         own_queries(grad_sums, problem, b),
         OwnBias(bias, own_rows(bias, problem, b)),
         OwnProblem(problem, own_lengths(problem, b)),

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from .primitives import LOG2E, load_numbers, row_address
+from .primitives import LOG2E, load_numbers, position, row_address
 
 
 @triton.jit
@@ -95,10 +95,21 @@ def tile_bias(bias, problem, b, h, p, j, gain, difference, sees):
     elif bias.form == "distance":
         table = row_address(bias.terms, b, h, 0)
         values = tl.load(table + (p - j - first_distance(problem)), sees)
+    elif bias.form == "dense":
+        i = p - position(problem, 0)
+        exists = (i < problem.n_query) & (j < problem.n_key) & sees
+        numbers = tl.load(pair_address(bias.terms, b, h, i, j), exists, other=0.0)
+        values = numbers.to(tl.float32) * LOG2E
     else:
         beta = gain * turned(problem, difference, p, j)
         values = -log2(1 + beta * beta) if bias.squared else beta * LOG2E
     return values
+
+
+@triton.jit
+def pair_address(x, b, h, i, j):
+    """Of the numbers of pairs, x (B, H, Nq, Nk)."""
+    return row_address(x, b, h, 0) + (tl.cast(i, tl.int64) * x.row + j)
 
 
 @triton.jit

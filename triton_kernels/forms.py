@@ -21,8 +21,9 @@ from .primitives import LOG2E
 
 @dataclass(frozen=True)
 class Gathered:
-    """What the backward kernels return, (B, H, n) float32: of the gains of queries, of the sums at
-    the queries and of those at the keys. table computes the gradient of a distance table."""
+    """What the backward kernels return, (B, H, n) float32: gradients of the gains of queries, or of
+    pairs (B, H, Nq, Nk); of the sums at the queries; and of those at the keys. table computes the
+    gradient of a distance table."""
 
     problem: calls.Problem
     of_gain: Tensor
@@ -39,6 +40,7 @@ class Kernels:
     may_be_factored: whether whole tiles of so many queries can take it from products of factors
         (factors.py), given its tensors.
     has_gain, has_sums: whether the backward kernels gather gradients of gains and of sums for it.
+    has_pairs: whether they write those of pairs in the place of those of gains.
     operands: the fields of Bias that its tensors become.
     gradients: those of its tensors, before broadcasting is undone.
     """
@@ -50,6 +52,7 @@ class Kernels:
     may_be_factored: Callable[..., bool] = lambda block_m, *tensors: True
     has_gain: bool = False
     has_sums: bool = False
+    has_pairs: bool = False
 
     def bias(self, tensors: tuple[Tensor, ...]) -> Bias:
         """Without factors."""
@@ -105,6 +108,14 @@ FORMS = {
         may_be_factored=_never,
         has_gain=True,
         has_sums=True,
+    ),
+    "dense": Kernels(
+        "dense",
+        lambda bias: {"terms": bias},
+        lambda gathered: [gathered.of_gain],
+        may_be_factored=_never,
+        has_gain=True,
+        has_pairs=True,
     ),
 }
 

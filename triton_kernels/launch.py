@@ -75,6 +75,8 @@ def backward(
 
     grad_q, grad_k, grad_v = (empty_rows(x, x.shape[3]) for x in (q, k, v))
     of_gain, of_queries = torch.empty_like(lse), torch.empty_like(lse)
+    if kernels.has_pairs and form_gradient:
+        of_gain = lse.new_zeros((*lse.shape, k.shape[2]))
     of_keys = lse.new_empty((*lse.shape[:2], k.shape[2]))
     if problem.sequences is not None:
         for x in (grad_q, grad_k, grad_v, of_gain, of_queries, of_keys):

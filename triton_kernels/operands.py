@@ -160,7 +160,7 @@ def per_head(x: Tensor | None) -> Rows | None:
     """(B or 1, H or 1, ...) seen as if it had every batch entry and head."""
     if x is None:
         return None
-    x = x if x.dim() < 3 or x.stride(2) == 1 else x.contiguous()
+    x = x if x.dim() < 3 or x.stride(-1) == 1 else x.contiguous()
     batch, head = (0 if x.shape[n] == 1 else x.stride(n) for n in (0, 1))
     return Rows(x, batch, head, x.stride(2) if x.dim() > 2 else 1)
 

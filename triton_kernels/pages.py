@@ -78,6 +78,11 @@ def page_bias(bias, problem, b, h, p, gain, query_sums, page, row, j, sees):
     elif bias.form == "distance":
         table = row_address(bias.terms, b, h, 0)[:, None]
         values = tl.load(table + (p - j), sees, 0.0) * LOG2E
+    elif bias.form == "dense":
+        i = p - (tl.load(problem.lengths + b).to(tl.int32) - problem.n_query)
+        address = row_address(bias.terms, b, h, 0)[:, None]
+        address += tl.cast(i, tl.int64) * bias.terms.row + j
+        values = tl.load(address, sees, 0.0).to(tl.float32) * LOG2E
     else:
         if bias.form == "linear":
             difference = (p - j).to(tl.float32)

@@ -71,6 +71,18 @@ def own_keys(x, problem, b):
 
 
 @triton.jit
+def own_pairs(x, problem, b):
+    """Of numbers of pairs, (B, H, Nq, Nk)."""
+    return x if problem.sequences is None else pairs_from(x, problem, b)
+
+
+@triton.jit
+def pairs_from(x, problem, b):
+    first = tl.cast(number(problem, b, FIRST_QUERY), tl.int64) * x.row
+    return Rows(x.start + (first + number(problem, b, FIRST_KEY)), x.batch, x.head, x.row)
+
+
+@triton.jit
 def rows_from(x, row):
     return Rows(x.start + tl.cast(row, tl.int64) * x.row, x.batch, x.head, x.row)
 
@@ -87,6 +99,8 @@ def own_rows(bias, problem, b):
     if bias.form == "cumulative":
         terms = own_keys(bias.terms, problem, b)
         high, low = own_keys(bias.high, problem, b), own_keys(bias.low, problem, b)
+    if bias.form == "dense":
+        terms = own_pairs(bias.terms, problem, b)
     if bias.gain is not None:
         gain = own_queries(bias.gain, problem, b)
     # Those of tables belong to distances.

@@ -24,7 +24,8 @@ public:
 
     void begin_block(const RowBlock& block) {
         block_ = &block;
-        for (int64_t g = 0; exists && !kCumulative && g < p_.group(); ++g) {
+        constexpr bool kOfHeads = kForm == Form::linear || kForm == Form::distance;
+        for (int64_t g = 0; kOfHeads && g < p_.group(); ++g) {
             const int64_t h = block.first_head + g;
             heads_[g].numbers = p_.form_tensors[0].at<Real>(block.b, h);
             heads_[g].peaks = p_.highest.at<Real>(block.b, h);
@@ -50,6 +51,14 @@ public:
         } else if constexpr (kForm == Form::distance) {
             const Real* table = head(row).numbers + (block_->position(row) - keys.begin);
             for (int c = begin; c < end; ++c) out[c] = table[-c] * Real(kLog2e);
+        } else if constexpr (kForm == Form::dense) {
+            const FormTensor& tensor = p_.form_tensors[0];
+            const char* numbers =
+                tensor.at<char>(block_->b, block_->head(row), block_->query(row)) +
+                keys.begin * tensor.column;
+            for (int c = begin; c < end; ++c)
+                read_row(tensor.element, numbers + c * tensor.column, 1, out + c);
+            for (int c = begin; c < end; ++c) out[c] *= Real(kLog2e);
         } else if constexpr (kCumulative) {
             // Differences are taken in float64: near pairs are as exact at position one million.
             const double *sums = row_at<double>(p_.form_tensors[0], place, block_->head(row)),

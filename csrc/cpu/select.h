@@ -5,6 +5,7 @@
 
 #include "arithmetic.h"
 #include "bias.h"
+#include "dense_bias.h"
 
 namespace bfa::BFA_ISA {
 
@@ -26,6 +27,8 @@ template <class Real>
 struct BiasOf<Real, Form::cumulative> : Type<CumulativeBias<Real, false>> {};
 template <class Real>
 struct BiasOf<Real, Form::log1p_square> : Type<CumulativeBias<Real, true>> {};
+template <class Real>
+struct BiasOf<Real, Form::dense> : Type<DenseBias<Real>> {};
 
 // Calls function(std::integral_constant<Form, form>).
 template <class Function>
@@ -38,6 +41,7 @@ void select_form(Form form, Function function) {
         BFA_SELECT(distance);
         BFA_SELECT(cumulative);
         BFA_SELECT(log1p_square);
+        BFA_SELECT(dense);
 #undef BFA_SELECT
     }
 }

@@ -143,10 +143,23 @@ def prepared(
 
 def lowered(bias, q: Tensor, geometry: Geometry) -> Form:
     """The form of a bias for a call's q, checked."""
+    return lowered_over(bias, q, tokens=geometry, pairs=geometry, positions=geometry)
+
+
+def lowered_over(
+    bias, q: Tensor, *, tokens: Geometry, pairs: Geometry, positions: Geometry
+) -> Form:
+    """The form of a bias over the geometry of what it has numbers of, where these differ: of a
+    call's own tokens, of its queries with all keys, or of all positions."""
     if bias is None:
         return NoBias()
     check_bias(bias, q)
-    form = bias.lower(geometry, torch.promote_types(q.dtype, torch.float32), q.device)
+    real, geometry = torch.promote_types(q.dtype, torch.float32), tokens
+    form = bias.lower(tokens, real, q.device)
+    if isinstance(form, Form) and not (form.per_token or form.of_any_geometry):
+        geometry = pairs if form.of_pairs else positions
+        if geometry is not tokens:
+            form = bias.lower(geometry, real, q.device)
     check_form(form, q, geometry)
     return form
 

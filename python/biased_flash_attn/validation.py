@@ -179,6 +179,8 @@ def check_bias(bias, q: Tensor) -> None:
         raise TypeError(
             f"bias is {bias!r}; it must be None or one of biased_flash_attn.biases, not a name"
         )
+    if isinstance(bias, Tensor):
+        raise TypeError("bias is a Tensor; biases.DenseBias(bias) adds it to the logits")
     if not hasattr(bias, "lower"):
         raise TypeError(
             f"bias is a {type(bias).__name__}; it must be None or one of biased_flash_attn.biases."
@@ -196,7 +198,7 @@ def check_form(form, q: Tensor, geometry: Geometry) -> None:
     if not isinstance(form, Form):
         raise TypeError(f"bias was lowered to a {type(form).__name__}; it must be to a form")
     # Packed sequences share a batch entry, but not what a bias of positions has for each of them.
-    shares_entry = geometry.sequences is None or form.per_token
+    shares_entry = geometry.sequences is None or form.of_rows
     batch = q.shape[0] if shares_entry else len(geometry.sequences.rows)
     real = torch.promote_types(q.dtype, torch.float32)
     for x, dtype, rows in form.layouts(geometry, real):

@@ -105,7 +105,10 @@ class Cpu:
             "grad_form": [_rows(x) for x in sums],
         }
         _C.backward(fields)
-        of_form = [x.sum_to_size(y.shape) for x, y in zip(sums, form.tensors, strict=form_gradient)]
+        of_form = [
+            x.sum_to_size(y.shape).to(y.dtype)
+            for x, y in zip(sums, form.tensors, strict=form_gradient)
+        ]
         return grad_q, grad_k, grad_v, of_form
 
     def trim(
@@ -227,14 +230,16 @@ def _address(x: Tensor | None) -> tuple[int, int, int, int] | None:
     )
 
 
-def _rows(x: Tensor) -> tuple[int, int, int, int, int]:
-    """The same of a form's tensor, and how many rows a head has."""
-    return *_address(x), x.shape[2] if x.dim() > 2 else 1
+def _rows(x: Tensor) -> tuple:
+    """The same of a form's tensor, how many rows a head has, the stride of its channels if it has
+    any, and its element type."""
+    rows = x.shape[2] if x.dim() > 2 else 1
+    return *_address(x), rows, x.stride(3) if x.dim() > 3 else 0, _ELEMENTS[x.dtype]
 
 
 def _contiguous(x: Tensor) -> Tensor:
     """With numbers of one head side by side."""
-    return x if x.dim() < 3 or x.stride(-1) == 1 else x.contiguous()
+    return x if x.dim() != 3 or x.stride(2) == 1 else x.contiguous()
 
 
 def release_memory() -> None:

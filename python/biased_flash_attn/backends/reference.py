@@ -153,6 +153,6 @@ def _of_pages(problem: Problem, b: int, length: int) -> Problem:
         q=problem.q[b : b + 1],
         k=stored(problem.k),
         v=stored(problem.v),
-        form=form.of_entry(b),
+        form=form.of_entry(b).of_keys(slice(first, length)),
         geometry=Geometry(n_query, length - first, True, window),
     )

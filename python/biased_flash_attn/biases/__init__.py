@@ -4,6 +4,7 @@ from .alibi import ALiBi
 from .base import DistanceBias
 from .cable import Cable, CableNW, KernelizedCable
 from .cumulative import CumulativeBias
+from .dense import DenseBias
 from .forget_gate import ForgetGate
 from .kerple import KerpleLog, KerplePower
 from .of_heads import of_heads
@@ -43,6 +44,7 @@ __all__ = [
     "CableNW",
     "ClippedTable",
     "CumulativeBias",
+    "DenseBias",
     "DistanceBias",
     "ForgetGate",
     "InverseDistance",

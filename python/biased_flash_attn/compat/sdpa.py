@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..attention import attend, prepared, under_autocast
-from ..biases import CumulativeBias
+from ..biases import CumulativeBias, DenseBias
 from ..sequences import Sequences
 from ..validation import check_each, check_heads
 from .arguments import check_dropout, contiguous_rows
@@ -36,8 +36,8 @@ def scaled_dot_product_attention(
 
     Differences from PyTorch:
 
-    - attn_mask may only mask keys, the same for all queries and heads; what it would add to the
-      logits is passed as `bias`. It may be combined with is_causal.
+    - attn_mask is added to the logits if it is floating point, and otherwise masks keys, the same
+      for all queries and heads: a bool mask of pairs is refused. It may be combined with is_causal.
     - Dropout is not supported.
 
     Args:
@@ -45,10 +45,11 @@ def scaled_dot_product_attention(
             last dimension is not contiguous.
         key: (..., kv_heads, S, E), with the same leading dimensions.
         value: (..., kv_heads, S, Ev).
-        attn_mask: None, or bool with True for keys that take part, (..., 1, 1, S) or a shape that
-            broadcasts to it from the left. These keys must be contiguous, with padding before or
-            after them. Padding is never read and does not change positions; the output of a query
-            that sees no key is 0.
+        attn_mask: None; or floating point, added to the logits after scaling, any shape that
+            broadcasts to (..., heads, L, S), in the dtype of query or float32, not copied; or bool
+            with True for keys that take part, (..., 1, 1, S) or a shape that broadcasts to it from
+            the left. These keys must be contiguous, with padding before or after them. Padding is
+            never read and does not change positions; the output of a query that sees no key is 0.
         dropout_p: 0.
         is_causal: whether query i sees only the keys j <= i.
         scale: factor of q k^T, 1 / sqrt(E) by default.
@@ -68,7 +69,11 @@ def scaled_dot_product_attention(
     _check_shapes(query, key, value, enable_gqa)
     if not isinstance(is_causal, bool):
         raise TypeError(f"is_causal is {is_causal!r}; it must be True or False")
-    mask = None if attn_mask is None else _mask_of_keys(attn_mask, query, key)
+    mask = None
+    if isinstance(attn_mask, Tensor) and attn_mask.is_floating_point():
+        bias = _added(attn_mask, bias, query, key, is_causal)
+    elif attn_mask is not None:
+        mask = _mask_of_keys(attn_mask, query, key)
     if isinstance(bias, CumulativeBias):
         bias = _with_positions(bias, query, key, is_causal, mask)
     if is_causal:  # later keys are not visible
@@ -121,8 +126,8 @@ def _mask_of_keys(attn_mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
         raise TypeError(f"{name} is a {type(attn_mask).__name__}; it must be None or a tensor")
     if attn_mask.dtype != torch.bool:
         raise TypeError(
-            f"{name} is {attn_mask.dtype}; it must be torch.bool, True for keys that take part:"
-            " what is added to logits is passed as bias"
+            f"{name} is {attn_mask.dtype}; it must be torch.bool, True for keys that take part, or"
+            " floating point, added to logits"
         )
     of_keys = (*query.shape[:-3], 1, 1, n_key)
     missing = len(of_keys) - attn_mask.dim()
@@ -137,6 +142,26 @@ def _mask_of_keys(attn_mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
             f"{name} is on {attn_mask.device} and query on {query.device}; they must share one"
         )
     return attn_mask.expand(of_keys).flatten(0, -2)
+
+
+def _added(attn_mask: Tensor, bias, query: Tensor, key: Tensor, is_causal: bool) -> DenseBias:
+    """The bias that a mask is which is added to logits."""
+    if bias is not None:
+        raise ValueError("bias is given with an attn_mask that is added to logits; add it to that")
+    n_query, n_key = query.shape[-2], key.shape[-2]
+    of_pairs = (*query.shape[:-2], n_query, n_key)
+    missing = query.dim() - attn_mask.dim()
+    shape = (1,) * missing + tuple(attn_mask.shape)
+    if missing < 0 or any(n not in (1, m) for n, m in zip(shape, of_pairs, strict=True)):
+        raise ValueError(
+            f"attn_mask has shape {tuple(attn_mask.shape)}; it must broadcast to {of_pairs}"
+        )
+    added = attn_mask.view(shape).expand(*shape[:-2], n_query, n_key)
+    if query.dim() > 4 and any(n > 1 for n in shape[:-3]):
+        added = added.expand(*query.shape[:-3], *added.shape[-3:])
+    if is_causal:
+        added = added[..., :n_query]
+    return DenseBias(_as_batch(added))
 
 
 def _end(query: Tensor, key: Tensor, is_causal: bool) -> int:

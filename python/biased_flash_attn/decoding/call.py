@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from .. import operators
-from ..attention import DEFAULT_TOLERANCES, attend, lowered, under_autocast
+from ..attention import DEFAULT_TOLERANCES, attend, lowered_over, under_autocast
 from ..backends import registry
-from ..forms import Form, Geometry, NoBias
+from ..forms import Form, Geometry
 from ..limits import PEAK_DISTANCES
 from ..problem import Bounds, Pages, Problem
 from ..skipping.plans import FEWEST_KEYS
@@ -184,25 +184,21 @@ def _lowered(bias, q: Tensor, cache: KVCache, tokens: int) -> tuple[Form, Tensor
         if cache.distance_table is None or not cache.distance_table.is_of(bias):
             cache.distance_table = DistanceTable(bias, real, q.device)
         with torch.no_grad():
-            return cache.distance_table.upto(_all_keys(cache, tokens).n_distances)
-    if bias is None:
-        _check_state(None, q, cache, tokens)
-        return NoBias(), None
-    form = lowered(bias, q, Geometry(q.shape[2], tokens))
+            return cache.distance_table.upto(_all_keys(q, cache, tokens).n_distances)
+    every = _all_keys(q, cache, tokens)
+    form = lowered_over(bias, q, tokens=Geometry(q.shape[2], tokens), pairs=every, positions=every)
     for x in form.tensors:
         refuse_gradients({"bias": x})
     _check_state(form.state, q, cache, tokens)
-    if not form.per_token and not form.of_any_geometry:
-        form = lowered(bias, q, _all_keys(cache, tokens))
     if [*map(id, form.tensors)] != [*map(id, cache.checked)]:
         _refuse_nan(form)
         cache.checked = form.tensors
     return form, form.peaks(PEAK_DISTANCES)
 
 
-def _all_keys(cache: KVCache, tokens: int) -> Geometry:
-    """That of one query and the keys there will be."""
-    return Geometry(1, max(1, max(cache.lengths) + tokens), True, cache.window)
+def _all_keys(q: Tensor, cache: KVCache, tokens: int) -> Geometry:
+    """That of the queries and the keys there will be."""
+    return Geometry(q.shape[2], max(1, max(cache.lengths) + tokens), True, cache.window)
 
 
 def _check_state(state: Tensor | None, q: Tensor, cache: KVCache, tokens: int) -> None:

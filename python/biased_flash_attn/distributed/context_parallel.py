@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import backends, forms
-from ..attention import DEFAULT_TOLERANCES, lowered, under_autocast
+from ..attention import DEFAULT_TOLERANCES, lowered_over, under_autocast
 from ..forms import Form, Geometry
 from ..sequences import Sequences
 from ..validation import check_options, check_tensors
@@ -130,12 +130,16 @@ def _check_agreement(ring: Ring, q, k, v, form: Form, options: dict[str, float])
 
 
 def _lowered(bias, q: Tensor, ranks: int, causal: bool, window: int | None) -> Form:
-    """The form of the whole sequence or, per token, that of this rank's two chunks, each by
-    itself."""
+    """The form of the whole sequence; per token that of this rank's two chunks, each by itself, and
+    with numbers of pairs that of this rank's queries."""
     n = q.shape[2] // 2
     rows = torch.tensor([[0, n, 0, n, 0], [n, n, n, n, 0]], device=q.device)
     chunks = Sequences(rows, n, n, 2 * n, 2 * n, is_packed=True)
-    form = lowered(bias, q, Geometry(n, n, causal, window, chunks))
-    if form.per_token or form.of_any_geometry:
-        return form
-    return lowered(bias, q, Geometry(2 * n * ranks, 2 * n * ranks, causal, window))
+    whole = 2 * n * ranks
+    return lowered_over(
+        bias,
+        q,
+        tokens=Geometry(n, n, causal, window, chunks),
+        pairs=Geometry(2 * n, whole, causal, window),
+        positions=Geometry(whole, whole, causal, window),
+    )

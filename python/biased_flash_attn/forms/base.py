@@ -37,6 +37,9 @@ class Form:
         tensor_names: what error messages call its tensors.
         per_token: whether it has numbers of keys, so that it is lowered over a call's own tokens,
             and `state` is kept for queries that come later or are elsewhere.
+        of_rows: whether it has numbers of rows of q or k, which packed sequences share.
+        of_pairs: whether it has numbers of pairs, so that it is lowered over a call's own queries
+            and all keys.
         of_any_geometry: whether it has no numbers of distances, queries or keys.
         may_skip: whether it has a bound of what it leaves to distant keys.
     """
@@ -44,6 +47,8 @@ class Form:
     name: str
     tensor_names: ClassVar[tuple[str, ...]] = ()
     per_token: ClassVar[bool] = False
+    of_rows: ClassVar[bool] = False
+    of_pairs: ClassVar[bool] = False
     of_any_geometry: ClassVar[bool] = False
     may_skip: ClassVar[bool] = True
 
@@ -122,6 +127,10 @@ class Form:
 
     def of_queries(self, queries: slice) -> Form:
         """That of some of the queries."""
+        return self
+
+    def of_keys(self, keys: slice) -> Form:
+        """That of some of the keys."""
         return self
 
     def peaks(self, block: int) -> Tensor | None:

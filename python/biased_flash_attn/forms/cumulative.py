@@ -39,6 +39,7 @@ class Cumulative(Form):
 
     tensor_names = ("steps", "gains")
     per_token = True
+    of_rows = True
 
     @property
     def name(self) -> str:

@@ -1,0 +1,58 @@
+"""A bias that is given as a matrix: pair biases, additive masks and anything else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..forms import Dense, Geometry
+
+
+@dataclass(frozen=True, eq=False)
+class DenseBias:
+    """b_ij = tensor[i, j].
+
+    It is read where it lies, in its own dtype, and gradients have its shape and are computed only
+    where it requires them. -inf hides a pair.
+
+    Args:
+        tensor: floating point, broadcastable to (B, H, Nq, Nk), of q's heads and rows of q and k;
+            leading dimensions may be missing. For packed sequences (1 or H, total queries, total
+            keys), of which only the pairs of each sequence are read. In decoding (B or 1, H or 1,
+            queries, keys so far). For `context_parallel_attention` the rows of this rank's queries,
+            and all keys of the sequence.
+
+    Raises TypeError or ValueError for anything else.
+    """
+
+    tensor: Tensor
+
+    def __post_init__(self):
+        if not isinstance(self.tensor, Tensor) or not self.tensor.is_floating_point():
+            raise TypeError(f"tensor must be a floating point tensor, not {described(self.tensor)}")
+        if not 2 <= self.tensor.dim() <= 4:
+            raise ValueError(
+                f"tensor has shape {tuple(self.tensor.shape)}; it must be (B or 1, H or 1, Nq, Nk)"
+            )
+
+    def lower(
+        self, geometry: Geometry, dtype: torch.dtype, device: torch.device | str | None
+    ) -> Dense:
+        """The tensor; of other dtypes than the kernels read, a copy."""
+        tensor = self.tensor[(None,) * (4 - self.tensor.dim())]
+        if torch.float64 in (dtype, tensor.dtype):
+            tensor = tensor.to(dtype)
+        rows = geometry.query_rows, geometry.key_rows
+        sizes = [own if n == 1 else -1 for n, own in zip(tensor.shape[2:], rows, strict=True)]
+        return Dense(tensor.expand(-1, -1, *sizes))
+
+    def dense(self, n_query: int, n_key: int) -> Tensor:
+        """The bias of every pair, (B or 1, H or 1, n_query, n_key) float64, unmasked."""
+        geometry = Geometry(n_query, n_key, causal=False)
+        return self.lower(geometry, torch.float64, self.tensor.device).dense(geometry)
+
+
+def described(value: object) -> str:
+    return f"a {value.dtype} one" if isinstance(value, Tensor) else type(value).__name__

@@ -1,0 +1,61 @@
+"""Biases with a number of their own for each pair of query and key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import sequences
+from ..chunk_pairs import Pair
+from ..geometry import Geometry
+from .base import Form, Layout, register
+
+
+@dataclass(frozen=True, eq=False)
+class Dense(Form):
+    """b_ij = bias[..., i, j], bias (B or 1, H or 1, query_rows, key_rows), with any strides.
+
+    It is float64 for float64 inputs, else float32, bfloat16 or float16. Rows and columns are those
+    of q and k: packed sequences lie side by side in both, and only their own pairs are read.
+    """
+
+    bias: Tensor
+
+    name = "dense"
+    tensor_names = ("values",)
+    of_rows = True
+    of_pairs = True
+    may_skip = False
+
+    @property
+    def tensors(self) -> tuple[Tensor]:
+        return (self.bias,)
+
+    def layouts(self, geometry: Geometry, real: torch.dtype) -> list[Layout]:
+        dtype = real if real == torch.float64 or self.bias.dtype == torch.float64 else None
+        rows = geometry.query_rows, geometry.key_rows
+        return [Layout(self.bias, dtype or self.bias.dtype, rows)]
+
+    def dense(self, geometry: Geometry) -> Tensor:
+        return self.bias.double()
+
+    def accumulators(self, batch: int, sequences: int, heads: int) -> list[Tensor]:
+        real = torch.promote_types(self.bias.dtype, torch.float32)
+        return [self.bias.new_zeros(batch, heads, *self.bias.shape[2:], dtype=real)]
+
+    def of_sequence(self, rows: sequences.Sequence, whole: Geometry, own: Geometry) -> Dense:
+        return Dense(rows.keys(rows.queries(self.bias).mT).mT)
+
+    def of_queries(self, queries: slice) -> Dense:
+        return Dense(self.bias[:, :, queries])
+
+    def of_keys(self, keys: slice) -> Dense:
+        return Dense(self.bias[..., keys])
+
+    def of_pair(self, pair: Pair, states: None) -> Dense:
+        return self.of_keys(slice(pair.key_chunk * pair.n, (pair.key_chunk + 1) * pair.n))
+
+
+register(Dense.name, lambda tensors: Dense(*tensors))
