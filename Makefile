@@ -13,7 +13,7 @@ SANITIZER_RUNTIME = $(foreach library,libasan.so libstdc++.so,$(shell $(CXX) -pr
 COMPUTE_SANITIZER := compute-sanitizer --kernel-name kns=attn_ --kernel-name kns=_factors_kernel \
 	--report-api-errors no --error-exitcode 1
 
-.PHONY: help demo test test-all compiled lint oldest sanitize bench docs wheel gpu gpu-build gpu-check \
+.PHONY: help demo test test-all test-kernels compiled lint oldest sanitize bench docs wheel gpu gpu-build gpu-check \
 	gpu-test gpu-sanitize gpu-bench clean
 
 help:  ## list these targets
@@ -24,11 +24,15 @@ demo: $(INSTALLED)  ## every bias on real text: errors, time and memory
 
 test: $(INSTALLED)  ## the test suite, with a few tests of the GPU kernels, drawn anew each time
 	$(IN_VENV) $(PYTEST) --kernel-tests=12 -m "not compiles"
-	@echo "make test-all runs all tests of the GPU kernels, and compiles a sample for every GPU"
+	@echo "make test-all runs many more tests of the GPU kernels, and compiles a sample for every GPU"
 
-test-all: $(INSTALLED)  ## every test, and some of those of the GPU kernels for another architecture
-	$(IN_VENV) $(PYTEST) --gpu=sm_90
+test-all: $(INSTALLED)  ## every other test, and many of the GPU kernels', drawn anew each time
+	$(IN_VENV) $(PYTEST) --gpu=sm_90 --kernel-tests=240
 	$(IN_VENV) $(PYTEST) --gpu=sm_80 -m kernels --kernel-tests=60
+
+test-kernels: $(INSTALLED)  ## every test of the GPU kernels, for two architectures
+	$(IN_VENV) $(PYTEST) --gpu=sm_90 -m kernels
+	$(IN_VENV) $(PYTEST) --gpu=sm_80 -m kernels
 
 compiled: $(INSTALLED)  ## every Triton kernel for every architecture, compiled: takes hours
 	$(IN_VENV) pytest tests/test_compiled.py --all-kernels
