@@ -176,7 +176,10 @@ def check_bias(bias, q: Tensor) -> None:
     if isinstance(bias, type):
         raise TypeError(f"bias is the class {bias.__name__}; it must be one of its instances")
     if isinstance(bias, Tensor):
-        raise TypeError("bias is a Tensor; biases.DenseBias(bias) is one that has a number a pair")
+        raise TypeError(
+            "bias is a Tensor; it must be None or one of biased_flash_attn.biases, such as"
+            " DenseBias(bias)"
+        )
     if not hasattr(bias, "lower"):
         raise TypeError(
             f"bias is a {type(bias).__name__}; it must be None or one of biased_flash_attn.biases."
