@@ -199,5 +199,5 @@ def test_wrong_tensors(error, message, tensor):
 
 def test_a_tensor_is_told_what_to_become():
     q = torch.randn(1, 2, 5, 8)
-    with pytest.raises(TypeError, match=r"bias is a Tensor; biases.DenseBias\(bias\)"):
+    with pytest.raises(TypeError, match=r"bias is a Tensor; .* such as DenseBias\(bias\)"):
         biased_flash_attn(q, q, q, torch.zeros(5, 5))

@@ -180,7 +180,10 @@ def check_bias(bias, q: Tensor) -> None:
             f"bias is {bias!r}; it must be None or one of biased_flash_attn.biases, not a name"
         )
     if isinstance(bias, Tensor):
-        raise TypeError("bias is a Tensor; biases.DenseBias(bias) adds it to the logits")
+        raise TypeError(
+            "bias is a Tensor; it must be None or one of biased_flash_attn.biases, such as"
+            " DenseBias(bias)"
+        )
     if not hasattr(bias, "lower"):
         raise TypeError(
             f"bias is a {type(bias).__name__}; it must be None or one of biased_flash_attn.biases."
