@@ -27,8 +27,8 @@ test: $(INSTALLED)  ## the test suite, with a few tests of the GPU kernels, draw
 	@echo "make test-all runs many more tests of the GPU kernels, and compiles a sample for every GPU"
 
 test-all: $(INSTALLED)  ## every other test, and many of the GPU kernels', drawn anew each time
-	$(IN_VENV) $(PYTEST) --gpu=sm_90 --kernel-tests=240
-	$(IN_VENV) $(PYTEST) --gpu=sm_80 -m kernels --kernel-tests=60
+	$(IN_VENV) $(PYTEST) --gpu=sm_90 --kernel-tests=100
+	$(IN_VENV) $(PYTEST) --gpu=sm_80 -m kernels --kernel-tests=40
 
 test-kernels: $(INSTALLED)  ## every test of the GPU kernels, for two architectures
 	$(IN_VENV) $(PYTEST) --gpu=sm_90 -m kernels
@@ -56,7 +56,7 @@ wheel: $(INSTALLED)  ## a manylinux wheel for this Python, in dist/
 
 oldest: $(INSTALLED)  ## tests of GPU kernels with the oldest Triton that is supported
 	$(IN_VENV) pip install --upgrade --no-deps --target build/oldest triton==$(OLDEST_TRITON)
-	$(IN_VENV) PYTHONPATH=build/oldest $(PYTEST) -m kernels --kernel-tests=16 --gpu=sm_80
+	$(IN_VENV) PYTHONPATH=build/oldest $(PYTEST) -m kernels --kernel-tests=12 --gpu=sm_80
 
 # A second copy of the package, so that the installed one keeps its fast kernels. The emulator of
 # GPUs stays out, as importing it may build it.
