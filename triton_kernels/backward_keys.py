@@ -125,8 +125,8 @@ def gather_from_queries(
         queries = query_side(bias, problem, b, h, i, gain, BLOCK_M)
         offset = -lse
         if FACTORED and bias.form != "distance":
-            way = (from_queries - from_keys).to(tl.float32)
-            offset = queries[1] * ((SIDE * LOG2E) * way)
+            difference = (from_queries - from_keys).to(tl.float32)
+            offset = queries[1] * ((SIDE * LOG2E) * difference)
         if FACTORED and not AHEAD:
             if bias.form == "distance":
                 k_factors = tile_key_factors(bias, problem, b, h, p_first, keys[0], BLOCK_N, SIDE)

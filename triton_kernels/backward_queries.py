@@ -1,4 +1,4 @@
-"""Gradients of q, and the queries' shares of what linear and cumulative biases hold."""
+"""Gradients of q, and what queries contribute to those of slopes, gains and running sums."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from .backward import coarse, query_statistics, weights_and_gradients
-from .bias import gains, pair_address, tile_gradients, way_from
+from .bias import gains, pair_address, prefix_difference, tile_gradients
 from .factors import (
     alike_key_factors,
     following,
@@ -83,18 +83,18 @@ def gather_from_keys(
     if FACTORED:
         q_factors = tile_query_factors(bias, b, h, first, BLOCK_M, SIDE)
         from_queries = query_origin(bias, problem, b, h, queries[0], BLOCK_M, SIDE)
-        way_of_query = way_from(from_queries, queries[2])
+        query_difference = prefix_difference(from_queries, queries[2])
         slope = (SIDE * LOG2E) * queries[1]
-        intercept = slope * way_of_query - lse
+        intercept = slope * query_difference - lse
         from_keys = key_origin(bias, problem, b, h, begin, BLOCK_N, SIDE)
     if AHEAD:
         started = key_product(
             bias, problem, b, h, q_factors, queries[0], begin, BLOCK_N, SIDE, end - begin
         )
-    # dS times key factors, of all tiles; and of each tile, times the way of C from its origin.
+    # dS times key factors, summed over tiles; and the same with each tile times `difference`.
     products = tl.zeros([BLOCK_M, bias.sum_columns], tl.float32)
     carried = tl.zeros([BLOCK_M, bias.sum_columns], tl.float32)
-    way = 0.0
+    difference = 0.0
     for j in range(begin, end, BLOCK_N):
         # [BLOCK_N, BLOCK_D], [BLOCK_N, BLOCK_DV]
         tile_k = load_tile(
@@ -110,8 +110,8 @@ def gather_from_keys(
         if FACTORED and not AHEAD:
             started = key_product(bias, problem, b, h, q_factors, queries[0], j, BLOCK_N, SIDE)
         if FACTORED and bias.form != "distance":
-            way = (from_queries - from_keys).to(tl.float32)
-            offset = intercept + slope * way
+            difference = (from_queries - from_keys).to(tl.float32)
+            offset = intercept + slope * difference
         _, grad_s = weights_and_gradients(
             *(bias, problem, b, h, tile_q, tile_k, tile_v, tile_do, offset, delta),
             *(queries, keys, started, MASKED, FACTORED),
@@ -130,7 +130,7 @@ def gather_from_keys(
                     bias, problem, b, h, queries[0], j, BLOCK_N, SIDE, COLUMNS=bias.sum_columns
                 )
             products = times_factors(grad_s, factors, products, tile_k.dtype == tl.float16)
-            carried += (products - before) * way
+            carried += (products - before) * difference
         elif BIAS_GRADIENT:
             if bias.factored:
                 grad_s = coarse(grad_s, tile_k.dtype == tl.float16)
@@ -143,7 +143,7 @@ def gather_from_keys(
         if AHEAD:
             started = key_product(bias, problem, b, h, q_factors, queries[0], next_j, BLOCK_N, SIDE)
     if PRODUCTS:
-        of_tiles = query_gradient_sums(products, carried, way_of_query, SIDE)
+        of_tiles = query_gradient_sums(products, carried, query_difference, SIDE)
         of_gain += of_tiles[0]
         of_sums += of_tiles[1]
     return dq, of_gain, of_sums

@@ -64,7 +64,7 @@ def sums_from(bias, problem, b, h, first, COUNT: tl.constexpr):
 
 
 @triton.jit
-def way_from(origin, sums):
+def prefix_difference(origin, sums):
     """C less that of an origin, one number of sum_at, in float32."""
     high, low = sums
     if origin.dtype == tl.float64:

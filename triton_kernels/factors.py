@@ -18,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .bias import first_distance, gains, sum_at, sums_from, way_from
+from .bias import first_distance, gains, prefix_difference, sum_at, sums_from
 from .primitives import FACTORS, LOG2E, dot, position, row_address, tile_addresses
 from .sequences import (
     N_KEY,
@@ -172,8 +172,10 @@ def store_query_factors(
     if lse_in_base_2 is not None:
         lse = tl.load(row_address(lse_in_base_2, b, h, 0) + i, i < problem.n_query, other=0.0)
         sums = sums_from(bias, problem, b, h, p_first, BLOCK_M)
-        way = way_from(query_origin(bias, problem, b, h, p_first, BLOCK_M, SIDE), sums)
-        rest = ((SIDE * LOG2E) * gain * way - lse) / problem.scale_in_base_2
+        difference = prefix_difference(
+            query_origin(bias, problem, b, h, p_first, BLOCK_M, SIDE), sums
+        )
+        rest = ((SIDE * LOG2E) * gain * difference - lse) / problem.scale_in_base_2
         rest = tl.maximum(rest, LEAST)
     values = query_factors((gain * (-SIDE / problem.scale))[:, None], rest[:, None])
     tl.store(tile_addresses(factors, b, h, first, BLOCK_M, FACTORS), values)
@@ -207,8 +209,10 @@ def store_key_factors(
 ):
     """What key_factors_kernel does, of a block of one sequence."""
     origin = key_origin(bias, problem, b, h, first, BLOCK_N, SIDE)
-    way = way_from(origin, sums_from(bias, problem, b, h, first, BLOCK_N))
-    tl.store(tile_addresses(factors, b, h, first, BLOCK_N, FACTORS), key_factors(way[:, None]))
+    difference = prefix_difference(origin, sums_from(bias, problem, b, h, first, BLOCK_N))
+    tl.store(
+        tile_addresses(factors, b, h, first, BLOCK_N, FACTORS), key_factors(difference[:, None])
+    )
 
 
 @triton.jit

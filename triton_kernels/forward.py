@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .bias import gains, way_from
+from .bias import gains, prefix_difference
 from .factors import (
     following,
     key_origin,
@@ -82,7 +82,7 @@ def attend_keys(
         q_factors = tile_query_factors(bias, b, h, first, BLOCK_M, SIDE)
         from_queries = query_origin(bias, problem, b, h, queries[0], BLOCK_M, SIDE)
         slope = (SIDE * LOG2E) * queries[1]
-        intercept = slope * way_from(from_queries, queries[2])
+        intercept = slope * prefix_difference(from_queries, queries[2])
         from_keys = key_origin(bias, problem, b, h, begin, BLOCK_N, SIDE)
     if AHEAD:
         started = key_product(

@@ -59,8 +59,8 @@ def tile_logits(
     FACTORED: tl.constexpr,
     KEYS_FIRST: tl.constexpr,
 ):
-    """x, multiplier and who sees whom: x multiplier are the logits, but for what one more number a
-    query adds where they are FACTORED. x is [BLOCK_M, BLOCK_N], or with KEYS_FIRST its transpose,
+    """x, multiplier and the visibility mask: x multiplier are the logits, less one number per query
+    where they are FACTORED. x is [BLOCK_M, BLOCK_N], or with KEYS_FIRST its transpose,
     and so is what it is started with: the product of the factors, or zeros.
     """
     multiplier, sees = problem.scale_in_base_2, True

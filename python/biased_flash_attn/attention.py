@@ -22,7 +22,7 @@ from .validation import (
     check_tensors,
 )
 
-# Below what an output can show.
+# Below what an output can represent.
 DEFAULT_TOLERANCES = {
     torch.float64: 2.0**-24,
     torch.float32: 2.0**-24,
@@ -45,7 +45,7 @@ def biased_flash_attn(
     return_lse: bool = False,
     backend: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Exact attention with a position bias, softmax(scale q k^T + bias) v, in O(N) memory.
+    """Exact attention with a bias, softmax(scale q k^T + bias) v, in O(N) memory.
 
     The bias is computed inside each tile and never stored; gradients reach q, k, v and the
     bias's own parameters. Query i has the position p = i + Nk - Nq: the last is at the last key.
@@ -57,14 +57,14 @@ def biased_flash_attn(
         v: (B, Hkv, Nk, Dv).
         bias: a bias of `biased_flash_attn.biases`, or None.
         key_padding_mask: (B, Nk) bool, True for tokens and False for padding before or after them,
-            which has no part in anything: what is stored there is never read, steps of a bias
-            included. Nobody moves: p and distances are counted as without it. A query whose own
+            which takes no part in the computation: values stored there are never read, nor are a
+            bias's steps. Positions are unchanged: p and distances count padding. A query whose own
             position is padding, or lies beyond the keys, is padding too: o = 0, lse = -inf and zero
-            gradients. With causal=False it asks for Nq = Nk.
+            gradients. With causal=False it requires Nq = Nk.
         causal: whether key j is visible only when j <= p.
         window: if given, the number of past keys a query sees, its own included: p - j < window.
         scale: factor of q k^T, 1 / sqrt(D) by default. The bias is added after it, unscaled.
-        tolerance: the share of each query's softmax mass, in [0, 1), that may be left out where
+        tolerance: the fraction of each query's softmax mass, in [0, 1), that may be skipped where
             it is proved to be that small: o is off by at most tolerance (max v - min v) in each
             channel, lse by tolerance. None means 2^-24, or 2^-12 for bfloat16 and float16; 0
             computes everything, as "reference" always does.

@@ -184,7 +184,7 @@ def empty_rows(like: Tensor, channels: int) -> Tensor:
     return like.new_empty((batch, heads, n, channels))
 
 
-def laid_out_as(like: Tensor, x: Tensor) -> Tensor:
+def with_layout_of(like: Tensor, x: Tensor) -> Tensor:
     """x (B, H, N, C) in memory as `empty_rows` would have it."""
     return x.transpose(1, 2).contiguous().transpose(1, 2) if _has_heads_inside(like) else x
 

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 
 from ..geometry import Geometry
 from ..problem import Problem
-from ..sequences import Sequences, laid_out_as
+from ..sequences import Sequences, with_layout_of
 from .protocol import Report
 
 
@@ -96,7 +96,7 @@ class Reference:
         else:
             each = [_attend(one, one.geometry) for one in problem.each_sequence()]
             o, lse = _joined(each, sequences)
-        return laid_out_as(q, o.to(q.dtype)), lse
+        return with_layout_of(q, o.to(q.dtype)), lse
 
     def decode(self, problem: Problem) -> tuple[Tensor, Tensor]:
         """One sequence after the other, the keys that it can see taken from their pages."""
@@ -104,7 +104,7 @@ class Reference:
         each = [_of_pages(problem, b, length) for b, length in enumerate(lengths)]
         each = [_attend(one, one.geometry) for one in each]
         o, lse = (torch.cat(x) for x in zip(*each, strict=True))
-        return laid_out_as(problem.q, o.to(problem.q.dtype)), lse
+        return with_layout_of(problem.q, o.to(problem.q.dtype)), lse
 
     def append(self, pages: Tensor, rows: Tensor, block_table: Tensor, lengths: Tensor) -> None:
         keys = lengths[:, None] + torch.arange(-rows.shape[2], 0, device=lengths.device)

@@ -48,7 +48,7 @@ def biased_flash_attn_with_kvcache(
             table of a function of the distance is kept until the cache is empty again, so that
             the function must not change before.
         scale: factor of q k^T, 1 / sqrt(D) by default.
-        tolerance: the share of each query's softmax mass that may be left out, as in
+        tolerance: the fraction of each query's softmax mass that may be skipped, as in
             `biased_flash_attn`; "reference" computes everything.
         return_lse: also return log sum_j exp(scale q k^T + bias), natural logarithm.
         backend: "triton" (GPUs), "cpu" or "reference", which runs or raises; None chooses.

@@ -12,7 +12,7 @@ from ..limits import PEAK_DISTANCES
 class DistanceTable:
     """table[d] of a bias for d = 0, 1, ..., and its peaks.
 
-    The bias must not change: but for its parameters, of which `is_of` knows, nobody would notice.
+    `is_of` detects changes of the bias's parameters; nothing else about the bias may change.
     """
 
     @staticmethod

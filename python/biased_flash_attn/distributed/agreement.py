@@ -1,4 +1,4 @@
-"""Who needs which keys of whom, of which all ranks know the same in the end."""
+"""The ranks agree on which keys of other ranks each of them needs."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class Gradients:
 
 
 class Returning:
-    """Gradients on their way home. Those of a hop have arrived before those of the next leave."""
+    """Returns dK and dV to the owning ranks; one hop is complete before the next one begins."""
 
     def __init__(self, gradients: Gradients, needed: list[Needed]):
         self.gradients, self.needed = gradients, needed

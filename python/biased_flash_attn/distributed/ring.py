@@ -19,10 +19,10 @@ KINDS = ("keys", "values", "sums", "gradients", "control")
 class Traffic:
     """Counts what this rank sends in the calls that are given it, forward and backward.
 
-    sent: bytes of keys, values, running sums of steps, gradients on their way home, and control
-    messages: what is known of keys, and who asks for which. A message to each of n ranks counts n
-    times. hops and dropped_hops: how often keys of another rank were received, in either pass, and
-    how often none mattered that a mask would show.
+    sent: bytes of keys, values, running sums of steps, gradients returned to the owning rank, and
+    control messages: bounds of keys, and which keys each rank requests. A message to each of n
+    ranks counts n times. hops and dropped_hops: how often keys of another rank were received, in
+    either pass, and how often a mask would show keys of which none mattered.
     """
 
     sent: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))

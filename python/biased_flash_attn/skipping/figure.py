@@ -11,11 +11,11 @@ from .report import AttentionPlan
 
 
 def draw(plan: AttentionPlan) -> Figure:
-    """What each head of the first sequence takes, and which share of the tiles that is."""
+    """What each head of the first sequence takes, and which fraction of the tiles that is."""
     geometry = plan.geometry
     figure = Figure(figsize=(11, 4.6), layout="constrained")
     figure.suptitle(f"what is computed at tolerance {plan.tolerance:.3g}")
-    keys, share = figure.subplots(1, 2)
+    keys, tiles = figure.subplots(1, 2)
     heads = plan.fraction.shape[1]
     colors = colormaps["viridis"](np.linspace(0, 1, heads))
     queries = np.arange(plan.first_key.shape[2]) * PLAN_QUERIES
@@ -28,12 +28,12 @@ def draw(plan: AttentionPlan) -> Figure:
         keys.fill_between(queries, first, end, color=color, alpha=0.15, step="post")
     keys.set(xlabel="query", ylabel="keys taken", ylim=(0, max(geometry.n_key, 1)))
 
-    share.bar(range(heads), 100 * plan.fraction[0].cpu().numpy(), color=colors)
-    share.set(xlabel="head", ylabel="tiles computed, %", ylim=(0, 112), xticks=range(heads))
+    tiles.bar(range(heads), 100 * plan.fraction[0].cpu().numpy(), color=colors)
+    tiles.set(xlabel="head", ylabel="tiles computed, %", ylim=(0, 112), xticks=range(heads))
     for h in range(heads):
         field = "" if plan.receptive_field is None else f"\n{plan.receptive_field[h]:.3g}"
         label = f"{plan.window[0, h]}{field}"
         height = 100 * plan.fraction[0, h].item()
-        share.annotate(label, (h, height), ha="center", va="bottom", fontsize=7)
-    share.set_title("over a bar: window, receptive field of the bias", fontsize=9)
+        tiles.annotate(label, (h, height), ha="center", va="bottom", fontsize=7)
+    tiles.set_title("over a bar: window, receptive field of the bias", fontsize=9)
     return figure

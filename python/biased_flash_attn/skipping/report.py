@@ -24,7 +24,7 @@ class AttentionPlan:
 
     Attributes:
         geometry: how queries and keys lie.
-        tolerance: the share of a query's mass that may be left out.
+        tolerance: the fraction of a query's softmax mass that may be skipped.
         first_key: (B, H, T) int32.
         end_key: (B, H, T) int32.
         fraction: of the visible tiles, 128 queries by 64 keys, that is computed, (B, H).
@@ -32,7 +32,7 @@ class AttentionPlan:
         bound: of the mass left out, relative to that taken, at most tolerance, (B, H).
         content: by how much q.k can lift a key above the average one, (B, H): decay has to make up
             for it where keys are not looked at.
-        receptive_field: keys that hold all but a share `tolerance` of the bias's exponentials,
+        receptive_field: keys that hold all but a fraction `tolerance` of the bias's exponentials,
             (H,); infinite where these have no finite sum, and None for a bias without distances.
     """
 
