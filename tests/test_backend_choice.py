@@ -82,7 +82,7 @@ def test_a_refused_compiler_is_refused_by_name(other_gpu, monkeypatch):
 def test_info_reports_a_refused_compiler(other_gpu, monkeypatch):
     monkeypatch.setattr(refusals, "REFUSALS", (WRONG,))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    report = backends.report()[0]
+    report = backends.get("triton").report()
     assert not report.available
     assert "install triton 3.7.1" in report.detail
 

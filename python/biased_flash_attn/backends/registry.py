@@ -12,7 +12,8 @@ from .reference import Reference
 from .triton import Triton
 
 _REFERENCE = Reference()
-_BACKENDS: dict[str, Backend] = {x.name: x for x in (Triton(), Cpu(), _REFERENCE)}
+# In the order in which they are preferred on a device.
+_BACKENDS: dict[str, Backend] = {x.name: x for x in (Cpu(), Triton(), _REFERENCE)}
 NAMES = tuple(_BACKENDS)
 
 
@@ -38,15 +39,17 @@ def choose(q: Tensor, backend: str | None) -> str:
 
 
 def _best(q: Tensor) -> str:
-    for backend in (get("cpu"), get("triton")):
+    """The first backend for q's device that does not refuse it, or else the reference."""
+    reasons = []
+    for backend in _BACKENDS.values():
         if backend.device_type == q.device.type:
             reason = backend.refusal(q)
             if not reason:
                 return backend.name
-            warnings.warn(
-                "running on the reference backend, in O(N^2) memory:"
-                f" backend={backend.name!r} {reason}",
-                stacklevel=5,
-            )
-            break
+            reasons.append(f"backend={backend.name!r} {reason}")
+    if reasons:
+        warnings.warn(
+            f"running on the reference backend, in O(N^2) memory: {'; '.join(reasons)}",
+            stacklevel=5,
+        )
     return _REFERENCE.name
