@@ -36,7 +36,15 @@ from biased_flash_attn.limits import NEAR_KEYS, PLAN_QUERIES
 from biased_flash_attn.problem import Bounds, Pages, Problem
 from biased_flash_attn.sequences import Sequences
 
-FORMS = ("none", "linear", "distance", "cumulative", "cumulative-gain", "log1p_square-gain")
+FORMS = (
+    "none",
+    "linear",
+    "distance",
+    "cumulative",
+    "cumulative-gain",
+    "log1p_square-gain",
+    "dense",
+)
 # Those with blocks of their own where plans or ranges of rows take registers.
 BIASES = ("linear", "distance", "cumulative-gain")
 # What else makes other kernels. Strided: rows of v and grad_o are twice as far
@@ -45,7 +53,7 @@ VARIANTS = {
     "noncausal": FORMS,
     "window": FORMS,
     "plan": BIASES,
-    "packed": ("none", *BIASES),
+    "packed": ("none", "dense", *BIASES),
     "packed-plan": BIASES,
     "strided": BIASES,
     "far": ("none", "cumulative", *BIASES),
@@ -170,6 +178,8 @@ def attend(form: str, dtype: torch.dtype, head_dim: int, bias_gradient: bool) ->
         tensors = [torch.empty(1, heads)]
     elif form == "distance":
         tensors = [torch.empty(1, heads, longest if causal else 2 * longest - 1)]
+    elif form == "dense":
+        tensors = [torch.empty(1, heads, n, n)]
     elif form != "none":
         gain = [torch.empty(batch, heads, n)] if "gain" in words else []
         tensors = [torch.empty(batch, heads, n).double(), *gain]
@@ -191,8 +201,10 @@ def decode(q: torch.Tensor, form: Form) -> None:
     """One query against keys in 64 pages of 64, with a fourth as many heads."""
     heads, pages = q.shape[1], 64
     k, v = (q.new_empty(pages, heads // 4, 64, q.shape[3]) for _ in range(2))
+    if form.per_token or form.of_pairs:
+        form = form.of_queries(slice(0, 1))
     if form.per_token:
-        form = form.of_queries(slice(0, 1)).with_state(form.state.view(pages, heads, 64))
+        form = form.with_state(form.state.view(pages, heads, 64))
     block_table, lengths = torch.empty(1, pages).int(), torch.empty(1).long()
     bounds = Bounds(*KeyBounds(pages, k, heads if form.per_token else None).tensors())
     if (peaks := form.peaks(64)) is not None:
@@ -281,11 +293,12 @@ def launched(form: str, dtype: torch.dtype, head_dim: int, bias_gradient: bool) 
     names = ["attn_fwd_kernel", "attn_bwd_delta_kernel", *BACKWARD]
     if form == "distance" and bias_gradient:
         names.append("attn_bwd_table_kernel")
-    if form != "none" and "packed" not in words:
+    may_skip = form not in ("none", "dense")
+    if may_skip and "packed" not in words:
         names.append("attn_trim_kernel")
     if words in ([], ["gain"]):
         names += ["attn_append_kernel", "attn_decode_kernel", "attn_decode_merge_kernel"]
-        names += ["attn_choose_kernel"] if form != "none" else []
+        names += ["attn_choose_kernel"] if may_skip else []
     if dtype != torch.float32 and head_dim <= 128:
         if form == "distance":
             names.append("table_factors_kernel")

@@ -9,6 +9,7 @@ pytest.importorskip("triton")
 
 import triton
 import triton.language as tl
+from triton.runtime.errors import OutOfResources
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from emulator.triton_device import triton_device
@@ -72,3 +73,10 @@ def test_product_through_descriptors_is_what_torch_computes(arch, made_on, seed)
             else:
                 of_device[grid](a, b, c, 72, 88, 200, *blocks, **OPTIONS)
         torch.testing.assert_close(c.float(), a.float() @ b.float(), rtol=2e-3, atol=2e-2)
+
+
+def test_blocks_that_take_more_shared_memory_than_a_gpu_has_are_errors():
+    a, b, c = torch.randn(64, 1024).half(), torch.randn(1024, 64).half(), torch.zeros(64, 64).half()
+    arguments = a, b, c, 64, 64, 1024, 64, BLOCK_N, BLOCK_K
+    with triton_device(90), pytest.raises(OutOfResources, match="shared memory"):
+        of_device[1, 1](*arguments, **OPTIONS | {"num_stages": 15})

@@ -11,6 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime import driver
+from triton.runtime.errors import OutOfResources
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -18,6 +19,8 @@ from .execution import Counts, launch
 from .parser import Kernel, parse
 from .tensor_map import TF32, TensorMap
 
+# KiB of shared memory that a block may use.
+SHARED_MEMORY = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 TENSOR_MAP_BYTES = 128
 MOST_PARSED = 32
 
@@ -50,7 +53,13 @@ class Device:
         pass
 
     def run(self, compiled, grid: tuple[int, ...], arguments: dict) -> Counts:
-        """Executes a kernel that Triton compiled, with its arguments by name."""
+        """Executes a kernel that Triton compiled, with its arguments by name.
+
+        Raises OutOfResources, as a GPU's driver does, where a block lacks shared memory.
+        """
+        shared, most = compiled.metadata.shared, SHARED_MEMORY[self.arch] * 1024
+        if shared > most:
+            raise OutOfResources(shared, most, "shared memory")
         kernel = self.parsed(compiled)
         self.executed.add(compiled.hash)
         values = []
@@ -66,7 +75,7 @@ class Device:
             kernel,
             grid,
             values,
-            shared_bytes=compiled.metadata.shared,
+            shared_bytes=shared,
             seed=self.seed,
         )
         self.launches[kernel.name] += 1

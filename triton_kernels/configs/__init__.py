@@ -15,6 +15,7 @@ from ..processors import Family, Processor
 from .ampere import AMPERE, GEFORCE_AMPERE, SEQUENCES_ON_AMPERE
 from .blackwell import BLACKWELL, SEQUENCES_ON_BLACKWELL
 from .common import SEQUENCES, SINGLE
+from .dense import DENSE
 from .geforce_blackwell import (
     GEFORCE_BLACKWELL,
     SEQUENCES_ON_GEFORCE_BLACKWELL,
@@ -48,6 +49,8 @@ def choose(
     table = half_of_sequences if with_sequences else half
     if features.dtype == torch.float32:
         table = single
+    elif features.form == "dense":
+        table = DENSE
     row = table[min(widest for widest in table if width <= widest)]
     return next(rule.config for rule in getattr(row, kernel) if rule.matches(features))
 

@@ -73,4 +73,4 @@ class Row:
     forward: Rules
     backward_queries: Rules
     backward_keys: Rules
-    backward_table: Rules
+    backward_table: Rules = ()  # of a bias that is a function of the distance

@@ -1,0 +1,27 @@
+"""A bias that is stored as a matrix, on every processor.
+
+Its tiles take shared memory and registers beside those of k and v, and reading them bounds the
+time, so small blocks serve all problems.
+"""
+
+from __future__ import annotations
+
+from .rules import Config, Row, Rule
+
+DENSE = {
+    64: Row(
+        forward=[Rule(Config(128, 64, 8, 2))],
+        backward_queries=[Rule(Config(64, 32, 8, 2))],
+        backward_keys=[Rule(Config(32, 64, 8, 2))],
+    ),
+    128: Row(
+        forward=[Rule(Config(64, 64, 8, 2))],
+        backward_queries=[Rule(Config(64, 32, 8, 2))],
+        backward_keys=[Rule(Config(32, 64, 8, 2))],
+    ),
+    256: Row(
+        forward=[Rule(Config(64, 16, 8))],
+        backward_queries=[Rule(Config(32, 32, 8))],
+        backward_keys=[Rule(Config(16, 32, 8))],
+    ),
+}
