@@ -122,9 +122,9 @@ def test_a_sample_reaches_every_kernel_width_form_and_dtype(arch, request):
 
 
 def kernels_of_the_package() -> set[str]:
-    package = import_module(compiled.launch.__package__)
-    names = [module.name for module in pkgutil.iter_modules(package.__path__)]
-    modules = [import_module(f"{package.__name__}.{name}") for name in names]
+    package = import_module("biased_flash_attn.triton_kernels")
+    found = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    modules = [import_module(module.name) for module in found]
     return {name for module in modules for name in vars(module) if name.endswith("_kernel")}
 
 

@@ -105,9 +105,12 @@ def table_factors(table: torch.Tensor, causal: bool, n_query: int, block: int):
     q, k = torch.zeros(1, 1, n_query, 16).half(), torch.zeros(1, 1, n_query, 16).half()
     geometry, form = Geometry(n_query, n_query, causal), Distance(table[None, None])
     call = Problem(q, k, k, form, geometry, 0.25, 0.0, "triton")
-    told, bias = KERNELS.problem_of(call), KERNELS.kernels_of(call).bias(form.tensors)
-    configured = KERNELS.Configured(Config(block, 16), 16, 16, factored=True)
-    made = KERNELS.with_factors(bias, told, configured, None)
+    told, bias = (
+        KERNELS.attention.problem_of(call),
+        KERNELS.forms.kernels_of(call).bias(form.tensors),
+    )
+    configured = KERNELS.configured.Configured(Config(block, 16), 16, 16, factored=True)
+    made = KERNELS.bias_factors.with_factors(bias, told, configured, None)
     of_rows, of_keys = made.query_factors.start[0, 0], made.key_factors.start[0, 0]
     found = of_keys.double() @ of_rows.double().T * told.scale_in_base_2
     return found, made.far.start[0, 0].tolist()
@@ -192,7 +195,7 @@ def test_reads_beyond_a_tensor_are_errors(causal, monkeypatch):
     """As those of a table without a margin, for queries beyond the last one."""
     from emulator import Fault
 
-    monkeypatch.setattr("biased_flash_attn.triton_kernels.forms.padded_table", lambda table: table)
+    monkeypatch.setattr(KERNELS.forms, "padded_table", lambda table: table)
     problem = drawn(Case("distance", lengths=(33, 70), batch=1, causal=causal))
     with pytest.raises(Fault, match="lies in no tensor of the launch"):
         attend(problem)

@@ -29,9 +29,9 @@ pytestmark = MARKS
 def least_tiles_of_a_part(monkeypatch):
     """Keys as short as these are cut into several parts, or into one as they are used."""
     if KERNELS is not None:
-        from biased_flash_attn.triton_kernels import decode_launch
+        from biased_flash_attn.triton_kernels.launch import decoding
 
-        monkeypatch.setattr(decode_launch, "_LEAST_TILES", random.choice([1, 4]))
+        monkeypatch.setattr(decoding, "_LEAST_TILES", random.choice([1, 4]))
 
 
 # What the compiler makes other kernels of.
@@ -110,15 +110,15 @@ def test_no_infinity_is_missed(place, value):
 
 def test_a_chunk_that_fills_a_ring(monkeypatch):
     """Its tiles are one more than the ring has: the first stands where the last does."""
-    from biased_flash_attn.triton_kernels import decode_launch
+    from biased_flash_attn.triton_kernels.launch import decoding
 
-    choose, chosen = decode_launch._with_lists, []
+    choose, chosen = decoding._with_lists, []
 
     def with_lists(*arguments):
         chosen.append(choose(*arguments))
         return chosen[-1]
 
-    monkeypatch.setattr(decode_launch, "_with_lists", with_lists)
+    monkeypatch.setattr(decoding, "_with_lists", with_lists)
     n, window, page_size = 1100, 300, 64
     bias = biases.ALiBi(4, shift=4)  # not steep enough for any tile to go
     q, k = torch.randn(1, 4, n, 16), torch.randn(1, 2, n, 16)

@@ -12,7 +12,7 @@ from cases import fused
 
 TRITON = backends.get("triton")
 KERNELS = None if TRITON.missing else TRITON.kernels
-Config = KERNELS and KERNELS.Config
+Config = KERNELS and KERNELS.attention.Config
 EMULATED = not torch.cuda.is_available()
 # Of every module of tests that runs kernels.
 MARKS = [

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import problem as calls
+from ... import problem as calls
+from ..attention.backward_table import attn_bwd_table_kernel
+from ..operands import Bias, Plan, of_entries, problem_of, rows
 from . import plans
 from .configured import configure
-from .launching import start
-from .operands import Bias, Plan, of_entries, problem_of, rows
-from .table import attn_bwd_table_kernel
+from .options import start
 
 # Of the sums over diagonals that packed sequences have at a time.
 _TABLE_SUMS = 2**24

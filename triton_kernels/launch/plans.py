@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import problem as calls
-from ..limits import PLAN_QUERIES
-from . import operands
-from .operands import Plan, PlanOfKeys, Rows, rows
+from ... import problem as calls
+from ...limits import PLAN_QUERIES
+from .. import operands
+from ..operands import Plan, PlanOfKeys, Rows, rows
 
 
 def of_entries(plan: Plan | None, entries: slice) -> Plan | None:

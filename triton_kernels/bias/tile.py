@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from .primitives import LOG2E, load_numbers, position, row_address
+from ..primitives import LOG2E, load_numbers, position, row_address
 
 
 @triton.jit

@@ -10,7 +10,7 @@ queries share. What a large step would round away, were C counted from elsewhere
 
 The same columns, multiplied with dS, give the sums of the gradients: those of the keys' numbers
 over keys, of the queries' numbers over queries. The first eight of them do; where queries have no
-gains of their own, tiles have these alike. Tables have factors of their own: polynomials.py.
+gains of their own, tiles have these alike. Tables have factors of their own: table_polynomials.py.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .bias import first_distance, gains, prefix_difference, sum_at, sums_from
-from .primitives import FACTORS, LOG2E, dot, position, row_address, tile_addresses
-from .sequences import (
+from ..primitives import FACTORS, LOG2E, dot, position, row_address, tile_addresses
+from ..sequences import (
     N_KEY,
     N_QUERY,
     OwnBias,
@@ -31,6 +30,7 @@ from .sequences import (
     own_queries,
     own_rows,
 )
+from .tile import first_distance, gains, prefix_difference, sum_at, sums_from
 
 # Finite, so that its parts are: a logit of a query without weights.
 LEAST = tl.constexpr(-1e30)

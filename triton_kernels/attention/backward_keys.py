@@ -5,14 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .backward import (
-    coarse,
-    delta_and_gain,
-    query_statistics,
-    weights_and_gradients,
-)
-from .bias import shared_gain, tile_gradients
-from .factors import (
+from ..bias.factors import (
     following,
     gain_factors,
     key_gradient_sums,
@@ -22,9 +15,9 @@ from .factors import (
     tile_query_factors,
     times_factors,
 )
-from .logits import key_side, pairs, query_side
-from .operands import Rows
-from .primitives import (
+from ..bias.tile import shared_gain, tile_gradients
+from ..operands import Rows
+from ..primitives import (
     FACTORS,
     LOG2E,
     dot,
@@ -34,16 +27,7 @@ from .primitives import (
     row_address,
     store_tile,
 )
-from .ranges import (
-    QUERY_PARTS,
-    part_block,
-    query_part_exists,
-    query_part_is_factored,
-    query_part_is_masked,
-    query_part_side,
-    query_ranges,
-)
-from .sequences import (
+from ..sequences import (
     N_KEY,
     OwnBias,
     OwnProblem,
@@ -52,6 +36,22 @@ from .sequences import (
     own_lengths,
     own_queries,
     own_rows,
+)
+from .backward import (
+    coarse,
+    delta_and_gain,
+    query_statistics,
+    weights_and_gradients,
+)
+from .logits import key_side, pairs, query_side
+from .tile_ranges import (
+    QUERY_PARTS,
+    part_block,
+    query_part_exists,
+    query_part_is_factored,
+    query_part_is_masked,
+    query_part_side,
+    query_ranges,
 )
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .backward import coarse, query_statistics, weights_and_gradients
-from .bias import gains, pair_address, prefix_difference, tile_gradients
-from .factors import (
+from ..bias.factors import (
     alike_key_factors,
     following,
     key_origin,
@@ -18,19 +16,10 @@ from .factors import (
     tile_query_factors,
     times_factors,
 )
-from .logits import key_side, pairs, query_side
-from .operands import Rows
-from .primitives import LOG2E, dot, group_and_block, load_tile, position, row_address, store_tile
-from .ranges import (
-    KEY_PARTS,
-    key_part_exists,
-    key_part_is_factored,
-    key_part_is_masked,
-    key_part_side,
-    key_ranges,
-    part_block,
-)
-from .sequences import (
+from ..bias.tile import gains, pair_address, prefix_difference, tile_gradients
+from ..operands import Rows
+from ..primitives import LOG2E, dot, group_and_block, load_tile, position, row_address, store_tile
+from ..sequences import (
     N_QUERY,
     OwnBias,
     OwnProblem,
@@ -40,6 +29,17 @@ from .sequences import (
     own_pairs,
     own_queries,
     own_rows,
+)
+from .backward import coarse, query_statistics, weights_and_gradients
+from .logits import key_side, pairs, query_side
+from .tile_ranges import (
+    KEY_PARTS,
+    key_part_exists,
+    key_part_is_factored,
+    key_part_is_masked,
+    key_part_side,
+    key_ranges,
+    part_block,
 )
 
 

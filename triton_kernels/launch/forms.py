@@ -1,6 +1,7 @@
 """What the kernels are given of each form, and how its gradients come from what they return.
 
-What a form adds to a tile is in bias.py, and in table.py the gradient of a table.
+What a form adds to a tile is in bias/tile.py, and in attention/backward_table.py the gradient of a
+table.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import torch
 from torch import Tensor
 from triton.language import constexpr
 
-from .. import problem as calls
-from ..forms import Form
-from ..sequences import Sequences
-from .operands import Bias, padded_table, per_head, rows
-from .primitives import LOG2E
+from ... import problem as calls
+from ...forms import Form
+from ...sequences import Sequences
+from ..operands import Bias, padded_table, per_head, rows
+from ..primitives import LOG2E
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Kernels:
 
     form: what they call it; squared: they compute -log(1 + beta^2) of it.
     may_be_factored: whether whole tiles of so many queries can take it from products of factors
-        (factors.py), given its tensors.
+        (bias/factors.py), given its tensors.
     has_gain, has_sums: whether the backward kernels gather gradients of gains and of sums for it.
     has_pairs: whether they write those of pairs in the place of those of gains.
     operands: the fields of Bias that its tensors become.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..bias.tile import first_distance
+from ..primitives import INFINITY, dot, keys_taken, load_tile, position, row_address
+from ..sequences import OwnProblem, own_keys, own_lengths, own_queries
 from .backward import query_statistics
-from .bias import first_distance
-from .primitives import INFINITY, dot, keys_taken, load_tile, position, row_address
-from .sequences import OwnProblem, own_keys, own_lengths, own_queries
 
 
 @triton.jit

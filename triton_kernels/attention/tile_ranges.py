@@ -3,7 +3,8 @@
 The tiles of a block come in parts, each with a loop of its own:
 
     masked      some pairs see each other and some do not, or the sign of their distance differs
-    factored    all pairs see each other, and the bias is factors of a matrix product (factors.py)
+    factored    all pairs see each other, and the bias is factors of a matrix product:
+                bias/factors.py
     otherwise   all pairs see each other, and the bias is computed pair by pair
 
 A factored bias has the side 1 where all keys come before the queries, and -1 where they come after.
@@ -14,8 +15,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .bias import first_distance
-from .primitives import keys_taken, position, round_down, round_up, row_address
+from ..bias.tile import first_distance
+from ..primitives import keys_taken, position, round_down, round_up, row_address
 
 KEY_PARTS = tl.constexpr(5)
 QUERY_PARTS = tl.constexpr(6)

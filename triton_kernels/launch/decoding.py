@@ -12,15 +12,16 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
-from .. import problem as calls
-from ..limits import rounding_of_logits
-from ..sequences import empty_rows
-from .decode import attn_decode_kernel, attn_decode_merge_kernel
-from .decode_choice import attn_choose_kernel
+from ... import problem as calls
+from ...limits import rounding_of_logits
+from ...sequences import empty_rows
+from ..decode.append import attn_append_kernel
+from ..decode.attention import attn_decode_kernel, attn_decode_merge_kernel
+from ..decode.selection import attn_choose_kernel
+from ..operands import Rows, per_head, rows
+from ..primitives import LOG2E
 from .forms import kernels_of
-from .launching import OPTIONS, SUMS_OVER_LANES, on_its_device
-from .operands import Rows, per_head, rows
-from .primitives import LOG2E
+from .options import OPTIONS, SUMS_OVER_LANES, on_its_device
 
 _MOST_KEYS, _TILE_BYTES = 64, 2**14  # of a tile, which has no more registers
 _MOST_CHOICES = 32  # tiles of which it is decided at a time
@@ -30,6 +31,7 @@ _LEAST_TILES = 4  # of a part, so that merging it weighs little
 _PROGRAMS = 256
 _MOST_PARTS = 64
 _ENDLESS = 2**30  # a window longer than any sequence
+_TOKENS = 16  # of a program that appends
 
 
 class Pages(NamedTuple):
@@ -104,6 +106,20 @@ def decode(problem: calls.Problem) -> tuple[Tensor, Tensor]:
         **SUMS_OVER_LANES,
     )
     return o, lse
+
+
+@on_its_device
+def append(pages: Tensor, x: Tensor, block_table: Tensor, lengths: Tensor) -> None:
+    """Writes x (B, heads, n, channels or nothing) into pages, as the last of `lengths` keys."""
+    batch, heads, tokens = x.shape[:3]
+    channels = x.shape[3] if x.dim() == 4 else 1
+    attn_append_kernel[(batch * heads * triton.cdiv(tokens, _TOKENS),)](
+        *(rows(pages), rows(x), block_table, lengths, block_table.shape[1], pages.shape[2]),
+        *(heads, tokens, channels),
+        TOKENS=_TOKENS,
+        CHANNELS=triton.next_power_of_2(channels),
+        **OPTIONS,
+    )
 
 
 def _told(problem: calls.Problem) -> Pages:

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from .launching import OPTIONS, on_its_device
-from .operands import rows
-from .primitives import row_address
-
-_TOKENS = 16  # of a program
+from ..primitives import row_address
 
 
 @triton.jit
@@ -40,17 +35,3 @@ def attn_append_kernel(
     copied = exists[:, None] & (channel < channels)
     values = tl.load(row_address(x, b, h, n)[:, None] + channel, copied)
     tl.store(row_address(pages, page, h, key % page_size)[:, None] + channel, values, copied)
-
-
-@on_its_device
-def append(pages: Tensor, x: Tensor, block_table: Tensor, lengths: Tensor) -> None:
-    """Writes x (B, heads, n, channels or nothing) into pages, as the last of `lengths` keys."""
-    batch, heads, tokens = x.shape[:3]
-    channels = x.shape[3] if x.dim() == 4 else 1
-    attn_append_kernel[(batch * heads * triton.cdiv(tokens, _TOKENS),)](
-        *(rows(pages), rows(x), block_table, lengths, block_table.shape[1], pages.shape[2]),
-        *(heads, tokens, channels),
-        TOKENS=_TOKENS,
-        CHANNELS=triton.next_power_of_2(channels),
-        **OPTIONS,
-    )

@@ -1,4 +1,4 @@
-"""A bias with its factors (factors.py, polynomials.py), where it has any."""
+"""A bias with its factors (bias/factors.py, bias/table_polynomials.py), where it has any."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import triton
 from torch import Tensor
 from triton.language import constexpr
 
-from ..sequences import Sequences
-from . import configs
+from ...sequences import Sequences
+from .. import configs
+from ..bias.factors import key_factors_kernel, query_factors_kernel
+from ..bias.table_polynomials import TABLE_ROWS, interpolation, table_factors_kernel
+from ..operands import Bias, Factors, Problem, per_head, rows
+from ..primitives import FACTORS
+from ..processors import processor
 from .configured import Configured
-from .factors import key_factors_kernel, query_factors_kernel
-from .launching import OPTIONS
-from .operands import Bias, Factors, Problem, per_head, rows
-from .polynomials import TABLE_ROWS, interpolation, table_factors_kernel
-from .primitives import FACTORS
-from .processors import processor
+from .options import OPTIONS
 
 
 def with_factors(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .bias import gains
+from ..bias.tile import gains
+from ..primitives import LOG2E, group_and_block, load_tile, round_down, round_up, row_address
 from .logits import key_side, query_side, tile_logits
-from .primitives import LOG2E, group_and_block, load_tile, round_down, round_up, row_address
 
 CHUNK = tl.constexpr(8)  # tiles that are computed before it is asked whether to go on
 

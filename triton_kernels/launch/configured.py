@@ -7,19 +7,19 @@ from dataclasses import dataclass, replace
 import torch
 import triton
 
-from .. import problem as calls
-from . import configs
-from .configs import Config, Features
+from ... import problem as calls
+from .. import configs
+from ..configs import Config, Features
+from ..operands import Rows
+from ..processors import processor
 from .forms import ONE_BY_ONE, kernels_of
-from .operands import Rows
-from .processors import processor
 
 
 @dataclass(frozen=True)
 class Configured:
     """The configuration of a kernel, and which of its ways through the tiles it takes.
 
-    factored: whole tiles take the bias from products of factors (factors.py).
+    factored: whole tiles take the bias from products of factors (bias/factors.py).
     ahead: these products are computed a tile before they are needed.
     rows_near, rows_alike: see operands.Problem.
     """

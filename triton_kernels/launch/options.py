@@ -8,8 +8,8 @@ from functools import partial, wraps
 import torch
 from torch import Tensor
 
-from ..problem import Problem
-from .configs import Config
+from ...problem import Problem
+from ..configs import Config
 
 OPTIONS = {"enable_fp_fusion": True}
 # For kernels that sum products over lanes: where a lane fuses its own product with the sum, the

@@ -8,8 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .bias import log2
-from .primitives import INFINITY, LOG2E, dot, row_address
+from ..bias.tile import log2
+from ..primitives import INFINITY, LOG2E, dot, row_address
 
 
 @triton.jit

@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..primitives import INFINITY, LN2, dot, row_address
 from .pages import (
     add_logits,
     block_number,
@@ -16,7 +17,6 @@ from .pages import (
     range_of_tiles,
     tile_rows,
 )
-from .primitives import INFINITY, LN2, dot, row_address
 
 
 @triton.jit

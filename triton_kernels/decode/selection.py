@@ -8,8 +8,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .. import limits
-from .bias import log2
+from ... import limits
+from ..bias.tile import log2
+from ..primitives import INFINITY, LN2, LOG2E, dot, row_address
 from .pages import (
     add_logits,
     block_number,
@@ -21,7 +22,6 @@ from .pages import (
     range_of_tiles,
     tile_rows,
 )
-from .primitives import INFINITY, LN2, LOG2E, dot, row_address
 
 NEAR_KEYS = tl.constexpr(limits.NEAR_KEYS)
 PEAK_DISTANCES = tl.constexpr(limits.PEAK_DISTANCES)

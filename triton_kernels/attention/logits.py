@@ -5,8 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .bias import sums_from, tile_bias
-from .primitives import INFINITY, dot, keys_taken, position, visible
+from ..bias.tile import sums_from, tile_bias
+from ..primitives import INFINITY, dot, keys_taken, position, visible
 
 
 @triton.jit

@@ -17,8 +17,8 @@ import torch
 import triton
 import triton.language as tl
 
+from ..primitives import FACTORS, INFINITY, dot, row_address, tile_addresses
 from .factors import parts
-from .primitives import FACTORS, INFINITY, dot, row_address, tile_addresses
 
 DEGREES = tl.constexpr(5)
 # Of a logit in base 2: an eighth of the rounding of a float16, and of the logit itself, which

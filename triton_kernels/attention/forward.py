@@ -5,17 +5,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .bias import gains, prefix_difference
-from .factors import (
+from ..bias.factors import (
     following,
     key_origin,
     key_product,
     query_origin,
     tile_query_factors,
 )
-from .logits import key_side, query_side, tile_logits
-from .operands import Rows
-from .primitives import (
+from ..bias.tile import gains, prefix_difference
+from ..operands import Rows
+from ..primitives import (
     INFINITY,
     LN2,
     LOG2E,
@@ -26,16 +25,7 @@ from .primitives import (
     row_address,
     store_tile,
 )
-from .ranges import (
-    KEY_PARTS,
-    key_part_exists,
-    key_part_is_factored,
-    key_part_is_masked,
-    key_part_side,
-    key_ranges,
-    part_block,
-)
-from .sequences import (
+from ..sequences import (
     N_QUERY,
     OwnBias,
     OwnProblem,
@@ -44,6 +34,16 @@ from .sequences import (
     own_lengths,
     own_queries,
     own_rows,
+)
+from .logits import key_side, query_side, tile_logits
+from .tile_ranges import (
+    KEY_PARTS,
+    key_part_exists,
+    key_part_is_factored,
+    key_part_is_masked,
+    key_part_side,
+    key_ranges,
+    part_block,
 )
 
 # Its highest power of two.

@@ -1,4 +1,4 @@
-"""The kernels on tensors.
+"""The attention kernels on tensors.
 
 For each, three steps in this order: its configuration is decided from the problem, its operands are
 made, and one program is started for each block of rows of each head.
@@ -13,24 +13,21 @@ import torch
 import triton
 from torch import Tensor
 
-from .. import problem as calls
-from ..sequences import empty_rows
+from ... import problem as calls
+from ...sequences import empty_rows
+from ..attention.backward import attn_bwd_delta_kernel
+from ..attention.backward_keys import attn_bwd_dkv_kernel
+from ..attention.backward_queries import attn_bwd_dq_kernel
+from ..attention.forward import attn_fwd_kernel
+from ..attention.trim import attn_trim_kernel
+from ..configs import Config
+from ..operands import Plan, PlanOfKeys, Problem, Rows, problem_of, rows
 from . import plans
-from .append import append as append
-from .backward import attn_bwd_delta_kernel
-from .backward_keys import attn_bwd_dkv_kernel
-from .backward_queries import attn_bwd_dq_kernel
-from .configs import Config
+from .bias_factors import with_factors
 from .configured import Configured, configure
-from .decode_launch import decode as decode
-from .factored import with_factors
 from .forms import Gathered, kernels_of
-from .forward import attn_fwd_kernel
-from .launching import SUMS_OVER_LANES, on_its_device, start
-from .operands import Plan, PlanOfKeys, Problem, Rows, problem_of, rows
-from .processors import unsupported as unsupported
-from .table_launch import table_gradient
-from .trim import attn_trim_kernel
+from .options import SUMS_OVER_LANES, on_its_device, start
+from .table_gradient import table_gradient
 
 
 @on_its_device

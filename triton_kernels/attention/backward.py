@@ -13,8 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..primitives import INFINITY, LOG2E, dot, load_numbers, load_tile, row_address
 from .logits import along, tile_logits
-from .primitives import INFINITY, LOG2E, dot, load_numbers, load_tile, row_address
 
 
 @triton.jit
