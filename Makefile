@@ -97,7 +97,7 @@ gpu-sanitize:  ## some of these tests under compute-sanitizer
 		$(PYTHON) -m pytest tests/test_triton.py -k "over_many_tiles and bfloat16"
 
 gpu-bench:  ## time and memory against FlexAttention, SDPA and others; GPU_BENCH="--help"
-	$(PYTHON) bench/gpu.py $(GPU_BENCH)
+	$(PYTHON) -m bench.gpu.run $(GPU_BENCH)
 
 clean:  ## remove .venv and everything built
 	rm -rf .venv build dist python/*.egg-info python/biased_flash_attn/_C.* \

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import oracles
 import pytest
 import torch
 
-import oracles
 from biased_flash_attn import biases
 
 HEADS = 3

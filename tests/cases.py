@@ -13,13 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
+from numerics import assert_close_to_float64
 from torch import Tensor, nn
 
 from biased_flash_attn import _C, biased_flash_attn, biases
 from biased_flash_attn.backends.reference import attention
 from biased_flash_attn.forms import Form, Geometry, Linear
 from biased_flash_attn.problem import Problem as Call
-from numerics import assert_close_to_float64
 
 INSTRUCTION_SETS = _C.instruction_sets()
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]

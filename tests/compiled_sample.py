@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Hashable
 
-import compiled
+from bench.machine_code import compiled
 
 
 def features(task: compiled.Task) -> set[tuple[str, Hashable]]:

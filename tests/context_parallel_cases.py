@@ -7,6 +7,10 @@ import signal
 
 import torch
 import torch.distributed as dist
+from cases import FORMS, Case, Lowered, drawn, pairwise
+from context_parallel_problems import caught, check_summed, own_bias
+from context_parallel_skipping_cases import skipped
+from parallel_training_cases import with_fsdp, with_tensor_parallelism
 from torch.distributed.device_mesh import init_device_mesh
 
 from biased_flash_attn import biases
@@ -19,10 +23,6 @@ from biased_flash_attn.distributed import (
 )
 from biased_flash_attn.distributed.ring import Ring
 from biased_flash_attn.distributed.running_sums import sums_before
-from cases import FORMS, Case, Lowered, drawn, pairwise
-from context_parallel_problems import caught, check_summed, own_bias
-from context_parallel_skipping_cases import skipped
-from parallel_training_cases import with_fsdp, with_tensor_parallelism
 
 SOME_SHIPPED = ["kerple_log", "sandwich", "t5-both", "cable", "kernelized_cable", "forget_gate"]
 CASES = [

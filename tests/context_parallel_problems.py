@@ -6,11 +6,11 @@ import traceback
 
 import torch
 import torch.distributed as dist
+from cases import Dense, OfHiddenStates, Steps, check_problem, evaluate
 from torch import Tensor
 
 from biased_flash_attn import biases
 from biased_flash_attn.distributed import context_parallel_attention, shard, unshard
-from cases import Dense, OfHiddenStates, Steps, check_problem, evaluate
 
 
 class Whole(torch.autograd.Function):

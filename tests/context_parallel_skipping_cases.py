@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from cases import Case, Steps, drawn, evaluate, naive
+from context_parallel_problems import attend, caught, check_summed
 
 from biased_flash_attn import biases
 from biased_flash_attn.distributed import Traffic
-from cases import Case, Steps, drawn, evaluate, naive
-from context_parallel_problems import attend, caught, check_summed
 
 # Biases that fall, over so many keys that tiles of others' keys are left out.
 SKIPPED = [

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import torch
+from cases import Dense, OfHiddenStates, Problem, SlopesOfSequences, Steps, magnitudes, naive
+from numerics import assert_close_to_float64
 from torch import Tensor, nn
 
 from biased_flash_attn import KVCache, biased_flash_attn_with_kvcache, biases
-from cases import Dense, OfHiddenStates, Problem, SlopesOfSequences, Steps, magnitudes, naive
-from numerics import assert_close_to_float64
 
 STORAGES = ("contiguous", "paged", "shuffled", "fixed")
 

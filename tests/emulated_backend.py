@@ -6,8 +6,9 @@ import contextlib
 from collections.abc import Iterator
 from unittest import mock
 
-from biased_flash_attn import backends
 from emulator.triton_device import Device, installed
+
+from biased_flash_attn import backends
 
 
 @contextlib.contextmanager

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-import numpy as np
-
 import emulator
+import numpy as np
 
 HEADER = ".version 8.7\n.target sm_90a\n.address_size 64\n"
 THREADS = 256

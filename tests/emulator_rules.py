@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import emulator
 import numpy as np
 import pytest
-
-import emulator
 from emulator_cases import kernel_of
 
 SEEDS = range(24)

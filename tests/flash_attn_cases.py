@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from cases import LAYOUTS, Case, Problem, evaluate, magnitudes
+from numerics import assert_close_to_float64
 from torch import Tensor, nn
 
 from biased_flash_attn.compat import flash_attn_func
-from cases import LAYOUTS, Case, Problem, evaluate, magnitudes
-from numerics import assert_close_to_float64
 
 
 @dataclass(frozen=True)

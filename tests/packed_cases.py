@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
+from cases import Case, Problem, SlopesOfSequences, drawn
 from torch import Tensor
 from torch.nn.functional import pad
 
 from biased_flash_attn import biased_flash_attn, biased_flash_attn_varlen, biases
 from biased_flash_attn.forms import Geometry, Linear
-from cases import Case, Problem, SlopesOfSequences, drawn
 
 Lengths = tuple[tuple[int, int], ...]  # queries and keys of each sequence
 

@@ -46,7 +46,6 @@ def outcomes(ranks: int, directory: Path, module: str, function: str, *arguments
 def main(module: str, function: str, directory: str, *arguments: str) -> None:
     import torch
     import torch.distributed as dist
-
     from conftest import MAKERS, poisoned
 
     for owner, name in MAKERS:

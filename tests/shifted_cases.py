@@ -9,15 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+from cases import FORMS, Case, Problem, SlopesOfSequences, drawn
+from packed_cases import dense_of
+from test_skipping import taken
 from torch import Tensor
 
 from biased_flash_attn import biases, operators
 from biased_flash_attn.attention import attend, prepared
 from biased_flash_attn.forms import Geometry, Linear
 from biased_flash_attn.sequences import Sequences
-from cases import FORMS, Case, Problem, SlopesOfSequences, drawn
-from packed_cases import dense_of
-from test_skipping import taken
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-from biased_flash_attn import backends
 from cases import (
     DTYPES,
     FORMS,
@@ -20,6 +18,8 @@ from cases import (
     fused,
     pairwise,
 )
+
+from biased_flash_attn import backends
 
 # One key, less than a vector, and on either side of one and of two tiles of 64 keys.
 LENGTHS = [

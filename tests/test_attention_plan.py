@@ -8,11 +8,11 @@ import sys
 
 import pytest
 import torch
+from test_skipping import taken
 
 from biased_flash_attn import AttentionPlan, attention_plan, biases
 from biased_flash_attn.forms import Geometry
 from biased_flash_attn.limits import PLAN_QUERIES
-from test_skipping import taken
 
 
 def two_heads(n_query: int = 1300, n_key: int = 1300, **options) -> AttentionPlan:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import itertools
 
+import oracles
 import pytest
 import torch
+from bias_cases import CONTEXT_CASES, DIM, DISTANCE_CASES, HEADS, cases
 from hypothesis import given
 from hypothesis import strategies as st
+from numerics import assert_close_to_float64
 from torch import nn
 
-import oracles
-from bias_cases import CONTEXT_CASES, DIM, DISTANCE_CASES, HEADS, cases
 from biased_flash_attn import biases
 from biased_flash_attn.forms import Geometry
-from numerics import assert_close_to_float64
 
 GEOMETRIES = {
     "causal": Geometry(9, 9),

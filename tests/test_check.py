@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from check_cases import FAULTS, KERNELS, LENGTH, plant
 from click.testing import CliRunner
 
 from biased_flash_attn import backends
@@ -25,7 +26,6 @@ from biased_flash_attn.cli.checking.processes import Ended, Schedule, spread
 from biased_flash_attn.cli.checking.report import environment
 from biased_flash_attn.cli.checking.timing import FLEX, OURS, PLAIN, Timing
 from biased_flash_attn.cli.checking.work import Done, OutOfMemory, Prepare, Settings, Time
-from check_cases import FAULTS, KERNELS, LENGTH, plant
 
 GIBIBYTE = 2**30
 module = sys.modules["biased_flash_attn.cli.check"]

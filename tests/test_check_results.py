@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from check_cases import FAULTS, KERNELS, LENGTH, plant
 from torch.nn import functional as F
 
 from biased_flash_attn import backends
@@ -25,7 +26,6 @@ from biased_flash_attn.cli.checking.timing import DENSE, FLEX, OURS, PLAIN, Race
 from biased_flash_attn.cli.clock import CpuClock, medians
 from biased_flash_attn.cli.flex import captured, score_mod
 from biased_flash_attn.forms import Geometry
-from check_cases import FAULTS, KERNELS, LENGTH, plant
 
 
 @pytest.mark.parametrize("call", CALLS, ids=str)

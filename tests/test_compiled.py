@@ -15,17 +15,16 @@ import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
-import instructions
+from bench import RESULTS, ROOT
+from bench.machine_code import instructions
 
-compiled = pytest.importorskip("compiled", reason="needs Triton")
+compiled = pytest.importorskip("bench.machine_code.compiled", reason="needs Triton")
 compiled_sample = pytest.importorskip("compiled_sample", reason="needs Triton")
 
 pytestmark = pytest.mark.compiles
-BENCH = Path(__file__).parents[1] / "bench"
 # KiB that a block may use, of every architecture that is compiled for.
 SHARED_MEMORY = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 # Instructions of loops that may move registers to memory and back where blocks were not searched
@@ -53,9 +52,10 @@ def counted(forms: Iterable[str], widths: Iterable[int]) -> list:
 
 
 def compile_for(arch: int, tasks: list) -> list[dict]:
-    """The reports of bench/compiled.py."""
+    """The reports of bench/machine_code/compiled.py."""
     done = subprocess.run(
-        [sys.executable, BENCH / "compiled.py", str(arch), "-"],
+        [sys.executable, "-m", "bench.machine_code.compiled", str(arch), "-"],
+        cwd=ROOT,
         input="\n".join(map(json.dumps, tasks)),
         capture_output=True,
         text=True,
@@ -182,7 +182,7 @@ def test_a_bias_costs_few_instructions(reports_on_hopper):
 
 
 def test_the_table_of_instructions_is_that_of_the_kernels(reports_on_hopper):
-    table = (BENCH / "results" / "instructions-sm_90.md").read_text()
+    table = (RESULTS / "instructions-sm_90.md").read_text()
     if f"Triton {reports_on_hopper[0]['triton']} " not in table:
         pytest.skip("another version of Triton compiles to other instructions")
     stated = instructions.read(table)

@@ -7,10 +7,10 @@ import time
 
 import pytest
 import torch
-
-from biased_flash_attn.distributed import context_parallel_attention
 from context_parallel_cases import cases_of
 from ranks import TIMEOUT, outcomes
+
+from biased_flash_attn.distributed import context_parallel_attention
 
 MODULE = "context_parallel_cases"
 

@@ -6,9 +6,6 @@ import random
 
 import pytest
 import torch
-from hypothesis import event, given, settings
-from hypothesis import strategies as st
-
 from decode_skipping_cases import (
     AT_THE_LIMIT,
     BIASES,
@@ -18,6 +15,8 @@ from decode_skipping_cases import (
     check_infinity,
     check_tolerance,
 )
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
 
 
 @pytest.mark.sanitize

@@ -7,11 +7,6 @@ import random
 
 import pytest
 import torch
-from torch.nn import functional
-
-from biased_flash_attn import attention_plan, backends, biased_flash_attn, biases, operators
-from biased_flash_attn.attention import prepared
-from biased_flash_attn.compat import scaled_dot_product_attention
 from cases import (
     DENSE,
     DTYPES,
@@ -27,6 +22,11 @@ from cases import (
 )
 from decoding_cases import STORAGES, check_decoding, decoded, make_cache
 from packed_cases import PackedCase, drawn_packed, packed
+from torch.nn import functional
+
+from biased_flash_attn import attention_plan, backends, biased_flash_attn, biases, operators
+from biased_flash_attn.attention import prepared
+from biased_flash_attn.compat import scaled_dot_product_attention
 
 COMBINATIONS = pairwise(
     bias=[*DENSE],

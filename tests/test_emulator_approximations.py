@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-
 from emulator_cases import evaluate
 
 # Below them even when they are rounded to f32.

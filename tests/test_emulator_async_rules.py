@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-
 from emulator_rules import SEEDS, breaks, keeps, launch, rule, without
 
 # 64 x 16 ones in %base, 8 x 16 ones behind it, and a product of them: 16 in each sum.

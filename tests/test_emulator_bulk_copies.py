@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import emulator
 import pytest
 import torch
-
-import emulator
 from emulator_copies import INIT, kernel, planted, run, to_global, to_shared, wait
 
 SEEDS = range(4)

@@ -6,7 +6,6 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-
 from emulator_cases import assert_same_floats, evaluate, pairs, special_floats, special_integers
 from number_formats import FORMATS, decoded, encoded, rounded
 

@@ -9,9 +9,8 @@ pytest.importorskip("triton")
 
 import triton
 import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
-
 from emulator.triton_device import triton_device
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 BLOCK_N, BLOCK_K = 64, 64
 OPTIONS = {"num_stages": 3, "enable_fp_fusion": True}

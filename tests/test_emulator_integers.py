@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
 from emulator_cases import evaluate, pairs, special_integers
 
 SIGNED_OR_NOT = ["u16", "s16", "u32", "s32", "u64", "s64"]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 
+import emulator
 import numpy as np
 import pytest
-
-import emulator
 from emulator_cases import kernel_of
 from number_formats import decoded
 

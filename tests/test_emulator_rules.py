@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
 from emulator_rules import SEEDS, breaks, keeps, launch, rule, without
 
 # Every word is written, and all threads know it.

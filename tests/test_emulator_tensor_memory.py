@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import emulator
 import pytest
 import torch
-
-import emulator
 from emulator_copies import kernel, planted, run, wait
 
 SEEDS = range(4)

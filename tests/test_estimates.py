@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 import pickle
 import re
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -17,24 +15,24 @@ pytest.importorskip("triton", reason="needs Triton")
 
 import triton
 
-from estimates import calibration, published, tiles, times
-from estimates.gpu import A100, GPUS, H100
+from bench import RESULTS, ROOT
+from bench.estimates import calibration, published, tiles, times
+from bench.estimates.gpu import A100, GPUS, H100
 
-BENCH = Path(__file__).parents[1] / "bench"
 # Another process compiles, as it stands in for a driver of its own.
 COMPILE = """
 import pickle, sys
-from estimates import kernels, tiles
+from bench.estimates import kernels, tiles
 names = tiles.FORWARD, tiles.DQ, tiles.DKV
 built = [kernels.build(arch, name, "none", 64) for arch in (80, 90) for name in names]
 sys.stdout.buffer.write(pickle.dumps(built))
 """
 
 
-def in_another_process(*command: str | Path) -> bytes:
+def in_another_process(*command: str) -> bytes:
     done = subprocess.run(
         [sys.executable, *command],
-        env=os.environ | {"PYTHONPATH": str(BENCH)},
+        cwd=ROOT,
         capture_output=True,
     )
     assert done.returncode == 0, done.stderr.decode()
@@ -161,20 +159,20 @@ def test_some_rows_of_each_gpu_are_fitted_and_more_are_predicted():
 
 def test_committed_estimates_are_those_of_the_kernels():
     """Of three of the kernels, compiled and simulated again in a few seconds."""
-    document = (BENCH / "results" / "estimates-sm_90.md").read_text()
+    document = (RESULTS / "estimates-sm_90.md").read_text()
     if f"Triton {triton.__version__} " not in document:
         pytest.skip("another version of Triton compiles to other instructions")
-    command = [BENCH / "estimate.py", "--arch", "90", "--head-dim", "64", "--form", "linear"]
+    command = "-m", "bench.estimates.run", "--arch", "90", "--head-dim", "64", "--form", "linear"
     printed = in_another_process(*command).decode()
     rows = [line for line in printed.split("\n\n")[1].splitlines() if "ALiBi" in line]
     assert len(rows) == 3
-    renew = "run `python bench/estimate.py` to renew it"
+    renew = "run `python -m bench.estimates.run` to renew it"
     assert [row for row in rows if row not in document.splitlines()] == [], renew
 
 
 def test_estimates_say_what_they_are():
     for arch in GPUS:
-        document = (BENCH / "results" / f"estimates-sm_{arch}.md").read_text()
+        document = (RESULTS / f"estimates-sm_{arch}.md").read_text()
         assert "**Estimates, not measurements: none of these kernels has been timed.**" in document
         assert math.isclose(
             float(re.search(r"error of each is\n±(\d+)%", document)[1]) / 100,

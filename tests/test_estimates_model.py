@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("triton", reason="needs Triton")
 
-from estimates import banks, pipes, sass, tiles
-from estimates.gpu import A100, GPUS, H100
-from estimates.sass import NO_SCOREBOARD, Instruction
-from estimates.simulate import BARRIER_CYCLES, cycles_of_a_pass, prepare, simulate
+from bench.estimates import banks, pipes, sass, tiles
+from bench.estimates.gpu import A100, GPUS, H100
+from bench.estimates.sass import NO_SCOREBOARD, Instruction
+from bench.estimates.simulate import BARRIER_CYCLES, cycles_of_a_pass, prepare, simulate
 
 
 def instruction(opcode: str, operands: str = "", **control) -> Instruction:

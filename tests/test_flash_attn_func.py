@@ -9,14 +9,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cases import pairwise
+from flash_attn_cases import FlashCase, FlashProblem, Mask, check_flash, check_results, drawn_flash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from biased_flash_attn import compat
 from biased_flash_attn.compat import flash_attn_func, flash_attn_varlen_func
-from cases import pairwise
-from flash_attn_cases import FlashCase, FlashProblem, Mask, check_flash, check_results, drawn_flash
 
 LENGTHS = [(1, 1), (17, 17), (63, 130), (130, 63), (1, 130), (130, 1), (2, 5), (5, 2)]
 WINDOWS = [(-1, -1), (0, 0), (3, -1), (-1, 2), (7, 5), (40, 0), (0, 9), (1000, 1), (1, 1000)]

@@ -7,10 +7,6 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from torch import Tensor
-
-from biased_flash_attn import operators
-from biased_flash_attn.compat import flash_attn_func, flash_attn_kvcache, flash_attn_with_kvcache
 from cases import magnitudes, pairwise
 from flash_attn_cases import (
     FlashCase,
@@ -21,6 +17,10 @@ from flash_attn_cases import (
     documented,
 )
 from numerics import assert_close_to_float64
+from torch import Tensor
+
+from biased_flash_attn import operators
+from biased_flash_attn.compat import flash_attn_func, flash_attn_kvcache, flash_attn_with_kvcache
 
 BATCH, MOST = 3, 150  # keys of a sequence
 

@@ -5,24 +5,23 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-
-import environment
-import gpu
-import results
-from comparisons import DECODING, NONE, SKIPPING, TRAINED, Case
-from device import Gpu, Rehearsal
-from gate import check_same
-from gpu_case import Measurement
-from gpu_decoding import Decoding
-from gpu_sides import SDPBackend, flex, sdpa_dense
-from layer import draw
-from sides import ours
 from triton_backend import EMULATED, KERNELS
+
+from bench import ROOT
+from bench.common.gate import check_same
+from bench.common.layer import draw
+from bench.common.sides import ours
+from bench.gpu import run
+from bench.gpu.alternatives import SDPBackend, flex, sdpa_dense
+from bench.gpu.case import Measurement
+from bench.gpu.comparisons import DECODING, NONE, SKIPPING, TRAINED, Case
+from bench.gpu.decoding import Decoding
+from bench.gpu.device import Gpu, Rehearsal
+from bench.reports import environment, results
 
 pytestmark = [
     pytest.mark.kernels,
@@ -162,23 +161,27 @@ def test_tables_show_the_numbers_of_their_json_files():
 
 
 def test_results_are_written_immediately(tmp_path):
-    command = [sys.executable, Path(gpu.__file__), "--rehearse", "--results", tmp_path]
+    command = [sys.executable, "-m", "bench.gpu.run", "--rehearse", "--results", tmp_path]
     options = ["--lengths", "32", "64", "--head-dims", "16", "--biases", NONE, "--commit", "abc"]
     # No time for a second wave.
     done = subprocess.run(
-        [*command, *options, "--minutes", "0"], capture_output=True, text=True, check=True
+        [*command, *options, "--minutes", "0"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     (path,) = tmp_path.glob("rehearsal/*.json")
     result = json.loads(path.read_text())
     assert result["commit"] == "abc"
     assert {row["work"].partition(",")[0] for row in result["rows"]} == {"D = 16"}
     assert path.with_suffix(".md").read_text() in done.stdout
-    if gpu.AT_ONCE == 1:
+    if run.AT_ONCE == 1:
         assert result["setting"]["not_measured"] == ["D = 16, N = 64: none"]
 
 
 def test_the_reason_of_a_failed_process_is_reported():
-    process = gpu.Process(Case("no such bias", 16, 32), rehearse=True)
+    process = run.Process(Case("no such bias", 16, 32), rehearse=True)
     process.get_ready()
     (row,) = process.rows()
     assert not process.end()
@@ -186,8 +189,8 @@ def test_the_reason_of_a_failed_process_is_reported():
 
 
 def test_a_case_that_hangs_is_terminated(monkeypatch):
-    monkeypatch.setattr(gpu, "LIMIT", 0.1)
-    process = gpu.Process(Case(NONE, 16, 32), rehearse=True)
+    monkeypatch.setattr(run, "LIMIT", 0.1)
+    process = run.Process(Case(NONE, 16, 32), rehearse=True)
     process.get_ready()
     (row,) = process.rows()
     assert not process.end()

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from biased_flash_attn import KVCache, backends, biased_flash_attn_with_kvcache, biases
 from cases import (
     DTYPES,
     FORMS,
@@ -29,6 +25,10 @@ from decoding_cases import (
     make_cache,
     sequence,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from biased_flash_attn import KVCache, backends, biased_flash_attn_with_kvcache, biases
 
 TOKENS = 150
 SIZES = [(1,), (3,), (64,), (130, 1, 1, 17, 1)]

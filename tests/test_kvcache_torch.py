@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-from biased_flash_attn import KVCache, biased_flash_attn_with_kvcache, biases, operators
 from cases import FORMS, Case, drawn
 from decoding_cases import bias_of, check_decoding, decoded, make_cache
+
+from biased_flash_attn import KVCache, biased_flash_attn_with_kvcache, biases, operators
 
 H, HKV, D = 4, 2, 16
 

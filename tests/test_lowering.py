@@ -9,13 +9,13 @@ import pickle
 
 import pytest
 import torch
+from bias_cases import CONTEXT_CASES, DIM, DISTANCE_CASES, HEADS, cases
+from numerics import assert_close_to_float64
 from torch import nn
 
-from bias_cases import CONTEXT_CASES, DIM, DISTANCE_CASES, HEADS, cases
 from biased_flash_attn import biases
 from biased_flash_attn.biases.base import FunctionBias, PositionBias
 from biased_flash_attn.forms import Geometry
-from numerics import assert_close_to_float64
 
 
 def test_functions_get_signed_distances_only_on_request():

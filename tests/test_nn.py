@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
+import oracles
 import pytest
 import torch
+from numerics import assert_close_to_float64
 from torch import Tensor, nn
 
-import oracles
 from biased_flash_attn import biases
 from biased_flash_attn.nn import BASELINES, BIASES, BiasedAttention, CausalLM, Encoder, positions
-from numerics import assert_close_to_float64
 
 DIM, HEADS, KV_HEADS, VOCABULARY = 24, 4, 2, 19
 SCHEMES = (*BIASES, *BASELINES, "window_5")

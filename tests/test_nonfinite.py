@@ -6,8 +6,6 @@ import dataclasses
 
 import pytest
 import torch
-
-from biased_flash_attn import backends, biased_flash_attn, biases
 from cases import (
     DTYPES,
     FORMS,
@@ -23,6 +21,8 @@ from cases import (
     pairwise,
 )
 from numerics import assert_close_to_float64
+
+from biased_flash_attn import backends, biased_flash_attn, biases
 
 NAN, INF = torch.nan, torch.inf
 # Keys and queries of 200: in the first tile of 64, at its end, in the middle, in the last one.

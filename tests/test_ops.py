@@ -6,6 +6,8 @@ import functools
 
 import pytest
 import torch
+from cases import FORMS, Case, Content, drawn, with_leaves
+from packed_cases import PackedCase, PaddedCase, drawn_packed, drawn_padded, padded
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -13,8 +15,6 @@ from biased_flash_attn import biased_flash_attn, biased_flash_attn_varlen, biase
 from biased_flash_attn.attention import lowered, prepared
 from biased_flash_attn.problem import Problem
 from biased_flash_attn.sequences import Sequences
-from cases import FORMS, Case, Content, drawn, with_leaves
-from packed_cases import PackedCase, PaddedCase, drawn_packed, drawn_padded, padded
 
 # Importing the default backend of torch.compile makes PyTorch warn of itself.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

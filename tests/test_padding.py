@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cases import DTYPES, FORMS, INSTRUCTION_SETS, check_problem, evaluate, pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packed_cases import PaddedCase, drawn_padded, padded
 
 from biased_flash_attn import backends, biased_flash_attn, biases
 from biased_flash_attn.attention import planned, prepared
-from cases import DTYPES, FORMS, INSTRUCTION_SETS, check_problem, evaluate, pairwise
-from packed_cases import PaddedCase, drawn_padded, padded
 
 COMBINATIONS = pairwise(
     bias=list(FORMS),

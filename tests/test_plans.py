@@ -7,13 +7,6 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from torch import Tensor
-
-from biased_flash_attn import attention_plan, backends, biased_flash_attn, biases, operators
-from biased_flash_attn.attention import prepared
-from biased_flash_attn.forms import Geometry, Linear
-from biased_flash_attn.problem import Problem
-from biased_flash_attn.skipping import plans
 from cases import (
     DTYPES,
     FORMS,
@@ -28,6 +21,13 @@ from cases import (
 )
 from numerics import assert_close_to_float64
 from test_skipping import taken
+from torch import Tensor
+
+from biased_flash_attn import attention_plan, backends, biased_flash_attn, biases, operators
+from biased_flash_attn.attention import prepared
+from biased_flash_attn.forms import Geometry, Linear
+from biased_flash_attn.problem import Problem
+from biased_flash_attn.skipping import plans
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-import plots
+from bench.reports import plots
 
 TEXT = re.compile(r"<text[^>]*>([^<]*)</text>")
 

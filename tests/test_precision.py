@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 import torch
+from cases import Case, Problem, drawn, evaluate, fused, magnitudes, naive
+from numerics import assert_close_to_float64
 from torch import Tensor, nn
 
 from biased_flash_attn import biased_flash_attn, biases
 from biased_flash_attn.forms import Cumulative, Geometry
-from cases import Case, Problem, drawn, evaluate, fused, magnitudes, naive
-from numerics import assert_close_to_float64
 
 N = 8192
 ROWS = [63, 64, 1000, 4095, 4096, 5555, 8100, N - 1]

@@ -7,7 +7,6 @@ import sys
 
 import pytest
 import torch
-
 from triton_backend import KERNELS
 
 pytestmark = pytest.mark.skipif(KERNELS is None, reason="needs Triton")

@@ -6,13 +6,13 @@ import dataclasses
 
 import pytest
 import torch
+from cases import DTYPES, FORMS, Case, check, drawn, evaluate, fused, magnitudes, naive
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numerics import assert_close_to_float64
 from torch import Tensor
 
 from biased_flash_attn import biased_flash_attn, biases
-from cases import DTYPES, FORMS, Case, check, drawn, evaluate, fused, magnitudes, naive
-from numerics import assert_close_to_float64
 
 
 @st.composite

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from numerics import assert_close_to_float64
 from torch import Tensor, nn
 
 from biased_flash_attn import biases
@@ -17,7 +18,6 @@ from biased_flash_attn.extrapolation import (
     empirical_receptive_field,
 )
 from biased_flash_attn.nn import BASELINES, BIASES, CausalLM, Encoder
-from numerics import assert_close_to_float64
 
 HEADS, DIM, VOCABULARY = 4, 24, 19
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numerics import assert_close_to_float64
 from torch import Tensor
 
 from biased_flash_attn.backends.reference import attention
 from biased_flash_attn.forms import Geometry
-from numerics import assert_close_to_float64
 
 NAN, INF = math.nan, math.inf
 

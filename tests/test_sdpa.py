@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cases import FORMS, Case, Content, pairwise
+from numerics import assert_close_to_float64
 from torch import Tensor
 from torch.nn import functional
 
 from biased_flash_attn import biases
 from biased_flash_attn.compat import scaled_dot_product_attention
-from cases import FORMS, Case, Content, pairwise
-from numerics import assert_close_to_float64
 
 BATCH, HEADS = 2, 4
 # Keys that take part, by name; of the second sequence all do.

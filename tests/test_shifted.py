@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cases import DTYPES, FORMS, INSTRUCTION_SETS, check_problem, evaluate, pairwise
+from shifted_cases import ShiftedCase, drawn_shifted, shifted
+from test_plans import any_plan
 
 from biased_flash_attn import backends, biases
 from biased_flash_attn.attention import attend, planned, prepared
 from biased_flash_attn.sequences import Sequences
-from cases import DTYPES, FORMS, INSTRUCTION_SETS, check_problem, evaluate, pairwise
-from shifted_cases import ShiftedCase, drawn_shifted, shifted
-from test_plans import any_plan
 
 # By more than there are keys; and, with a window, so far that no query sees any.
 SHIFTS = [(0, 1), (17, 3), (1, 200), (90, 150)]

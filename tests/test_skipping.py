@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from cases import DTYPES
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -16,7 +17,6 @@ from biased_flash_attn.forms import Cumulative, Distance, Geometry, Linear
 from biased_flash_attn.limits import PLAN_QUERIES
 from biased_flash_attn.problem import Problem
 from biased_flash_attn.skipping import plans
-from cases import DTYPES
 
 DIM = 16
 

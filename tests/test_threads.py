@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-
 from cases import FORMS, Case, check_problem, drawn, evaluate
 
 

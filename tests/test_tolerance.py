@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cases import DTYPES
 
 from biased_flash_attn import attention_plan, biased_flash_attn, biases, operators
 from biased_flash_attn.forms import Geometry, Linear
 from biased_flash_attn.problem import Problem
 from biased_flash_attn.skipping import plans
-from cases import DTYPES
 
 DIM = 16
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
-
 from numerics import assert_same_model
+from torch import Tensor
 from transformers_cases import (
     DECODERS,
     ENCODER_DECODERS,

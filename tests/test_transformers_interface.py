@@ -7,11 +7,11 @@ import copy
 import pytest
 import torch
 import transformers
+from numerics import assert_same_model
 from transformers.masking_utils import chunked_causal_mask_function
+from transformers_cases import VOCABULARY, differentiated, lengths_mask, tokens
 
 from biased_flash_attn.integrations.transformers import NAME
-from numerics import assert_same_model
-from transformers_cases import VOCABULARY, differentiated, lengths_mask, tokens
 
 SHAPE = {
     "vocab_size": VOCABULARY,

@@ -6,7 +6,6 @@ import copy
 
 import pytest
 import torch
-
 from numerics import assert_same_model
 from transformers_cases import (
     DECODERS,

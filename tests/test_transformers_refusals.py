@@ -10,9 +10,9 @@ import sys
 import pytest
 import torch
 import transformers
+from transformers_cases import accelerated, bloom, decoder, falcon, lengths_mask, mpt, t5, tokens
 
 from biased_flash_attn.integrations.transformers import accelerate
-from transformers_cases import accelerated, bloom, decoder, falcon, lengths_mask, mpt, t5, tokens
 
 
 def assert_refused(model, match: str) -> None:

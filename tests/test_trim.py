@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from cases import DTYPES, FORMS, INSTRUCTION_SETS, Case, drawn, pairwise
 from torch import Tensor
 
 from biased_flash_attn import backends
@@ -14,7 +15,6 @@ from biased_flash_attn.forms import Geometry, Linear
 from biased_flash_attn.limits import PLAN_QUERIES, TILE_KEYS
 from biased_flash_attn.problem import Problem
 from biased_flash_attn.skipping import plans
-from cases import DTYPES, FORMS, INSTRUCTION_SETS, Case, drawn, pairwise
 
 REACH = 40
 SLACK = 1e-2  # of a sum: the exponentials of bfloat16 kernels are coarse

@@ -8,10 +8,6 @@ import mmap
 import numpy as np
 import pytest
 import torch
-
-from biased_flash_attn import biased_flash_attn
-from biased_flash_attn.forms import Distance, Geometry
-from biased_flash_attn.problem import Problem
 from cases import (
     FORMS,
     LAYOUTS,
@@ -25,6 +21,10 @@ from cases import (
 )
 from test_precision import check_beyond_float32, left_of_cancelling, one_large_step
 from triton_backend import EMULATED, KERNELS, MARKS, Config, attend
+
+from biased_flash_attn import biased_flash_attn
+from biased_flash_attn.forms import Distance, Geometry
+from biased_flash_attn.problem import Problem
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 pytestmark = MARKS

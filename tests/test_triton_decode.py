@@ -6,8 +6,6 @@ import random
 
 import pytest
 import torch
-
-from biased_flash_attn import KVCache, biased_flash_attn_with_kvcache, biases
 from cases import FORMS, Case, drawn, pairwise
 from decode_skipping_cases import (
     AT_THE_LIMIT,
@@ -20,6 +18,8 @@ from decode_skipping_cases import (
 )
 from decoding_cases import STORAGES, check_decoding, decoded, make_cache
 from triton_backend import KERNELS, MARKS
+
+from biased_flash_attn import KVCache, biased_flash_attn_with_kvcache, biases
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 pytestmark = MARKS

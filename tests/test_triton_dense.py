@@ -6,12 +6,12 @@ import functools
 
 import pytest
 import torch
-
-from biased_flash_attn import biased_flash_attn, biases
 from cases import DENSE, Case, check, check_problem, drawn, pairwise
 from decoding_cases import check_decoding, decoded, make_cache
 from packed_cases import PackedCase, drawn_packed, packed
 from triton_backend import MARKS, attend
+
+from biased_flash_attn import biased_flash_attn, biases
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 pytestmark = MARKS

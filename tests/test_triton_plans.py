@@ -7,15 +7,15 @@ import random
 
 import pytest
 import torch
+from cases import Case, drawn, naive
+from test_trim import check_that_nothing_goes_where_nothing_is_known, trimmed
 from torch import Tensor
+from triton_backend import KERNELS, MARKS, attend
 
 from biased_flash_attn import attention_plan
 from biased_flash_attn.attention import lowered
 from biased_flash_attn.forms import Geometry, NoBias
 from biased_flash_attn.problem import Problem
-from cases import Case, drawn, naive
-from test_trim import check_that_nothing_goes_where_nothing_is_known, trimmed
-from triton_backend import KERNELS, MARKS, attend
 
 pytestmark = MARKS
 TILE = 128

@@ -8,9 +8,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-
-from biased_flash_attn.attention import planned, prepared
-from biased_flash_attn.sequences import Sequences
 from cases import FORMS, Case, check_problem, evaluate, pairwise
 from packed_cases import (
     PackedCase,
@@ -23,6 +20,9 @@ from packed_cases import (
 from shifted_cases import ShiftedCase, drawn_shifted, shifted
 from test_triton_plans import random_plan
 from triton_backend import EMULATED, MARKS
+
+from biased_flash_attn.attention import planned, prepared
+from biased_flash_attn.sequences import Sequences
 
 pytestmark = MARKS
 attend_packed = functools.partial(packed, backend="triton")

@@ -4,12 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from biased_flash_attn import backends, biased_flash_attn, biased_flash_attn_varlen, biases
-from biased_flash_attn.attention import planned, prepared
-from biased_flash_attn.sequences import Sequences
 from cases import (
     DTYPES,
     FORMS,
@@ -18,7 +12,13 @@ from cases import (
     evaluate,
     pairwise,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from packed_cases import PackedCase, drawn_packed, packed
+
+from biased_flash_attn import backends, biased_flash_attn, biased_flash_attn_varlen, biases
+from biased_flash_attn.attention import planned, prepared
+from biased_flash_attn.sequences import Sequences
 
 
 def same(*lengths: int):

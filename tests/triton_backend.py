@@ -6,9 +6,9 @@ import functools
 
 import pytest
 import torch
+from cases import fused
 
 from biased_flash_attn import backends
-from cases import fused
 
 TRITON = backends.get("triton")
 KERNELS = None if TRITON.missing else TRITON.kernels

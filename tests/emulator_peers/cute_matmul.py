@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 
 import torch
-from planted import Target
-
 from emulator import TensorMap
+from planted import Target
 
 # Two tiles of rows and two of columns, the last ones partly filled, and more tiles along the inner
 # dimension than there are stages.

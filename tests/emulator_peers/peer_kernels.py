@@ -8,10 +8,9 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from emulator.triton_device import triton_device
 from torch import Tensor
 from triton.runtime.jit import JITFunction
-
-from emulator.triton_device import triton_device
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 import emulator
+import torch
 from numerics import assert_close_to_float64
+from torch import Tensor
 
 WRONG = "wrong result"
 SEEDS = 3

@@ -7,10 +7,9 @@ from unittest import mock
 import torch
 import triton
 import triton.language as tl
+from emulator.triton_device import Device, installed, leaves
 from planted import Target
 from torch import Tensor
-
-from emulator.triton_device import Device, installed, leaves
 
 ROWS, INNER, COLUMNS = 100, 208, 80
 BATCH, HEADS, TOKENS, WIDTH = 1, 1, 300, 64

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import emulator
 import numpy as np
 import pytest
-
-import emulator
 
 THREADS, ITEMS = 128, 4
 N = THREADS * ITEMS

@@ -6,9 +6,8 @@ import pytest
 
 pytest.importorskip("triton", reason="needs Triton")
 
-from peer_kernels import execute, launches_of
-
 from numerics import assert_close_to_float64
+from peer_kernels import execute, launches_of
 
 LAUNCHES = launches_of("fla_launches")
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from gate import check, check_skipping
-from layer import draw
-from measure import THREADS, alternate, seconds
-from sides import ours, sdpa_without_bias
+from bench.common.gate import check, check_skipping
+from bench.common.layer import draw
+from bench.common.measure import THREADS, alternate, seconds
+from bench.common.sides import ours, sdpa_without_bias
 
 # The factor of the length, the target of the speedup, and the number of rounds.
 FASTER = {

@@ -1,15 +1,15 @@
 """Prints the MiB by which a process grows in a pass forward and backward through a model.
 
-Usage: model_memory.py MODEL LENGTH accelerated|eager
+Usage: python -m bench.cpu.model_memory MODEL LENGTH accelerated|eager
 """
 
 import sys
 
 import torch
 
+from bench.common.measure import THREADS
+from bench.cpu.models import Training
 from biased_flash_attn.cli.cost import cost
-from measure import THREADS
-from models import Training
 
 name, length, side = sys.argv[1:]
 torch.set_num_threads(THREADS)

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from bench.common.gate import check
+from bench.common.layer import Inputs, Training, draw
+from bench.common.measure import alternate, seconds
+from bench.common.sides import make_bias, ours
 from biased_flash_attn import biased_flash_attn_varlen
-from gate import check
-from layer import Inputs, Training, draw
-from measure import alternate, seconds
-from sides import make_bias, ours
 
 # Lengths as fractions of the total.
 FRACTIONS = [0.35, 0.22, 0.15, 0.11, 0.08, 0.05, 0.03, 0.01]

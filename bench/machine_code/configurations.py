@@ -1,6 +1,6 @@
 """Searches the sizes of blocks that triton_kernels/configs/ lists, for an H100 (90) or A100 (80).
 
-    python bench/configurations.py 90 [64 128 256]
+    python -m bench.machine_code.configurations 90 [64 128 256]
 
 Takes the problems that share a configuration now, for each width of a head and kernel, and prints
 the best one with which none of them spills registers. They are compiled, not run: what is compared
@@ -22,10 +22,10 @@ from triton.compiler.errors import CompilationError
 from triton.runtime import driver
 from triton.runtime.errors import OutOfResources
 
-import compiled
-from estimates import kernels, times
-from estimates.gpu import GPUS
-from estimates.kernels import choosing
+from bench.estimates import kernels, times
+from bench.estimates.gpu import GPUS
+from bench.estimates.kernels import choosing
+from bench.machine_code import compiled
 
 KERNELS = {
     "forward": "attn_fwd_kernel",

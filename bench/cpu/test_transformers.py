@@ -11,8 +11,9 @@ import sys
 import pytest
 import torch
 
-from measure import HERE, alternate, seconds
-from models import SUBJECTS, Training
+from bench import ROOT
+from bench.common.measure import alternate, seconds
+from bench.cpu.models import SUBJECTS, Training
 
 ROUNDS = 2  # eager attention takes half a minute
 CHECKED_LENGTH = 330
@@ -52,5 +53,5 @@ def test_needs_less_memory(record, name):
 
 def memory(name: str, side: str) -> float:
     length = str(SUBJECTS[name].length)
-    command = [sys.executable, HERE / "model_memory.py", name, length, side]
-    return float(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    command = [sys.executable, "-m", "bench.cpu.model_memory", name, length, side]
+    return float(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
-from comparisons import Aim, Case
-from decoder import CHECKED_LENGTH, CHUNK, MAKE, Decoder
-from device import Gpu
-from measure import in_turn
-from results import Row
+from bench.common.decoder import CHECKED_LENGTH, CHUNK, MAKE, Decoder
+from bench.common.measure import in_turn
+from bench.gpu.comparisons import Aim, Case
+from bench.gpu.device import Gpu
+from bench.reports.results import Row
 
 AIM = Aim("a step of decoding: bytes/s against those of a copy", ">=", 80)
 

@@ -1,6 +1,6 @@
 """Measures one case of the GPU benchmark in a separate process.
 
-    python bench/gpu_case.py BIAS HEAD_DIM LENGTH [--rehearse]
+    python -m bench.gpu.case BIAS HEAD_DIM LENGTH [--rehearse]
 
 Checks and compiles everything, prints "ready", and waits for a line: several such processes may
 prepare in parallel, and then measure one after another. Prints one JSON row per line. In separate
@@ -20,7 +20,11 @@ from functools import cache, partial
 
 import torch
 
-from comparisons import (
+from bench.common.gate import check_exact, check_same
+from bench.common.layer import Inputs, Training, draw
+from bench.common.measure import in_turn
+from bench.common.sides import ours
+from bench.gpu.comparisons import (
     BACKWARD,
     DECODING,
     FORWARD,
@@ -30,13 +34,9 @@ from comparisons import (
     Comparison,
     comparisons,
 )
-from device import Gpu, Rehearsal
-from gate import check_exact, check_same
-from gpu_decoding import Decoding
-from layer import Inputs, Training, draw
-from measure import in_turn
-from results import Row
-from sides import ours
+from bench.gpu.decoding import Decoding
+from bench.gpu.device import Gpu, Rehearsal
+from bench.reports.results import Row
 
 DTYPE = torch.bfloat16
 

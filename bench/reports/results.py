@@ -2,7 +2,7 @@
 
 Targets are stored in the JSON file and shown where a benchmark runs; the table has results only.
 
-    python bench/results.py    writes the tables of all JSON files in bench/results/ again
+    python -m bench.reports.results    writes the tables of all JSON files in bench/results/ again
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timezone
 from pathlib import Path
 
+from bench import RESULTS
+
 COMPARISONS = {">=": operator.ge, "<=": operator.le}
-RESULTS = Path(__file__).parent / "results"
 AIM_HEADINGS = ["target", "to reach", "met", "worst", "where"]
 HEADINGS = ["work", "dtype", "ours", "other", "measured (range)"]
 

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from decoder import CHECKED_LENGTH, CHUNK, MAKE, Decoder
-from measure import alternate, seconds
+from bench.common.decoder import CHECKED_LENGTH, CHUNK, MAKE, Decoder
+from bench.common.measure import alternate, seconds
 
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 ROUNDS = 31

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from bench.common.gate import check
+from bench.common.layer import HEAD_DIM, HEADS, draw
+from bench.common.measure import alternate, seconds
+from bench.common.sides import make_bias, ours
 from biased_flash_attn import biased_flash_attn
-from gate import check
-from layer import HEAD_DIM, HEADS, draw
-from measure import alternate, seconds
-from sides import make_bias, ours
 
 ROUNDS = 31  # many, as both sides differ by only a few percent
 

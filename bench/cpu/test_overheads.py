@@ -5,11 +5,11 @@ import os
 import pytest
 import torch
 
+from bench.common.layer import draw
+from bench.common.measure import peak_memory
+from bench.common.sides import make_bias
 from biased_flash_attn import biased_flash_attn
 from biased_flash_attn.cli.cost import CLEAR_REFS
-from layer import draw
-from measure import peak_memory
-from sides import make_bias
 
 
 @pytest.mark.skipif(not os.access(CLEAR_REFS, os.W_OK), reason="needs Linux's /proc")

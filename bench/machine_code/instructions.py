@@ -1,6 +1,7 @@
 """The table of what a bias costs in instructions.
 
-    python bench/compiled.py 90 64 128 | python bench/instructions.py > table.md
+    python -m bench.machine_code.compiled 90 64 128 > compiled.txt
+    python -m bench.machine_code.instructions < compiled.txt > table.md
 
 Instructions of a thread for a pair of query and key, in the loop over whole tiles, of tables over
 far ones, and their ratio to those without a bias. Counts, not times: nothing has run.
@@ -69,7 +70,7 @@ def document(kernels: list[dict]) -> str:
     columns = ["kernels", "head_dim", *FORMS.values()]
     lines = [
         f"# Instructions of the Triton kernels on sm_{arch}\n",
-        f"Made with Triton {triton} by bench/instructions.py, for bfloat16.\n",
+        f"Made with Triton {triton} by `bench.machine_code.instructions`, for bfloat16.\n",
         __doc__.split("\n\n")[2].rstrip(),
         "The gradient of a table takes a pass of its own, which is not counted.\n",
         f"| {' | '.join(columns)} |",

@@ -1,6 +1,6 @@
 """Estimates the speed of the Triton kernels on GPUs that need not be present.
 
-    python bench/estimate.py [--arch 90 80] [--head-dim 64 128] [--form linear ...] [--fit]
+    python -m bench.estimates.run [--arch 90 80] [--head-dim 64 128] [--form linear ...] [--fit]
 
 prints for each kernel the cycles of each unit, its bottleneck, and its estimated time and error.
 Nothing is run: see bench/estimates. Without --head-dim and --form, it also writes
@@ -10,12 +10,11 @@ bench/results/estimates-sm_90.md and -sm_80.md. --fit prints the result of the c
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from estimates import calibration, report
-from estimates.gpu import GPUS, Gpu
+from bench import RESULTS
+from bench.estimates import calibration, report
+from bench.estimates.gpu import GPUS, Gpu
 
-RESULTS = Path(__file__).parent / "results"
 WIDTHS = (64, 128)
 
 

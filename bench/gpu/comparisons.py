@@ -8,9 +8,9 @@ from functools import partial
 
 from torch.nn.attention import SDPBackend
 
-from gpu_sides import flex, sdpa, sdpa_dense
-from layer import Inputs, Training
-from sides import ours, plain_pytorch
+from bench.common.layer import Inputs, Training
+from bench.common.sides import ours, plain_pytorch
+from bench.gpu.alternatives import flex, sdpa, sdpa_dense
 
 FORWARD, BACKWARD, BOTH = "forward", "backward", "forward+backward"
 FLASH = "SDPA's FlashAttention-2"
@@ -33,7 +33,7 @@ SHIPPED_FIXED = ("alibi", "sandwich")
 NONE = "none"
 # ALiBi with the default tolerance; elsewhere every visible pair is computed.
 SKIPPING = "alibi, skipping"
-DECODING = "decoding"  # with and without a bias, in gpu_decoding.py
+DECODING = "decoding"  # with and without a bias, in decoding.py
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from bench import ROOT
+
 THREADS = 2
-HERE = Path(__file__).parent
 
 
 def alternate(benchmark, ours: Callable, other: Callable[[], float], rounds: int):
@@ -51,7 +52,9 @@ def build_fma_peak(folder: Path) -> Callable[[], float]:
     """A function that measures the FLOP/s of fused multiply-adds on all threads."""
     program = folder / "fma_peak"
     flags = ["-O3", "-march=native", "-fopenmp", "-std=c++17"]
-    subprocess.run(["c++", *flags, HERE / "fma_peak.cpp", "-o", program], check=True)
+    subprocess.run(
+        ["c++", *flags, Path(__file__).with_name("fma_peak.cpp"), "-o", program], check=True
+    )
 
     def peak() -> float:
         command = [program, str(THREADS)]
@@ -62,5 +65,5 @@ def build_fma_peak(folder: Path) -> Callable[[], float]:
 
 def peak_memory(bias: str, dtype: str, length: int) -> float:
     """The MiB of a forward and backward pass beyond inputs, outputs and gradients."""
-    command = [sys.executable, HERE / "peak_memory.py", bias, dtype, str(length)]
-    return float(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    command = [sys.executable, "-m", "bench.common.peak_memory", bias, dtype, str(length)]
+    return float(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)

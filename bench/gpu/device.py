@@ -6,10 +6,10 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 
 import torch
 
+from bench import ROOT
 from biased_flash_attn.cli.clock import GpuClock
 
 
@@ -58,7 +58,7 @@ class Rehearsal(Gpu):
     rounds = least_rounds = 1
 
     def used(self) -> AbstractContextManager:
-        sys.path.append(str(Path(__file__).parents[1] / "tests"))
+        sys.path.append(str(ROOT / "tests"))
         from emulated_backend import emulated
         from emulator.triton_device import Device
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from bench import ROOT
+
 RANKS, SEEDS = 2, 3
-SCRIPT = Path(__file__).with_name("context_parallel.py")
+MODULE = "bench.cpu.context_parallel"
 
 
 def run(*arguments) -> int:
     """The bytes sent by the ranks, forward and backward, including control messages."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
-    command = [sys.executable, *launcher, SCRIPT, *map(str, arguments)]
-    found = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+    command = [sys.executable, *launcher, "-m", MODULE, *map(str, arguments)]
+    found = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
     return sum(json.loads(found).values())
 
 

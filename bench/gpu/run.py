@@ -1,8 +1,8 @@
 """The GPU benchmark: our kernels compared with one another and with PyTorch's alternatives.
 
-    python bench/gpu.py [--lengths N ...] [--head-dims D ...] [--biases NAME ...] [--minutes M]
+    python -m bench.gpu.run [--lengths N ...] [--head-dims D ...] [--biases NAME ...] [--minutes M]
 
-Every bias, at every length and head_dim, is a case with a separate process (bench/gpu_case.py). The
+Every bias, at every length and head_dim, is a case with a separate process (bench/gpu/case.py). The
 processes of a wave check and compile in parallel, which takes longer than the measurements, and
 then measure one after another. Rows are written as soon as they are measured, so that an
 interrupted run keeps its results.
@@ -24,10 +24,10 @@ from datetime import datetime, timezone
 from itertools import chain, product
 from pathlib import Path
 
-import environment
-import results
-from comparisons import DECODING, NONE, SKIPPING, TRAINED, Case
-from device import Gpu, Rehearsal
+from bench import ROOT
+from bench.gpu.comparisons import DECODING, NONE, SKIPPING, TRAINED, Case
+from bench.gpu.device import Gpu, Rehearsal
+from bench.reports import environment, results
 
 # Estimates. A process takes half a minute to start and check, and half a minute to compile each of
 # the three calls of FlexAttention and ours; a case has some 7 ratios of 0.2 to 1.5 s. The defaults,
@@ -49,10 +49,11 @@ class Process:
     def __init__(self, case: Case, rehearse: bool):
         self.case = case
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        script = Path(__file__).with_name("gpu_case.py")
+        command = ["-m", "bench.gpu.case"]
         sizes = [str(case.head_dim), str(case.length)]
         self.running = subprocess.Popen(
-            [sys.executable, script, case.bias, *sizes, *["--rehearse"] * rehearse],
+            [sys.executable, *command, case.bias, *sizes, *["--rehearse"] * rehearse],
+            cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.log,

@@ -1,6 +1,6 @@
 """Compiles the Triton kernels as they are launched, for processors that need not be here.
 
-    python bench/compiled.py 90 64 128
+    python -m bench.machine_code.compiled 90 64 128
 
 prints one JSON object a line for every kernel of `tasks` as it ships for the processor, for heads
 of these widths or of all: its registers, bytes of stack, shared memory, and the instructions of its

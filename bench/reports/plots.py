@@ -1,6 +1,6 @@
 """The plots of the README and of docs/performance.md, drawn from the JSON files in bench/results/.
 
-    python bench/plots.py    writes docs/plots/*.svg
+    python -m bench.reports.plots    writes docs/plots/*.svg
 
 Every point is a measurement. What follows from one instead is drawn dashed and labelled.
 """
@@ -16,9 +16,10 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from results import RESULTS, Row, rows_of, three_digits
+from bench import RESULTS, ROOT
+from bench.reports.results import Row, rows_of, three_digits
 
-FOLDER = Path(__file__).parents[1] / "docs" / "plots"
+FOLDER = ROOT / "docs" / "plots"
 MACHINE = "amd-epyc-2-cores"
 SETTING = "forward and backward, 8 heads of 64 channels, causal, 2 cores of an AMD EPYC"
 # Text stays text, and the same numbers give the same file.

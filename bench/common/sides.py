@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bench.common.layer import DIM, Inputs, Training
 from biased_flash_attn import biased_flash_attn, biases
 from biased_flash_attn.nn import named_biases
-from layer import DIM, Inputs, Training
 
 
 class Given(nn.Module):

@@ -7,11 +7,11 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from bench.common.layer import HEAD_DIM, Inputs, Training, draw
+from bench.common.sides import make_bias, ours
 from biased_flash_attn.backends.reference import attention
 from biased_flash_attn.cli.accuracy import Exact, errors, largest_entries
 from biased_flash_attn.forms import Geometry
-from layer import HEAD_DIM, Inputs, Training, draw
-from sides import make_bias, ours
 
 LENGTH = 330  # several tiles, the last one partial
 SKIPPING_LENGTH = 4000  # most tiles are skipped

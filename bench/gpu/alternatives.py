@@ -10,10 +10,10 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from bench.common.layer import Inputs, Training
+from bench.common.sides import distances, make_bias
 from biased_flash_attn.cli.flex import captured, score_mod
 from biased_flash_attn.forms import Geometry
-from layer import Inputs, Training
-from sides import distances, make_bias
 
 
 def flex(inputs: Inputs, bias: str | None, compiled: Callable) -> Training:

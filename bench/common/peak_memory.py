@@ -2,17 +2,17 @@
 
 It runs in a separate process, because memory freed earlier would hide what a pass needs.
 
-Usage: peak_memory.py BIAS DTYPE LENGTH
+Usage: python -m bench.common.peak_memory BIAS DTYPE LENGTH
 """
 
 import sys
 
 import torch
 
+from bench.common.layer import draw
+from bench.common.measure import THREADS
+from bench.common.sides import ours
 from biased_flash_attn.cli.cost import cost
-from layer import draw
-from measure import THREADS
-from sides import ours
 
 bias, dtype, length = sys.argv[1], getattr(torch, sys.argv[2]), int(sys.argv[3])
 torch.set_num_threads(THREADS)

@@ -1,6 +1,7 @@
 """One rank of a forward and backward pass of context parallelism; rank 0 prints what all sent.
 
-    torchrun --standalone --nproc-per-node 2 bench/context_parallel.py alibi float32 32768 None 0
+    torchrun --standalone --nproc-per-node 2 -m bench.cpu.context_parallel \\
+        alibi float32 32768 None 0
 
 The arguments are the bias, the dtype, N, the tolerance and the seed of the inputs. It prints, as
 JSON, the bytes of each kind, summed over ranks.
@@ -14,9 +15,9 @@ import sys
 import torch
 import torch.distributed as dist
 
+from bench.common.layer import DIM, HEAD_DIM, HEADS
 from biased_flash_attn import biases
 from biased_flash_attn.distributed import Traffic, context_parallel_attention
-from layer import DIM, HEAD_DIM, HEADS
 
 
 def main(name: str, dtype: str, length: str, tolerance: str, seed: str) -> None:
