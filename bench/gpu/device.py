@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from bench import ROOT
 from biased_flash_attn.cli.clock import GpuClock
 
 
@@ -58,9 +56,8 @@ class Rehearsal(Gpu):
     rounds = least_rounds = 1
 
     def used(self) -> AbstractContextManager:
-        sys.path.append(str(ROOT / "tests"))
-        from emulated_backend import emulated
-        from emulator.triton_device import Device
+        from tests.emulator.triton_backend import emulated
+        from tests.emulator.triton_device import Device
 
         return emulated(Device(arch=90))
 
