@@ -19,7 +19,7 @@ AIM = Aim("a step of decoding: bytes/s against those of a copy", ">=", 80)
 
 
 class Decoding:
-    """Every bias and batch, at one length. Measured like a `gpu_case.Measurement`."""
+    """Every bias and batch, at one length. Measured like a `case.Measurement`."""
 
     def __init__(self, case: Case, device: Gpu):
         self.case, self.device = case, device

@@ -201,7 +201,9 @@ def test_the_backend_is_used_in_every_call():
             model(*arguments)
 
 
-@pytest.mark.parametrize("scheme", ["test_nn:Quadratic", "test_nn:Gate"])
+@pytest.mark.parametrize(
+    "scheme", ["tests.nn.test_modules:Quadratic", "tests.nn.test_modules:Gate"]
+)
 def test_custom_biases_are_named_by_their_path(scheme):
     layer = BiasedAttention(DIM, HEADS, scheme).double()
     assert type(layer.bias(torch.zeros(1, 3, DIM).double())).__name__ in (
@@ -217,7 +219,11 @@ def test_custom_biases_are_named_by_their_path(scheme):
         (lambda: positions("rope"), ValueError, "positions is 'rope'; it may be none, sinus"),
         (lambda: positions("window_0"), ValueError, "positions is 'window_0'"),
         (lambda: positions(7), TypeError, "positions is 7; it must be a name"),
-        (lambda: positions("test_nn:Nothing"), ValueError, "positions is 'test_nn:Nothing'"),
+        (
+            lambda: positions("tests.nn.test_modules:Nothing"),
+            ValueError,
+            "positions is 'tests.nn.test_modules:Nothing'",
+        ),
         (lambda: positions("no.such:Bias"), ValueError, "positions is 'no.such:Bias'"),
         (lambda: positions("math:pi"), ValueError, "positions is 'math:pi'"),
         (lambda: BiasedAttention(24, 5), ValueError, "num_heads is 5; it must be positive and"),
