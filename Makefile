@@ -35,7 +35,7 @@ test-kernels: $(INSTALLED)  ## every test of the GPU kernels, for two architectu
 	$(IN_VENV) $(PYTEST) --gpu=sm_80 -m kernels
 
 compiled: $(INSTALLED)  ## every Triton kernel for every architecture, compiled: takes hours
-	$(IN_VENV) pytest tests/test_compiled.py --all-kernels
+	$(IN_VENV) pytest tests/kernels/triton/test_compiled.py --all-kernels
 
 lint: $(INSTALLED)  ## ruff and clang-format
 	$(IN_VENV) ruff check
@@ -70,7 +70,7 @@ sanitize: $(INSTALLED)  ## kernel tests under AddressSanitizer and UBSan
 	$(IN_VENV) cmake --install build/sanitize --prefix build/sanitize/package/biased_flash_attn
 	$(IN_VENV) PYTHONPATH=build/sanitize/package LD_PRELOAD="$(SANITIZER_RUNTIME)" \
 		ASAN_OPTIONS=detect_leaks=0 $(PYTEST) -m sanitize \
-		--ignore=tests/emulator_peers --ignore-glob="tests/test_emulator_*"
+		--ignore=tests/emulator
 
 # In an environment that already holds torch for the GPU, Triton, the build tools and pytest, and
 # compute-sanitizer: works offline.
@@ -86,18 +86,18 @@ gpu-check:  ## results against float64 and times in two minutes, with a report
 # Most of the time goes to compiling. With pytest-xdist there it is done side by side, by as many
 # as have room: each takes up to 5 GiB of the GPU's memory.
 gpu-test:  ## tests of the Triton kernels
-	$(PYTHON) -m pytest tests/test_triton.py tests/test_triton_plans.py tests/test_triton_sequences.py \
+	$(PYTHON) -m pytest $(addprefix tests/kernels/triton/test_,attention.py plans.py sequences.py) \
 		$$($(PYTHON) -c "import xdist" 2>/dev/null && echo --numprocesses 10)
 
 # PyTorch's cache of memory would hide what is read or written beyond a tensor.
 gpu-sanitize:  ## some of these tests under compute-sanitizer
 	PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(COMPUTE_SANITIZER) --tool memcheck \
-		$(PYTHON) -m pytest tests/test_triton.py -k over_many_tiles
+		$(PYTHON) -m pytest tests/kernels/triton/test_attention.py -k over_many_tiles
 	$(COMPUTE_SANITIZER) --tool racecheck \
-		$(PYTHON) -m pytest tests/test_triton.py -k "over_many_tiles and bfloat16"
+		$(PYTHON) -m pytest tests/kernels/triton/test_attention.py -k "over_many_tiles and bfloat16"
 
 gpu-bench:  ## time and memory against FlexAttention, SDPA and others; GPU_BENCH="--help"
-	$(PYTHON) bench/gpu.py $(GPU_BENCH)
+	$(PYTHON) -m bench.gpu.run $(GPU_BENCH)
 
 clean:  ## remove .venv and everything built
 	rm -rf .venv build dist python/*.egg-info python/biased_flash_attn/_C.* \

@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import environment
-import results
-from layer import HEAD_DIM, HEADS
-from measure import THREADS, build_fma_peak
+from bench.common.layer import HEAD_DIM, HEADS
+from bench.common.measure import THREADS, build_fma_peak
+from bench.reports import environment, results
 
 
 def pytest_addoption(parser):

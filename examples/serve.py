@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import trange
+from train import small_model, train
 
 from biased_flash_attn.extrapolation.experiment import read_text
 from biased_flash_attn.nn import BIASES, CausalLM, positions
-from train import small_model, train
 
 PROMPTS = ("def read(self", "import os\nimport sys\n\nclass ", "#")
 

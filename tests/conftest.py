@@ -155,7 +155,7 @@ def pytest_terminal_summary(terminalreporter, config):
 @pytest.fixture(scope="session")
 def emulated_gpu(request):
     """Stands in for a GPU; keeps what was compiled for it."""
-    from emulator.triton_device import Device
+    from tests.emulator.triton_device import Device
 
     device = Device(int(request.config.option.gpu.removeprefix("sm_")))
     yield device
@@ -181,7 +181,7 @@ def gpu(request, seed):
         with torch.device("cuda"):
             yield
         return
-    from emulated_backend import emulated
+    from tests.emulator.triton_backend import emulated
 
     device = request.getfixturevalue("emulated_gpu")
     device.seed = seed

@@ -1,1 +1,1 @@
-"""Attention kernels for GPUs, installed as `biased_flash_attn.triton_kernels`: see launch.py."""
+"""Attention kernels for GPUs, installed as `biased_flash_attn.triton_kernels`: see launch/."""

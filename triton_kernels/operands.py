@@ -98,12 +98,13 @@ class Problem(NamedTuple):
 
 
 class Bias(NamedTuple):
-    """A form as kernels compute it: see forms.py.
+    """A form as kernels compute it: see launch/forms.py.
 
     terms: slopes, the table in base 2, padded_table, or float64 sums; high and low: float32, and
     add up to these. squared: the bias is -log(1 + beta^2).
-    factored: whole tiles take it from query_factors and key_factors, as factors.py says; of a
-    table, those from far (B or 1, H or 1, 2) on, whose numbers are places in it: polynomials.py.
+    factored: whole tiles take it from query_factors and key_factors, as bias/factors.py says; of a
+    table, those from far (B or 1, H or 1, 2) on, whose numbers are places in it:
+    bias/table_polynomials.py.
     ahead: their product is computed a tile before it is needed. sum_columns: how many of their
     columns sums of gradients take.
     """

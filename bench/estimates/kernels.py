@@ -11,7 +11,7 @@ from biased_flash_attn.triton_kernels import configs
 from biased_flash_attn.triton_kernels.configs import Config
 from triton.runtime import driver
 
-import compiled
+from bench.machine_code import compiled
 
 from . import banks
 from .gpu import Gpu

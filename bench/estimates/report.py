@@ -148,8 +148,8 @@ def document(gpu: Gpu, found: Sequence[Line], predicted: Sequence[Prediction]) -
 ±{error:.0%}: {within} of the published timings that were predicted and not fitted lie within it
 (see the last table).{_unchecked(predicted)}
 
-Made with Triton {triton.__version__} by `python bench/estimate.py`, for bfloat16, causal attention,
-{shape}, biases trained.
+Made with Triton {triton.__version__} by `python -m bench.estimates.run`, for bfloat16, causal
+attention, {shape}, biases trained.
 
 ## Both directions
 

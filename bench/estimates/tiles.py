@@ -1,8 +1,8 @@
 """How often each loop of a kernel runs: the tiles that a block of queries or of keys goes through.
 
-The kernels treat tiles in parts, each with a loop of its own, in a fixed order (ranges.py of the
-kernels): masked tiles, factored ones, whose bias is part of a matrix product, and others. These are
-the same parts for problems without windows, plans and packed sequences, with as many keys as
+The kernels treat tiles in parts, each with a loop of its own, in a fixed order (tile_ranges.py of
+the kernels): masked tiles, factored ones, whose bias is part of a matrix product, and others. These
+are the same parts for problems without windows, plans and packed sequences, with as many keys as
 queries, computed for all blocks on the host.
 """
 

@@ -1,8 +1,8 @@
 """Sizes of blocks, by processor, head width, direction and problem. Nothing is tuned at call time.
 
-Those of half precision for heads up to 128 were chosen by bench/configurations.py, which compiles
-and estimates, and by trials beside it; the others are the largest tried that spill no registers.
-None was timed.
+Those of half precision for heads up to 128 were chosen by bench/machine_code/configurations.py,
+which compiles and estimates, and by trials beside it; the others are the largest tried that spill
+no registers. None was timed.
 """
 
 from __future__ import annotations

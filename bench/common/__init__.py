@@ -1,0 +1,1 @@
+"""What benchmarks on CPUs and GPUs share: what is measured, and how."""

@@ -1,0 +1,23 @@
+"""Prints the MiB that a forward and backward pass needs beyond inputs, outputs and gradients.
+
+It runs in a separate process, because memory freed earlier would hide what a pass needs.
+
+Usage: python -m bench.common.peak_memory BIAS DTYPE LENGTH
+"""
+
+import sys
+
+import torch
+
+from bench.common.layer import draw
+from bench.common.measure import THREADS
+from bench.common.sides import ours
+from biased_flash_attn.cli.cost import cost
+
+bias, dtype, length = sys.argv[1], getattr(torch, sys.argv[2]), int(sys.argv[3])
+torch.set_num_threads(THREADS)
+ours(draw(64, dtype), bias)()  # initializes libraries
+
+training = ours(draw(length, dtype), bias)
+results = training.leaves["v"].nbytes + sum(leaf.nbytes for leaf in training.leaves.values())
+print(cost(training).mebibytes - results / 2**20)

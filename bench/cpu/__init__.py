@@ -1,0 +1,1 @@
+"""The benchmark on CPUs: `make bench`."""

@@ -1,0 +1,59 @@
+"""Estimates the speed of the Triton kernels on GPUs that need not be present.
+
+    python -m bench.estimates.run [--arch 90 80] [--head-dim 64 128] [--form linear ...] [--fit]
+
+prints for each kernel the cycles of each unit, its bottleneck, and its estimated time and error.
+Nothing is run: see bench/estimates. Without --head-dim and --form, it also writes
+bench/results/estimates-sm_90.md and -sm_80.md. --fit prints the result of the calibration instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from bench import RESULTS
+from bench.estimates import calibration, report
+from bench.estimates.gpu import GPUS, Gpu
+
+WIDTHS = (64, 128)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--arch", type=int, nargs="+", choices=GPUS, default=list(GPUS))
+    parser.add_argument("--head-dim", type=int, nargs="+", choices=WIDTHS)
+    parser.add_argument("--form", nargs="+", choices=report.FORMS)
+    parser.add_argument("--fit", action="store_true")
+    options = parser.parse_args()
+    for arch in options.arch:
+        if options.fit:
+            print_fit(GPUS[arch])
+        else:
+            print_estimates(GPUS[arch], options.head_dim, options.form)
+
+
+def print_fit(gpu: Gpu) -> None:
+    print(f"{gpu.name}: fence, sustained, spread of logarithmic errors")
+    for fitted, spread in calibration.fit(gpu):
+        print(f"{fitted.fence:4} {fitted.sustained:.3f} {spread:.3f}", flush=True)
+
+
+def print_estimates(gpu: Gpu, widths: list[int] | None, forms: list[str] | None) -> None:
+    found = [
+        line
+        for width in widths or WIDTHS
+        for form in forms or report.FORMS
+        for line in report.lines(gpu, form, width)
+    ]
+    if widths or forms:
+        print(f"{gpu.name}: estimates, not measurements\n")
+        print(report.table(report.KERNEL_COLUMNS, (line.cells for line in found)))
+        print(report.table(report.TOTAL_COLUMNS, report.totals(gpu, found)))
+        return
+    document = report.document(gpu, found, calibration.predictions(gpu))
+    (RESULTS / f"estimates-sm_{gpu.arch}.md").write_text(document)
+    print(document)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The benchmark on a GPU: `make gpu-bench`."""

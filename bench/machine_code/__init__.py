@@ -1,0 +1,1 @@
+"""The Triton kernels as compiled, for GPUs that need not be present."""

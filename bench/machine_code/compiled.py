@@ -1,0 +1,323 @@
+"""Compiles the Triton kernels as they are launched, for processors that need not be here.
+
+    python -m bench.machine_code.compiled 90 64 128
+
+prints one JSON object a line for every kernel of `tasks` as it ships for the processor, for heads
+of these widths or of all: its registers, bytes of stack, shared memory, and the instructions of its
+loops. With "-" in place of widths, the tasks are read from standard input, each a JSON list on a
+line of its own. Nothing is run.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import triton
+from biased_flash_attn.triton_kernels import launch
+from triton.backends.compiler import GPUTarget
+from triton.compiler import CompiledKernel
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from biased_flash_attn.decoding.key_bounds import KeyBounds
+from biased_flash_attn.forms import Form, Geometry, of_tensors
+from biased_flash_attn.limits import NEAR_KEYS, PLAN_QUERIES
+from biased_flash_attn.problem import Bounds, Pages, Problem
+from biased_flash_attn.sequences import Sequences
+
+FORMS = (
+    "none",
+    "linear",
+    "distance",
+    "cumulative",
+    "cumulative-gain",
+    "log1p_square-gain",
+    "dense",
+)
+# Those with blocks of their own where plans or ranges of rows take registers.
+BIASES = ("linear", "distance", "cumulative-gain")
+# What else makes other kernels. Strided: rows of v and grad_o are twice as far
+# apart as those of q and k. Far: rows of a head reach 2^31 elements.
+VARIANTS = {
+    "noncausal": FORMS,
+    "window": FORMS,
+    "plan": BIASES,
+    "packed": ("none", "dense", *BIASES),
+    "packed-plan": BIASES,
+    "strided": BIASES,
+    "far": ("none", "cumulative", *BIASES),
+}
+SUMS = ("linear", "cumulative")  # whose kernels are others in float16 than in bfloat16
+
+WIDTHS = (64, 128, 256)
+BACKWARD = ("attn_bwd_dq_kernel", "attn_bwd_dkv_kernel")
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+
+class Task(NamedTuple):
+    """A kernel of a problem. The form may name a variant, and bias_gradient says whether the
+    gradient of the bias is computed."""
+
+    form: str
+    dtype: str
+    head_dim: int
+    bias_gradient: bool
+    kernel: str
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the compiler made of a kernel."""
+
+    kernel: str
+    form: str
+    dtype: str
+    head_dim: int
+    bias_gradient: bool
+    registers: int
+    stack: int
+    shared: int
+    instructions: float  # for a pair of query and key, in the loop that has fewest
+    spills: int  # instructions of all loops that move registers to memory or back
+    matrix: int  # instructions of matrix units in all loops
+    warpgroup: int  # of them, those of Hopper's warp groups
+    blocks: list[tuple[int, int]]  # rows and columns of what Blackwell's matrix units add up
+
+
+class Processor:
+    """Stands in for a GPU: it has a name, and only that."""
+
+    def __init__(self, arch: int):
+        self.arch = arch
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.arch, 32)
+
+    def get_current_device(self) -> int:
+        # Triton keeps what it has compiled by device, whatever the target.
+        return self.arch
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+
+def compiled(
+    form: str,
+    dtype: torch.dtype,
+    head_dim: int,
+    bias_gradient: bool = True,
+    kernels: Collection[str] | None = None,
+) -> Iterator[Compiled]:
+    """The kernels of both directions of a causal problem, or those of them that are named."""
+    name = str(dtype).removeprefix("torch.")
+    for kernel, binary in binaries(form, dtype, head_dim, bias_gradient, kernels):
+        yield Compiled(kernel, form, name, head_dim, bias_gradient, **facts(binary))
+
+
+def binaries(
+    form: str,
+    dtype: torch.dtype,
+    head_dim: int,
+    bias_gradient: bool = True,
+    kernels: Collection[str] | None = None,
+) -> list[tuple[str, CompiledKernel]]:
+    """Names of kernels, and what Triton made of them."""
+    made, started = [], set()
+
+    def compile_only(kernel, *args, warmup, **kwargs):
+        started.add(kernel.__name__)
+        if kernels is None or kernel.__name__ in kernels:
+            made.append((kernel.__name__, run(kernel, *args, warmup=True, **kwargs)))
+
+    run = JITFunction.run
+    JITFunction.run = compile_only
+    try:
+        attend(form, dtype, head_dim, bias_gradient)
+    finally:
+        JITFunction.run = run
+    if started != set(launched(form, dtype, head_dim, bias_gradient)):
+        raise RuntimeError(f"`launched` is wrong of {form}, which launches {sorted(started)}")
+    return made
+
+
+def attend(form: str, dtype: torch.dtype, head_dim: int, bias_gradient: bool) -> None:
+    """Both directions of a causal problem of a form, or of a variant of it."""
+    form, *words = form.split("-")
+    batch, heads, n = 1, 16, 4096
+    longest = n // 2 if "packed" in words else n
+    causal, window = "noncausal" not in words, 1000 if "window" in words else None
+
+    def rows(apart: int) -> torch.Tensor:
+        strides = n * apart, head_dim, apart, 1
+        return torch.empty_strided((batch, heads, n, head_dim), strides, dtype=dtype)
+
+    # Memory that is far apart is not there until it is written, and nothing is.
+    apart = 2**31 // n if "far" in words else heads * head_dim
+    q, k, v, grad_o = (rows(apart) for _ in range(4))
+    if "strided" in words:
+        v, grad_o = rows(2 * apart), rows(2 * apart)
+    plan, sequences, tensors = None, None, []
+    if "packed" in words:
+        ranges = [[0, longest, 0, longest, 0], [longest, longest, longest, longest, 0]]
+        sequences = Sequences(torch.tensor(ranges), longest, longest, n, n, is_packed=True)
+    if "plan" in words:
+        entries = batch if sequences is None else len(sequences.rows)
+        plan = torch.empty(2, entries, heads, longest // PLAN_QUERIES, dtype=torch.int32)
+    if form == "linear":
+        tensors = [torch.empty(1, heads)]
+    elif form == "distance":
+        tensors = [torch.empty(1, heads, longest if causal else 2 * longest - 1)]
+    elif form == "dense":
+        tensors = [torch.empty(1, heads, n, n)]
+    elif form != "none":
+        gain = [torch.empty(batch, heads, n)] if "gain" in words else []
+        tensors = [torch.empty(batch, heads, n).double(), *gain]
+    made, geometry = (
+        of_tensors(form, tensors),
+        Geometry(longest, longest, causal, window, sequences),
+    )
+    problem = Problem(q, k, v, made, geometry, head_dim**-0.5, 0.0, "triton", plan)
+    o, lse = launch.forward(problem)
+    launch.backward(problem, o, lse, grad_o, lse, bias_gradient)
+    if made.may_skip and sequences is None:
+        everything = torch.empty(2, batch, heads, n // PLAN_QUERIES, dtype=torch.int32)
+        launch.trim(replace(problem, plan=everything), lse, 1e-6, NEAR_KEYS, False)
+    if words in ([], ["gain"]):
+        decode(q[:, :, :1], made)
+
+
+def decode(q: torch.Tensor, form: Form) -> None:
+    """One query against keys in 64 pages of 64, with a fourth as many heads."""
+    heads, pages = q.shape[1], 64
+    k, v = (q.new_empty(pages, heads // 4, 64, q.shape[3]) for _ in range(2))
+    if form.per_token or form.of_pairs:
+        form = form.of_queries(slice(0, 1))
+    if form.per_token:
+        form = form.with_state(form.state.view(pages, heads, 64))
+    block_table, lengths = torch.empty(1, pages).int(), torch.empty(1).long()
+    bounds = Bounds(*KeyBounds(pages, k, heads if form.per_token else None).tensors())
+    if (peaks := form.peaks(64)) is not None:
+        bounds = bounds._replace(highest=peaks)
+    where = Pages(block_table, lengths, bounds)
+    launch.append(k, q, block_table, lengths)
+    launch.decode(Problem.of_pages(q, k, v, form, None, q.shape[3] ** -0.5, 1e-6, "triton", where))
+
+
+@functools.cache
+def facts(binary) -> dict:
+    """Forms share kernels, and what they share comes as one object."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary.asm["cubin"])
+        file.flush()
+        usage = tool("cuobjdump", "-res-usage", file.name)
+        loops = loops_of(tool("nvdisasm", "-c", "--no-dataflow", file.name))
+    registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
+    memory = r"tensor_memory_encoding<blockM = (\d+), blockN = (\d+)"
+    blocks = re.findall(memory, binary.asm["ttgir"])
+    # Each pair has one exponential.
+    over_pairs = [loop for loop in loops if count(loop, r"MUFU\.EX2")]
+    a_pair = (len(loop) / count(loop, r"MUFU\.EX2") for loop in over_pairs)
+    return {
+        "registers": registers,
+        "stack": stack,
+        "shared": binary.metadata.shared,
+        "instructions": min(a_pair, default=0.0),
+        "spills": sum(count(loop, "LDL|STL") for loop in loops),
+        "matrix": sum(count(loop, r"\w*MMA") for loop in loops),
+        "warpgroup": sum(count(loop, "HGMMA") for loop in loops),
+        "blocks": [(int(rows), int(columns)) for rows, columns in set(blocks)],
+    }
+
+
+def tool(name: str, *arguments: str) -> str:
+    command = [TOOLS / name, *arguments]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def loops_of(assembly: str) -> list[list[str]]:
+    """The instructions from a label to a branch back to it."""
+    labels, instructions, loops = {}, [], []
+    for line in assembly.splitlines():
+        if label := re.match(r"(\.L_x_\d+):", line):
+            labels[label[1]] = len(instructions)
+        elif instruction := re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(\S+)(.*)", line):
+            target = re.search(r"`\((\.L_x_\d+)\)", instruction[2])
+            instructions.append(instruction[1].rstrip(";"))
+            if target and instruction[1].startswith("BRA") and target[1] in labels:
+                loops.append(instructions[labels[target[1]] :])
+    return loops
+
+
+def count(instructions: list[str], name: str) -> int:
+    return sum(bool(re.match(rf"({name})(\.|$)", one)) for one in instructions)
+
+
+def problems() -> Iterator[tuple]:
+    """What `compiled` takes beside a width: every form, and variants that differ in one way.
+
+    Not among them are variants of variants but for packed plans, and those of float32.
+    """
+    for name in (*FORMS, *(f"{form}-{x}" for x, forms in VARIANTS.items() for form in forms)):
+        yield name, torch.bfloat16, True, None
+        yield name, torch.bfloat16, False, BACKWARD
+        if name.startswith(SUMS):
+            yield name, torch.float16, True, ("attn_fwd_kernel", *BACKWARD)
+    for name in FORMS:
+        yield name, torch.float32, True, None
+
+
+def tasks(widths: Iterable[int] = WIDTHS) -> Iterator[Task]:
+    """Every kernel of every problem."""
+    for width in widths:
+        for form, dtype, bias_gradient, kernels in problems():
+            for kernel in launched(form, dtype, width, bias_gradient):
+                if kernels is None or kernel in kernels:
+                    name = str(dtype).removeprefix("torch.")
+                    yield Task(form, name, width, bias_gradient, kernel)
+
+
+def launched(form: str, dtype: torch.dtype, head_dim: int, bias_gradient: bool) -> list[str]:
+    """The kernels that `attend` launches."""
+    form, *words = form.split("-")
+    names = ["attn_fwd_kernel", "attn_bwd_delta_kernel", *BACKWARD]
+    if form == "distance" and bias_gradient:
+        names.append("attn_bwd_table_kernel")
+    may_skip = form not in ("none", "dense")
+    if may_skip and "packed" not in words:
+        names.append("attn_trim_kernel")
+    if words in ([], ["gain"]):
+        names += ["attn_append_kernel", "attn_decode_kernel", "attn_decode_merge_kernel"]
+        names += ["attn_choose_kernel"] if may_skip else []
+    if dtype != torch.float32 and head_dim <= 128:
+        if form == "distance":
+            names.append("table_factors_kernel")
+        elif form in ("linear", "cumulative"):
+            names += ["query_factors_kernel", "key_factors_kernel"]
+    return names
+
+
+def main(arch: str, *widths: str) -> None:
+    driver.set_active(Processor(int(arch)))
+    made_for = {"arch": int(arch), "triton": triton.__version__}
+    given = (Task(*json.loads(line)) for line in sys.stdin)
+    kernels = defaultdict(set)
+    for *problem, kernel in given if widths == ("-",) else tasks(map(int, widths or WIDTHS)):
+        kernels[tuple(problem)].add(kernel)
+    for (form, dtype, width, bias_gradient), names in kernels.items():
+        for one in compiled(form, getattr(torch, dtype), width, bias_gradient, names):
+            print(json.dumps({**made_for, **asdict(one)}), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

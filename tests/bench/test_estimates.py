@@ -1,0 +1,188 @@
+"""Estimates of speed of kernels as they are compiled, and the committed tables of estimates."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("triton", reason="needs Triton")
+
+import triton
+
+from bench import RESULTS, ROOT
+from bench.estimates import calibration, published, tiles, times
+from bench.estimates.gpu import A100, GPUS, H100
+
+# Another process compiles, as it stands in for a driver of its own.
+COMPILE = """
+import pickle, sys
+from bench.estimates import kernels, tiles
+names = tiles.FORWARD, tiles.DQ, tiles.DKV
+built = [kernels.build(arch, name, "none", 64) for arch in (80, 90) for name in names]
+sys.stdout.buffer.write(pickle.dumps(built))
+"""
+
+
+def in_another_process(*command: str) -> bytes:
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    """Takes seconds: six kernels are compiled, of two GPUs."""
+    built = pickle.loads(in_another_process("-c", COMPILE))
+    return [(gpu, one) for gpu, one in zip([A100] * 3 + [H100] * 3, built, strict=True)]
+
+
+def test_loops_of_the_code_are_those_that_tiles_are_counted_for(kernels):
+    for _, kernel in kernels:
+        tiling = tiles.tiling("none", True, 4096, kernel.block_m, kernel.block_n)
+        assert len(kernel.code.loops) == len(tiles.passes(kernel.name, tiling)[0])
+
+
+def test_the_loop_over_whole_tiles_is_the_one_that_runs_most(kernels):
+    for _, kernel in kernels:
+        tiling = tiles.tiling("none", True, 65536, kernel.block_m, kernel.block_n)
+        counts = [sum(of_loop) for of_loop in zip(*tiles.passes(kernel.name, tiling), strict=True)]
+        most = kernel.code.loops[counts.index(max(counts))]
+        assert times.whole_loop(kernel) == kernel.code.body(most)
+
+
+def test_a_pass_multiplies_and_exponentiates_a_tile(kernels):
+    for gpu, kernel in kernels:
+        loop, pairs = times.whole_loop(kernel), kernel.block_m * kernel.block_n
+        exponentials = 32 * kernel.warps * sum(one.opcode == "MUFU.EX2" for one in loop)
+        # The forward pass has those of its rescaling as well, for four lanes of each row.
+        rescaling = 4 * kernel.block_m if kernel.name == tiles.FORWARD else 0
+        repeated = times.repeated_products(kernel)
+        assert exponentials == repeated * pairs + rescaling
+        # On Ampere a warp takes 16 rows of a tile. Warps without rows repeat the work of others.
+        rows = kernel.block_n if kernel.name == tiles.DKV else kernel.block_m
+        assert repeated == (max(1, 16 * kernel.warps / rows) if gpu is A100 else 1)
+
+
+def test_who_reads_a_loaded_value_waits_for_its_scoreboard(kernels):
+    """Which shows that the control fields are where they are looked for."""
+    checked = 0
+    for _, kernel in kernels:
+        loop = times.whole_loop(kernel)
+        for at, one in enumerate(loop):
+            if one.name not in ("LDS", "LDSM", "SHFL") or one.never_runs or one.sets == 7:
+                continue
+            register, waited = re.search(r"\bR\d+", one.operands)[0], 0
+            for other in loop[at + 1 :]:
+                waited |= other.waits
+                if re.search(rf"\b{register}\b", other.operands):
+                    assert waited >> one.sets & 1, (one, other)
+                    checked += 1
+                    break
+    assert checked > 100
+
+
+def test_no_estimate_is_faster_than_the_peak_rate(kernels):
+    problem = times.Problem(4, 32, 4096, 64)
+    for gpu, kernel in kernels:
+        found = times.estimate(kernel, gpu, problem)
+        # Causal kernels compute half of the pairs and those of tiles on the diagonal.
+        flops = problem.flops * times.PRODUCTS[kernel.name] / 2
+        assert flops / found.milliseconds * 1e-9 < gpu.peak
+        assert not found.bound_by_memory
+
+
+def test_short_problems_are_bound_by_memory(kernels):
+    gpu, kernel = kernels[0]
+    slow = replace(gpu, hbm=1e-3)
+    found = times.estimate(kernel, slow, times.Problem(1, 32, 512, 64))
+    assert found.bound_by_memory
+    assert found.milliseconds == pytest.approx(4 * 2 * 32 * 512 * 64 / 1e-3 * 1e-6)
+
+
+def test_blocks_share_registers_shared_memory_and_warps(kernels):
+    gpu, kernel = kernels[0]
+    small = replace(kernel, registers=32, shared=0, warps=4)
+    assert small.blocks_at_once(gpu) == 64 // 4
+    assert replace(small, registers=250).blocks_at_once(gpu) == 65536 // (256 * 32 * 4)
+    assert replace(small, shared=80 * 1024).blocks_at_once(gpu) == 2
+    too_large = replace(small, shared=200 * 1024)
+    assert too_large.blocks_at_once(gpu) == 0
+    with pytest.raises(ValueError, match="registers or shared memory than A100"):
+        times.estimate(too_large, gpu, times.Problem(1, 1, 512, 64))
+
+
+def test_blocks_take_the_place_that_is_free_first():
+    assert times._last_end([3.0], groups=7, places=3) == 9
+    # 5 and 4, 3 after the 4, 2 after the 5, 1 after either.
+    assert times._last_end([5.0, 4.0, 3.0, 2.0, 1.0], groups=1, places=2) == 8
+    assert times._last_end([1.0, 2.0, 3.0, 4.0, 5.0], groups=1, places=2) == 9
+
+
+def test_the_stated_error_is_that_of_nine_in_ten_predicted_rows():
+    row = next(row for row in published.ROWS if not row.is_fitted)
+    fitted = calibration.Prediction(replace(row, is_fitted=True), 9 * row.milliseconds)
+    errors = [0.01 * (-1) ** n * n for n in range(1, 11)]
+    predicted = [calibration.Prediction(row, row.milliseconds * (1 + one)) for one in errors]
+    assert calibration.stated_error([fitted, *predicted]) == pytest.approx(0.09)
+
+
+def test_published_timings_agree_with_the_rates_that_are_quoted():
+    """Triton's tutorial at 378 TFLOP/s, Pallas-Triton at 361 forward and 338 backward."""
+    rates = set()
+    for row in published.ROWS:
+        flops = times.Problem(row.batch, row.heads, row.n, row.head_dim, row.causal).flops
+        flops *= times.BACKWARD if row.backward else 1
+        if row.arch == 90 and row.causal and (row.n, row.head_dim) == (16384, 128):
+            rates.add((row.source, round(flops / row.milliseconds * 1e-9)))
+    assert rates == {
+        (published.TOKAMAX, 361),
+        (published.TOKAMAX, 338),
+        (published.TUTORIAL, 378),
+    }
+
+
+def test_some_rows_of_each_gpu_are_fitted_and_more_are_predicted():
+    for arch in GPUS:
+        fitted = [row.is_fitted for row in published.ROWS if row.arch == arch]
+        assert 0 < sum(fitted) < len(fitted) / 2
+
+
+def test_committed_estimates_are_those_of_the_kernels():
+    """Of three of the kernels, compiled and simulated again in a few seconds."""
+    document = (RESULTS / "estimates-sm_90.md").read_text()
+    if f"Triton {triton.__version__} " not in document:
+        pytest.skip("another version of Triton compiles to other instructions")
+    command = "-m", "bench.estimates.run", "--arch", "90", "--head-dim", "64", "--form", "linear"
+    printed = in_another_process(*command).decode()
+    rows = [line for line in printed.split("\n\n")[1].splitlines() if "ALiBi" in line]
+    assert len(rows) == 3
+    renew = "run `python -m bench.estimates.run` to renew it"
+    assert [row for row in rows if row not in document.splitlines()] == [], renew
+
+
+def test_estimates_say_what_they_are():
+    for arch in GPUS:
+        document = (RESULTS / f"estimates-sm_{arch}.md").read_text()
+        assert "**Estimates, not measurements: none of these kernels has been timed.**" in document
+        assert math.isclose(
+            float(re.search(r"error of each is\n±(\d+)%", document)[1]) / 100,
+            _error_of(document),
+            abs_tol=0.006,
+        )
+
+
+def _error_of(document: str) -> float:
+    """From the table of calibration, whose errors are rounded to per cents."""
+    rows = (line for line in document.splitlines() if line.endswith("| predicted |"))
+    errors = sorted(abs(int(re.search(r"([+-]\d+)%", row)[1])) for row in rows)
+    return errors[math.ceil(0.9 * len(errors)) - 1] / 100

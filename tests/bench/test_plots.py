@@ -1,0 +1,17 @@
+"""The plots that are committed show the numbers that are committed."""
+
+from __future__ import annotations
+
+import re
+
+from bench.reports import plots
+
+TEXT = re.compile(r"<text[^>]*>([^<]*)</text>")
+
+
+def test_plots_show_the_latest_results(tmp_path):
+    plots.write(tmp_path)
+    drawn = {path.name: TEXT.findall(path.read_text()) for path in tmp_path.iterdir()}
+    committed = {path.name: TEXT.findall(path.read_text()) for path in plots.FOLDER.iterdir()}
+    assert drawn == committed
+    assert all(committed.values())

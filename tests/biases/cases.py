@@ -1,0 +1,63 @@
+"""Every bias with its oracle, by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from biased_flash_attn import biases
+from tests.support import oracles
+
+HEADS = 3
+
+# id: (bias of HEADS heads, its oracle)
+DISTANCE_CASES = {
+    "alibi": (lambda: biases.ALiBi(HEADS), oracles.alibi()),
+    "alibi-shift": (lambda: biases.ALiBi(HEADS, shift=-3), oracles.alibi(shift=-3)),
+    "alibi-equal": (lambda: biases.ALiBi(HEADS, exponent=4), oracles.alibi(exponent=4)),
+    "alibi-trained": (lambda: biases.ALiBi(HEADS, trainable=True), oracles.alibi_trained),
+    "kerple_log": (lambda: biases.KerpleLog(HEADS), oracles.kerple_log),
+    "kerple_power": (lambda: biases.KerplePower(HEADS), oracles.kerple_power),
+    "sandwich": (lambda: biases.Sandwich(HEADS), oracles.sandwich()),
+    "sandwich-16": (lambda: biases.Sandwich(HEADS, dbar=16), oracles.sandwich(16)),
+    "sandwich-code": (
+        lambda: biases.Sandwich(HEADS, first_frequency=0),
+        oracles.sandwich(first=0),
+    ),
+    "sandwich-trained": (lambda: biases.Sandwich(HEADS, trainable=True), oracles.sandwich()),
+    "smoothed_sandwich": (lambda: biases.SmoothedSandwich(HEADS), oracles.smoothed_sandwich),
+    "type1": (lambda: biases.Type1(HEADS), oracles.type1),
+    "type2": (lambda: biases.Type2(HEADS), oracles.type2),
+    "inverse_distance": (lambda: biases.InverseDistance(HEADS), oracles.inverse_distance),
+    "inverse_log_distance": (
+        lambda: biases.InverseLogDistance(HEADS),
+        oracles.inverse_log_distance,
+    ),
+    "t5": (lambda: biases.T5(HEADS), oracles.t5()),
+    "t5-both": (lambda: biases.T5(HEADS, bidirectional=True), oracles.t5(bidirectional=True)),
+    "t5-small": (
+        lambda: biases.T5(HEADS, num_buckets=6, max_distance=9),
+        oracles.t5(num_buckets=6, max_distance=9),
+    ),
+    "clipped_table": (lambda: biases.ClippedTable(HEADS, 4), oracles.clipped_table(4)),
+    "function": (
+        lambda: biases.DistanceBias.from_function(lambda d: -torch.log1p(d), HEADS),
+        oracles.inverse_distance,
+    ),
+}
+
+DIM = 5
+CONTEXT_CASES = {
+    "cable": (lambda: biases.Cable(DIM, HEADS), oracles.cable()),
+    "cable-softplus": (
+        lambda: biases.Cable(DIM, HEADS, activation="softplus", weighted=False),
+        oracles.cable(oracles.softplus, weighted=False),
+    ),
+    "cable_nw": (lambda: biases.CableNW(DIM, HEADS), oracles.cable(weighted=False)),
+    "kernelized_cable": (lambda: biases.KernelizedCable(DIM, HEADS), oracles.cable(kernel=True)),
+    "forget_gate": (lambda: biases.ForgetGate(DIM, HEADS), oracles.forget_gate),
+}
+
+
+def cases(table):
+    return pytest.mark.parametrize("case", table.values(), ids=table.keys())

@@ -1,0 +1,232 @@
+"""Every bias compared with its oracle: all pairs, geometries, and gradients of parameters."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from biased_flash_attn import biases
+from biased_flash_attn.forms import Geometry
+from tests.biases.cases import CONTEXT_CASES, DIM, DISTANCE_CASES, HEADS, cases
+from tests.support import oracles
+from tests.support.numerics import assert_close_to_float64
+
+GEOMETRIES = {
+    "causal": Geometry(9, 9),
+    "decoding": Geometry(2, 9),
+    "more-queries": Geometry(9, 4),
+    "window": Geometry(9, 9, window=3),
+    "wide-window": Geometry(5, 9, window=20),
+    "both-sides": Geometry(9, 9, causal=False),
+    "both-sides-window": Geometry(6, 9, causal=False, window=2),
+    "one": Geometry(1, 1, causal=False),
+}
+
+
+geometries = pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=GEOMETRIES.keys())
+
+
+def drawn(bias: nn.Module) -> nn.Module:
+    """The bias in float64 with fresh parameters, all of them where no limit holds them."""
+    for parameter in bias.double().parameters():
+        nn.init.uniform_(parameter, 0.05, 1.9)
+    return bias
+
+
+def leaves(bias: nn.Module) -> oracles.Parameters:
+    return {
+        name: value.detach().clone().requires_grad_() for name, value in bias.named_parameters()
+    }
+
+
+def expected_distance(oracle, parameters, n_query: int, n_key: int) -> torch.Tensor:
+    return oracles.every_pair(
+        lambda h, p, j: oracle(parameters, HEADS, h, p, j), HEADS, n_query, n_key
+    )
+
+
+def expected_context(oracle, parameters, x, n_query: int, n_key: int) -> torch.Tensor:
+    sequences = [
+        oracles.every_pair(
+            lambda h, p, j, row=row: oracle(parameters, row, h, p, j), HEADS, n_query, n_key
+        )
+        for row in x
+    ]
+    return torch.stack(sequences)
+
+
+def check_gradients(bias: nn.Module, parameters, actual, exact) -> None:
+    """The same random combination of all entries has the same gradients both ways."""
+    weights = torch.randn_like(exact)
+    (actual * weights).sum().backward()
+    (exact * weights).sum().backward()
+    for name, value in bias.named_parameters():
+        assert_close_to_float64(value.grad, parameters[name].grad, None, f"gradient of {name}")
+
+
+def test_every_shipped_bias_has_an_oracle():
+    assert set(biases.DISTANCE_BIASES) <= set(DISTANCE_CASES)
+    assert set(biases.CONTEXT_BIASES) <= set(CONTEXT_CASES)
+    for name, make in biases.DISTANCE_BIASES.items():
+        assert type(make(HEADS)) is type(DISTANCE_CASES[name][0]())
+    for name, make in biases.CONTEXT_BIASES.items():
+        assert type(make(DIM, HEADS)) is type(CONTEXT_CASES[name][0]())
+
+
+@cases(DISTANCE_CASES)
+@pytest.mark.parametrize(("n_query", "n_key"), [(13, 13), (3, 40), (9, 4)])
+def test_dense_distance_biases_follow_the_papers(case, n_query, n_key):
+    make, oracle = case
+    bias = drawn(make())
+    parameters = leaves(bias)
+    actual = bias.dense(n_query, n_key)
+    exact = expected_distance(oracle, parameters, n_query, n_key)
+    assert_close_to_float64(actual, exact, None, "dense")
+    if parameters:
+        check_gradients(bias, parameters, actual, exact)
+
+
+@cases(DISTANCE_CASES)
+@geometries
+def test_lowered_distance_biases_follow_the_papers(case, geometry):
+    make, oracle = case
+    bias = drawn(make())
+    form = bias.lower(geometry, torch.float32, torch.device("cpu"))
+    (tensor,) = form.tensors
+    assert tensor.dtype == torch.float32
+    exact = expected_distance(oracle, leaves(bias), geometry.n_query, geometry.n_key)
+    exact = torch.where(geometry.visible(), exact, 0).detach()
+    actual = torch.where(geometry.visible(), form.dense(geometry)[0], 0).expand_as(exact)
+    assert_close_to_float64(actual.float(), exact, exact.float(), form.name)
+
+
+@cases(CONTEXT_CASES)
+@pytest.mark.parametrize(("n_query", "n_key"), [(7, 7), (3, 7)])
+def test_dense_context_biases_follow_the_papers(case, n_query, n_key):
+    make, oracle = case
+    bias = drawn(make())
+    parameters = leaves(bias)
+    x = torch.randn(2, n_key, DIM, dtype=torch.float64)
+    x_ours, x_theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    actual = bias(x_ours).dense(n_query, n_key)
+    exact = expected_context(oracle, parameters, x_theirs, n_query, n_key)
+    assert_close_to_float64(actual, exact, None, "dense")
+    check_gradients(bias, parameters, actual, exact)
+    assert_close_to_float64(x_ours.grad, x_theirs.grad, None, "gradient of x")
+
+
+@pytest.mark.parametrize("kernel", [None, "log1p_square"])
+@pytest.mark.parametrize("gained", [False, True])
+@geometries
+def test_cumulative_bias_sums_the_steps_between_two_positions(geometry, gained, kernel):
+    n_query, n_key = geometry.n_query, geometry.n_key
+    steps = torch.randn(2, HEADS, n_key, dtype=torch.float64, requires_grad=True)
+    gain = torch.randn(2, HEADS, n_query, dtype=torch.float64, requires_grad=True)
+    bias = biases.CumulativeBias(steps, gain if gained else None, kernel)
+    form = bias.lower(geometry, torch.float64, torch.device("cpu"))
+    assert form.name == (kernel or "cumulative")
+
+    exact = torch.stack(
+        [
+            oracles.every_pair(
+                oracles.cumulative(steps, gain if gained else None, kernel is not None, b),
+                HEADS,
+                n_query,
+                n_key,
+            )
+            for b in range(2)
+        ]
+    )
+    actual = form.dense(geometry)
+    assert_close_to_float64(actual, exact, None, form.name)
+    assert_close_to_float64(bias.dense(n_query, n_key), exact, None, "dense")
+
+    inputs = (steps, gain) if gained else (steps,)
+    weights = torch.randn_like(exact)
+    ours = torch.autograd.grad((actual * weights).sum(), inputs)
+    theirs = torch.autograd.grad((exact * weights).sum(), inputs)
+    for name, got, wanted in zip(("steps", "gain"), ours, theirs, strict=False):
+        assert_close_to_float64(got, wanted, None, f"gradient of {name}")
+
+
+def test_gains_per_key_are_selected_for_the_last_queries():
+    steps, gain = torch.randn(2, HEADS, 8), torch.randn(1, HEADS, 8)
+    by_key = biases.CumulativeBias(steps, gain).dense(3, 8)
+    by_query = biases.CumulativeBias(steps, gain[..., 5:]).dense(3, 8)
+    assert by_key.shape == (2, HEADS, 3, 8)
+    assert torch.equal(by_key, by_query)
+
+
+@given(
+    n_query=st.integers(1, 12),
+    n_key=st.integers(1, 12),
+    causal=st.booleans(),
+    window=st.none() | st.integers(1, 15),
+)
+def test_geometry_follows_its_docstring(n_query, n_key, causal, window):
+    geometry = Geometry(n_query, n_key, causal, window)
+    visible, pair_distances = geometry.visible(), geometry.pair_distances()
+    seen = []
+    for i, j in itertools.product(range(n_query), range(n_key)):
+        p = i + n_key - n_query
+        assert pair_distances[i, j] == p - j
+        sees = (not causal or j <= p) and (window is None or p - j < window)
+        assert visible[i, j] == sees
+        if sees:
+            seen.append(p - j)
+    distances = geometry.distances()
+    assert len(distances) == geometry.n_distances
+    assert distances[0] == geometry.first_distance == min(seen)
+    assert distances[-1] == max(seen)
+
+
+def test_alibi_slopes_of_twelve_heads_equal_the_published_ones():
+    form = biases.ALiBi(12).lower(Geometry(1, 1), torch.float64, torch.device("cpu"))
+    exponents = [1, 2, 3, 4, 5, 6, 7, 8, 0.5, 1.5, 2.5, 3.5]
+    exact = torch.tensor([[2**-h for h in exponents]], dtype=torch.float64)
+    assert_close_to_float64(form.slopes, exact, None, "slopes")
+
+
+@pytest.mark.parametrize("num_heads", [1, 2, 3, 5, 8, 20, 32, 71])
+def test_alibi_slopes_follow_the_authors_recursion(num_heads):
+    form = biases.ALiBi(num_heads).lower(Geometry(1, 1), torch.float64, torch.device("cpu"))
+    exact = torch.tensor([oracles.published_slopes(num_heads)], dtype=torch.float64)
+    assert_close_to_float64(form.slopes, exact, None, "slopes")
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize(("num_buckets", "max_distance"), [(32, 128), (8, 20), (64, 1000)])
+def test_t5_buckets_equal_the_published_ones(bidirectional, num_buckets, max_distance):
+    bias = biases.T5(1, num_buckets, max_distance, bidirectional)
+    reach = 2 * max_distance
+    d = torch.arange(-reach, reach + 1, dtype=torch.float64)
+    published = [
+        oracles.t5_bucket(ahead, bidirectional, num_buckets, max_distance)
+        for ahead in range(reach, -reach - 1, -1)
+    ]
+    assert bias.bucket(d).tolist() == published
+
+
+@pytest.mark.parametrize("limits", [(-1.0, 3.0), (0.005, 0.3)], ids=["beyond", "small"])
+def test_kerple_parameters_stay_in_range_and_keep_their_gradients(limits):
+    low, high = limits
+    bias = biases.KerplePower(2).double()
+    with torch.no_grad():
+        bias.r1.copy_(torch.tensor([low, high]))
+        bias.r2.copy_(torch.tensor([high, low]))
+    # The authors clamp what is stored, then take gradients there.
+    parameters = {
+        "r1": bias.r1.detach().clamp(0.01).requires_grad_(),
+        "r2": bias.r2.detach().clamp(0.01, 2).requires_grad_(),
+    }
+    exact = oracles.every_pair(
+        lambda h, p, j: oracles.kerple_power(parameters, 2, h, p, j), 2, 5, 5
+    )
+    actual = bias.dense(5, 5)
+    assert_close_to_float64(actual, exact, None, "dense")
+    check_gradients(bias, parameters, actual, exact)

@@ -1,0 +1,251 @@
+"""`python -m biased_flash_attn check`: its report, and the faults that it finds."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from biased_flash_attn import backends
+from biased_flash_attn.cli import machine, main
+from biased_flash_attn.cli.checking import processes, sizes, work
+from biased_flash_attn.cli.checking.accuracy import Error, Row
+from biased_flash_attn.cli.checking.problems import (
+    CALLS,
+    DTYPES,
+    FORMS,
+)
+from biased_flash_attn.cli.checking.processes import Ended, Schedule, spread
+from biased_flash_attn.cli.checking.report import environment
+from biased_flash_attn.cli.checking.timing import FLEX, OURS, PLAIN, Timing
+from biased_flash_attn.cli.checking.work import Done, OutOfMemory, Prepare, Settings, Time
+from tests.cli.planted_faults import FAULTS, KERNELS, LENGTH, plant
+
+GIBIBYTE = 2**30
+module = sys.modules["biased_flash_attn.cli.check"]
+EVERY_ROW = [
+    Row(form, str(call), dtype, (Error("o", 1e-3, 2e-3, "batch 0, head 0, rows 0 to 127"),))
+    for form, call, dtype in itertools.product(FORMS, CALLS, DTYPES)
+]
+TIMINGS = [
+    Timing(form, {OURS: 1e-3, PLAIN: 2e-3}, {OURS: 3e-3, PLAIN: 3e-3}, {FLEX: "no compiler"})
+    for form in FORMS
+]
+
+
+def settings(seed: int, *forms: str, seconds: float = 600) -> Settings:
+    end = time.time() + seconds
+    return Settings(forms, "cpu", "cpu", seed, LENGTH, LENGTH, "float32", 16, end, 0.0)
+
+
+@pytest.fixture
+def invoke(tmp_path, monkeypatch):
+    """Runs the command with events in place of those of processes; returns result and report."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(events, *arguments: str):
+        monkeypatch.setattr(module, "spread", events)
+        given = ("check", "--backend", "cpu", "--length", str(LENGTH), "--seed", "5", *arguments)
+        result = CliRunner().invoke(main, given)
+        path = tmp_path / "check-report.md"
+        return result, path.read_text() if path.exists() else None
+
+    return run
+
+
+def these(*events):
+    return lambda *_: iter(events)
+
+
+def inline(*forms: str):
+    """The rows of some forms, computed in this process."""
+    return lambda settings, *_: performed(settings, *work.checks(forms))
+
+
+def performed(settings: Settings, *tasks):
+    own = work.Work(settings)
+    for task in tasks:
+        yield from (event for event in own.perform(task) if not isinstance(event, Done))
+
+
+def test_prepared_forms_are_timed(seed):
+    tasks = Prepare("linear", with_flex=False), Prepare("none", with_flex=False), Time("linear")
+    (found,) = performed(settings(seed, "none", "linear"), *tasks)
+    assert isinstance(found, Timing)
+    assert found.form == "linear"
+
+
+def test_out_of_memory_ends_a_task(monkeypatch, seed):
+    def fails(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(KERNELS, "forward", fails)
+    (event,) = performed(settings(seed, "none"), work.checks(("none",))[0])
+    assert event == OutOfMemory("OutOfMemoryError: CUDA out of memory")
+
+
+def test_processes_share_the_forms(seed):
+    """Slow, as it starts two processes that import PyTorch; what they run is tested above."""
+    asked = settings(seed, "none", "linear")
+    events = list(spread(asked, 2, time.time() + 300))
+    expected = performed(asked, *work.checks(asked.forms))
+    assert {row for row in events if isinstance(row, Row)} == set(expected)
+    last = max(n for n, event in enumerate(events) if isinstance(event, Row))
+    timings = events[last + 1 :]
+    assert {event.form for event in timings} == {"none", "linear"}
+
+
+def test_no_row_is_started_after_the_time_limit(seed):
+    schedule = Schedule(settings(seed, "none", "linear", seconds=-1))
+    expected = [Prepare("none", False), Prepare("linear", False), None]
+    assert [schedule.next() for _ in range(3)] == expected
+
+
+def test_the_reason_of_a_failed_process_is_reported(monkeypatch, seed):
+    script = "raise RuntimeError('CUDA error: an illegal memory access\\nCompile with DSA')"
+    monkeypatch.setattr(processes, "COMMAND", [sys.executable, "-c", script])
+    (event,) = spread(settings(seed, "none"), 1, time.time() + 60)
+    assert event.task == "none; causal, D = 64; bfloat16, float16"
+    reason = "a process ended with status 1: RuntimeError: CUDA error: an illegal memory access"
+    assert event.reason == reason
+
+
+def test_processes_are_terminated_after_the_time_limit(monkeypatch, seed):
+    monkeypatch.setattr(processes, "COMMAND", [sys.executable, "-c", "import time; time.sleep(99)"])
+    begin = time.time()
+    events = list(spread(settings(seed, "none", "linear"), 2, begin + 0.2))
+    assert {event.reason for event in events} == {"the time limit was reached"}
+    assert time.time() - begin < 30
+
+
+def test_a_correct_machine_can_be_trusted(invoke):
+    result, report = invoke(these(*EVERY_ROW, *TIMINGS))
+    assert result.exit_code == 0, result.output
+    verdict = "This machine can be trusted with the cpu backend: all 90 checks passed."
+    assert result.output.splitlines()[-1] == verdict
+    assert f"**{verdict}**" in report
+    assert "| seed | 5 |" in report
+    assert "| torch |" in report
+    assert report.count("| 0.001 | 0.002 | 0.5 |") == 90
+    assert "| none | forward | 1 | 2 | - | - |" in report
+    assert "FlexAttention: no compiler" in result.output
+    assert "2.00x" in result.output
+
+
+def test_a_planted_fault_is_reported(invoke, monkeypatch):
+    plant(monkeypatch, *FAULTS["gradient of k"][:3])
+    result, report = invoke(inline("distance"))
+    assert result.exit_code == 1
+    assert "This machine cannot be trusted with the cpu backend: " in result.output
+    assert "WRONG" in result.output
+    line = "distance; causal, D = 64; float32: gradient of k has an error of"
+    assert line in result.output
+    assert f"- {line}" in report
+    assert "Attach check-report.md to a bug report." in result.output
+
+
+def test_a_machine_with_missing_checks_is_not_trusted(invoke):
+    ended = Ended("timing linear", "a process ended with status -11: no message")
+    result, report = invoke(these(*EVERY_ROW[1:], *TIMINGS, ended))
+    assert result.exit_code == 1
+    assert "yet: 89 checks passed and 1 did not run. Run it again" in result.output
+    assert "- timing linear: a process ended with status -11: no message" in report
+
+
+def test_refused_dtypes_are_named(invoke):
+    rows = [
+        replace(row, errors=(), refusal="no bfloat16 here") if row.dtype == "bfloat16" else row
+        for row in EVERY_ROW
+    ]
+    result, _ = invoke(these(*rows))
+    assert result.exit_code == 0
+    assert result.output.count("no bfloat16 here") == 1
+    assert "all 60 checks passed. It refuses calls in bfloat16." in result.output
+
+
+def test_a_backend_that_refuses_everything_is_not_trusted(invoke):
+    rows = [replace(row, errors=(), refusal="an old GPU") for row in EVERY_ROW]
+    result, _ = invoke(these(*rows))
+    assert result.exit_code == 1
+    assert "it refuses every call" in result.output
+
+
+def test_out_of_memory_is_reported_in_one_sentence(invoke):
+    result, report = invoke(these(*EVERY_ROW[:3], OutOfMemory("CUDA out of memory")))
+    assert result.exit_code == 1
+    assert "Error: out of memory, so this machine could not be checked" in result.output
+    assert "--length" in result.output
+    assert report is None
+
+
+def test_a_report_that_cannot_be_written_is_refused_at_once(invoke):
+    result, _ = invoke(these(*EVERY_ROW), "--report", "nowhere/report.md")
+    assert result.exit_code == 2
+    assert "there is no folder nowhere" in result.output
+    assert "all 90 checks" not in result.output
+
+
+def test_a_missing_backend_is_reported_in_one_sentence(monkeypatch):
+    report = [backends.Report("cpu", False, "the C++ kernels were not built")]
+    monkeypatch.setattr(backends, "report", lambda: report)
+    result = CliRunner().invoke(main, ["check", "--backend", "cpu"])
+    assert result.exit_code == 1
+    assert result.output == (
+        "Error: the cpu backend cannot run here: the C++ kernels were not built\n"
+    )
+
+
+@pytest.mark.parametrize(("has_gpu", "chosen"), [(True, "triton"), (False, "cpu")])
+def test_the_device_chooses_what_is_checked(monkeypatch, has_gpu, chosen):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    report = [backends.Report(name, True, "") for name in backends.NAMES]
+    monkeypatch.setattr(backends, "report", lambda: report)
+    if has_gpu:
+        monkeypatch.setattr(backends.get("triton"), "device_type", "cuda")
+    device = "cuda" if has_gpu else "cpu"
+    assert module.choose(None) == (chosen, device)
+
+
+@pytest.mark.parametrize(
+    ("free", "cores", "count", "length"),
+    [(80, 32, 16, 8192), (80, 2, 2, 8192), (15, 16, 5, 4096), (2, 16, 1, 4096)],
+)
+def test_processes_fit_a_gpu_and_its_host(monkeypatch, free, cores, count, length):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free * GIBIBYTE, 80 * GIBIBYTE))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    monkeypatch.setattr(sizes.os, "cpu_count", lambda: cores)
+    assert sizes.processes("cuda") == count
+    assert sizes.timed("cuda") == sizes.Timed(length, "bfloat16", 128)
+
+
+def test_a_gpu_without_bfloat16_is_timed_in_float16(monkeypatch):
+    monkeypatch.setattr(sizes, "max_gpu_processes", lambda: 6)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+    assert sizes.timed("cuda").dtype == "float16"
+
+
+def test_the_report_names_the_gpu_its_driver_and_versions(monkeypatch):
+    pytest.importorskip("triton")
+    properties = SimpleNamespace(
+        name="H100", major=9, minor=0, multi_processor_count=132, total_memory=80 * GIBIBYTE
+    )
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(machine, "driver", lambda: "580.1")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    found = environment("cuda", "triton")
+    shown = {name: found[name] for name in ("gpu", "driver", "compute_capability", "cuda")}
+    assert shown == {
+        "gpu": "H100",
+        "driver": "580.1",
+        "compute_capability": "9.0",
+        "cuda": "13.0",
+    }
+    assert {"torch", "triton", "biased-flash-attn", "processor"} <= found.keys()

@@ -1,0 +1,244 @@
+"""compat.scaled_dot_product_attention equals PyTorch's, with a bias in place of a dense mask."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from biased_flash_attn import biases
+from biased_flash_attn.compat import scaled_dot_product_attention
+from tests.support.biases import FORMS, Content
+from tests.support.cases import Case, pairwise
+from tests.support.numerics import assert_close_to_float64
+
+BATCH, HEADS = 2, 4
+# Keys that take part, by name; of the second sequence all do.
+MASKS = {"left": lambda j, n: j >= n // 3, "right": lambda j, n: j < max(1, n - n // 3)}
+
+
+def key_mask(name: str | None, n_key: int) -> Tensor | None:
+    if name is None:
+        return None
+    of_first = MASKS[name](torch.arange(n_key), n_key)
+    return torch.stack([of_first, torch.ones(n_key, dtype=torch.bool)])[:, None, None]
+
+
+def dense(bias, n_query: int, n_key: int, is_causal: bool) -> Tensor:
+    """The bias of every pair: with is_causal that of as many positions as there may be, cut."""
+    if not is_causal:
+        return bias.dense(n_query, n_key)
+    places = max(n_query, n_key)
+    if getattr(bias, "gain", None) is not None:
+        gain = functional.pad(bias.gain, (0, places - n_query))
+        bias = biases.CumulativeBias(bias.steps, gain, bias.kernel)
+    return bias.dense(places, places)[..., :n_query, :n_key]
+
+
+def by_torch(q: Tensor, k: Tensor, v: Tensor, bias, is_causal: bool, mask: Tensor | None) -> Tensor:
+    """PyTorch's own, given the bias of every pair."""
+    n_query, n_key = q.shape[-2], k.shape[-2]
+    added = torch.zeros(n_query, n_key, dtype=q.dtype)
+    if bias is not None:
+        added = added + dense(bias, n_query, n_key, is_causal).to(q.dtype)
+    seen = torch.ones(n_query, n_key, dtype=torch.bool)
+    if is_causal:
+        seen = seen.tril()
+    if mask is not None:
+        seen = seen & mask
+    added = torch.where(seen, added, -torch.inf)
+    return functional.scaled_dot_product_attention(q, k, v, added, enable_gqa=True)
+
+
+def leaf(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(shape).to(dtype).requires_grad_()
+
+
+COMBINATIONS = pairwise(
+    bias=[*FORMS],
+    lengths=[(1, 1), (40, 40), (17, 63), (63, 17), (1, 30), (30, 1)],
+    is_causal=[False, True],
+    mask=[None, *MASKS],
+    kv_heads=[4, 2],
+)
+
+
+@pytest.mark.parametrize("row", COMBINATIONS, ids=lambda row: "-".join(map(str, row.values())))
+def test_outputs_and_gradients_equal_pytorch(row):
+    (n_query, n_key), kv_heads = row["lengths"], row["kv_heads"]
+    is_causal, mask = row["is_causal"], key_mask(row["mask"], n_key)
+    places = max(n_query, n_key) if is_causal else n_key
+    made = FORMS[row["bias"]](Case(lengths=(n_query, places), heads=(HEADS, kv_heads), batch=BATCH))
+    parameters = [] if made is None else list(made.double().parameters())
+    bias = made() if isinstance(made, Content) else made
+    inputs = leaf(2, 4, n_query, 8), leaf(2, kv_heads, n_key, 8), leaf(2, kv_heads, n_key, 5)
+    ours = scaled_dot_product_attention(
+        *inputs, mask, is_causal=is_causal, enable_gqa=kv_heads != HEADS, bias=bias
+    )
+    exact = by_torch(*inputs, bias, is_causal, mask)
+    cotangent = torch.randn_like(exact)
+    assert_close_to_float64(ours, exact, None, "output")
+    leaves = [*inputs, *parameters]
+    gradients = [torch.autograd.grad(x, leaves, cotangent) for x in (ours, exact)]
+    for actual, expected in zip(*gradients, strict=True):
+        # The gradient of a query that sees one key is 0 and made from numbers that are not.
+        ones = torch.ones_like(expected)
+        assert_close_to_float64(actual, expected, None, "gradient", ones)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_dtypes(dtype, is_causal):
+    inputs = [torch.randn(2, HEADS, n, 16).to(dtype) for n in (70, 50, 50)]
+    bias, mask = biases.ALiBi(HEADS), key_mask("right", 50)
+    ours = scaled_dot_product_attention(*inputs, mask, is_causal=is_causal, bias=bias)
+    exact = by_torch(*(x.double() for x in inputs), bias, is_causal, mask)
+    assert ours.dtype == dtype
+    naive = by_torch(*inputs, bias, is_causal, mask)
+    assert_close_to_float64(ours, exact, naive, "output", torch.ones_like(exact))
+
+
+@pytest.mark.parametrize("leading", [(), (3,), (2, 3)], ids=str)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_leading_dimensions(leading, is_causal):
+    q, k, v = (torch.randn(*leading, HEADS, n, 8, dtype=torch.float64) for n in (9, 20, 20))
+    mask = torch.arange(20) < torch.randint(1, 21, (*leading, 1, 1, 1))
+    ours = scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal)
+    assert_close_to_float64(ours, by_torch(q, k, v, None, is_causal, mask), None, "output")
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 0, 8), (0, 4, 6, 8), (3, 2, 4, 0, 8)], ids=str)
+@pytest.mark.parametrize("n_key", [0, 5])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_empty_inputs(is_causal, n_key, shape):
+    q, k = torch.randn(shape), torch.randn(*shape[:-2], n_key, 8)
+    mask = torch.ones(*shape[:-3], 1, 1, n_key, dtype=torch.bool)
+    for attn_mask in (None, mask):
+        ours = scaled_dot_product_attention(q, k, k, attn_mask, is_causal=is_causal)
+        assert torch.equal(ours, functional.scaled_dot_product_attention(q, k, k))
+
+
+def test_autocast_unifies_dtypes():
+    """As PyTorch does: norms leave float32, projections bfloat16."""
+    q, k, v = torch.randn(3, 2, HEADS, 20, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ours = scaled_dot_product_attention(q, k, v.bfloat16(), is_causal=True)
+    q, k, v = (x.bfloat16() for x in (q, k, v))
+    assert torch.equal(ours, scaled_dot_product_attention(q, k, v, is_causal=True))
+
+
+def test_inputs_without_heads():
+    q, k, v = torch.randn(3, 12, 8, dtype=torch.float64)
+    ours = scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3)
+    exact = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3)
+    assert_close_to_float64(ours, exact, None, "output")
+
+
+@pytest.mark.parametrize("lengths", [(30, 20), (20, 30)], ids=str)
+def test_masked_keys_are_never_read(lengths):
+    q, k, v = (torch.randn(2, HEADS, n, 8) for n in (lengths[0], *2 * lengths[1:]))
+    mask = key_mask("left", lengths[1])
+    exact = scaled_dot_product_attention(q, k, v, mask, is_causal=True, bias=biases.ALiBi(HEADS))
+    hidden = ~mask.transpose(-1, -2).expand_as(k)
+    k, v = (x.masked_fill(hidden, torch.nan) for x in (k, v))
+    ours = scaled_dot_product_attention(q, k, v, mask, is_causal=True, bias=biases.ALiBi(HEADS))
+    assert torch.equal(ours, exact)
+
+
+@pytest.mark.parametrize("lengths", [(17, 40), (40, 17), (20, 20)], ids=str)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_gains_per_position_are_selected_for_the_queries(is_causal, lengths):
+    n_query, n_key = lengths
+    places = max(lengths) if is_causal else n_key
+    q, k, v = leaf(1, HEADS, n_query, 8), leaf(1, HEADS, n_key, 8), leaf(1, HEADS, n_key, 8)
+    steps, gain = leaf(1, HEADS, places), leaf(1, HEADS, places)
+    if n_query > places:  # which then has no gain of every query
+        with pytest.raises(ValueError, match="gain has length 17; it must be"):
+            attend_with(gain, steps, q, k, v, is_causal)
+        return
+    of_queries = gain[..., :n_query] if is_causal else gain[..., places - n_query :]
+    ours, exact = (attend_with(x, steps, q, k, v, is_causal) for x in (gain, of_queries))
+    assert torch.equal(ours, exact)
+
+
+def attend_with(gain, steps, q, k, v, is_causal):
+    bias = biases.CumulativeBias(steps, gain)
+    return scaled_dot_product_attention(q, k, v, is_causal=is_causal, bias=bias)
+
+
+def test_compiles_as_one_graph():
+    bias, mask = biases.KerpleLog(HEADS), key_mask("right", 30)
+
+    def attend(q, k, v):
+        return scaled_dot_product_attention(q, k, v, mask, is_causal=True, bias=bias)
+
+    inputs = leaf(2, HEADS, 40, 8), leaf(2, HEADS, 30, 8), leaf(2, HEADS, 30, 8)
+    leaves = [*inputs, *bias.parameters()]
+    results = []
+    for function in (attend, torch.compile(attend, fullgraph=True, backend="aot_eager")):
+        out = function(*inputs)
+        results.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+    for ours, eager in zip(*results, strict=True):
+        assert torch.equal(ours, eager)
+
+
+Q, K = torch.randn(2, 4, 6, 8), torch.randn(2, 4, 9, 8)
+MASK = torch.ones(2, 1, 1, 9, dtype=torch.bool)
+HOLE = MASK.clone()
+HOLE[1, ..., 4] = False
+WRONG = {
+    "query is no tensor": (TypeError, "query is a list", {"query": [1.0]}),
+    "query is a vector": (ValueError, r"query has shape \(8,\)", {"query": Q[0, 0, 0]}),
+    "key has another batch": (ValueError, "key has shape", {"key": K[:1]}),
+    "value has another length": (ValueError, "value has shape", {"value": K[:, :, 1:]}),
+    "value has another dtype": (TypeError, "value is torch.float64", {"value": K.double()}),
+    "key has another head_dim": (ValueError, "key has head_dim 7", {"key": K[..., :7]}),
+    "heads differ": (ValueError, "key has 2 heads and query 4", {"key": K[:, :2]}),
+    "heads do not divide": (
+        ValueError,
+        "key has 3 heads; their number must divide that of query",
+        {"key": K[:, :3], "enable_gqa": True},
+    ),
+    "dropout": (ValueError, "dropout_p is 0.1; it must be 0", {"dropout_p": 0.1}),
+    "is_causal is no bool": (TypeError, "is_causal is 1", {"is_causal": 1}),
+    "scale is infinite": (ValueError, "scale is inf", {"scale": float("inf")}),
+    "bias is a tensor": (TypeError, "bias is a Tensor", {"bias": torch.zeros(6, 9)}),
+    "steps have another length": (
+        ValueError,
+        "bias: its steps have length 6; it must be 9",
+        {"bias": biases.CumulativeBias(torch.zeros(1, 4, 6))},
+    ),
+    "mask is a list": (TypeError, "attn_mask is a list", {"attn_mask": [True]}),
+    "mask of ints": (
+        TypeError,
+        "attn_mask is torch.int64; it .* or floating",
+        {"attn_mask": MASK.long()},
+    ),
+    "mask is added and bias": (
+        ValueError,
+        "bias is given with an attn_mask that is added to logits",
+        {"attn_mask": MASK.float(), "bias": biases.ALiBi(4)},
+    ),
+    "mask is added to other keys": (
+        ValueError,
+        "attn_mask has shape .* it must broadcast to",
+        {"attn_mask": torch.zeros(6, 8)},
+    ),
+    "mask of pairs": (
+        ValueError,
+        r"attn_mask has shape \(6, 9\)",
+        {"attn_mask": torch.ones(6, 9, dtype=torch.bool)},
+    ),
+    "mask of heads": (ValueError, "attn_mask has shape", {"attn_mask": MASK.expand(2, 4, 1, 9)}),
+    "mask of another length": (ValueError, "attn_mask has shape", {"attn_mask": MASK[..., :5]}),
+    "mask with a hole": (ValueError, "attn_mask has padding between", {"attn_mask": HOLE}),
+    "mask on another device": (ValueError, "attn_mask is on meta", {"attn_mask": MASK.to("meta")}),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_errors_name_the_argument(wrong):
+    error, message, arguments = WRONG[wrong]
+    with pytest.raises(error, match=message):
+        scaled_dot_product_attention(**({"query": Q, "key": K, "value": K} | arguments))

@@ -1,0 +1,145 @@
+"""Decoding in PyTorch's modes, and its operator in PyTorch's machinery."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from biased_flash_attn import KVCache, biased_flash_attn_with_kvcache, biases, operators
+from tests.decoding.cases import bias_of, check_decoding, decoded, make_cache
+from tests.support.biases import FORMS
+from tests.support.cases import Case
+from tests.support.problems import drawn
+
+H, HKV, D = 4, 2, 16
+
+
+def tokens(n: int):
+    return torch.randn(1, H, n, D), *torch.randn(2, 1, HKV, n, D)
+
+
+@pytest.mark.parametrize("bias", FORMS)
+def test_opcheck(bias, monkeypatch):
+    """With the arguments that a step calls it with."""
+    problem = drawn(Case(bias, lengths=(150, 150), batch=2, heads=(4, 2), window=40))
+    cache = make_cache(problem, "contiguous")
+    decoded(problem, cache, (150,))
+    calls = []
+    decode = operators.decode
+
+    def noted(problem):
+        calls.append(problem.detached().page_arguments())
+        return decode(problem)
+
+    monkeypatch.setattr(operators, "decode", noted)
+    last = slice(148, 150)
+    cache.truncate(148)
+    with torch.no_grad():
+        q, k, v = (x[:, :, last].detach() for x in (problem.q, problem.k, problem.v))
+        biased_flash_attn_with_kvcache(q, cache, k, v, bias_of(problem, last), backend="cpu")
+    (arguments,) = calls
+    torch.library.opcheck(torch.ops.biased_flash_attn.decode.default, arguments)
+
+
+def test_caches_of_inference_mode_go_on_outside():
+    bias = biases.KerpleLog(H)
+    with torch.inference_mode():
+        cache = KVCache(1, HKV, D)
+        biased_flash_attn_with_kvcache(tokens(3)[0], cache, *tokens(3)[1:], bias)
+    with torch.no_grad():
+        biased_flash_attn_with_kvcache(tokens(70)[0], cache, *tokens(70)[1:], bias)
+    with torch.inference_mode():
+        biased_flash_attn_with_kvcache(tokens(70)[0], cache, *tokens(70)[1:], bias)
+        cache.truncate(100)
+    assert cache.lengths == [100]
+
+
+def test_autocast():
+    cache = KVCache(1, HKV, D, dtype=torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for n in (5, 1):
+            q, k, v = tokens(n)
+            o, lse = biased_flash_attn_with_kvcache(q, cache, k, v, return_lse=True)
+    assert o.dtype == torch.bfloat16
+    assert lse.dtype == torch.float32
+
+
+def test_tables_follow_their_parameters():
+    bias = biases.KerpleLog(H)
+    cache, (q, k, v) = KVCache(1, HKV, D), tokens(30)
+    with torch.no_grad():
+        biased_flash_attn_with_kvcache(q, cache, k, v, bias)
+        before = biased_flash_attn_with_kvcache(q, cache, bias=bias)
+        bias.r1 += 1
+        after = biased_flash_attn_with_kvcache(q, cache, bias=bias)
+        cache.truncate(0)
+        anew = biased_flash_attn_with_kvcache(q, cache, k, v, bias, backend="reference")
+    assert not torch.equal(before, after)
+    torch.testing.assert_close(after, anew)
+
+
+def test_tables_are_evaluated_where_distances_occur():
+    """A function may know no others, as a table of trained positions does."""
+    table = torch.randn(H, 40, dtype=torch.float64)
+    seen = []
+
+    def function(d):
+        seen.extend(d.tolist())
+        return table[:, d.long()]
+
+    bias = biases.DistanceBias.from_function(function, H)
+    cache = KVCache(1, HKV, D)
+    for n in (10, 1, 1, 28):
+        q, k, v = tokens(n)
+        biased_flash_attn_with_kvcache(q, cache, k, v, bias)
+    assert sorted(seen) == list(range(40))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_repeatable_bit_for_bit(threads):
+    """However the parts of the keys were dealt out."""
+    n = 5000
+    cache, (q, k, v) = KVCache(1, HKV, D), tokens(n)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        biased_flash_attn_with_kvcache(q[:, :, :0], cache, k, v)
+        runs = [biased_flash_attn_with_kvcache(q[:, :, -2:], cache) for _ in range(20)]
+    finally:
+        torch.set_num_threads(before)
+    for run in runs:
+        assert torch.equal(run, runs[0])
+
+
+def test_gains_with_strides():
+    problem = drawn(Case("cumulative-gain", lengths=(40, 40), heads=(4, 2)))
+    cache = make_cache(problem, "contiguous")
+    given = bias_of(problem, slice(0, 40))
+    strided = biases.CumulativeBias(
+        given.steps.mT.contiguous().mT, given.gain.mT.contiguous().mT, given.kernel
+    )
+    assert not strided.gain.is_contiguous()
+    parts = []
+    with torch.no_grad():
+        for now in (slice(0, 25), slice(25, 40)):
+            bias = biases.CumulativeBias(strided.steps[..., now], strided.gain[..., now])
+            q, k, v = (x[:, :, now] for x in (problem.q, problem.k, problem.v))
+            parts.append(biased_flash_attn_with_kvcache(q, cache, k, v, bias, return_lse=True))
+    check_decoding(problem, *(torch.cat(x, 2) for x in zip(*parts, strict=True)))
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")  # where a pool grows
+def test_steps_inside_compiled_code():
+    bias = biases.ALiBi(H)
+    cache, other = KVCache(1, HKV, D), KVCache(1, HKV, D)
+
+    @torch.compile(backend="aot_eager")
+    def step(q, k, v):
+        return 2 * biased_flash_attn_with_kvcache(q, cache, k, v, bias)
+
+    with torch.no_grad():
+        for n in (5, 1, 70):
+            q, k, v = tokens(n)
+            expected = 2 * biased_flash_attn_with_kvcache(q, other, k, v, bias)
+            torch.testing.assert_close(step(q, k, v), expected)
+    assert cache.lengths == [76]

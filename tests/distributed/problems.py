@@ -1,0 +1,78 @@
+"""Problems of support/problems.py, of which each rank has a part. The truth is the one there."""
+
+from __future__ import annotations
+
+import traceback
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from biased_flash_attn import biases
+from biased_flash_attn.distributed import context_parallel_attention, shard, unshard
+from tests.support.biases import Dense, OfHiddenStates, Steps
+from tests.support.problems import check_problem, evaluate
+
+
+class Whole(torch.autograd.Function):
+    """What ranks have, in one; each rank goes on with the gradient of its own part."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        return unshard(x, 2)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:
+        return shard(grad, 2)
+
+
+def own_bias(bias):
+    """That of this rank's tokens."""
+    if isinstance(bias, OfHiddenStates):
+        return bias.module(shard(bias.x, 1))
+    if isinstance(bias, Steps):
+        gain = None if bias.gain is None else shard(bias.gain, 2)
+        return biases.CumulativeBias(shard(bias.steps, 2), gain, bias.kernel)
+    if isinstance(bias, Dense):
+        return biases.DenseBias(shard(bias.tensor, bias.tensor.dim() - 2))
+    return bias
+
+
+def attend(problem, **options) -> tuple[Tensor, Tensor]:
+    case = problem.case
+    options = {"causal": case.causal, "window": case.window, "scale": case.scale} | options
+    results = context_parallel_attention(
+        *(shard(x, 2) for x in (problem.q, problem.k, problem.v)),
+        own_bias(problem.bias),
+        return_lse=True,
+        **options,
+    )
+    return tuple(Whole.apply(x) for x in results)
+
+
+def summed(problem, attend) -> dict[str, Tensor]:
+    """Results, with what ranks have of gradients summed."""
+    results = evaluate(problem, attend)
+    for name, x in results.items():
+        if name.startswith("gradient"):
+            results[name] = x.contiguous()
+            dist.all_reduce(results[name])
+    return results
+
+
+def caught(check, case, seed: str) -> str:
+    """What is wrong with a case, or nothing; the same problem is drawn on all ranks."""
+    torch.manual_seed(int(seed) + sum(map(ord, str(case))))
+    try:
+        check(case)
+    except AssertionError:
+        return traceback.format_exc()
+    return ""
+
+
+def check_summed(problem, attend=attend) -> None:
+    """One rank compares what all have computed."""
+    if dist.get_rank() == 0:
+        check_problem(problem, attend, summed)
+    else:
+        summed(problem, attend)

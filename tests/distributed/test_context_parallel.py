@@ -1,0 +1,123 @@
+"""Attention in a ring of ranks is that of one process, forward and backward."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+import torch
+
+from biased_flash_attn.distributed import context_parallel_attention
+from tests.distributed.cases import cases_of
+from tests.distributed.ranks import TIMEOUT, outcomes
+
+MODULE = "tests.distributed.cases"
+
+
+@pytest.fixture(scope="module")
+def found(request, tmp_path_factory):
+    """What each rank found, by number of ranks."""
+    seed, found = request.config.option.seed, {}
+    for ranks in (2, 4):
+        directory = tmp_path_factory.mktemp("ranks")
+        found[ranks], errors = outcomes(ranks, directory, MODULE, "everything", seed)
+        assert None not in found[ranks], errors
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ranks", "case"), [(ranks, case) for ranks in (2, 4) for case in cases_of(ranks)], ids=str
+)
+def test_every_pair_of_settings_is_exact(found, ranks, case):
+    for of_rank in found[ranks]:
+        assert of_rank["exact"][str(case)] == ""
+
+
+@pytest.mark.parametrize("what", ["exact", "tolerance", "needle", "infinity"])
+def test_what_is_left_out_does_not_matter(found, what):
+    for of_rank in found[2]:
+        assert of_rank["skipped"][what]
+        assert of_rank["skipped"][what] == [""] * len(of_rank["skipped"][what])
+
+
+def test_wrong_calls_are_named_on_all_ranks(found):
+    expected = (
+        "ValueError: x has 2 rows in dimension 2; on 2 ranks .* a multiple of 4",
+        "ValueError: q has 7 rows and k has 7; both must be the same even number",
+        "ValueError: backend='reference' has no kernels; it must be 'cpu' or 'triton'",
+        "TypeError: traffic is a int; it must be None or a Traffic",
+        "ValueError: rank [01] called context_parallel_attention with another scale than .* alike",
+        "ValueError: steps has length 16; it must be the number of keys, 8",
+        "ValueError: rank [01] called .* another form of bias, .* alike",
+        "ValueError: rank [01] called .* another form of bias, .* than rank [01]; .* alike",
+        r"TypeError: group is a DeviceMesh; pass mesh.get_group\(\)",
+        "ValueError: n_local is 7; it must be even",
+        r"ValueError: x.shape\[0\] is 3; it must be even",
+    )
+    for of_rank in found[2]:
+        for one, pattern in zip(of_rank["layouts"], expected, strict=True):
+            assert re.match(pattern, one), one
+
+
+def test_large_steps_leave_sums_before_them_exact(found):
+    for of_rank in found[2]:
+        assert of_rank["sums_of_large_steps"] == [0, 0]
+
+
+def test_compiled_code_and_another_backward_pass_change_nothing(found):
+    for of_rank in found[2]:
+        assert of_rank["called_again"]["differences"] == [0, 0]
+        assert "no second derivatives" in of_rank["called_again"]["error"]
+
+
+def test_a_bias_of_the_users_own_is_as_good(found):
+    for of_rank in found[2]:
+        assert of_rank["biases_of_the_users_own"] == []
+
+
+def test_bytes_are_counted(found):
+    """Under a causal mask two ranks need three of four chunks of each other, in either pass."""
+    chunk, kv_heads, dim, heads = 32, 2, 4, 4
+    keys, sums = 3 * 4 * chunk * kv_heads * dim, 3 * 8 * chunk * heads
+    for of_rank in found[2]:
+        assert of_rank["counted"] == [2 * keys, 2 * keys, 2 * sums, 2 * keys + sums]
+
+
+def test_autocast_casts_the_inputs_and_no_bound(found):
+    for of_rank in found[2]:
+        assert of_rank["autocast"] == [True, True]
+
+
+def test_ranks_whose_keys_do_not_matter_send_none(found):
+    """Chunk c needs chunk c - 1, which is that of rank r - 1 or r + 1, or one's own."""
+    assert [of_rank["dropped"] for of_rank in found[4]] == [[1, 2], [2, 1], [2, 1], [1, 2]]
+
+
+def test_heads_may_be_spread_too(found):
+    """On a mesh of two by two ranks: the slopes of all heads, not of a rank's number of them."""
+    for of_rank in found[4]:
+        assert max(of_rank["with_tensor_parallelism"]) < 1e-6
+
+
+def test_training_with_fsdp_is_that_of_one_process(found):
+    for of_rank in found[2]:
+        assert max(of_rank["with_fsdp"]) < 1e-5
+
+
+@pytest.mark.parametrize("function", ["lost", "lost_on_the_way"])
+def test_a_rank_that_ends_is_an_error_on_the_others(tmp_path, function):
+    start = time.monotonic()
+    (message, killed), _ = outcomes(2, tmp_path, MODULE, function, "0")
+    assert killed is None
+    assert "a peer was lost while rank 0" in message
+    assert "start all ranks anew from a checkpoint" in message
+    if function == "lost_on_the_way":
+        assert "in hop 1 of 1, to 1 from 1" in message
+    assert time.monotonic() - start < TIMEOUT
+
+
+def test_without_ranks_it_says_what_to_do():
+    q, k, v = torch.randn(3, 1, 1, 4, 4)
+    with pytest.raises(RuntimeError, match=r"call torch\.distributed\.init_process_group"):
+        context_parallel_attention(q, k, v)

@@ -1,0 +1,32 @@
+"""PTX that NVRTC compiles, once for every version of the source and of the packages."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from tests.emulator.peers import nvrtc
+
+PACKAGES = "nvidia-cuda-nvrtc", "nvidia-cuda-cccl", "nvidia-cuda-runtime", "nvidia-cutlass"
+
+
+@pytest.fixture(scope="session")
+def cuda_ptx(pytestconfig):
+    """From the name of a CUDA source file in this folder to its PTX for sm_90a.
+
+    CuTe's headers take NVRTC nine seconds, so the PTX is kept in pytest's cache.
+    """
+
+    def ptx(name: str) -> str:
+        source = Path(__file__).with_name(name)
+        made_of = [source.read_text(), *map(version, PACKAGES)]
+        digest = hashlib.sha256("\n".join(made_of).encode()).hexdigest()[:16]
+        cached = pytestconfig.cache.mkdir("ptx") / f"{source.stem}-{digest}.ptx"
+        if not cached.exists():
+            cached.write_text(nvrtc.compile_to_ptx(source, "sm_90a", "-default-device"))
+        return cached.read_text()
+
+    return ptx

@@ -1,0 +1,21 @@
+"""The Triton kernels of liger-kernel compute in the emulator what PyTorch computes."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton", reason="needs Triton")
+
+from tests.emulator.peers.launches import execute, launches_of
+from tests.support.numerics import assert_close_to_float64
+
+LAUNCHES = launches_of("tests.emulator.peers.liger_launches")
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_kernel_of_liger_agrees_with_pytorch(name, arch, seed):
+    launch = LAUNCHES[name]()
+    execute(launch, arch, seed)
+    for parameter, (exact, plain) in launch.expected.items():
+        assert_close_to_float64(launch.arguments[parameter], exact, plain, f"{name}: {parameter}")

@@ -1,0 +1,71 @@
+"""Kernels that keep a rule of PTX, and how tests break it by leaving out what is marked."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests import emulator
+from tests.emulator.tests.kernels import kernel_of
+
+SEEDS = range(24)
+
+# Each thread has a word of shared memory at %own, and %other is that of the same lane of the warp
+# beside it; %next is that of the lane beside it. %mine is the thread's word of the output.
+PRELUDE = """
+.reg .pred %p<8>;
+.reg .b32 %r<32>, %own, %other, %next, %tid, %base, %lane, %warp;
+.reg .b64 %rd<16>, %out, %mine;
+.reg .f32 %f<32>;
+.shared .align 1024 .b8 buffer[8192];
+mov.u32 %tid, %tid.x;
+and.b32 %lane, %tid, 31;
+shr.u32 %warp, %tid, 5;
+mov.u32 %base, buffer;
+mad.lo.u32 %own, %tid, 4, %base;
+xor.b32 %other, %tid, 32;
+mad.lo.u32 %other, %other, 4, %base;
+xor.b32 %next, %tid, 1;
+mad.lo.u32 %next, %next, 4, %base;
+ld.param.u64 %out, [out];
+mad.wide.u32 %mine, %tid, 4, %out;
+"""
+
+
+def launch(body: str, threads: int = 64, grid: int = 1, seed: int = 0, out=None) -> np.ndarray:
+    kernel = kernel_of(PRELUDE + body + "\nret;", [".param .u64 out"])
+    out = np.zeros(4096, np.uint32) if out is None else out
+    emulator.launch(kernel, (grid,), [out], block=(threads,), seed=seed)
+    return out
+
+
+def without(body: str, mark: str = "//!") -> str:
+    """The body less its marked lines."""
+    lines = body.splitlines()
+    assert any(mark in line for line in lines)
+    return "\n".join(line for line in lines if mark not in line)
+
+
+def keeps(body: str, **options) -> None:
+    """No seed finds anything wrong."""
+    for seed in SEEDS:
+        launch(body, seed=seed, **options)
+
+
+def breaks(
+    body: str, kind: str | tuple[str, ...], match: str | None = None, **options
+) -> emulator.Fault:
+    """Every seed finds this wrong."""
+    for seed in SEEDS:
+        with pytest.raises(emulator.Fault, match=match) as found:
+            launch(body, seed=seed, **options)
+        assert found.value.kind in ((kind,) if isinstance(kind, str) else kind), found.value
+    return found.value
+
+
+def rule(
+    body: str, kind: str, match: str | None = None, mark: str = "//!", **options
+) -> emulator.Fault:
+    """The body keeps a rule, and breaks it without the marked lines."""
+    keeps(body, **options)
+    return breaks(without(body, mark), kind, match, **options)

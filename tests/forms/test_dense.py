@@ -1,0 +1,193 @@
+"""A bias with a number of its own for each pair, on every backend and in every kind of call."""
+
+from __future__ import annotations
+
+import functools
+import random
+
+import pytest
+import torch
+from torch.nn import functional
+
+from biased_flash_attn import attention_plan, backends, biased_flash_attn, biases, operators
+from biased_flash_attn.attention import prepared
+from biased_flash_attn.compat import scaled_dot_product_attention
+from tests.decoding.cases import STORAGES, check_decoding, decoded, make_cache
+from tests.sequences.packed_cases import PackedCase, drawn_packed, packed
+from tests.support.biases import DENSE
+from tests.support.cases import DTYPES, INSTRUCTION_SETS, LAYOUTS, Case, pairwise
+from tests.support.problems import check, check_problem, drawn, fused, with_leaves
+
+COMBINATIONS = pairwise(
+    bias=[*DENSE],
+    dtype=DTYPES,
+    lengths=[(1, 1), (70, 70), (64, 128), (3, 130), (131, 67), (0, 5)],
+    dims=[(16, 16), (40, 8), (3, 70)],
+    heads=[(1, 1), (4, 2), (3, 3)],
+    causal=[True, False],
+    window=[None, 1, 50],
+    layout=[*LAYOUTS],
+    trained=[True, False],
+    instruction_set=INSTRUCTION_SETS,
+)
+
+
+@pytest.mark.parametrize("row", COMBINATIONS, ids=lambda row: "-".join(map(str, row.values())))
+def test_every_pair_of_settings_is_exact(row):
+    settings = dict(row)
+    with backends.instruction_set(settings.pop("instruction_set")):
+        check(Case(**settings))
+
+
+@pytest.mark.parametrize("bias", DENSE)
+def test_the_reference_is_exact(bias):
+    check(Case(bias, heads=(4, 2), window=50), functools.partial(fused, backend="reference"))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("bias", ["dense-heads", "dense-shared"])
+def test_packed_sequences_read_their_own_pairs(bias, backend):
+    sequences = ((40, 70), (0, 3), (9, 9), (80, 20), (3, 0))
+    case = PackedCase.of(sequences, bias=bias, heads=(4, 2), window=50)
+    check_problem(drawn_packed(case), functools.partial(packed, backend=backend))
+
+
+def strided(kind: str, tensor: torch.Tensor) -> torch.Tensor:
+    if kind == "transposed":
+        return tensor.mT.contiguous().mT
+    if kind == "sliced":
+        return torch.cat([tensor, torch.full_like(tensor, torch.nan)], -1)[..., : tensor.shape[-1]]
+    if kind == "every second":
+        return torch.stack([tensor, torch.full_like(tensor, torch.nan)], -1)[..., 0]
+    return tensor[..., :1, :].expand_as(tensor)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", ["transposed", "sliced", "every second", "rows alike"])
+def test_strides_and_dtypes_are_those_of_the_tensor(kind, dtype):
+    """Nothing is read but what belongs to the tensor."""
+    q, k, v = (torch.randn(2, 4, 130, 16) for _ in range(3))
+    tensor = strided(kind, torch.randn(2, 4, 130, 130).to(dtype)).requires_grad_()
+    results = []
+    for bias in (tensor, tensor.float().contiguous()):
+        o = biased_flash_attn(q, k, v, biases.DenseBias(bias), window=100)
+        results.append((o, *torch.autograd.grad(o.square().sum(), tensor)))
+    assert results[0][1].dtype == dtype
+    for ours, exact in zip(*results, strict=True):
+        torch.testing.assert_close(ours, exact)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_infinities_hide_pairs_and_whole_rows(backend):
+    q, k, v = (torch.randn(1, 2, 100, 16, requires_grad=True) for _ in range(3))
+    hidden = torch.rand(100, 100) < 0.5
+    hidden[17], hidden[60, :64] = True, True
+    mask = torch.zeros(100, 100).masked_fill_(hidden, -torch.inf).requires_grad_()
+    o, lse = biased_flash_attn(
+        q, k, v, biases.DenseBias(mask), causal=False, return_lse=True, backend=backend
+    )
+    assert (o[:, :, 17] == 0).all()
+    assert (lse[:, :, 17] == -torch.inf).all()
+    seen = torch.arange(100) != 17
+    exact = functional.scaled_dot_product_attention(q, k, v, ~hidden)
+    torch.testing.assert_close(o[:, :, seen], exact[:, :, seen])
+    ours = torch.autograd.grad(o[:, :, seen].square().sum(), (q, k, v, mask))
+    truth = torch.autograd.grad(exact[:, :, seen].square().sum(), (q, k, v))
+    for x, y in zip(ours, truth, strict=False):
+        torch.testing.assert_close(x, y)
+    assert (ours[3][hidden] == 0).all()
+    assert ours[3][~hidden].abs().max() > 0
+
+
+def test_no_gradient_is_computed_that_is_not_asked_for(monkeypatch):
+    q = torch.randn(1, 2, 70, 16, requires_grad=True)
+    bias, given = biases.DenseBias(torch.randn(70, 70)), []
+    backend = backends.get("cpu")
+    backward = backend.backward
+
+    def noted(problem, *results):
+        given.append(backward(problem, *results))
+        return given[-1]
+
+    monkeypatch.setattr(backend, "backward", noted)
+    biased_flash_attn(q, q, q, bias).sum().backward()
+    ((*_, of_form),) = given
+    assert of_form == []
+
+
+def test_opcheck():
+    for case in (Case("dense", lengths=(9, 21), heads=(4, 2), window=15), Case("dense-shared")):
+        problem = drawn(case)
+        call = prepared(
+            *(problem.q, problem.k, problem.v, problem.called_bias()),
+            *(True, case.window, None, 0.0, "cpu"),
+        ).detached()
+        registered = torch.ops.biased_flash_attn
+        torch.library.opcheck(registered.forward.default, with_leaves(call).arguments())
+        results = *operators.forward(call), problem.grad_o, problem.grad_lse, True
+        torch.library.opcheck(registered.backward.default, (*results, *call.arguments()))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("bias", ["dense", "dense-heads", "dense-shared"])
+def test_steps_of_decoding_take_their_rows(bias, window, backend):
+    problem = drawn(Case(bias, lengths=(150, 150), heads=(4, 2), window=window))
+    cache = make_cache(problem, random.choice(STORAGES))
+    check_decoding(problem, *decoded(problem, cache, (70, 1, 3, 40), backend))
+
+
+def test_keys_are_never_left_out():
+    q = torch.randn(1, 2, 1100, 8)
+    plan = attention_plan(q, q, biases.DenseBias(-100 * torch.ones(1100, 1100).tril(-50)))
+    assert (plan.fraction == 1).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(70, 50), (4, 70, 50), (2, 1, 70, 50), (1, 4, 1, 50), (50,)])
+def test_a_float_mask_is_added_as_pytorch_adds_it(shape, dtype):
+    q, k = torch.randn(2, 4, 70, 16).to(dtype), torch.randn(2, 4, 50, 16).to(dtype)
+    mask = torch.randn(shape).to(dtype).requires_grad_()
+    ours, exact = (
+        call(q, k, k, attn_mask=mask, scale=0.3)
+        for call in (scaled_dot_product_attention, functional.scaled_dot_product_attention)
+    )
+    tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {}
+    torch.testing.assert_close(ours, exact, **tolerance)
+    grads = [torch.autograd.grad(o.float().square().sum(), mask)[0] for o in (ours, exact)]
+    torch.testing.assert_close(*grads, rtol=5e-2, atol=5e-2 * grads[1].abs().max().item())
+
+
+@pytest.mark.parametrize("lengths", [(50, 50), (30, 50), (50, 30)], ids=str)
+def test_a_float_mask_and_is_causal_both_hold(lengths):
+    q, k = torch.randn(3, 2, 4, lengths[0], 16), torch.randn(3, 2, 4, lengths[1], 16)
+    mask = torch.randn(2, 1, *lengths)
+    ours = scaled_dot_product_attention(q, k, k, attn_mask=mask, is_causal=True)
+    hidden = torch.ones(lengths, dtype=torch.bool).triu(1)
+    mask = mask.masked_fill(hidden, -torch.inf)
+    exact = functional.scaled_dot_product_attention(q, k, k, attn_mask=mask)
+    torch.testing.assert_close(ours, exact)
+
+
+WRONG = {
+    "no tensor": (TypeError, "tensor must be a floating point tensor, not int", 3),
+    "bool": (TypeError, "tensor must be a floating point", torch.ones(5, 5, dtype=torch.bool)),
+    "one dimension": (ValueError, r"tensor has shape \(5,\)", torch.ones(5)),
+    "other keys": (ValueError, r"bias was lowered to shape \(1, 1, 5, 6\)", torch.ones(5, 6)),
+    "other heads": (ValueError, "bias has head count 3", torch.ones(3, 5, 5)),
+    "other batch": (ValueError, "bias has batch 3", torch.ones(3, 1, 5, 5)),
+    "other device": (ValueError, "bias is on meta", torch.ones(5, 5, device="meta")),
+}
+
+
+@pytest.mark.parametrize(("error", "message", "tensor"), WRONG.values(), ids=WRONG)
+def test_wrong_tensors(error, message, tensor):
+    q = torch.randn(2, 2, 5, 8)
+    with pytest.raises(error, match=message):
+        biased_flash_attn(q, q, q, biases.DenseBias(tensor))
+
+
+def test_a_tensor_is_told_what_to_become():
+    q = torch.randn(1, 2, 5, 8)
+    with pytest.raises(TypeError, match=r"bias is a Tensor; .* such as DenseBias\(bias\)"):
+        biased_flash_attn(q, q, q, torch.zeros(5, 5))

@@ -1,0 +1,149 @@
+"""`generate` continues texts as it did, when a model runs on this package."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.integrations.transformers.cases import (
+    DECODERS,
+    ENCODER_DECODERS,
+    accelerated,
+    bloom,
+    lengths_mask,
+    t5,
+    tokens,
+)
+from tests.support.numerics import assert_same_model
+
+NEW_TOKENS = 64
+
+
+def inputs_for(name: str, side: str) -> dict:
+    mask = lengths_mask(side, 3, 24)
+    ids = tokens(3, 24)
+    return {"input_ids": ids if mask is None else ids * mask, "attention_mask": mask}
+
+
+def generate(model, inputs: dict, **options):
+    defaults = {"max_new_tokens": NEW_TOKENS, "eos_token_id": None, "pad_token_id": 0}
+    defaults |= {"do_sample": False, "return_dict_in_generate": True, "output_logits": True}
+    return model.generate(**inputs, **{**defaults, **options})
+
+
+def assert_same_steps(actual, expected) -> None:
+    """Sequences and logits are the same. After a tie, which either may break, texts differ."""
+    same = torch.ones(len(actual.sequences), dtype=torch.bool)
+    first = actual.sequences.shape[1] - len(actual.logits)
+    assert actual.sequences.shape == expected.sequences.shape
+    for step, (logits, theirs) in enumerate(zip(actual.logits, expected.logits, strict=True)):
+        assert_same_model(logits[same], theirs[same], f"logits of step {step}")
+        chosen, other = (x.sequences[:, first + step, None] for x in (actual, expected))
+        tied = theirs.gather(1, chosen)[same]
+        assert_same_model(tied, theirs.gather(1, other)[same], f"logit chosen in step {step}")
+        same &= (chosen == other)[:, 0]
+    assert len(actual.logits) == NEW_TOKENS
+    assert same.any()
+
+
+@pytest.mark.parametrize("side", ["none", "left"])
+@pytest.mark.parametrize("name", DECODERS)
+def test_greedy(name, side):
+    model, inputs = DECODERS[name](), inputs_for(name, side)
+    assert_same_steps(generate(accelerated(model), inputs), generate(model, inputs))
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_prompts_padded_on_the_right(name):
+    """They are continued behind their padding, which is a hole then."""
+    model, inputs = DECODERS[name](), inputs_for(name, "right")
+    ours, ids, last = accelerated(model), inputs["input_ids"], inputs["attention_mask"].sum(1) - 1
+    options = {"use_cache": True, "attention_mask": inputs["attention_mask"]}
+    caches = [(ours, None), (model, None)]
+    with torch.no_grad():
+        for step in range(12):
+            results = [m(input_ids=ids, **options, past_key_values=c) for m, c in caches]
+            actual, expected = (x.logits[torch.arange(3), last] for x in results)
+            assert_same_model(actual, expected, f"logits of step {step}")
+            caches = [(m, x.past_key_values) for m, x in zip((ours, model), results, strict=True)]
+            ids, last = expected.argmax(1, keepdim=True), 0
+            mask = options["attention_mask"]
+            options["attention_mask"] = torch.cat([mask, torch.ones_like(ids)], 1)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", ENCODER_DECODERS)
+def test_greedy_of_encoder_decoders(name, side):
+    model, inputs = ENCODER_DECODERS[name](), inputs_for(name, side)
+    assert_same_steps(generate(accelerated(model), inputs), generate(model, inputs))
+
+
+@pytest.mark.parametrize("name", [*DECODERS, *ENCODER_DECODERS])
+def test_beam_search(name):
+    """Rounding decides between beams that are equally good, so what they are worth is compared."""
+    model, inputs = (DECODERS | ENCODER_DECODERS)[name](), inputs_for(name, "left")
+    options = {
+        "num_beams": 3,
+        "num_return_sequences": 2,
+        "max_new_tokens": 16,
+        "output_scores": True,
+    }
+    actual = generate(accelerated(model), inputs, **options)
+    expected = generate(model, inputs, **options)
+    logits = torch.stack(expected.logits)
+    assert_same_model(actual.sequences_scores, expected.sequences_scores, "scores", logits)
+    scores = mean_logprobs(model, inputs, actual.sequences)
+    assert_same_model(actual.sequences_scores, scores, "scores of our sequences", logits)
+
+
+def mean_logprobs(model, inputs: dict, sequences: Tensor) -> Tensor:
+    """Of the tokens that follow the inputs, over the sequences that each input has."""
+    per_input = len(sequences) // len(inputs["input_ids"])
+    inputs = {name: x.repeat_interleave(per_input, 0) for name, x in inputs.items()}
+    if model.config.is_encoder_decoder:
+        inputs, given = {**inputs, "decoder_input_ids": sequences}, 1
+    else:
+        given = inputs["input_ids"].shape[1]
+        mask = torch.cat([inputs["attention_mask"], torch.ones_like(sequences[:, given:])], 1)
+        inputs = {"input_ids": sequences, "attention_mask": mask}
+    with torch.no_grad():
+        logprobs = model(**inputs).logits[:, given - 1 : -1].log_softmax(2)
+    return logprobs.gather(2, sequences[:, given:, None]).mean((1, 2))
+
+
+@pytest.mark.parametrize("name", ["bloom", "mpt", "falcon", "t5", "umt5"])
+def test_cached_steps_equal_one_pass(name):
+    model = accelerated((DECODERS | ENCODER_DECODERS)[name]())
+    ids, cache, key = tokens(2, 30), None, "input_ids"
+    inputs = {}
+    if name in ENCODER_DECODERS:
+        inputs, key = {"input_ids": tokens(2, 20)}, "decoder_input_ids"
+    with torch.no_grad():
+        expected = model(**inputs, **{key: ids}).logits
+        for start, end in ((0, 17), (17, 25), (25, 26), (26, 30)):
+            step = {key: ids[:, start:end], "past_key_values": cache, "use_cache": True}
+            result = model(**inputs, **step)
+            cache = result.past_key_values
+            assert_same_model(result.logits, expected[:, start:end], f"logits from {start} on")
+
+
+def test_decoder_prompts_of_different_lengths():
+    """Token 0 is both padding and what decoding starts with."""
+    model, mask = t5(), lengths_mask("left", 3, 12)
+    prompts = tokens(3, 12) * mask
+    prompts[:, 0] = 0
+    inputs = {
+        "input_ids": tokens(3, 24),
+        "decoder_input_ids": prompts,
+        "decoder_attention_mask": mask,
+    }
+    assert_same_steps(generate(accelerated(model), inputs), generate(model, inputs))
+
+
+def test_prompt_lookup():
+    """It proposes several tokens at once, and takes back from the cache those that are refused."""
+    model, inputs = bloom(), {"input_ids": tokens(1, 8).repeat(1, 4)}
+    options = {"prompt_lookup_num_tokens": 4, "max_new_tokens": 24, "output_logits": False}
+    ours = generate(accelerated(model), inputs, **options)
+    assert torch.equal(ours.sequences, generate(model, inputs, **options).sequences)

@@ -1,0 +1,194 @@
+"""Models that ask transformers for an attention implementation by name take this package's."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import transformers
+from transformers.masking_utils import chunked_causal_mask_function
+
+from biased_flash_attn.integrations.transformers import NAME
+from tests.integrations.transformers.cases import VOCABULARY, differentiated, lengths_mask, tokens
+from tests.support.numerics import assert_same_model
+
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "initializer_range": 0.15,
+    "pad_token_id": 0,
+}
+
+
+def both(name: str, **config):
+    """The model with eager attention and with ours."""
+    kind, config = name.partition("For")[0].removesuffix("Model"), {**SHAPE, **config}
+    config = getattr(transformers, f"{kind}Config")(**config)
+    model = getattr(transformers, name)
+    theirs = model._from_config(copy.deepcopy(config), attn_implementation="eager").eval()
+    ours = model._from_config(copy.deepcopy(config), attn_implementation=NAME).eval()
+    ours.load_state_dict(theirs.state_dict())
+    return ours, theirs
+
+
+def llama(**config):
+    return both("LlamaForCausalLM", num_key_value_heads=2, **config)
+
+
+def mistral(window: int):
+    return both("MistralForCausalLM", num_key_value_heads=2, sliding_window=window)
+
+
+def assert_same_training(ours, theirs, mask, length: int) -> None:
+    inputs = {"input_ids": tokens(3, length), "attention_mask": mask}
+    kept = torch.ones(3, length, dtype=torch.bool) if mask is None else mask.bool()
+    logits, gradients = differentiated(ours, inputs, kept)
+    expected, expected_gradients = differentiated(theirs, inputs, kept)
+    assert_same_model(logits, expected, "logits")
+    for name, gradient in expected_gradients.items():
+        assert_same_model(gradients[name], gradient, f"gradient of {name}")
+
+
+@pytest.mark.parametrize("side", ["none", "left", "right", "both", "between"])
+def test_grouped_query_attention(side):
+    assert_same_training(*llama(), lengths_mask(side, 3, 60), 60)
+
+
+@pytest.mark.parametrize("side", ["none", "left", "right", "both"])
+@pytest.mark.parametrize("window", [7, 100])
+def test_sliding_window(side, window):
+    assert_same_training(*mistral(window), lengths_mask(side, 3, 60), 60)
+
+
+@pytest.mark.parametrize("side", ["none", "left", "right", "between"])
+def test_both_directions(side):
+    ours, theirs = both("BertModel", max_position_embeddings=64)
+    mask, ids = lengths_mask(side, 3, 60), tokens(3, 60)
+    kept = torch.ones(3, 60, dtype=torch.bool) if mask is None else mask.bool()
+    with torch.no_grad():
+        results = [m(ids, attention_mask=mask).last_hidden_state[kept] for m in (ours, theirs)]
+    assert_same_model(*results, "hidden states")
+
+
+@pytest.mark.parametrize("make", [llama, lambda: mistral(9)], ids=["llama", "mistral"])
+def test_generation(make):
+    """A sliding cache drops the keys that its window has left behind."""
+    mask = lengths_mask("left", 3, 20)
+    inputs = {"input_ids": tokens(3, 20) * mask, "attention_mask": mask}
+    options = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    options |= {"output_logits": True, "return_dict_in_generate": True}
+    ours, theirs = (m.generate(**inputs, **options) for m in make())
+    assert torch.equal(ours.sequences, theirs.sequences)
+    for step in zip(ours.logits, theirs.logits, strict=True):
+        assert_same_model(*step, "logits")
+
+
+def test_window_that_counts_padding_between_tokens_is_refused():
+    ours, _ = mistral(9)
+    with pytest.raises(NotImplementedError, match="padding between tokens"):
+        ours(tokens(3, 60), attention_mask=lengths_mask("between", 3, 60))
+
+
+@pytest.mark.parametrize("window", [None, 9, 100])
+def test_sequences_packed_by_position_ids_are_refused(window):
+    ours, _ = llama() if window is None else mistral(window)
+    positions = torch.arange(20).repeat(3)[None]
+    with pytest.raises(NotImplementedError, match="packed by position_ids"):
+        ours(tokens(1, 60), position_ids=positions, use_cache=False)
+
+
+def test_chunks_are_refused():
+    """Within the first of them they are causal."""
+    make = transformers.AttentionMaskInterface()[NAME]
+    chunks = chunked_causal_mask_function(8, torch.zeros(2, dtype=torch.int64))
+    assert make(2, 8, 8, mask_function=chunks, local_size=8).causal
+    with pytest.raises(NotImplementedError, match="last 8 keys"):
+        make(2, 30, 30, mask_function=chunks, local_size=8)
+
+
+@pytest.mark.parametrize(
+    "sees",
+    [
+        lambda q, k: (k <= q) & (k > q - 4) & ((k < q) | (q == 0)),
+        lambda q, k: (k <= q) & (k > q - 3),
+        lambda q, k: (k <= q) & (k > q - 5),
+        lambda q, k: (k - q).abs() < 4,
+    ],
+    ids=["not its own key", "fewer keys", "more keys", "both sides"],
+)
+def test_windows_of_other_keys_are_refused(sees):
+    make = transformers.AttentionMaskInterface()[NAME]
+
+    def window(sees):
+        return make(2, 9, 9, mask_function=lambda b, h, q, k: sees(q, k) & (b >= 0), local_size=4)
+
+    assert window(lambda q, k: (k <= q) & (k > q - 4)).window == 4
+    with pytest.raises(NotImplementedError, match="last 4 keys"):
+        window(sees)
+
+
+def test_masks_of_pairs_are_refused():
+    ours, _ = llama()
+    mask = torch.zeros(3, 1, 20, 20)
+    with pytest.raises(NotImplementedError, match=r"attention_mask has shape \(3, 1, 20, 20\)"):
+        ours(tokens(3, 20), attention_mask=mask)
+
+
+@pytest.mark.parametrize("make", [llama, lambda: mistral(9)], ids=["llama", "mistral"])
+def test_static_caches_are_refused(make):
+    ours, _ = make()
+    with pytest.raises(NotImplementedError, match="static caches are not supported"):
+        ours.generate(tokens(2, 20), max_new_tokens=4, cache_implementation="static")
+
+
+def test_dropout_is_refused_in_training():
+    ours, _ = llama(attention_dropout=0.1)
+    ours(tokens(1, 9))
+    with pytest.raises(NotImplementedError, match=r"attention dropout is 0\.1"):
+        ours.train()(tokens(1, 9))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("softcap", 30.0),
+        ("s_aux", torch.zeros(4)),
+        ("sinks", torch.zeros(1, 4, 9, 1)),
+        ("head_mask", torch.ones(4)),
+        ("indices", torch.zeros(1, 9, 4, dtype=torch.int32)),
+        ("block_indices", torch.zeros(1, 2, 9, 4, dtype=torch.int64)),
+        ("cu_seq_lens_q", torch.tensor([0, 9])),
+        ("output_attentions", True),
+        ("position_bias", torch.zeros(1, 4, 9, 9)),
+    ],
+)
+def test_unsupported_arguments_are_refused(name, value):
+    q = torch.randn(1, 4, 9, 16)
+    attend = transformers.AttentionInterface()[NAME]
+    with pytest.raises(NotImplementedError, match=name):
+        attend(torch.nn.Module(), q, q, q, None, **{name: value})
+
+
+def test_bidirectional_windows_are_refused():
+    q = torch.randn(1, 4, 9, 16)
+    attend = transformers.AttentionInterface()[NAME]
+    with pytest.raises(NotImplementedError, match="sliding_window"):
+        attend(torch.nn.Module(), q, q, q, None, is_causal=False, sliding_window=4)
+
+
+def test_inconsistent_windows_are_refused():
+    q, mask = torch.randn(1, 4, 9, 16), transformers.AttentionMaskInterface()[NAME](1, 9, 9)
+    attend = transformers.AttentionInterface()[NAME]
+    with pytest.raises(ValueError, match="sliding_window is 4"):
+        attend(torch.nn.Module(), q, q, q, mask, sliding_window=4)
+
+
+def test_t5_by_name_alone_is_refused():
+    """Its bias would be dense."""
+    ours, _ = both("T5Model", d_model=64, d_kv=16, d_ff=64, num_heads=4, num_layers=1)
+    with pytest.raises(NotImplementedError, match=r"transformers\.accelerate"):
+        ours(tokens(1, 9), decoder_input_ids=tokens(1, 9))

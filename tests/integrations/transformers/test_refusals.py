@@ -1,0 +1,277 @@
+"""`accelerate` refuses unsupported models, and leaves them unchanged."""
+
+from __future__ import annotations
+
+import copy
+import io
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers
+
+from biased_flash_attn.integrations.transformers import accelerate
+from tests.integrations.transformers.cases import (
+    accelerated,
+    bloom,
+    decoder,
+    falcon,
+    lengths_mask,
+    mpt,
+    t5,
+    tokens,
+)
+
+
+def assert_refused(model, match: str) -> None:
+    """The model is left as it was."""
+    kinds = [type(module) for module in model.modules()]
+    configs = [getattr(module, "config", None) for module in model.modules()]
+    implementation, hooks = model.config._attn_implementation, len(model._forward_pre_hooks)
+    with pytest.raises(NotImplementedError, match=match):
+        accelerate(model)
+    assert kinds == [type(module) for module in model.modules()]
+    assert all(
+        getattr(module, "config", None) is config
+        for module, config in zip(model.modules(), configs, strict=True)
+    )
+    assert model.config._attn_implementation == implementation
+    assert len(model._forward_pre_hooks) == hooks
+
+
+def test_other_architectures():
+    shape = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 64}
+    model = decoder("Llama", num_hidden_layers=1, **shape)
+    assert_refused(model, 'BLOOM, MPT, Falcon.*attn_implementation="biased_attention"')
+
+
+def test_falcon_without_alibi():
+    assert_refused(falcon(alibi=False), "rotary")
+
+
+def test_projections_in_slices():
+    assert_refused(decoder("Bloom", pretraining_tp=2, slow_but_exact=True), "slow_but_exact")
+
+
+def test_modified_layers():
+    model = bloom()
+    layer = model.transformer.h[1].self_attention
+    layer.forward = layer.forward
+    assert_refused(model, "forward of BloomForCausalLM's BloomAttention has been replaced")
+    layer.__class__ = type("MyAttention", (type(layer),), {})
+    assert_refused(model, "MyAttention")
+
+
+def test_models_that_return_attention_weights():
+    assert_refused(decoder("Bloom", output_attentions=True), "output_attentions")
+
+
+def test_other_types():
+    with pytest.raises(TypeError, match="model is a Linear"):
+        accelerate(torch.nn.Linear(2, 2))
+
+
+def calls(model) -> dict:
+    inputs = {"input_ids": tokens(2, 9)}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = tokens(2, 9)
+    return inputs
+
+
+@pytest.mark.parametrize("make", [bloom, mpt, falcon, t5])
+def test_attention_weights_are_refused(make):
+    model = accelerated(make())
+    with pytest.raises(NotImplementedError, match="output_attentions"):
+        model(**calls(model), output_attentions=True)
+    model(**calls(model))
+
+
+@pytest.mark.parametrize("make", [bloom, mpt, falcon, t5])
+def test_masks_of_pairs_are_refused(make):
+    model = accelerated(make())
+    with pytest.raises(NotImplementedError, match=r"attention_mask has shape \(2, 1, 9, 9\)"):
+        model(**calls(model), attention_mask=torch.zeros(2, 1, 9, 9))
+
+
+@pytest.mark.parametrize("make", [bloom, mpt, falcon])
+def test_masks_of_another_length_are_refused(make):
+    model = accelerated(make())
+    with pytest.raises(ValueError, match=r"attention_mask has shape \(2, 8\)"):
+        model(**calls(model), attention_mask=torch.ones(2, 8))
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("make", [bloom, mpt, falcon, t5])
+def test_masks_of_another_batch_are_refused(make, batch):
+    model = accelerated(make())
+    with pytest.raises(ValueError, match=rf"attention_mask has shape \({batch}, 9\).*\(2, 9\)"):
+        model(**calls(model), attention_mask=torch.ones(batch, 9).tril(5))
+
+
+@pytest.mark.parametrize("length", [8, 12])
+def test_masks_of_another_length_than_the_encoders_are_refused(length):
+    model, inputs = (
+        accelerated(t5()),
+        {"input_ids": tokens(2, 9), "decoder_input_ids": tokens(2, 7)},
+    )
+    mask = torch.ones(2, length).tril(5)
+    with pytest.raises(ValueError, match=f"attention_mask is of {length} keys.* of 9 keys"):
+        model(**inputs, attention_mask=mask)
+    states = model.encoder(inputs["input_ids"]).last_hidden_state
+    with pytest.raises(ValueError, match=f"attention_mask is of {length} keys.* of 9 keys"):
+        model(**inputs, encoder_outputs=(states,), attention_mask=mask)
+
+
+def mpt_with_dropout():
+    """Its config takes none but whole numbers."""
+    model = mpt()
+    model.transformer.blocks[1].attn.attn_dropout_p = 0.1
+    return model
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: decoder("Bloom", attention_dropout=0.1),
+        mpt_with_dropout,
+        lambda: falcon(attention_dropout=0.1),
+        t5,
+    ],
+    ids=["bloom", "mpt", "falcon", "t5"],
+)
+def test_dropout_is_refused_in_training(model):
+    model = accelerated(model())
+    model(**calls(model))
+    with pytest.raises(NotImplementedError, match=r"attention dropout is 0\.1.*Attention layers"):
+        model.train()(**calls(model))
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_other_implementations_are_refused_after_acceleration(implementation):
+    model = accelerated(t5())
+    model.set_attn_implementation(implementation)
+    with pytest.raises(NotImplementedError, match=f"^attn_implementation is '{implementation}'"):
+        model(**calls(model))
+
+
+@pytest.mark.parametrize("make", [bloom, mpt, falcon])
+def test_static_caches_are_refused(make):
+    model = accelerated(make())
+    cache = transformers.StaticCache(model.config, max_cache_len=20)
+    with pytest.raises(NotImplementedError, match="static caches are not supported"):
+        model(tokens(2, 9), past_key_values=cache)
+
+
+@pytest.mark.parametrize("make", [bloom, t5])
+def test_generation_with_static_caches_is_refused(make):
+    model = accelerated(make())
+    with pytest.raises(NotImplementedError, match="static caches are not supported"):
+        model.generate(tokens(2, 9), max_new_tokens=4, cache_implementation="static")
+
+
+@pytest.mark.parametrize("side", ["attention_mask", "decoder_attention_mask"])
+def test_padding_between_tokens_of_t5_is_refused(side):
+    model = accelerated(t5())
+    inputs = {"input_ids": tokens(3, 30), "decoder_input_ids": tokens(3, 30)}
+    with pytest.raises(NotImplementedError, match="T5's positions count"):
+        model(**inputs, **{side: lengths_mask("between", 3, 30)})
+
+
+def test_acceleration_is_idempotent():
+    model = accelerated(bloom())
+    config, hooks = model.config, len(model.transformer._forward_pre_hooks)
+    assert accelerate(model) is model
+    assert model.config is config
+    assert len(model.transformer._forward_pre_hooks) == hooks
+
+
+def test_acceleration_of_a_part_before_the_whole():
+    model = t5()
+    expected = accelerated(model)
+    accelerate(model.encoder)
+    accelerate(model)
+    inputs = calls(model)
+    assert [type(x) for x in model.modules()] == [type(x) for x in expected.modules()]
+    assert torch.equal(model(**inputs).logits, expected(**inputs).logits)
+
+
+@pytest.mark.parametrize("make", [bloom, mpt, falcon, t5])
+def test_parameters_and_other_models_are_unchanged(make):
+    """Two models may share a config."""
+    config = make().config
+    model, other = (transformers.AutoModel.from_config(config) for _ in range(2))
+    if make is not t5:
+        other.config = model.config
+    names = [*model.state_dict()]
+    accelerate(model)
+    assert [*model.state_dict()] == names
+    inputs = {"input_ids": tokens(2, 9)}
+    if make is t5:
+        inputs["decoder_input_ids"] = tokens(2, 9)
+    other.eval()(**inputs)
+    assert config._attn_implementation != model.config._attn_implementation
+
+
+@pytest.mark.parametrize("make", [bloom, mpt, falcon])
+def test_another_model_of_the_same_config(make):
+    """It has layers of transformers, which take no attention by name, until it is accelerated."""
+    model = accelerated(make())
+    other = type(model)(model.config).eval()
+    other.load_state_dict(model.state_dict())
+    inputs = calls(model)
+    with pytest.raises(NotImplementedError, match=r"transformers\.accelerate"):
+        other(**inputs)
+    assert torch.equal(accelerate(other)(**inputs).logits, model(**inputs).logits)
+
+
+@pytest.mark.parametrize("make", [bloom, mpt, falcon, t5])
+def test_copies_and_files(make, tmp_path):
+    model = accelerated(make())
+    inputs = calls(model)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    with torch.no_grad():
+        expected = model(**inputs).logits
+        for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+            assert torch.equal(other(**inputs).logits, expected)
+        model.save_pretrained(tmp_path)
+        loaded = accelerate(type(model).from_pretrained(tmp_path))
+        assert torch.equal(loaded(**inputs).logits, expected)
+
+
+@pytest.mark.parametrize("make", [bloom, mpt, t5])
+def test_models_whose_parameters_are_loaded_later(make):
+    expected = accelerated(make())
+    with torch.device("meta"):
+        model = accelerate(make())
+    model.load_state_dict(expected.state_dict(), assign=True)
+    model.tie_weights()
+    inputs = calls(model)
+    assert torch.equal(model(**inputs).logits, expected(**inputs).logits)
+
+
+def run(program: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+
+def test_the_package_does_not_import_transformers():
+    done = run("import sys, biased_flash_attn; assert 'transformers' not in sys.modules")
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_error_without_transformers_names_the_remedy():
+    done = run(
+        "import sys; sys.modules['transformers'] = None;"
+        "import biased_flash_attn.integrations.transformers"
+    )
+    assert "pip install 'biased-flash-attn[transformers]'" in done.stderr
+
+
+def test_older_versions_are_refused():
+    done = run(
+        "import transformers; transformers.__version__ = '5.22.9';"
+        "import biased_flash_attn.integrations.transformers"
+    )
+    assert "transformers is 5.22.9; it must be 5.23 or newer" in done.stderr

@@ -1,0 +1,46 @@
+"""torch.autograd.gradcheck on the float64 kernels: numerical derivatives, which know no formula."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.support.biases import FORMS
+from tests.support.cases import Case
+from tests.support.problems import drawn, fused
+
+MASKS = {
+    "causal": {},
+    "decoding": {"lengths": (3, 6)},
+    "more-queries": {"lengths": (6, 4)},
+    "window": {"window": 2},
+    "both": {"causal": False},
+    "both-window": {"causal": False, "window": 2, "lengths": (4, 6)},
+}
+
+
+def gradcheck(case: Case, **options) -> bool:
+    problem = drawn(case)
+    # Differences of lse mean nothing where it is -inf.
+    first = max(0, case.lengths[0] - case.lengths[1])
+
+    def attend(*_):
+        o, lse = fused(problem)
+        return o, lse[:, :, first:]
+
+    # Gradcheck moves these tensors in place.
+    return torch.autograd.gradcheck(attend, tuple(problem.leaves().values()), **options)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("bias", FORMS)
+def test_gradients_are_numerical_derivatives(bias, mask):
+    settings = {"lengths": (5, 5), "dims": (2, 3), "heads": (2, 1), "scale": 0.8} | MASKS[mask]
+    assert gradcheck(Case(bias, torch.float64, **settings))
+
+
+@pytest.mark.parametrize("bias", FORMS)
+def test_gradients_across_tiles_are_numerical_derivatives(bias):
+    """Of random combinations of the inputs, as there are many."""
+    case = Case(bias, torch.float64, lengths=(80, 140), dims=(3, 2), window=90)
+    assert gradcheck(case, fast_mode=True)

@@ -1,0 +1,191 @@
+"""The CPU kernels take the keys that a plan leaves them, and no others, in both directions."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from biased_flash_attn import attention_plan, backends, biased_flash_attn, biases, operators
+from biased_flash_attn.attention import prepared
+from biased_flash_attn.forms import Geometry, Linear
+from biased_flash_attn.problem import Problem
+from biased_flash_attn.skipping import plans
+from tests.skipping.test_certificate import taken
+from tests.support.biases import FORMS
+from tests.support.cases import DTYPES, INSTRUCTION_SETS, Case, pairwise
+from tests.support.numerics import assert_close_to_float64
+from tests.support.problems import check_problem, drawn, evaluate, naive, with_leaves
+
+
+@dataclass(frozen=True)
+class PlannedGeometry(Geometry):
+    """What is visible is different for each head. Only the reference asks for it."""
+
+    plan: Tensor | None = None
+
+    def visible(self, device: torch.device | None = None) -> Tensor:
+        return super().visible(device) & taken(self.plan, self)
+
+
+@dataclass(frozen=True)
+class PlannedCase(Case):
+    """A case that is restricted to some plan."""
+
+    plan: Tensor | None = None
+
+    @property
+    def geometry(self) -> Geometry:
+        return PlannedGeometry(*self.lengths, self.causal, self.window, plan=self.plan)
+
+
+def any_plan(case: Case) -> Tensor:
+    """Ends anywhere, in order. Some queries are left nothing."""
+    tiles = plans.query_tiles(case.lengths[0])
+    shape = (2, case.batch, case.heads[0], tiles)
+    first, end = torch.randint(case.lengths[1] + 1, shape).sort(-1).values
+    end = torch.where(torch.rand(()) < 0.7, torch.maximum(first, end), end)
+    end = torch.where(torch.rand(()) < 0.3, case.lengths[1], end)
+    return torch.stack([first, end.cummax(-1).values]).int()
+
+
+def planned(problem) -> tuple[Tensor, Tensor]:
+    case = problem.case
+    options = (case.causal, case.window, case.scale, 0.0, "cpu")
+    call = prepared(problem.q, problem.k, problem.v, problem.called_bias(), *options)
+    return operators.forward(dataclasses.replace(call, plan=case.plan))
+
+
+def check_with_any_plan(case: Case) -> dict[str, Tensor]:
+    problem = drawn(case)
+    problem.case = PlannedCase(**vars(case), plan=any_plan(case))
+    return check_problem(problem, planned)
+
+
+COMBINATIONS = pairwise(
+    bias=list(FORMS),
+    dtype=DTYPES,
+    lengths=[(130, 130), (300, 300), (257, 400), (400, 190), (129, 65), (1, 200), (500, 500)],
+    dims=[(16, 16), (40, 8), (64, 64)],
+    heads=[(1, 1), (4, 2), (3, 1)],
+    causal=[True, False],
+    window=[None, 5, 64, 150],
+    layout=["contiguous", "heads_inside"],
+    instruction_set=INSTRUCTION_SETS,
+)
+
+
+@pytest.mark.parametrize(
+    ("instruction_set", "case"),
+    [(row.pop("instruction_set"), Case(**row)) for row in COMBINATIONS],
+    ids=str,
+)
+def test_gradients_are_those_of_what_is_computed(instruction_set, case):
+    with backends.instruction_set(instruction_set):
+        check_with_any_plan(case)
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
+@pytest.mark.parametrize("bias", FORMS)
+def test_any_plan_stays_within_memory(bias, causal):
+    check_with_any_plan(Case(bias, lengths=(260, 310), dims=(8, 8), heads=(2, 1), causal=causal))
+
+
+@pytest.mark.parametrize("threads", [2, 5])
+@pytest.mark.parametrize("heads", [(1, 1), (4, 2), (5, 5)], ids=lambda x: "{}x{}".format(*x))
+def test_heads_of_different_cost_are_shared_out(heads, threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        case = Case("cumulative-gain", lengths=(700, 700), dims=(32, 32), heads=heads, batch=1)
+        problem = drawn(case)
+        plan = plans.everything(problem.q, case.geometry)
+        plan[0, :, 1:] = torch.arange(6).mul(128)  # the first head is many times the others
+        problem.case = PlannedCase(**vars(case), plan=plan)
+        first = check_problem(problem, planned)
+        for name, x in evaluate(problem, planned).items():
+            assert torch.equal(x, first[name]), name
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_what_is_left_out_is_not_read_as_a_number(value):
+    """Beside a NaN that a tile holds, its other queries stay what they are."""
+    case = Case("linear", lengths=(256, 256), batch=1)
+    problem = drawn(case)
+    plan = plans.everything(problem.q, case.geometry)
+    plan[0, ..., 1] = 100  # within a tile, of which the queries from 128 on leave out a part
+    problem.case = PlannedCase(**vars(case), plan=plan)
+    truth, same = evaluate(problem.double(), naive), evaluate(problem, naive)
+    with torch.no_grad():
+        for x in (problem.k, problem.v):
+            x[:, :, 90] = value
+    dirty = evaluate(problem, planned)
+    for name in ("o", "lse", "gradient of q"):
+        for rows in (slice(128, None), slice(90)):
+            ours, exact, yardstick = (x[name][:, :, rows] for x in (dirty, truth, same))
+            assert_close_to_float64(ours, exact, yardstick, name)
+        assert not dirty[name][:, :, 90:128].isfinite().any(), name
+
+
+def test_gradients_of_the_public_call_are_those_of_its_plan():
+    case = Case("linear", lengths=(1200, 1200), heads=(4, 2), batch=1)
+    problem = drawn(case)
+    with torch.no_grad():
+        problem.bias.slopes.copy_(torch.tensor([2.0, 0.5, 0.3, 0.01]))
+    plan = attention_plan(problem.q, problem.k, problem.bias, tolerance=1e-2)
+    assert (plan.fraction[0, :2] < 0.5).all()
+    both = torch.stack([plan.first_key, plan.end_key])
+    problem.case = PlannedCase(**vars(case), plan=both)
+
+    def attend(problem):
+        qkv = problem.q, problem.k, problem.v
+        return biased_flash_attn(*qkv, problem.bias, tolerance=1e-2, return_lse=True)
+
+    check_problem(problem, attend)
+
+
+def test_opcheck_with_a_plan():
+    case = Case(lengths=(200, 300), heads=(4, 2))
+    problem, slopes = drawn(case), torch.rand(1, 4)
+    settings = case.geometry, problem.scale, 1e-3, "cpu"
+    call = Problem(problem.q, problem.k, problem.v, Linear(slopes), *settings).detached()
+    registered = torch.ops.biased_flash_attn
+    torch.library.opcheck(registered.plan.default, call.arguments())
+    call = dataclasses.replace(call, plan=operators.plan(call))
+    torch.library.opcheck(registered.forward.default, with_leaves(call).arguments())
+    results = *operators.forward(call), problem.grad_o, problem.grad_lse
+    torch.library.opcheck(registered.backward.default, (*results, True, *call.arguments()))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_call_with_a_plan_compiles():
+    torch._dynamo.reset()
+    bias = biases.ALiBi(2, shift=-5)
+    q, k, v = (torch.randn(1, 2, 1100, 8, requires_grad=True) for _ in range(3))
+    assert attention_plan(q, k, bias).fraction.max() < 0.8
+
+    def loss(q, k, v):
+        return biased_flash_attn(q, k, v, bias).square().sum()
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for ours, exact in zip(
+        torch.autograd.grad(compiled(q, k, v), (q, k, v)),
+        torch.autograd.grad(loss(q, k, v), (q, k, v)),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, exact)
+
+
+def test_a_plan_of_no_queries_or_no_sequences_is_empty():
+    case = Case(lengths=(0, 1100), batch=1)
+    for changed in (case, dataclasses.replace(case, lengths=(1100, 1100), batch=0)):
+        problem = drawn(changed)
+        o = biased_flash_attn(problem.q, problem.k, problem.v, biases.ALiBi(2, shift=-5))
+        assert o.numel() == 0
+        assert attention_plan(problem.q, problem.k, biases.ALiBi(2)).bound.sum() == 0

@@ -1,0 +1,201 @@
+"""Long sequences, where a bias evaluated far from the tile, or in too few digits, shows."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from biased_flash_attn import biased_flash_attn, biases
+from biased_flash_attn.forms import Cumulative, Geometry
+from tests.support.cases import Case
+from tests.support.numerics import assert_close_to_float64
+from tests.support.problems import Problem, drawn, evaluate, fused, magnitudes, naive
+
+N = 8192
+ROWS = [63, 64, 1000, 4095, 4096, 5555, 8100, N - 1]
+
+
+def weak_at_last() -> biases.CumulativeBias:
+    """A sum of -3000 is reached before the last 2000 keys, between which the bias is small."""
+    steps = -torch.rand(1, 2, N)
+    steps[..., 6000:] *= 1e-3
+    return biases.CumulativeBias(steps)
+
+
+LONG = {
+    "none": lambda: None,
+    "alibi-steep": lambda: biases.ALiBi(2, exponent=0.25),
+    "alibi-flat": lambda: biases.ALiBi(2, exponent=8),
+    "kerple_log": lambda: biases.KerpleLog(2),
+    "sandwich": lambda: biases.Sandwich(2),
+    # -0.69 on average, -5700 in sum
+    "steps": lambda: biases.CumulativeBias(-1.38 * torch.rand(1, 2, N)),
+    "steps-weak": weak_at_last,
+    "gain": lambda: biases.CumulativeBias(-torch.rand(1, 2, N), 0.1 + torch.rand(1, 2, N)),
+    "kernel": lambda: biases.CumulativeBias(-torch.rand(1, 2, N), kernel="log1p_square"),
+}
+
+
+class DenseRow(nn.Module):
+    """The bias of one query, as numbers."""
+
+    def __init__(self, bias, i: int):
+        super().__init__()
+        if isinstance(bias, biases.CumulativeBias):
+            gain = None if bias.gain is None else bias.gain[..., i : i + 1]
+            bias = biases.CumulativeBias(bias.steps[..., : i + 1], gain, bias.kernel)
+        self.row = bias.dense(1, i + 1).detach()
+
+    def dense(self, n_query: int, n_key: int) -> Tensor:
+        return self.row
+
+
+def row_of(case: Case, q, k, v, bias, i: int) -> Problem:
+    """Query i over the keys that it sees."""
+    case = dataclasses.replace(case, lengths=(1, i + 1))
+    q, k, v = q[:, :, i : i + 1], k[:, :, : i + 1], v[:, :, : i + 1]
+    dense = None if bias is None else DenseRow(bias, i)
+    return Problem(case, q, k, v, dense, torch.zeros(q.shape), torch.zeros(q.shape[:3]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("bias", LONG)
+@torch.no_grad()
+def test_rows_of_long_sequences_are_as_exact_as_short_ones(bias, dtype):
+    case = Case(dtype=dtype, lengths=(N, N), batch=1)
+    q, k, v = (torch.randn(1, 2, N, 16).to(dtype) for _ in "qkv")
+    bias = LONG[bias]()
+    # What may be left out by default cannot be seen in float32.
+    options = {"tolerance": 0.0 if dtype == torch.float64 else None, "backend": "cpu"}
+    outputs = biased_flash_attn(q, k, v, bias, return_lse=True, **options)
+    # Within a tile, steps are added up in lse's precision.
+    of_tile = 0
+    if isinstance(bias, biases.CumulativeBias):
+        gain = 1 if bias.gain is None else bias.gain.abs().max()
+        of_tile = 64 * bias.steps.abs().mean() * gain
+
+    rows = [row_of(case, q, k, v, bias, i) for i in ROWS]
+    truth, yardstick = [naive(row.double()) for row in rows], [naive(row) for row in rows]
+    sums = [magnitudes(row.double(), dtype, of_tile) for row in rows]
+    for place, name in enumerate(("o", "lse")):
+        exact, same = (torch.cat([row[place] for row in all_], 2) for all_ in (truth, yardstick))
+        same = None if dtype == torch.float64 else same
+        terms = torch.cat([row[name] for row in sums], 2)
+        assert_close_to_float64(outputs[place][:, :, ROWS], exact, same, name, terms)
+
+
+class Sums(nn.Module):
+    """A cumulative bias given by its running sums."""
+
+    def __init__(self, sums: Tensor):
+        super().__init__()
+        self.sums = nn.Parameter(sums)
+
+    def lower(self, geometry: Geometry, dtype: torch.dtype, device: torch.device) -> Cumulative:
+        return Cumulative(self.sums.double())
+
+    def dense(self, n_query: int, n_key: int) -> Tensor:
+        return Cumulative(self.sums.double()).dense(Geometry(n_query, n_key, causal=False))
+
+
+def with_columns(case: Case, bias: nn.Module) -> Problem:
+    """A problem in which the gradient of k's last channel is that of a number added to a column
+    of logits: the sum of the column of dS."""
+    problem = dataclasses.replace(drawn(case), bias=bias.to(lse_dtype(case)))
+    with torch.no_grad():
+        problem.q[..., -1] = 1 / problem.scale
+    return problem
+
+
+def lse_dtype(case: Case) -> torch.dtype:
+    return torch.promote_types(case.dtype, torch.float32)
+
+
+BOTH_EXACT = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+
+
+@BOTH_EXACT
+def test_rows_of_the_gradient_of_logits_add_up_to_the_gradient_of_lse(dtype):
+    """The gradient of a running sum C_t is row t of dS minus its column t."""
+    case = Case(dtype=dtype, lengths=(2000, 2000), dims=(17, 16), heads=(1, 1), batch=1)
+    problem = with_columns(case, Sums(torch.randn(1, 1, 2000)))
+
+    def rows(attend) -> Tensor:
+        results = evaluate(problem, attend)
+        return results["gradient of sums"] + results["gradient of k"][..., -1]
+
+    columns = magnitudes(problem.double(), dtype)["gradient of k"][..., -1]
+    same = None if dtype == torch.float64 else rows(naive)
+    exact = problem.grad_lse.double()
+    assert_close_to_float64(rows(fused), exact, same, "rows of dS", 2 * columns)
+
+
+@BOTH_EXACT
+def test_the_gradient_of_a_slope_is_that_of_rows_and_columns(dtype):
+    """sum_ij dS_ij (p_i - j) = sum_i p_i dlse_i - sum_j j (column j of dS)."""
+    case = Case(dtype=dtype, lengths=(1500, 2000), dims=(17, 16), batch=1)
+    problem = with_columns(case, biases.ALiBi(2, trainable=True))
+    positions, keys = problem.case.geometry.positions(), torch.arange(2000)
+
+    results = evaluate(problem)
+    rows = (positions * problem.grad_lse.double()).sum(-1)
+    columns = (keys * results["gradient of k"][..., -1].double()).sum(-1)
+    terms = (keys * magnitudes(problem.double(), dtype)["gradient of k"][..., -1]).sum(-1)
+    actual, exact = -results["gradient of slopes"], (rows - columns)[0]
+    assert_close_to_float64(actual, exact, None, "gradient of slopes", terms[0])
+
+
+def test_the_gradients_of_a_table_add_up_to_those_of_lse():
+    problem = drawn(Case("distance", torch.float64, lengths=(300, 2000), batch=1))
+    actual, exact = evaluate(problem)["gradient of r"].sum(1), problem.grad_lse.sum((0, 2))
+    terms = magnitudes(problem, torch.float64)["gradient of r"].sum(1)
+    assert_close_to_float64(actual, exact, None, "sum of dS", terms)
+
+
+def one_large_step(case: Case, step: float) -> Problem:
+    """As between two documents, or at a gate that closes, in the middle of a tile."""
+    problem = drawn(case)
+    with torch.no_grad():
+        problem.bias.steps[..., 70] = step
+        if problem.bias.gain is not None:
+            problem.bias.gain.abs_()  # a penalty, not a logit that float32 cannot hold
+    return problem
+
+
+def check_beyond_float32(problem: Problem, attend=fused) -> None:
+    """Like check_problem, where sums in one float32 number lose so much as to be no yardstick."""
+    before = problem.double()
+    truth, sums = evaluate(before, naive), magnitudes(before, problem.q.dtype)
+    for name, actual in evaluate(problem, attend).items():
+        assert_close_to_float64(actual, truth[name], None, name, sums[name])
+
+
+@pytest.mark.parametrize("step", [-1e3, -1e6, -1e9])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("bias", ["cumulative-gain", "log1p_square"])
+def test_one_large_step_leaves_its_neighbours_exact(bias, causal, step):
+    case = Case(bias, lengths=(200, 200), batch=1, causal=causal)
+    check_beyond_float32(one_large_step(case, step))
+
+
+def left_of_cancelling(attend, bias: str, dims: tuple[int, int], causal: bool) -> float:
+    """The gradient of the first step in bfloat16, against that of others.
+
+    It moves all sums alike, and so nothing: what a pair adds to the sum of its query and to that of
+    its key cancels, unless the two are rounded apart. That would gather in the gradients of all
+    steps, which are sums over later queries and keys. Where products of tiles come out otherwise
+    by a last bit, a pair that lies between two numbers is rounded apart as well, in some of the
+    heads.
+    """
+    settings = {"lengths": (140, 140), "dims": dims, "heads": (5, 5), "batch": 1, "causal": causal}
+    gradient = evaluate(drawn(Case(bias, torch.bfloat16, **settings)), attend)["gradient of steps"]
+    return (gradient[..., 0].abs() / gradient.square().mean(-1).sqrt()).median().item()
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
+@pytest.mark.parametrize("bias", ["cumulative", "cumulative-gain"])
+def test_shares_of_queries_and_keys_cancel_in_gradients_of_steps(bias, causal):
+    assert left_of_cancelling(fused, bias, (16, 16), causal) <= 2**-12

@@ -1,0 +1,193 @@
+"""What the compiler makes of the Triton kernels for GPUs that need not be present.
+
+A run compiles a sample (compiled_sample.py) and what a part of the table of instructions needs;
+with --all-kernels it compiles everything, which takes hours.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pkgutil
+import random
+import subprocess
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+
+import pytest
+
+from bench import RESULTS, ROOT
+from bench.machine_code import instructions
+
+compiled = pytest.importorskip("bench.machine_code.compiled", reason="needs Triton")
+compiled_sample = pytest.importorskip("tests.kernels.triton.compiled_sample", reason="needs Triton")
+processors = pytest.importorskip(
+    "biased_flash_attn.triton_kernels.processors", reason="needs Triton"
+)
+
+pytestmark = pytest.mark.compiles
+ARCHITECTURES = (80, 86, 89, 90, 100, 120)
+# Instructions of loops that may move registers to memory and back where blocks were not searched
+# for all kernels of an architecture: none elsewhere.
+SPILLS = {86: 128, 89: 128, 120: 128}
+WITH_PRODUCTS = (
+    "attn_fwd_kernel",
+    "attn_bwd_dq_kernel",
+    "attn_bwd_dkv_kernel",
+    "attn_bwd_table_kernel",
+    "attn_trim_kernel",
+    "attn_choose_kernel",
+    "attn_decode_kernel",
+)
+
+
+def counted(forms: Iterable[str], widths: Iterable[int]) -> list:
+    """What the table of instructions counts, on Hopper."""
+    kernels = instructions.FORWARD, instructions.DQ, instructions.DKV
+    return [
+        task
+        for task in compiled.tasks(widths)
+        if task.form in forms and task.dtype == "bfloat16" and task.kernel in kernels
+    ]
+
+
+def compile_for(arch: int, tasks: list) -> list[dict]:
+    """The reports of bench/machine_code/compiled.py."""
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.machine_code.compiled", str(arch), "-"],
+        cwd=ROOT,
+        input="\n".join(map(json.dumps, tasks)),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def on_hopper(request) -> list:
+    """The tasks of which instructions are counted: of no bias and, in a sample, of one other."""
+    if request.config.option.all_kernels:
+        return counted(instructions.FORMS, (64, 128))
+    chosen = random.Random(request.config.option.seed)
+    others = [form for form in instructions.FORMS if form != "none"]
+    return counted(("none", chosen.choice(others)), (chosen.choice((64, 128)),))
+
+
+@pytest.fixture(scope="module")
+def wanted(request, on_hopper) -> dict[int, list]:
+    """The tasks of each architecture, each once."""
+    if request.config.option.all_kernels:
+        return {arch: list(compiled.tasks()) for arch in ARCHITECTURES}
+    seed = request.config.option.seed
+    drawn = {arch: compiled_sample.sample(arch, seed) for arch in ARCHITECTURES}
+    drawn[90] = list(dict.fromkeys(drawn[90] + on_hopper))
+    return drawn
+
+
+@pytest.fixture(scope="module")
+def reports(wanted) -> dict[int, list[dict]]:
+    """Of all architectures; as many compile at a time as there are cores."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return dict(zip(wanted, pool.map(compile_for, wanted, wanted.values()), strict=True))
+
+
+@pytest.fixture(params=ARCHITECTURES, ids="sm_{}".format)
+def arch(request) -> int:
+    return request.param
+
+
+def task_of(report: dict):
+    return compiled.Task(*(report[field] for field in compiled.Task._fields))
+
+
+@pytest.fixture
+def kernels(arch, reports) -> list[dict]:
+    return reports[arch]
+
+
+def test_a_sample_reaches_every_kernel_width_form_and_dtype(arch, request):
+    seed = request.config.option.seed
+    everything, drawn = list(compiled.tasks()), compiled_sample.sample(arch, seed)
+    assert {task.kernel for task in drawn} == kernels_of_the_package()
+    for value in (
+        lambda task: (task.kernel, task.head_dim),
+        lambda task: task.dtype,
+        lambda task: task.bias_gradient,
+        lambda task: compiled_sample.bias_and_variant(task.form)[0],
+        lambda task: compiled_sample.bias_and_variant(task.form)[1],
+    ):
+        assert set(map(value, drawn)) == set(map(value, everything))
+    assert drawn != compiled_sample.sample(arch, seed + 1)
+
+
+def kernels_of_the_package() -> set[str]:
+    package = import_module("biased_flash_attn.triton_kernels")
+    found = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    modules = [import_module(module.name) for module in found]
+    return {name for module in modules for name in vars(module) if name.endswith("_kernel")}
+
+
+def test_every_kernel_compiles(arch, wanted, kernels):
+    """Of --all-kernels, or of the sample."""
+    assert set(map(task_of, kernels)) == set(wanted[arch])
+
+
+def test_every_kernel_fits_shared_memory(arch, kernels):
+    limit = processors.SHARED_MEMORY[arch] * 1024
+    assert [one for one in kernels if one["shared"] > limit] == []
+
+
+def test_no_loop_spills_registers(arch, kernels):
+    assert [one for one in kernels if one["spills"] > SPILLS.get(arch, 0)] == []
+
+
+def test_half_precision_runs_on_matrix_units(arch, kernels):
+    """On Hopper those of warp groups, but for backward passes of the widest heads and for decoding,
+    whose tiles have fewer rows than a warp group."""
+    half = [one for one in kernels if one["dtype"] != "float32" and one["kernel"] in WITH_PRODUCTS]
+    assert half
+    for one in half:
+        small = one["head_dim"] == 256 and "_bwd_" in one["kernel"]
+        small |= one["kernel"] in ("attn_choose_kernel", "attn_decode_kernel")
+        assert one["warpgroup" if arch == 90 and not small else "matrix"], one
+
+
+def test_matrix_units_of_blackwell_have_the_blocks_that_they_take(arch, kernels):
+    """Multiples of 8 columns for 64 rows, and of 16 for 128; compilers do not refuse others."""
+    blocks = [(one["kernel"], *block) for one in kernels for block in one["blocks"]]
+    assert bool(blocks) == (arch == 100)
+    assert [(name, rows, columns) for name, rows, columns in blocks if columns % (rows // 8)] == []
+
+
+BIASES = ("linear", "cumulative", "cumulative-gain", "distance")
+# What they may cost in instructions, as a ratio. Trained, other forms take more. Blocks are chosen
+# for time; larger ones would take fewer instructions for a bias.
+AIMS = {
+    "forward": (1.13, BIASES),
+    "backward": (1.10, BIASES),
+    "backward, bias trained": (1.09, ("linear", "distance")),
+}
+
+
+@pytest.fixture
+def reports_on_hopper(reports, on_hopper) -> list[dict]:
+    return [one for one in reports[90] if task_of(one) in on_hopper]
+
+
+def test_a_bias_costs_few_instructions(reports_on_hopper):
+    for (row, width), counts in instructions.instructions(reports_on_hopper).items():
+        aim, forms = AIMS.get(row, (None, ()))
+        for form in counts.keys() & set(forms):
+            assert round(counts[form] / counts["none"], 2) <= aim, (row, width, form)
+
+
+def test_the_table_of_instructions_is_that_of_the_kernels(reports_on_hopper):
+    table = (RESULTS / "instructions-sm_90.md").read_text()
+    if f"Triton {reports_on_hopper[0]['triton']} " not in table:
+        pytest.skip("another version of Triton compiles to other instructions")
+    stated = instructions.read(table)
+    for key, row in instructions.cells(reports_on_hopper).items():
+        assert row == {title: stated[key][title] for title in row}, key

@@ -1,0 +1,155 @@
+"""Plans on the Triton kernels: what is computed, and in which order programs start."""
+
+from __future__ import annotations
+
+import heapq
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from biased_flash_attn import attention_plan
+from biased_flash_attn.attention import lowered
+from biased_flash_attn.forms import Geometry, NoBias
+from biased_flash_attn.problem import Problem
+from tests.kernels.triton.backend import KERNELS, MARKS, attend
+from tests.skipping.test_trim import check_that_nothing_goes_where_nothing_is_known, trimmed
+from tests.support.cases import Case
+from tests.support.problems import drawn, naive
+
+pytestmark = MARKS
+TILE = 128
+
+
+def random_plan(case: Case, heads: int) -> Tensor:
+    """Where tiles of queries begin and end to take keys: neither decreases with the tile."""
+    n_key, tiles = case.lengths[1], (case.lengths[0] + TILE - 1) // TILE
+    first, end = torch.randint(0, n_key + 1, (2, case.batch, heads, tiles))
+    first, end = (n_key - first) // 2, n_key - end // 2
+    plan = torch.stack([first.sort(-1).values, end.sort(-1).values])
+    if case.causal:
+        plan[1] = n_key
+    return plan.int()
+
+
+def taken(plan: Tensor, geometry: Geometry) -> Tensor:
+    first, end = plan[..., torch.arange(geometry.n_query) // TILE, None]
+    j = torch.arange(geometry.n_key)
+    return (first <= j) & (j < end)
+
+
+def exact(problem, plan: Tensor) -> dict[str, Tensor]:
+    """o, lse and the gradients in float64, of the keys that are taken."""
+    problem = problem.double()
+    case = problem.case
+    shown = case.geometry.visible() & taken(plan, case.geometry)
+    group = case.heads[0] // case.heads[1]
+    k, v = (x.repeat_interleave(group, 1) for x in (problem.k, problem.v))
+    dense = problem.dense()
+    s = problem.scale * problem.q @ k.mT + (0 if dense is None else dense)
+    s = s.masked_fill(~shown, -torch.inf)
+    empty = ~shown.any(-1, keepdim=True)
+    p = s.masked_fill(empty, 0).softmax(-1).masked_fill(empty, 0)
+    o = p @ v
+    leaves = problem.leaves()
+    grads = torch.autograd.grad(o, leaves.values(), problem.grad_o, allow_unused=True)
+    return {"o": o, **{f"gradient of {name}": x for name, x in zip(leaves, grads, strict=True)}}
+
+
+def ours(problem, plan: Tensor) -> dict[str, Tensor]:
+    case, bias = problem.case, problem.called_bias()
+    form = lowered(bias, problem.q, case.geometry)
+    operands = problem.q, problem.k, problem.v, form, case.geometry
+    call = Problem(*operands, problem.scale, 0.0, "triton", plan).detached()
+    o, lse = KERNELS.forward(call)
+    results = o, lse, problem.grad_o, torch.zeros_like(lse)
+    *grads, of_form = KERNELS.backward(call, *results, case.trained)
+    found = {"o": o, **{f"gradient of {n}": x for n, x in zip("qkv", grads, strict=True)}}
+    if own := problem.trained():
+        of_own = torch.autograd.grad(form.tensors, list(own.values()), of_form)
+        found |= {f"gradient of {n}": x for n, x in zip(own, of_own, strict=True)}
+    return found
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
+@pytest.mark.parametrize(
+    "bias",
+    [
+        *("none", "linear", "kerple_log", "distance", "cumulative-gain", "log1p_square"),
+        *("linear-fixed", "cumulative-gain-fixed"),
+    ],
+)
+def test_what_a_plan_leaves_out_has_no_part_in_the_result(bias, causal):
+    window = 150 if bias == "linear" else None
+    bias, fixed, _ = bias.partition("-fixed")
+    settings = {"causal": causal, "window": window, "trained": not fixed}
+    dtype = random.choice([torch.float32, torch.float16])
+    case = Case(bias, dtype, (290, 330), heads=(2, 1), batch=1, **settings)
+    print(case)
+    problem = drawn(case)
+    plan = random_plan(case, 2)
+    truth, found = exact(problem, plan), ours(problem, plan)
+    assert found.keys() == truth.keys()
+    for name, x in found.items():
+        # What a bias holds gets sums over many queries, in which much cancels.
+        allowed = 20 if name not in ("o", *map("gradient of {}".format, "qkv")) else 2
+        error = (x.double() - truth[name]).norm() / truth[name].norm()
+        assert error <= allowed * (1e-6 if dtype == torch.float32 else 1e-3), (name, error)
+
+
+def test_a_call_leaves_out_what_is_proved_to_be_worth_nothing():
+    case = Case("type2", torch.float16, (1100, 1100), heads=(1, 1), batch=1)
+    problem = drawn(case)
+    plan = attention_plan(problem.q, problem.k, problem.bias, backend="triton")
+    assert plan.fraction < 0.7
+    o, _ = attend(problem)
+    error = (o.double() - naive(problem.double())[0]).abs().max()
+    assert error <= 2**-11 * problem.v.abs().max()
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
+@pytest.mark.parametrize(
+    "bias", ["linear", "kerple_log", "distance", "cumulative-gain", "log1p_square"]
+)
+def test_as_much_is_trimmed_as_the_share_allows(bias, causal, drawn_dtype):
+    window = 150 if bias == "linear" else None
+    for lengths, share in (((290, 330), 1e-1), ((130, 260), 1e-3)):
+        settings = {"heads": (2, 1), "batch": 1, "causal": causal, "window": window}
+        case = Case(bias, drawn_dtype, lengths, **settings)
+        for from_end in (False,) if causal else (False, True):
+            trimmed(case, "triton", share, from_end).check()
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_nothing_is_trimmed_where_nothing_is_known(value):
+    check_that_nothing_goes_where_nothing_is_known("triton", value)
+
+
+def makespan(work: list[int], processors: int) -> int:
+    """When the last program ends, each starting where a processor is free first."""
+    busy = [0] * processors
+    for cost in work:
+        heapq.heappush(busy, heapq.heappop(busy) + cost)
+    return max(busy)
+
+
+@pytest.mark.parametrize("heads", [8, 16])
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
+def test_programs_of_unequal_heads_leave_no_processor_idle(causal, heads):
+    """ALiBi's heads: from all keys to a few. The bound is what no order can do better than."""
+    n, block = 8192, 128
+    window = torch.tensor([min(n, 40 * 2 ** (1 + 8 * h // heads)) for h in range(heads)])[:, None]
+    begin = torch.arange(n // TILE) * TILE
+    first = (begin - window).clamp(min=0) // 64 * 64
+    end = torch.full_like(first, n) if causal else (begin + TILE + window).clamp(max=n)
+    plan = torch.stack([first, end])[:, None].int()
+    q = torch.zeros(1, heads, n, 16, dtype=torch.float16)
+    call = Problem(q, q, q, NoBias(), Geometry(n, n, causal), 1.0, 0.0, "triton", plan)
+    made = KERNELS.plans.of_queries(call, block)
+    work = (begin + block if causal else end) - first
+    assert sorted(made.order.tolist()) == list(range(work.numel()))
+    lower_bound = max(work.sum().item() / 132, work.max().item())
+    assert makespan(work.flatten()[made.order.long()].tolist(), 132) <= 1.05 * lower_bound
+    if not causal:  # where all blocks of a head are alike, those of the grid's end come too late
+        assert makespan(work.flip(1).T.flatten().tolist(), 132) > 1.2 * lower_bound

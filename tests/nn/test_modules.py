@@ -1,0 +1,255 @@
+"""Layers and models: plain attention, cached steps, bidirectional models, and errors."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from biased_flash_attn import biases
+from biased_flash_attn.nn import BASELINES, BIASES, BiasedAttention, CausalLM, Encoder, positions
+from tests.support import oracles
+from tests.support.numerics import assert_close_to_float64
+
+DIM, HEADS, KV_HEADS, VOCABULARY = 24, 4, 2, 19
+SCHEMES = (*BIASES, *BASELINES, "window_5")
+TWO_SIDED = (*BIASES, *BASELINES)
+
+
+class Quadratic(biases.DistanceBias):
+    """A bias of one's own, given by its path."""
+
+    def formula(self, d: Tensor) -> Tensor:
+        return -0.01 * d**2
+
+
+class Gate(nn.Module):
+    """A bias of hidden states of one's own."""
+
+    def __init__(self, dim: int, num_heads: int):
+        super().__init__()
+        self.linear = nn.Linear(dim, num_heads)
+
+    def forward(self, x: Tensor) -> biases.CumulativeBias:
+        return biases.CumulativeBias(-self.linear(x).mT.square())
+
+
+def causal_lm(scheme: str, layers: int = 2) -> CausalLM:
+    model = CausalLM(
+        VOCABULARY, DIM, layers, HEADS, scheme, kv_heads=KV_HEADS, max_length=64
+    ).double()
+    return larger(model)
+
+
+def larger(model: nn.Module) -> nn.Module:
+    """With weights that differ from those at the start, where attention is nearly even."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+def written_out(layer: BiasedAttention, x: Tensor, causal: bool) -> Tensor:
+    """The layer in plain PyTorch, one head after the other, of one sequence (N, DIM)."""
+    n, head_dim = x.shape[0], layer.head_dim
+    q, k, v = layer.project(x).split([HEADS * head_dim, *[KV_HEADS * head_dim] * 2], -1)
+    d = torch.arange(n)[:, None] - torch.arange(n)
+    visible = d >= 0 if causal else torch.ones_like(d, dtype=torch.bool)
+    if layer.window is not None:
+        visible = visible & (d < layer.window)
+    dense = torch.zeros(HEADS, n, n, dtype=x.dtype)
+    if isinstance(layer.bias, biases.Cable):
+        parameters = dict(layer.bias.named_parameters())
+        entry = oracles.cable(
+            weighted=layer.bias.w_s is not None, kernel=layer.bias.kernel is not None
+        )
+        dense = oracles.every_pair(lambda h, p, j: entry(parameters, x, h, p, j), HEADS, n, n)
+    elif layer.bias is not None:
+        dense = layer.bias(x[None]).dense(n, n).reshape(HEADS, n, n)
+    heads = []
+    for h in range(HEADS):
+        shared = h * KV_HEADS // HEADS
+        part, group = slice(h * head_dim, None), slice(shared * head_dim, None)
+        q_h, k_h, v_h = (t[:, s][:, :head_dim] for t, s in ((q, part), (k, group), (v, group)))
+        if layer.rotary:
+            q_h, k_h = turned(q_h), turned(k_h)
+        logits = q_h @ k_h.T / math.sqrt(head_dim) + dense[h]
+        heads.append(logits.masked_fill(~visible, -math.inf).softmax(-1) @ v_h)
+    return layer.out(torch.cat(heads, -1))
+
+
+def turned(x: Tensor) -> Tensor:
+    """Rotary positions as complex numbers, whose phases advance with the position."""
+    half = x.shape[-1] // 2
+    z = torch.complex(x[:, :half], x[:, half:])
+    phases = [[m * 10000 ** (-i / half) for i in range(half)] for m in range(len(x))]
+    z = z * torch.exp(1j * torch.tensor(phases, dtype=torch.float64))
+    return torch.cat([z.real, z.imag], -1)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "causal"), [*((s, True) for s in SCHEMES), *((s, False) for s in TWO_SIDED)]
+)
+def test_attention_equals_plain_pytorch(scheme, causal):
+    layer = BiasedAttention(DIM, HEADS, scheme, kv_heads=KV_HEADS, causal=causal).double()
+    x = torch.randn(2, 11, DIM, dtype=torch.float64)
+    exact = torch.stack([written_out(layer, sequence, causal) for sequence in x])
+    assert_close_to_float64(layer(x), exact, None, scheme)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_cached_steps_equal_whole_sequences(scheme):
+    model = causal_lm(scheme)
+    tokens = torch.randint(VOCABULARY, (2, 23))
+    with torch.no_grad():
+        caches = model.make_caches(2)
+        parts = [model(part, caches) for part in tokens.split([9, 1, 6, 7], 1)]
+        assert_close_to_float64(torch.cat(parts, 1), model(tokens), None, scheme)
+
+
+@pytest.mark.parametrize("scheme", TWO_SIDED)
+def test_sequences_of_different_lengths_keep_their_own_positions(scheme):
+    model = causal_lm(scheme)
+    tokens = torch.randint(VOCABULARY, (2, 12))
+    following = torch.randint(VOCABULARY, (2, 3))
+    with torch.no_grad():
+        caches = model.make_caches(2)
+        model(tokens, caches)
+        for cache in caches:
+            cache.truncate([12, 5])
+        steps = model(following, caches)
+        for b, length in enumerate((12, 5)):
+            whole = torch.cat([tokens[b, :length], following[b]])[None]
+            assert_close_to_float64(steps[b], model(whole)[0, -3:], None, f"sequence {b}")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_parameter_is_trained(scheme):
+    model = causal_lm(scheme)
+    model(torch.randint(VOCABULARY, (2, 64))).logsumexp(-1).sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad.abs().sum() > 0, name
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_language_model_does_not_see_later_tokens(scheme):
+    model = causal_lm(scheme)
+    tokens = torch.randint(VOCABULARY, (1, 20))
+    changed = tokens.clone()
+    changed[:, 12:] = (changed[:, 12:] + 1) % VOCABULARY
+    before, after = model(tokens), model(changed)
+    assert torch.equal(before[:, :12], after[:, :12])
+    assert (before[:, 12:] != after[:, 12:]).any(-1).all()
+
+
+@pytest.mark.parametrize("scheme", TWO_SIDED)
+def test_an_encoder_is_bidirectional_and_ignores_padding(scheme):
+    model = larger(Encoder(VOCABULARY, DIM, 2, HEADS, scheme, max_length=64).double())
+    tokens = torch.randint(VOCABULARY, (2, 16))
+    mask = torch.ones(2, 16, dtype=torch.bool)
+    mask[1, 9:] = False
+    padded = model(tokens, mask)
+    assert_close_to_float64(padded[0], model(tokens[:1])[0], None, "whole")
+    assert_close_to_float64(padded[1, :9], model(tokens[1:, :9])[0], None, "padded")
+    changed = tokens.clone()
+    changed[0, -1] = (changed[0, -1] + 1) % VOCABULARY
+    assert (model(changed, mask)[0, 0] != padded[0, 0]).any()
+
+
+def test_only_models_with_positions_depend_on_the_order():
+    """Without positions an encoder gives a permuted sequence the permuted logits."""
+    tokens, order = torch.randint(VOCABULARY, (1, 10)), torch.randperm(10)
+    while torch.equal(tokens[:, order], tokens):
+        order = torch.randperm(10)
+    for scheme in ("none", "sinusoidal", "learned", "rotary", "alibi", "cable"):
+        model = larger(Encoder(VOCABULARY, DIM, 2, HEADS, scheme, max_length=10).double())
+        plain, permuted = model(tokens)[:, order], model(tokens[:, order])
+        if scheme == "none":
+            assert_close_to_float64(permuted, plain, None, scheme)
+        else:
+            assert (permuted - plain).abs().max() > 1e-6 * plain.abs().max(), scheme
+
+
+def test_sinusoidal_embeddings_follow_the_paper():
+    model = CausalLM(VOCABULARY, DIM, 1, HEADS, "sinusoidal").double()
+    tokens = torch.randint(VOCABULARY, (1, 9))
+    added = model.embedding(tokens) - DIM**0.5 * model.embedding.tokens(tokens)
+    angles = [[m / 10000 ** (2 * i / DIM) for i in range(DIM // 2)] for m in range(9)]
+    exact = [[*map(math.sin, row), *map(math.cos, row)] for row in angles]
+    # The embeddings are made in the default dtype.
+    exact = torch.tensor(exact).to(torch.get_default_dtype()).double()[None]
+    assert_close_to_float64(added, exact, None, "sinusoidal")
+
+
+def test_models_have_the_parameters_of_gpt_2_and_bert():
+    with torch.device("meta"):
+        gpt = CausalLM(50257, 768, 12, 12, "learned", max_length=1024)
+        bert = Encoder(30522, 768, 12, 12, "learned", max_length=512)
+        assert gpt(torch.zeros(2, 7, dtype=torch.long)).shape == (2, 7, 50257)
+    assert sum(p.numel() for p in gpt.parameters()) == 124_439_808
+    # BERT base with its head for masked words, without its two embeddings of segments.
+    assert sum(p.numel() for p in bert.parameters()) == 109_514_298 - 2 * 768
+
+
+def test_the_backend_is_used_in_every_call():
+    model = CausalLM(VOCABULARY, DIM, 1, HEADS, backend="tpu")
+    tokens = torch.zeros(1, 2, dtype=torch.long)
+    for arguments in ((tokens,), (tokens, model.make_caches(1))):
+        with torch.no_grad(), pytest.raises(ValueError, match=r"^backend is 'tpu'"):
+            model(*arguments)
+
+
+@pytest.mark.parametrize(
+    "scheme", ["tests.nn.test_modules:Quadratic", "tests.nn.test_modules:Gate"]
+)
+def test_custom_biases_are_named_by_their_path(scheme):
+    layer = BiasedAttention(DIM, HEADS, scheme).double()
+    assert type(layer.bias(torch.zeros(1, 3, DIM).double())).__name__ in (
+        "Quadratic",
+        "CumulativeBias",
+    )
+    assert causal_lm(scheme)(torch.randint(VOCABULARY, (1, 7))).shape == (1, 7, VOCABULARY)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: positions("rope"), ValueError, "positions is 'rope'; it may be none, sinus"),
+        (lambda: positions("window_0"), ValueError, "positions is 'window_0'"),
+        (lambda: positions(7), TypeError, "positions is 7; it must be a name"),
+        (
+            lambda: positions("tests.nn.test_modules:Nothing"),
+            ValueError,
+            "positions is 'tests.nn.test_modules:Nothing'",
+        ),
+        (lambda: positions("no.such:Bias"), ValueError, "positions is 'no.such:Bias'"),
+        (lambda: positions("math:pi"), ValueError, "positions is 'math:pi'"),
+        (lambda: BiasedAttention(24, 5), ValueError, "num_heads is 5; it must be positive and"),
+        (lambda: BiasedAttention(24, 4, kv_heads=3), ValueError, "kv_heads is 3; it must divide"),
+        (lambda: BiasedAttention(12, 4, "rotary"), ValueError, "dim / num_heads is 3; rotary"),
+        (
+            lambda: BiasedAttention(24, 4, "window_5", causal=False),
+            ValueError,
+            "positions has a window",
+        ),
+        (lambda: CausalLM(9, 24, 1, 4, "learned"), ValueError, "max_length is None; learned"),
+        (lambda: CausalLM(9, 25, 1, 5, "sinusoidal"), ValueError, "dim is 25; sinusoidal"),
+        (
+            lambda: CausalLM(9, 24, 1, 4, "learned", max_length=5)(torch.zeros(1, 6).long()),
+            ValueError,
+            "tokens has a sequence of 6; learned positions were made for 5",
+        ),
+        (lambda: with_cache_and_mask(), ValueError, "key_padding_mask is given with a cache"),
+    ],
+)
+def test_refuses(make, error, message):
+    with pytest.raises(error, match="^" + message):
+        make()
+
+
+def with_cache_and_mask():
+    layer = BiasedAttention(24, 4)
+    x = torch.randn(1, 3, 24)
+    return layer(x, layer.make_cache(1), key_padding_mask=torch.ones(1, 3, dtype=torch.bool))

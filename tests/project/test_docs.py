@@ -1,0 +1,90 @@
+"""What the documentation shows is what happens: its code runs, and prints what stands below it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import sys
+import types
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from biased_flash_attn.nn import BIASES
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+# A block with a title is a file, which runs elsewhere.
+BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+FENCE = re.compile(r"``` *python(?! title=)")
+PAGES = [
+    page
+    for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
+    if FENCE.search(page.read_text())
+]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Code, the line of the page before it, and what it is said to print, if that is said."""
+
+    code: str
+    line: int
+    printed: str | None
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks_of(page: Path) -> list[Block]:
+    text = page.read_text()
+    return [
+        Block(found[1], text.count("\n", 0, found.start(1)), found[2])
+        for found in BLOCK.finditer(text)
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_block_is_found(page):
+    assert len(blocks_of(page)) == len(FENCE.findall(page.read_text()))
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_code_runs_and_prints_what_is_shown(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    # torch.compile looks up the names that functions use in the module they are from.
+    module = types.ModuleType(f"docs_{page.stem}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for block in blocks_of(page):
+        # Errors then name the line of the page.
+        code = compile("\n" * block.line + block.code, page, "exec")
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(code, vars(module))
+        if block.printed is not None:
+            assert_alike(printed.getvalue(), block.printed)
+
+
+def assert_alike(printed: str, shown: str) -> None:
+    """The same words, and numbers that differ by less than 5 %, as processors round differently."""
+    assert NUMBER.sub("#", printed).split() == NUMBER.sub("#", shown).split(), printed
+    values = [[float(x) for x in NUMBER.findall(text)] for text in (printed, shown)]
+    assert values[0] == pytest.approx(values[1], rel=0.05), printed
+
+
+@pytest.mark.parametrize(
+    ("printed", "shown"), [("3 keys", "4 keys"), ("3 keys", "3 queries"), ("", "3")]
+)
+def test_differences_are_noticed(printed, shown):
+    with pytest.raises(AssertionError):
+        assert_alike(printed, shown)
+
+
+@pytest.mark.parametrize("name", BIASES)
+def test_the_plot_of_every_bias_is_on_one_page(name):
+    pages = [page.read_text() for page in (DOCS / "biases").glob("*.md")]
+    assert sum(f"(../pictures/{name}.png)" in page for page in pages) == 1

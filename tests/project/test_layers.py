@@ -1,0 +1,85 @@
+"""Modules of the package import from layers below them, and from none above."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "python" / "biased_flash_attn"
+# From the lowest to the highest; modules of one layer may import each other. The longest name that
+# a module begins with counts.
+LAYERS = [
+    ["limits", "_C"],
+    ["sequences"],
+    ["geometry"],
+    ["chunk_pairs"],
+    ["forms"],
+    ["problem"],
+    ["triton_kernels", "biases"],
+    ["backends"],
+    ["skipping"],
+    ["operators", "validation"],
+    ["attention"],
+    ["varlen", "decoding", "skipping.report", "skipping.figure"],
+    [""],
+    ["nn", "distributed", "compat"],
+    ["extrapolation", "integrations"],
+    ["cli"],
+    ["__main__"],
+]
+HEIGHTS = {name: height for height, names in enumerate(LAYERS) for name in names}
+
+
+def modules() -> dict[str, Path]:
+    """The files of the package by their dotted names, without that of the package."""
+    found = {}
+    for folder, prefix in ((PACKAGE, ()), (ROOT / "triton_kernels", ("triton_kernels",))):
+        for path in folder.rglob("*.py"):
+            parts = [*prefix, *path.relative_to(folder).with_suffix("").parts]
+            found[".".join(part for part in parts if part != "__init__")] = path
+    return found
+
+
+MODULES = modules()
+
+
+def height(module: str) -> int:
+    parts = module.split(".")
+    prefixes = (".".join(parts[:n]) for n in range(len(parts), -1, -1))
+    return next(HEIGHTS[prefix] for prefix in prefixes if prefix in HEIGHTS)
+
+
+def imported(module: str) -> Iterator[str]:
+    """The modules of the package that a module imports, also those inside functions."""
+    path = MODULES[module]
+    package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.ImportFrom) or not node.level:
+            continue
+        base = [part for part in package[: len(package) - node.level + 1] if part]
+        if node.module:
+            base += node.module.split(".")
+        for alias in node.names:
+            name = ".".join([*base, alias.name])
+            yield name if name in HEIGHTS or name in MODULES else ".".join(base)
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_a_module_imports_nothing_above_it(module):
+    above = {name for name in imported(module) if height(name) > height(module)}
+    assert above == set()
+
+
+def test_backends_do_not_import_each_other():
+    names = {"backends.reference", "backends.cpu", "backends.triton"}
+    for name in names:
+        assert not (names - {name}) & set(imported(name))
+
+
+def test_an_arrow_upwards_would_be_found():
+    assert height("cli.cost") > height("attention") > height("forms.linear") > height("limits")
+    assert "attention" in set(imported("varlen"))

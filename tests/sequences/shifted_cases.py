@@ -1,0 +1,96 @@
+"""Problems whose queries stand beyond the keys, and how they are checked.
+
+The truth is the dense problem over as many keys as there are positions, of which those behind the
+last key are cut off.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from biased_flash_attn import biases, operators
+from biased_flash_attn.attention import attend, prepared
+from biased_flash_attn.forms import Geometry, Linear
+from biased_flash_attn.sequences import Sequences
+from tests.sequences.packed_cases import dense_of
+from tests.skipping.test_certificate import taken
+from tests.support.biases import FORMS, SlopesOfSequences
+from tests.support.cases import Case
+from tests.support.problems import Problem, drawn
+
+
+@dataclass(frozen=True)
+class ShiftedGeometry(Geometry):
+    shifts: tuple[int, ...] = ()
+    plan: Tensor | None = None
+
+    def visible(self, device=None) -> Tensor:
+        lengths = self.n_query, self.n_key, self.causal, self.window
+        each = [Geometry(*lengths, shift=shift).visible(device) for shift in self.shifts]
+        visible = torch.stack(each)[:, None]
+        return visible if self.plan is None else visible & taken(self.plan, self)
+
+
+@dataclass(frozen=True)
+class ShiftedCase(Case):
+    """The last query of entry b stands shifts[b] keys beyond the last key."""
+
+    shifts: tuple[int, ...] = (1, 17)
+    plan: Tensor | None = None  # of what each head takes
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}-" + "and".join(map(str, self.shifts))
+
+    @property
+    def geometry(self) -> Geometry:
+        own = {"shifts": self.shifts, "plan": self.plan}
+        return ShiftedGeometry(*self.lengths, self.causal, self.window, **own)
+
+    @property
+    def sequences(self) -> Sequences:
+        return Sequences.of_entries(self.batch, *self.lengths).shifted(torch.tensor(self.shifts))
+
+
+class ShiftedProblem(Problem):
+    def dense(self) -> Tensor | None:
+        bias, (n_query, n_key) = self.called_bias(), self.case.lengths
+        if bias is None:
+            return None
+        each = []
+        for b, shift in enumerate(self.case.shifts):
+            own, n_place = of_entry(bias, b, n_key + shift), n_key + shift
+            each.append(dense_of(own, n_query, n_place, self.grad_lse.dtype)[..., :n_key])
+        return torch.cat(each)
+
+
+def of_entry(bias, b: int, n_place: int):
+    """What batch entry b has of a bias, for a sequence of n_place keys."""
+    if isinstance(bias, SlopesOfSequences):
+        return Linear(bias.slopes[b : b + 1])
+    if not isinstance(bias, biases.CumulativeBias):
+        return bias
+    steps, gain = (x if x is None or len(x) == 1 else x[b : b + 1] for x in (bias.steps, bias.gain))
+    return biases.CumulativeBias(steps[..., :n_place], gain, bias.kernel)
+
+
+def drawn_shifted(case: ShiftedCase) -> ShiftedProblem:
+    n_query, n_key = case.lengths
+    problem = drawn(replace(case, bias="none"))
+    bias = FORMS[case.bias](replace(case, lengths=(n_query, n_key + max(case.shifts))))
+    problem.bias = None if bias is None else bias.to(problem.grad_lse.dtype)
+    return ShiftedProblem(**vars(problem) | {"case": case})
+
+
+def shifted(problem: ShiftedProblem, backend: str = "cpu") -> tuple[Tensor, Tensor]:
+    case = problem.case
+    call = prepared(
+        *(problem.q, problem.k, problem.v, problem.called_bias()),
+        *(case.causal, case.window, case.scale, None, backend),
+        sequences=case.sequences,
+    )
+    if case.plan is None:
+        return attend(call)
+    return operators.forward(replace(call, plan=case.plan))

@@ -1,0 +1,184 @@
+"""Padded batches: tokens have what they have without padding, and padding has nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from biased_flash_attn import backends, biased_flash_attn, biases
+from biased_flash_attn.attention import planned, prepared
+from tests.sequences.packed_cases import PaddedCase, drawn_padded, padded
+from tests.support.biases import FORMS
+from tests.support.cases import DTYPES, INSTRUCTION_SETS, pairwise
+from tests.support.problems import check_problem, evaluate
+
+COMBINATIONS = pairwise(
+    bias=list(FORMS),
+    dtype=DTYPES,
+    lengths=[(70, 70), (150, 150), (1, 33), (20, 65), (65, 20)],
+    padding=[((0, 3), (9, 0)), ((4, 5), (0, 0)), ((0, 20), (7, 6)), ((20, 0), (0, 19))],
+    heads=[(1, 1), (4, 2), (3, 1)],
+    causal=[True, False],
+    window=[None, 1, 20, 500],
+    layout=["contiguous", "heads_inside", "sliced", "shifted"],
+    instruction_set=INSTRUCTION_SETS,
+)
+
+
+def case_of(row: dict) -> PaddedCase:
+    """Without causal=False where lengths differ, which is refused."""
+    n_query, n_key = row["lengths"]
+    return PaddedCase(**row | {"causal": row["causal"] or n_query != n_key})
+
+
+@pytest.mark.parametrize(
+    ("instruction_set", "case"),
+    [(row.pop("instruction_set"), case_of(row)) for row in COMBINATIONS],
+    ids=str,
+)
+def test_every_pair_of_settings_is_exact(instruction_set, case):
+    with backends.instruction_set(instruction_set):
+        check_problem(drawn_padded(case), padded)
+
+
+@given(
+    length=st.integers(1, 120),
+    data=st.data(),
+    bias=st.sampled_from(list(FORMS)),
+    causal=st.booleans(),
+    backend=st.sampled_from(["cpu", "reference"]),
+    seed=st.integers(0, 2**32),
+)
+@settings(max_examples=50)
+def test_any_padding_is_exact(length, data, bias, causal, backend, seed):
+    torch.manual_seed(seed)
+    n_query = data.draw(st.integers(1, 2 * length)) if causal else length
+    before = data.draw(st.tuples(*2 * [st.integers(0, length)]))
+    after = [data.draw(st.integers(0, length - n)) for n in before]
+    padding = tuple(zip(before, after, strict=True))
+    case = PaddedCase(bias, lengths=(n_query, length), padding=padding, causal=causal)
+    check_problem(drawn_padded(case), lambda problem: padded(problem, backend))
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
+@pytest.mark.parametrize("bias", FORMS)
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_what_is_stored_in_padding_reaches_nothing(backend, bias, causal):
+    case = PaddedCase(bias, lengths=(70, 70), padding=((7, 3), (0, 40)), causal=causal)
+    problem = drawn_padded(case)
+
+    def attend(problem):
+        return padded(problem, backend)
+
+    exact = evaluate(problem, attend)
+    hidden = ~case.mask
+    with torch.no_grad():
+        for x in (problem.q, problem.k, problem.v, problem.grad_o, problem.grad_lse):
+            x.transpose(1, 2)[hidden] = torch.nan
+        of_tokens = () if problem.bias is None else problem.bias.named_parameters()
+        for name, x in of_tokens:
+            if name in ("steps", "gain") and x.shape[0] == case.batch:
+                x.transpose(1, 2)[hidden] = torch.nan
+    for name, x in evaluate(problem, attend).items():
+        assert torch.equal(x, exact[name]), name
+    for name in ("o", *map("gradient of {}".format, "qkv")):
+        assert (exact[name].transpose(1, 2)[hidden] == 0).all(), name
+    assert (exact["lse"].transpose(1, 2)[hidden] == -torch.inf).all()
+
+
+@pytest.mark.parametrize("bias", ["none", "linear", "kerple_log", "cable", "kernelized_cable"])
+@pytest.mark.parametrize(("before", "after"), [(0, 9), (9, 0), (5, 4)])
+def test_padding_moves_no_token(bias, before, after):
+    """To the bit what the same tokens have without padding."""
+    case = PaddedCase(bias, lengths=(60, 60), padding=2 * ((before, after),))
+    problem = drawn_padded(case)
+    o, lse = padded(problem)
+    tokens, own = slice(before, 60 - after), problem.called_bias()
+    if isinstance(own, biases.CumulativeBias):
+        gain = own.gain[..., tokens]
+        own = biases.CumulativeBias(own.steps[..., tokens], gain, own.kernel)
+    alone, alone_lse = biased_flash_attn(
+        *(x[:, :, tokens] for x in (problem.q, problem.k, problem.v)),
+        own,
+        return_lse=True,
+        backend="cpu",
+    )
+    assert torch.equal(o[:, :, tokens], alone)
+    assert torch.equal(lse[:, :, tokens], alone_lse)
+
+
+def test_a_mask_of_tokens_alone_changes_nothing():
+    case = PaddedCase("cumulative-gain", lengths=(33, 70), padding=((0, 0), (0, 0)))
+    problem = drawn_padded(case)
+    with_mask = evaluate(problem, padded)
+    qkv = problem.q, problem.k, problem.v
+
+    def without(problem):
+        return biased_flash_attn(*qkv, problem.called_bias(), return_lse=True, backend="cpu")
+
+    for name, x in evaluate(problem, without).items():
+        assert torch.equal(x, with_mask[name]), name
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
+def test_what_may_be_left_out_is_proved_of_tokens(causal):
+    """Long values in padding would be counted as taken, or as worth leaving out nothing."""
+    case = PaddedCase(
+        "type2", lengths=(1600, 1600), padding=((0, 300), (900, 0)), causal=causal, dims=(32, 32)
+    )
+    problem = drawn_padded(case)
+    with torch.no_grad():
+        for x in (problem.q, problem.k, problem.v):
+            x.transpose(1, 2)[~case.mask] = torch.nan
+    options = (case.causal, None, None, None, "cpu")
+    call = prepared(
+        *(problem.q, problem.k, problem.v, problem.bias, *options), key_padding_mask=case.mask
+    )
+    plan = planned(call).plan
+    first = slice(0, 1300)
+    rows = (x[:1, :, first] for x in (problem.q, problem.k, problem.v))
+    alone = planned(prepared(*rows, problem.bias, *options)).plan
+    assert torch.equal(plan[:, :1, :, : alone.shape[3]], alone)
+    assert (alone[0] > 0).any()
+    assert (plan[0, 1, :, :6] == 0).all()  # of 700 tokens
+    o, everything = padded(problem)[0], padded(problem, tolerance=0.0)[0]
+    largest = problem.v.abs().nan_to_num().max()
+    assert (o - everything).abs().max() <= 2**-20 * largest
+
+
+def test_sequences_without_tokens_have_nothing():
+    case = PaddedCase("linear", lengths=(20, 20), padding=((20, 0), (0, 0)))
+    ours = evaluate(drawn_padded(case), padded)
+    assert (ours["o"][0] == 0).all()
+    assert (ours["lse"][0] == -torch.inf).all()
+    assert all((ours[f"gradient of {name}"][0] == 0).all() for name in "qkv")
+    assert ours["o"][1].abs().max() > 0
+
+
+def test_one_sequence_is_padded_as_many_are():
+    case = PaddedCase("cumulative", lengths=(50, 50), padding=((3, 10), (20, 0)))
+    problem = drawn_padded(case)
+    o, _ = padded(problem)
+    with torch.no_grad():
+        for b in range(2):
+            alone = biased_flash_attn(
+                *(x[b : b + 1] for x in (problem.q, problem.k, problem.v)),
+                biases.CumulativeBias(problem.bias.steps[b : b + 1]),
+                key_padding_mask=case.mask[b : b + 1],
+            )
+            assert torch.equal(alone, o[b : b + 1])
+
+
+def test_decoding_takes_padding_before_the_tokens():
+    """One query on the last slot: what it has is the last row of the whole."""
+    case = PaddedCase("linear", lengths=(40, 40), padding=((0, 0), (25, 0)))
+    problem = drawn_padded(case)
+    whole, _ = padded(problem)
+    problem.case = replace(case, lengths=(1, 40))
+    problem.q = problem.q[:, :, -1:]
+    assert torch.equal(padded(problem)[0], whole[:, :, -1:])

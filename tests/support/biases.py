@@ -1,0 +1,136 @@
+"""Biases of every form and every bias of the package, by name, for the problems of tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from biased_flash_attn import biases
+from biased_flash_attn.forms import Form, Geometry, Linear
+from tests.support.cases import Case
+
+
+class FreeTable(biases.DistanceBias):
+    """A number of its own for each signed distance: an entry out of place shows."""
+
+    def __init__(self, num_heads: int, n_query: int, n_key: int, curves: int | None = None):
+        super().__init__(num_heads)
+        self.origin = n_query
+        self.r = nn.Parameter(torch.randn(curves or num_heads, n_query + n_key + 2))
+
+    def formula(self, d: Tensor) -> Tensor:
+        table = self.r.double()[:, d.long() + self.origin]
+        return table[0] if len(self.r) == 1 else table
+
+
+class SlopesOfSequences(nn.Module):
+    """ALiBi with slopes for each sequence: what the form allows and no bias of the package uses."""
+
+    def __init__(self, batch: int, num_heads: int):
+        super().__init__()
+        self.slopes = nn.Parameter(0.1 * torch.randn(batch, num_heads))
+
+    def lower(self, geometry: Geometry, dtype: torch.dtype, device: torch.device) -> Linear:
+        return Linear(self.slopes.to(dtype))
+
+    def dense(self, n_query: int, n_key: int) -> Tensor:
+        return Linear(self.slopes).dense(Geometry(n_query, n_key, causal=False))
+
+
+class Lowered:
+    """A bias of the user's own, of which nothing is known but what it is lowered to."""
+
+    def __init__(self, bias):
+        self.bias = bias
+
+    def lower(self, geometry: Geometry, dtype: torch.dtype, device: torch.device) -> Form:
+        return self.bias.lower(geometry, dtype, device)
+
+
+class Content(nn.Module):
+    """A cumulative bias with what it is made from, as parameters; calling it makes the bias."""
+
+
+class Steps(Content):
+    def __init__(self, steps: Tensor, gain: Tensor | None = None, kernel: str | None = None):
+        super().__init__()
+        self.steps = nn.Parameter(steps)
+        self.gain = None if gain is None else nn.Parameter(gain)
+        self.kernel = kernel
+
+    def forward(self) -> biases.CumulativeBias:
+        return biases.CumulativeBias(self.steps, self.gain, self.kernel)
+
+
+class OfHiddenStates(Content):
+    def __init__(self, module: nn.Module, x: Tensor):
+        super().__init__()
+        self.module = module
+        self.x = nn.Parameter(x)
+
+    def forward(self) -> biases.CumulativeBias:
+        return self.module(self.x)
+
+
+def steps(kernel: str | None = None, *, gained: bool = False, shared: bool = False):
+    """Steps of both signs, whose sums wander."""
+
+    def make(case: Case) -> Steps:
+        (n_query, n_key), (heads, _) = case.lengths, case.heads
+        gain = torch.randn(case.batch, heads, n_query) if gained else None
+        return Steps(0.3 * torch.randn(1 if shared else case.batch, heads, n_key), gain, kernel)
+
+    return make
+
+
+class Dense(Content):
+    """A number of its own for each pair."""
+
+    def __init__(self, *shape: int):
+        super().__init__()
+        self.tensor = nn.Parameter(torch.randn(shape))
+
+    def forward(self) -> biases.DenseBias:
+        return biases.DenseBias(self.tensor)
+
+
+# Each form with parameters that nothing restrains.
+FORMS: dict[str, Callable[[Case], nn.Module | None]] = {
+    "none": lambda case: None,
+    "linear": lambda case: biases.ALiBi(case.heads[0], trainable=True),
+    "linear-batch": lambda case: SlopesOfSequences(case.batch, case.heads[0]),
+    "distance": lambda case: FreeTable(case.heads[0], *case.lengths),
+    "distance-shared": lambda case: FreeTable(case.heads[0], *case.lengths, curves=1),
+    "cumulative": steps(),
+    "cumulative-gain": steps(gained=True, shared=True),
+    "log1p_square": steps("log1p_square", shared=True),
+    "log1p_square-gain": steps("log1p_square", gained=True),
+}
+# Those of pairs, whose parts are not those of the others: see tests/forms/test_dense.py.
+DENSE = {
+    "dense": lambda case: Dense(case.batch, case.heads[0], *case.lengths),
+    "dense-heads": lambda case: Dense(case.heads[0], *case.lengths),
+    "dense-keys": lambda case: Dense(case.batch, 1, 1, case.lengths[1]),
+    "dense-shared": lambda case: Dense(*case.lengths),
+}
+
+
+def position_bias(make: type[nn.Module], **settings):
+    return lambda case: make(case.heads[0], **settings)
+
+
+def context_bias(make: type[nn.Module]):
+    def make_with_states(case: Case) -> OfHiddenStates:
+        return OfHiddenStates(make(5, case.heads[0]), torch.randn(case.batch, case.lengths[1], 5))
+
+    return make_with_states
+
+
+SHIPPED = {
+    **{name: position_bias(make) for name, make in biases.DISTANCE_BIASES.items()},
+    **{name: context_bias(make) for name, make in biases.CONTEXT_BIASES.items()},
+    "sandwich-trained": position_bias(biases.Sandwich, trainable=True),
+    "t5-both": position_bias(biases.T5, bidirectional=True),
+}

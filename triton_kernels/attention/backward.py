@@ -1,0 +1,111 @@
+"""What both passes of the gradients take from queries, and how they get P and dS of a tile.
+
+    P_ij  = exp(s_ij - lse_i)
+    D_i   = grad_o_i . o_i - grad_lse_i
+    dS_ij = P_ij (grad_o_i . v_j - D_i), the gradient of the logits and so of the bias
+
+backward_queries.py gathers what belongs to queries and backward_keys.py what belongs to keys, each
+computing P and dS for itself, so that nothing is added by more than one program.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..primitives import INFINITY, LOG2E, dot, load_numbers, load_tile, row_address
+from .logits import along, tile_logits
+
+
+@triton.jit
+def attn_bwd_delta_kernel(
+    o,
+    grad_o,
+    lse,
+    grad_lse,
+    lse_in_base_2,
+    delta,
+    gain,
+    problem,
+    BLOCK_M: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+):
+    """lse in base 2, and D, beside it the query's gain where it has one. Queries without weights
+    get lse = inf, which makes every P of theirs 0, and D = 0."""
+    b, h = tl.program_id(0) // problem.heads, tl.program_id(0) % problem.heads
+    first = tl.program_id(1) * BLOCK_M
+    i = first + tl.arange(0, BLOCK_M)
+    exists = i < problem.n_query
+    # [BLOCK_M, BLOCK_DV]
+    tile_o = load_tile(o, b, h, first, problem.n_query, problem.value_dim, BLOCK_M, BLOCK_DV)
+    tile_do = load_tile(grad_o, b, h, first, problem.n_query, problem.value_dim, BLOCK_M, BLOCK_DV)
+    values = tl.load(row_address(lse, b, h, 0) + i, exists, other=-INFINITY)
+    cotangents = tl.load(row_address(grad_lse, b, h, 0) + i, exists, other=0.0)
+    empty = values == -INFINITY
+    d = tl.sum(tile_o.to(tl.float32) * tile_do.to(tl.float32), 1) - cotangents
+    values = (values.to(tl.float64) * LOG2E).to(tl.float32)
+    address = row_address(delta, b, h, first) + tl.arange(0, BLOCK_M) * delta.row
+    tl.store(address, tl.where(empty, 0.0, d), exists)
+    if gain is not None:
+        tl.store(address + 1, tl.load(row_address(gain, b, h, 0) + i, exists), exists)
+    tl.store(row_address(lse_in_base_2, b, h, 0) + i, tl.where(empty, INFINITY, values), exists)
+
+
+@triton.jit
+def coarse(grad_s, IN_TWO: tl.constexpr):
+    """dS as times_factors rounds it, so that in gradients of steps what a pair adds to C of its
+    query and to C of its key cancels. For float16 inputs that is next to nothing."""
+    return grad_s if IN_TWO else grad_s.to(tl.bfloat16).to(tl.float32)
+
+
+@triton.jit
+def query_statistics(
+    lse_in_base_2, delta, problem, b, h, first, BLOCK_M: tl.constexpr, EDGE: tl.constexpr = True
+):
+    """lse in base 2 and D, [BLOCK_M]; beyond the last query, those of one without weights."""
+    lse = load_numbers(lse_in_base_2, problem, b, h, first, INFINITY, BLOCK_M, EDGE)
+    return lse, load_numbers(delta, problem, b, h, first, 0.0, BLOCK_M, EDGE)
+
+
+@triton.jit
+def delta_and_gain(delta, problem, b, h, first, BLOCK_M: tl.constexpr, EDGE: tl.constexpr):
+    """D and the gains beside it, [BLOCK_M] each, read at once; 0 beyond the last query."""
+    n = tl.arange(0, BLOCK_M)[:, None]
+    exists = first + n < problem.n_query if EDGE else tl.full([BLOCK_M, 1], True, tl.int1)
+    address = row_address(delta, b, h, 0) + 2 * first + (2 * n + tl.arange(0, 2)[None, :])
+    return tl.split(tl.load(address, exists, other=0.0))
+
+
+@triton.jit
+def weights_and_gradients(
+    bias,
+    problem,
+    b,
+    h,
+    tile_q,
+    tile_k,
+    tile_v,
+    tile_do,
+    offset,
+    delta,
+    queries,
+    keys,
+    started,
+    MASKED: tl.constexpr,
+    FACTORED: tl.constexpr,
+    KEYS_FIRST: tl.constexpr,
+):
+    """P and dS of a tile, [BLOCK_M, BLOCK_N] or with KEYS_FIRST transposed; 0 where masked.
+
+    offset is what is left of a query's logits in base 2: one number a query, or one for all.
+    """
+    x, multiplier, sees = tile_logits(
+        *(bias, problem, b, h, tile_q, tile_k, queries, keys, started),
+        *(MASKED, FACTORED, KEYS_FIRST),
+    )
+    p = tl.exp2(x * multiplier + along(offset, KEYS_FIRST))
+    grad_p = dot(tile_v, tl.trans(tile_do)) if KEYS_FIRST else dot(tile_do, tl.trans(tile_v))
+    grad_s = p * (grad_p - along(delta, KEYS_FIRST))
+    if MASKED:
+        p, grad_s = tl.where(sees, p, 0.0), tl.where(sees, grad_s, 0.0)
+    return p, grad_s

@@ -1,0 +1,138 @@
+"""The gradient of a distance table: sums of dS along its diagonals."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..bias.tile import first_distance
+from ..primitives import INFINITY, dot, keys_taken, load_tile, position, row_address
+from ..sequences import OwnProblem, own_keys, own_lengths, own_queries
+from .backward import query_statistics
+
+
+@triton.jit
+def tile_gradient(
+    q,
+    k,
+    v,
+    grad_o,
+    lse_in_base_2,
+    delta,
+    problem,
+    b,
+    h,
+    i,
+    j,
+    tile_bias,
+    first_key,
+    end_key,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+):
+    """dS of the tile of queries from i and keys from j on, 0 where a query does not take a key."""
+    BLOCK: tl.constexpr = tile_bias.shape[0]
+    kv_head = h // problem.group
+    # [BLOCK, BLOCK_D], [BLOCK, BLOCK_DV]
+    tile_q = load_tile(q, b, h, i, problem.n_query, problem.head_dim, BLOCK, BLOCK_D)
+    tile_do = load_tile(grad_o, b, h, i, problem.n_query, problem.value_dim, BLOCK, BLOCK_DV)
+    tile_k = load_tile(k, b, kv_head, j, problem.n_key, problem.head_dim, BLOCK, BLOCK_D)
+    tile_v = load_tile(v, b, kv_head, j, problem.n_key, problem.value_dim, BLOCK, BLOCK_DV)
+    lse, d = query_statistics(lse_in_base_2, delta, problem, b, h, i, BLOCK)
+    x = dot(tile_q, tl.trans(tile_k)) * problem.scale_in_base_2 + tile_bias
+    grad_s = tl.exp2(x - lse[:, None]) * (dot(tile_do, tl.trans(tile_v)) - d[:, None])
+    if problem.plan is not None or problem.sequences is not None or not problem.causal:
+        key = (j + tl.arange(0, BLOCK))[None, :]
+        grad_s = tl.where((first_key <= key) & (key < end_key), grad_s, 0.0)
+    return grad_s
+
+
+@triton.jit
+def diagonal_sums(
+    q,
+    k,
+    v,
+    grad_o,
+    lse_in_base_2,
+    delta,
+    partial,
+    diagonal,
+    bias,
+    problem,
+    b,
+    h,
+    length,
+    BLOCK: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+):
+    """What attn_bwd_table_kernel does, of one sequence."""
+    begin = tl.maximum(diagonal, 0)
+    end = tl.minimum(tl.cdiv(problem.n_query, BLOCK), tl.cdiv(problem.n_key, BLOCK) + diagonal)
+    r, c = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
+    # All distances of pairs that see each other are in the table, and no others.
+    place = position(problem, diagonal * BLOCK) + r - c - first_distance(problem)
+    in_table = (place >= 0) & (place < length)
+    tile_bias = tl.load(row_address(bias.terms, b, h, 0) + place, in_table, other=-INFINITY)
+    acc = tl.zeros([BLOCK, BLOCK], tl.float32)
+    for tile in range(begin, end):
+        i, j = tile * BLOCK, (tile - diagonal) * BLOCK
+        if problem.plan is None:
+            acc += tile_gradient(
+                *(q, k, v, grad_o, lse_in_base_2, delta, problem, b, h, i, j, tile_bias),
+                *(0, problem.n_key, BLOCK_D, BLOCK_DV),
+            )
+        else:
+            first_key, end_key = keys_taken(problem, b, h, i)
+            if (first_key < j + BLOCK) & (j < end_key):
+                acc += tile_gradient(
+                    *(q, k, v, grad_o, lse_in_base_2, delta, problem, b, h, i, j, tile_bias),
+                    *(first_key, end_key, BLOCK_D, BLOCK_DV),
+                )
+
+    # Row r turned right by r + 1 has the difference r - c, modulo BLOCK, in column c.
+    turned = tl.gather(acc, (r - c - 1) & (BLOCK - 1), 1)
+    number = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+    address = partial + number * (2 * BLOCK) + tl.arange(0, BLOCK)
+    tl.store(address, tl.sum(tl.where(r <= c, turned, 0.0), 0))
+    tl.store(address + BLOCK, tl.sum(tl.where(r > c, turned, 0.0), 0))
+
+
+@triton.jit
+def attn_bwd_table_kernel(
+    q,
+    k,
+    v,
+    grad_o,
+    lse_in_base_2,
+    delta,
+    partial,
+    first_diagonal,
+    bias,
+    problem,
+    length,
+    BLOCK: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+):
+    """Sums over one diagonal of square tiles, which all show the same distances and so one bias.
+
+    Tile t of the diagonals holds the pairs of query tile I and key tile I - t, so the distance in
+    its row r and column c is position(t BLOCK) + r - c. dS is added up over the tiles where
+    it lies; then once along r - c: partial (B, H, diagonals, 2, BLOCK) holds at [0, x] the sum of
+    r - c = x + 1 - BLOCK and at [1, x] that of r - c = x + 1. length is that of the table. Where
+    there are sequences, each has a first_diagonal of its own, (B,) int32.
+    """
+    b, h = tl.program_id(0) // problem.heads, tl.program_id(0) % problem.heads
+    diagonal = tl.program_id(1)
+    diagonal += first_diagonal if problem.sequences is None else tl.load(first_diagonal + b)
+    diagonal_sums(
+        own_queries(q, problem, b),
+        own_keys(k, problem, b),
+        own_keys(v, problem, b),
+        own_queries(grad_o, problem, b),
+        own_queries(lse_in_base_2, problem, b),
+        own_queries(delta, problem, b),
+        *(partial, diagonal, bias, OwnProblem(problem, own_lengths(problem, b)), b, h, length),
+        *(BLOCK, BLOCK_D, BLOCK_DV),
+    )

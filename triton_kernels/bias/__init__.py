@@ -1,0 +1,1 @@
+"""The bias of a tile, computed pair by pair or by a matrix product."""

@@ -1,0 +1,1 @@
+"""Attention of a few queries to the pages of a cache."""

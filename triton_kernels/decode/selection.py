@@ -1,0 +1,158 @@
+"""Which tiles of a cache decoding may leave out, as they are proved to hold little of a softmax.
+
+The bound is that of csrc/cpu/tile_choice.h; see DESIGN.md, "Decoding".
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ... import limits
+from ..bias.tile import log2
+from ..primitives import INFINITY, LN2, LOG2E, dot, row_address
+from .pages import (
+    add_logits,
+    block_number,
+    load_queries,
+    load_rows,
+    page_logits,
+    page_of,
+    query_bias,
+    range_of_tiles,
+    tile_rows,
+)
+
+NEAR_KEYS = tl.constexpr(limits.NEAR_KEYS)
+PEAK_DISTANCES = tl.constexpr(limits.PEAK_DISTANCES)
+ROUNDING_FLOOR = tl.constexpr(limits.ROUNDING_FLOOR)
+# A tile is left out only where its bound is at most this share of what may be: so that one cannot
+# use up what is meant for many.
+LARGEST_SHARE = tl.constexpr(2**-4)
+
+
+@triton.jit
+def highest_bias(bias, lows, highs, problem, b, h, p, gain, query_sums, first, page, tile):
+    """No bias of the tiles of keys from `first` on is larger, in natural logarithms.
+
+    h, p, gain and query_sums [BLOCK_M, 1], the others [1, BLOCK_N]. Float64, which keeps what is
+    left of large numbers of either sign. lows and highs are those of sums, or highs the peaks of a
+    table: see KeyBounds.
+    """
+    nearest = tl.minimum(p - (first + problem.tile_keys - 1), problem.window - 1)
+    farthest = tl.minimum(p - first, problem.window - 1)
+    if bias.form == "distance":
+        # The distances of a tile lie in two blocks at most.
+        table = row_address(highs, b, h, 0)
+        of_nearest = tl.load(table + nearest // PEAK_DISTANCES)
+        of_farthest = tl.load(table + farthest // PEAK_DISTANCES)
+        highest = tl.maximum(of_nearest, of_farthest).to(tl.float64)
+    elif bias.form == "linear":
+        slope = gain.to(tl.float64)  # its sign turned
+        highest = slope * tl.where(slope < 0, nearest, farthest).to(tl.float64)
+    else:
+        low = tl.load(row_address(lows, page, h, 0) + tile)
+        high = tl.load(row_address(highs, page, h, 0) + tile)
+        gain = gain.to(tl.float64)
+        from_low, from_high = gain * (query_sums - low), gain * (query_sums - high)
+        highest = tl.maximum(from_low, from_high)
+        if bias.squared:
+            least = tl.minimum(tl.abs(from_low), tl.abs(from_high))
+            least = tl.where((from_low < 0) == (from_high < 0), least, 0.0)
+            least = tl.minimum(least, 1e18).to(tl.float32)  # so that its square is finite
+            highest = (-log2(1 + least * least) * LN2).to(tl.float64)
+    return highest
+
+
+@triton.jit
+def attn_choose_kernel(
+    q,
+    k,
+    centres,
+    extents,
+    lows,
+    highs,
+    bias,
+    problem,
+    log_share,
+    rounding,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """The list of tiles that a block of queries takes, and their count.
+
+    Tiles before the nearest keys are gone through from the oldest on, BLOCK_N at a time. Those go
+    whose bounds, in units of what may go, add up to no more than 1 for every row. Comparisons with
+    NaN leave nothing out.
+
+    log_share: the logarithm of the tolerance divided by the keys of a tile. rounding: of a logit,
+    relative to the lengths of its query and its key.
+    """
+    b, kv_head = tl.program_id(0) // problem.kv_heads, tl.program_id(0) % problem.kv_heads
+    g, i, exists = tile_rows(problem, tl.program_id(1), BLOCK_M)
+    h = kv_head * problem.group + g
+    length = tl.load(problem.lengths + b).to(tl.int32)
+    p = length - problem.n_query + i
+    SIZE: tl.constexpr = problem.tile_keys
+    begin, end, first_position = range_of_tiles(problem, p, exists, length, SIZE)
+    near = tl.minimum(tl.maximum((first_position - NEAR_KEYS + 1) // SIZE, begin), end)
+    tile_q = load_queries(q, problem, b, h, i, exists, BLOCK_D)
+    gain, query_sums = query_bias(bias, problem, b, h, i, p, exists)
+
+    m = tl.full([BLOCK_M], -INFINITY, tl.float32)
+    l = tl.zeros([BLOCK_M], tl.float32)
+    longest = 0.0
+    for first in range(near * SIZE, tl.minimum(end * SIZE, length), BLOCK_N):
+        j = first + tl.arange(0, BLOCK_N)
+        page, row = page_of(problem, b, first)
+        tile_k = load_rows(k, page, kv_head, row, j < length, problem.head_dim, BLOCK_N, BLOCK_D)
+        s = page_logits(
+            *(tile_q, tile_k, bias, problem, b, h, p, gain, query_sums, exists, page, row, j)
+        )
+        _, _, m, l = add_logits(s, m, l)
+        squares = tile_k.to(tl.float32) * tile_k.to(tl.float32)
+        longest = tl.maximum(longest, tl.max(tl.sum(squares, 1), 0))
+    lse = (m + tl.log2(l)) * LN2
+    squares = tile_q.to(tl.float32) * tile_q.to(tl.float32)
+    reach = tl.abs(problem.scale_in_base_2) * LN2 * tl.sqrt(tl.sum(squares, 1))
+    uncertain = ROUNDING_FLOOR + rounding * (1 + reach * tl.sqrt(longest) + tl.abs(lse))
+    budget = (lse + log_share - uncertain).to(tl.float64)
+
+    chosen = problem.lists + block_number() * problem.most_tiles
+    count = 0
+    spent = tl.zeros([BLOCK_M], tl.float32)
+    channel = tl.arange(0, BLOCK_D)[None, :]
+    for first in range(begin, near, BLOCK_N):
+        tile = first + tl.arange(0, BLOCK_N)
+        is_far = tile < near
+        key = tl.where(is_far, tile, first) * SIZE
+        page, row = page_of(problem, b, key)
+        place = row // SIZE
+        tile_centres = tl.load(
+            row_address(centres, page, kv_head, place)[:, None] + channel,
+            channel < problem.head_dim,
+            other=0.0,
+        )
+        extent = row_address(extents, page, kv_head, place)
+        radius = tl.load(extent) + rounding * tl.load(extent + 1)
+        # [BLOCK_M, BLOCK_N]
+        logits = dot(tile_q, tl.trans(tile_centres)) * (problem.scale_in_base_2 * LN2)
+        logits = logits.to(tl.float64) + (reach[:, None] * radius[None, :]).to(tl.float64)
+        logits += highest_bias(
+            *(bias, lows, highs, problem, b, h[:, None], p[:, None], gain[:, None]),
+            *(query_sums[:, None], key[None, :], page[None, :], place[None, :]),
+        )
+        bound = tl.exp2(((logits - budget[:, None]) * LOG2E).to(tl.float32))
+        bound = tl.where(exists[:, None], bound, 0.0)
+        small = tl.min((bound <= LARGEST_SHARE).to(tl.int32), 0) == 1
+        bound = tl.where((small & is_far)[None, :], bound, 0.0)
+        total = spent[:, None] + tl.cumsum(bound, 1)
+        goes = small & (tl.min((total <= 1).to(tl.int32), 0) == 1)
+        spent += tl.sum(tl.where(goes[None, :], bound, 0.0), 1)
+        stays = (is_far & ~goes).to(tl.int32)
+        tl.store(chosen + count + tl.cumsum(stays, 0) - 1, tile, stays == 1)
+        count += tl.sum(stays, 0)
+    for tile in range(near, end):
+        tl.store(chosen + count + (tile - near), tile)
+    tl.store(problem.counts + block_number(), count + (end - near))

@@ -1,0 +1,162 @@
+"""The attention kernels on tensors.
+
+For each, three steps in this order: its configuration is decided from the problem, its operands are
+made, and one program is started for each block of rows of each head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+import triton
+from torch import Tensor
+
+from ... import problem as calls
+from ...sequences import empty_rows
+from ..attention.backward import attn_bwd_delta_kernel
+from ..attention.backward_keys import attn_bwd_dkv_kernel
+from ..attention.backward_queries import attn_bwd_dq_kernel
+from ..attention.forward import attn_fwd_kernel
+from ..attention.trim import attn_trim_kernel
+from ..configs import Config
+from ..operands import Plan, PlanOfKeys, Problem, Rows, problem_of, rows
+from . import plans
+from .bias_factors import with_factors
+from .configured import Configured, configure
+from .forms import Gathered, kernels_of
+from .options import SUMS_OVER_LANES, on_its_device, start
+from .table_gradient import table_gradient
+
+
+@on_its_device
+def forward(problem: calls.Problem) -> tuple[Tensor, Tensor]:
+    """Returns o (B, H, Nq, Dv) in q's dtype and lse (B, H, Nq) in float32."""
+    q, k, v = problem.q, problem.k, problem.v
+    o = empty_rows(q, v.shape[3])
+    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+    if problem.sequences is not None:  # padding stays as it is
+        o.zero_(), lse.fill_(-torch.inf)
+    tensors = [rows(x) for x in (q, k, v, o, lse)]
+    configured = configure("forward", problem, (*tensors[1:3], problem.geometry.n_key))
+    block_m = configured.config.block_m
+    own = _told(problem, configured, plans.of_queries(problem, block_m))
+    bias = kernels_of(problem).bias(problem.form.tensors)
+    bias = with_factors(bias, own, configured, problem.sequences)
+    grid = problem.batch * q.shape[1], triton.cdiv(own.n_query, block_m)
+    start(attn_fwd_kernel, grid, configured.config)(*tensors, bias, own, **configured.blocks)
+    return o, lse
+
+
+@on_its_device
+def backward(
+    problem: calls.Problem,
+    o: Tensor,
+    lse: Tensor,
+    grad_o: Tensor,
+    grad_lse: Tensor,
+    form_gradient: bool,
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    """Returns the gradients of q, k, v and, where wanted, of the form's tensors."""
+    # What autograd hands over may be expanded, as the gradient of a sum is; the kernels read rows.
+    grad_o = grad_o if grad_o.stride(3) == 1 else grad_o.contiguous()
+    q, k, v, form = problem.q, problem.k, problem.v, problem.form
+    kernels = kernels_of(problem)
+    bias = kernels.bias(form.tensors)
+    # Gains lie beside D, so that they are read at once with it.
+    delta = torch.empty_like(lse) if bias.gain is None else lse.new_empty((*lse.shape, 2))
+    statistics = torch.empty_like(lse), delta
+    _delta(problem, bias.gain, o, grad_o, lse, grad_lse.contiguous(), *statistics)
+    given = (q, k, v, grad_o, *statistics)
+
+    grad_q, grad_k, grad_v = (empty_rows(x, x.shape[3]) for x in (q, k, v))
+    of_gain, of_queries = torch.empty_like(lse), torch.empty_like(lse)
+    if kernels.has_pairs and form_gradient:
+        of_gain = lse.new_zeros((*lse.shape, k.shape[2]))
+    of_keys = lse.new_empty((*lse.shape[:2], k.shape[2]))
+    if problem.sequences is not None:
+        for x in (grad_q, grad_k, grad_v, of_gain, of_queries, of_keys):
+            x.zero_()
+
+    tensors = [rows(x) for x in (*given, grad_q, of_gain, of_queries)]
+    configured = configure("backward_queries", problem, (*tensors[1:3], problem.geometry.n_key))
+    block_m = configured.config.block_m
+    own = _told(problem, configured, plans.of_queries(problem, block_m))
+    grid = problem.batch * q.shape[1], triton.cdiv(own.n_query, block_m)
+    start(attn_bwd_dq_kernel, grid, configured.config)(
+        *tensors,
+        with_factors(bias, own, configured, problem.sequences),
+        own,
+        **configured.blocks,
+        BIAS_GRADIENT=form_gradient and kernels.has_gain,
+    )
+    plan = own.plan
+    trained = form_gradient and kernels.has_sums
+    tensors = [rows(x) for x in (*given, grad_k, grad_v, of_keys)]
+    through = tensors[0], tensors[3], problem.geometry.n_query
+    configured = configure("backward_keys", problem, through, trained=trained)
+    block_n = configured.config.block_n
+    own = _told(problem, configured, plans.of_keys(problem, block_n))
+    grid = problem.batch * k.shape[1], triton.cdiv(own.n_key, block_n)
+    start(attn_bwd_dkv_kernel, grid, configured.config)(
+        *tensors,
+        with_factors(bias, own, configured, problem.sequences, statistics[0]),
+        own,
+        **configured.blocks,
+        BIAS_GRADIENT=trained,
+    )
+    if not form_gradient:
+        return grad_q, grad_k, grad_v, []
+    table = partial(table_gradient, problem, plan, given, bias)
+    of_form = kernels.gradients(Gathered(problem, of_gain, of_queries, of_keys, table))
+    of_form = [
+        grad.sum_to_size(x.shape).to(x.dtype) for grad, x in zip(of_form, form.tensors, strict=True)
+    ]
+    return grad_q, grad_k, grad_v, of_form
+
+
+@on_its_device
+def trim(
+    problem: calls.Problem, near: Tensor, fraction: float, reach: int, from_end: bool
+) -> Tensor:
+    """Where the plan's ranges end if from_end, else begin, with more left out: see
+    `backends.protocol`."""
+    problem = replace(problem, v=problem.k)  # values have no part in it
+    q, k = problem.q, problem.k
+    configured = configure("trim", problem)
+    block_m = configured.config.block_m
+    blocks = triton.cdiv(problem.geometry.n_query, block_m)
+    cut = problem.plan.new_empty((*q.shape[:2], blocks))
+    start(attn_trim_kernel, (q.shape[0] * q.shape[1], blocks), configured.config)(
+        *map(rows, (q, k, near.contiguous(), cut)),
+        kernels_of(problem).bias(problem.form.tensors),
+        problem_of(problem, plans.of_queries(problem, block_m)),
+        fraction,
+        reach,
+        from_end,
+        **configured.blocks,
+    )
+    return plans.cut_of_tiles(cut, block_m, from_end)
+
+
+def _told(
+    problem: calls.Problem, configured: Configured, plan: Plan | PlanOfKeys | None
+) -> Problem:
+    near, alike = configured.rows_near, configured.rows_alike
+    return problem_of(problem, plan, rows_near=near, rows_alike=alike)
+
+
+def _delta(problem: calls.Problem, gain: Rows | None, o: Tensor, *tensors: Tensor) -> None:
+    """Of all rows, whatever sequences they belong to."""
+    block_dv = max(16, triton.next_power_of_2(o.shape[3]))
+    config, (batch, heads, n_query, _) = Config(16, 0, num_warps=4), o.shape
+    geometry = replace(problem.geometry, n_query=n_query, sequences=None)
+    grid = batch * heads, triton.cdiv(n_query, config.block_m)
+    start(attn_bwd_delta_kernel, grid, config, SUMS_OVER_LANES)(
+        *map(rows, (o, *tensors)),
+        gain,
+        problem_of(replace(problem, geometry=geometry)),
+        BLOCK_M=config.block_m,
+        BLOCK_DV=block_dv,
+    )

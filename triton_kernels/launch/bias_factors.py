@@ -1,0 +1,120 @@
+"""A bias with its factors (bias/factors.py, bias/table_polynomials.py), where it has any."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+from triton.language import constexpr
+
+from ...sequences import Sequences
+from .. import configs
+from ..bias.factors import key_factors_kernel, query_factors_kernel
+from ..bias.table_polynomials import TABLE_ROWS, interpolation, table_factors_kernel
+from ..operands import Bias, Factors, Problem, per_head, rows
+from ..primitives import FACTORS
+from ..processors import processor
+from .configured import Configured
+from .options import OPTIONS
+
+
+def with_factors(
+    bias: Bias,
+    problem: Problem,
+    configured: Configured,
+    sequences: Sequences | None,
+    lse_in_base_2: Tensor | None = None,
+) -> Bias:
+    """The bias with its factors, if it has any, for the tiles of a configuration.
+
+    Those of queries include lse where it is given.
+    """
+    if not configured.factored:
+        return bias
+    form, terms, config = bias.form.value, bias.terms.start, configured.config
+    columns = configs.sum_columns(processor())
+    flags = {"factored": True, "ahead": configured.ahead, "sum_columns": columns}
+    bias = bias._replace(**{name: constexpr(x) for name, x in flags.items()})
+    if form == "distance":
+        return _with_table_factors(bias, problem, config.block_m)
+
+    lse = None if lse_in_base_2 is None else rows(lse_in_base_2)
+    per_query = [x for x in (lse_in_base_2, bias.gain and bias.gain.start) if x is not None]
+    if per_query:
+        shape = (*per_query[0].shape[:2], problem.n_query)
+        apart = sequences and (sequences.query_rows, sequences.is_packed)
+        of_queries = _factors(
+            query_factors_kernel, shape, config.block_m, apart, bias, problem, lse
+        )
+    else:
+        shape = (*(terms.shape[:2] if form == "linear" else (1, 1)), config.block_m)
+        of_queries = _of_any_row(query_factors_kernel, shape, bias, problem, lse)
+    if form == "linear":
+        of_keys = _of_any_row(key_factors_kernel, (1, 1, config.block_n), bias, problem)
+    else:
+        shape = (*terms.shape[:2], problem.n_key)
+        apart = sequences and (sequences.key_rows, sequences.is_packed)
+        of_keys = _factors(key_factors_kernel, shape, config.block_n, apart, bias, problem)
+    return bias._replace(query_factors=of_queries, key_factors=of_keys)
+
+
+def _of_any_row(kernel, shape, bias: Bias, problem: Problem, *more) -> Factors:
+    """Those that every block of rows has, in every sequence."""
+    problem = problem._replace(sequences=None)
+    return _factors(kernel, shape, shape[2], None, bias, problem, *more)._replace(row=0)
+
+
+def _factors(kernel, shape, block: int, of_entry, bias: Bias, problem: Problem, *more) -> Factors:
+    """What a kernel writes in blocks of rows, for each side: (sides, *shape, FACTORS).
+
+    With sequences, of_entry are the rows of a batch entry, and whether all lie in one. Each gets a
+    block more than its rows, which its last block may fill.
+    """
+    sides = (1,) if problem.causal.value else (1, -1)
+    batch, heads, length = shape
+    blocks = triton.cdiv(length, block)
+    if of_entry is None:
+        total = apart = blocks * block
+        total *= batch
+    else:
+        n_rows, is_packed = of_entry
+        batch = len(problem.sequences)
+        apart = block if is_packed else block + n_rows
+        total = batch * apart + (n_rows if is_packed else 0)
+    factors = _empty_factors(bias, len(sides), heads, total)
+    made = [
+        Factors(
+            x,
+            0 if batch == 1 else apart * x.stride(1),
+            0 if heads == 1 else x.stride(0),
+            x.stride(1),
+        )
+        for x in factors
+    ]
+    for part, side in zip(made, sides, strict=True):
+        kernel[(batch, heads, blocks)](part, bias, problem, *more, block, side, **OPTIONS)
+    return made[0]._replace(side=factors.stride(0))
+
+
+def _with_table_factors(bias: Bias, problem: Problem, block_m: int) -> Bias:
+    batch, heads, length = bias.terms.start.shape
+    of_rows = _empty_factors(bias, 1, 1, block_m)
+    of_keys = _empty_factors(bias, batch, heads, length - block_m + 1)
+    blocks = triton.cdiv(of_keys.shape[2], TABLE_ROWS)
+    rough = of_keys.new_empty((batch, heads, blocks, 2), dtype=torch.int32)
+    nodes, weights = interpolation(block_m)
+    table_factors_kernel[batch, heads, blocks](
+        *(rows(of_rows), rows(of_keys), rows(rough), bias, problem, length),
+        *(block_m, TABLE_ROWS, nodes, weights),
+        **OPTIONS,
+    )
+    far = torch.stack([rough[..., 1].amax(2) + 1, rough[..., 0].amin(2) - 1], 2)
+    return bias._replace(
+        query_factors=Factors(*per_head(of_rows)),
+        key_factors=Factors(*per_head(of_keys)),
+        far=per_head(far),
+    )
+
+
+def _empty_factors(bias: Bias, *shape: int) -> Tensor:
+    return bias.terms.start.new_empty((*shape, FACTORS.value), dtype=torch.bfloat16)
