@@ -187,3 +187,12 @@ def gpu(request, seed):
     device.seed = seed
     with emulated(device):
         yield
+
+
+@pytest.fixture(params=["cpu", "reference", pytest.param("triton", marks=pytest.mark.kernels)])
+def backend(request) -> str:
+    """Each of them, for tests of what all have to do."""
+    if request.param == "triton":
+        pytest.importorskip("triton", reason="needs Triton")
+        request.getfixturevalue("gpu")
+    return request.param

@@ -18,7 +18,7 @@ from tests.kernels.cpu.test_precision import (
     one_large_step,
 )
 from tests.kernels.triton.backend import EMULATED, KERNELS, MARKS, Config, attend
-from tests.support.biases import FORMS, SHIPPED
+from tests.support.biases import DENSE, FORMS, SHIPPED
 from tests.support.cases import LAYOUTS, Case, pairwise
 from tests.support.problems import check, check_problem, drawn, evaluate
 
@@ -29,7 +29,7 @@ pytestmark = MARKS
 # What the compiler makes other kernels of. Numbers that differ by nothing but their value are few,
 # and none is 1 or a multiple of 16, so that tests share what is compiled.
 COMBINATIONS = pairwise(
-    bias=list(FORMS),
+    bias=[*FORMS, *DENSE],
     dtype=DTYPES,
     lengths=[(17, 63), (63, 17), (130, 130)],
     dims=[(16, 16), (64, 64), (19, 80)],
