@@ -22,7 +22,7 @@ from .validation import (
     check_tensors,
 )
 
-# Below what an output can represent.
+# Errors that the output dtype cannot represent.
 DEFAULT_TOLERANCES = {
     torch.float64: 2.0**-24,
     torch.float32: 2.0**-24,
@@ -47,40 +47,43 @@ def biased_flash_attn(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact attention with a bias, softmax(scale q k^T + bias) v, in O(N) memory.
 
-    The bias is computed inside each tile and never stored; gradients reach q, k, v and the
-    bias's own parameters. Query i has the position p = i + Nk - Nq: the last is at the last key.
+    The bias is computed inside each tile and never stored. Gradients with respect to q, k, v and
+    the bias's own parameters are supported. Query i has position p = i + Nk - Nq, so that the last
+    query is aligned with the last key.
 
     Args:
-        q: (B, H, Nq, D), float64, float32, bfloat16 or float16; any strides, but the last
-            dimension contiguous.
+        q: (B, H, Nq, D), float64, float32, bfloat16 or float16; any strides with a contiguous last
+            dimension.
         k: (B, Hkv, Nk, D) with H a multiple of Hkv: query head h reads key head h // (H / Hkv).
         v: (B, Hkv, Nk, Dv).
         bias: a bias of `biased_flash_attn.biases`, or None.
-        key_padding_mask: (B, Nk) bool, True for tokens and False for padding before or after them,
-            which takes no part in the computation: values stored there are never read, nor are a
-            bias's steps. Positions are unchanged: p and distances count padding. A query whose own
-            position is padding, or lies beyond the keys, is padding too: o = 0, lse = -inf and zero
-            gradients. With causal=False it requires Nq = Nk.
+        key_padding_mask: (B, Nk) bool, True for tokens and False for padding before or after them.
+            Padding is excluded, and its values and steps of a bias are never read. Positions are
+            unchanged: p and distances count padding. A query whose position is padding or beyond
+            the keys is padding too, with o = 0, lse = -inf and zero gradients. With causal=False
+            the mask requires Nq = Nk.
         causal: whether key j is visible only when j <= p.
-        window: if given, the number of past keys a query sees, its own included: p - j < window.
+        window: if given, the number of past keys that a query sees, including the one at its own
+            position: p - j < window.
         scale: factor of q k^T, 1 / sqrt(D) by default. The bias is added after it, unscaled.
-        tolerance: the fraction of each query's softmax mass, in [0, 1), that may be skipped where
-            it is proved to be that small: o is off by at most tolerance (max v - min v) in each
-            channel, lse by tolerance. None means 2^-24, or 2^-12 for bfloat16 and float16; 0
-            computes everything, as "reference" always does.
-        return_lse: also return log sum_j exp(scale q k^T + bias), natural logarithm.
-        backend: "triton" (GPUs), "cpu" or "reference", which runs or raises; None chooses.
+        tolerance: an upper bound, in [0, 1), of the fraction of each query's softmax mass that may
+            be skipped. The error of o is at most tolerance (max v - min v) in each channel, that of
+            lse at most tolerance. None means 2^-24, or 2^-12 for bfloat16 and float16; 0 computes
+            everything, as "reference" always does.
+        return_lse: whether to return log sum_j exp(scale q k^T + bias), the natural logarithm, too.
+        backend: "triton" (GPUs), "cpu" or "reference"; the call raises an error if the backend
+            cannot run it. None selects a backend.
 
     Returns:
-        o (B, H, Nq, Dv) in q's dtype and, if asked, lse (B, H, Nq) in float32, or float64 for
-        float64. A query that sees no key has o = 0 and lse = -inf.
+        o (B, H, Nq, Dv) in q's dtype and, with return_lse, lse (B, H, Nq) in float32, or float64
+        for float64. A query that sees no key has o = 0 and lse = -inf.
 
     Raises:
-        TypeError, ValueError: naming the argument, what it was and what it may be.
-        NotImplementedError: forward-mode derivatives (torch.func.jvp) of any backend but
+        TypeError, ValueError: naming the argument, its value and the permitted values.
+        NotImplementedError: for forward-mode derivatives (torch.func.jvp), except with the backend
             "reference".
 
-    The tiling is that of Dao, "FlashAttention-2", 2023; each bias names its paper.
+    The tiling follows Dao, "FlashAttention-2", 2023; each bias cites its paper.
     """
     problem = prepared(
         q, k, v, bias, causal, window, scale, tolerance, backend, key_padding_mask=key_padding_mask
@@ -90,16 +93,16 @@ def biased_flash_attn(
 
 
 def planned(problem: Problem) -> Problem:
-    """With a plan of which keys are left out, where that is worth asking for."""
+    """The problem, with a plan of skipped keys where a plan is worthwhile."""
     if not registry.get(problem.backend).has_kernels or not plans.is_worthwhile(problem):
         return problem
     return replace(problem, plan=operators.plan(problem.detached()))
 
 
 def attend(problem: Problem) -> tuple[Tensor, Tensor]:
-    """o and lse, differentiable by q, k, v and the form's tensors."""
+    """o and lse, differentiable with respect to q, k, v and the form's tensors."""
     backend = registry.get(problem.backend)
-    # The operators give meta tensors their shapes.
+    # The operators infer the shapes of meta tensors.
     if not backend.has_kernels and not problem.q.is_meta:
         return backend.forward(problem)
     if not torch.compiler.is_compiling():
@@ -121,7 +124,7 @@ def prepared(
     key_padding_mask: Tensor | None = None,
     sequences: Sequences | None = None,
 ) -> Problem:
-    """Refuses what is wrong with the arguments of `biased_flash_attn`."""
+    """Validates the arguments of `biased_flash_attn` and returns them as a Problem."""
     q, k, v = under_autocast(q, k, v)
     check_tensors(q, k, v)
     check_options(causal, window, scale, tolerance, backend)
@@ -142,15 +145,15 @@ def prepared(
 
 
 def lowered(bias, q: Tensor, geometry: Geometry) -> Form:
-    """The form of a bias for a call's q, checked."""
+    """The validated form of a bias for a call's q."""
     return lowered_over(bias, q, tokens=geometry, pairs=geometry, positions=geometry)
 
 
 def lowered_over(
     bias, q: Tensor, *, tokens: Geometry, pairs: Geometry, positions: Geometry
 ) -> Form:
-    """The form of a bias over the geometry of what it has numbers of, where these differ: of a
-    call's own tokens, of its queries with all keys, or of all positions."""
+    """The form of a bias over one of three geometries, as its kind of form requires: the call's own
+    tokens, its queries with all keys, or all positions."""
     if bias is None:
         return NoBias()
     check_bias(bias, q)
@@ -172,7 +175,7 @@ def under_autocast(q, k, v):
 
 
 def _autocasts(device_type):
-    # torch.compile of PyTorch 2.11 does not see through torch.amp.is_autocast_available.
+    # torch.compile of PyTorch 2.11 cannot trace torch.amp.is_autocast_available.
     return device_type != "meta" and torch.is_autocast_enabled(device_type)
 
 

@@ -1,4 +1,4 @@
-"""Attention to packed sequences of different lengths."""
+"""Attention for packed sequences of different lengths."""
 
 from __future__ import annotations
 
@@ -26,32 +26,33 @@ def biased_flash_attn_varlen(
     return_lse: bool = False,
     backend: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`biased_flash_attn` of sequences that lie one after the other, each on its own.
+    """`biased_flash_attn` for sequences that are concatenated and do not attend to one another.
 
-    Sequence b has the queries from cu_seqlens_q[b] to before cu_seqlens_q[b + 1] and the keys from
-    cu_seqlens_k[b] to before cu_seqlens_k[b + 1]. Alignment, distances, windows and the sums of a
-    cumulative bias are its own; it may lack queries, keys or both. The arguments that are not here
-    mean what they mean in `biased_flash_attn`.
+    Sequence b has the queries q[cu_seqlens_q[b] : cu_seqlens_q[b + 1]] and the keys
+    k[cu_seqlens_k[b] : cu_seqlens_k[b + 1]]; either may be empty. Alignment, distances, windows and
+    the sums of a cumulative bias are those of each sequence alone. Arguments that are not listed
+    here are as in `biased_flash_attn`.
 
     Args:
         q: (total queries, H, D), any strides with a contiguous last dimension.
         k: (total keys, Hkv, D).
         v: (total keys, Hkv, Dv).
-        cu_seqlens_q: (B + 1,) int32, on q's device: 0, the running sum of the sequences' numbers of
-            queries, and so at the end the total.
-        cu_seqlens_k: (B + 1,) int32, the same of keys.
+        cu_seqlens_q: (B + 1,) int32 on q's device, the cumulative numbers of queries, from 0 to the
+            total.
+        cu_seqlens_k: (B + 1,) int32, the same for keys.
         bias: a bias of positions, which all sequences share, or a `CumulativeBias` with steps
             (1, H, total keys), such as a `Cable` called on hidden states (1, total, dim).
-        max_seqlen_q: if given, at least the length of the longest sequence. Without both, a GPU is
-            waited for to read and check the offsets; with both, they are not checked there. In
-            compiled code, where they are not known either, tables are as long as the total.
-        max_seqlen_k: the same of keys.
+        max_seqlen_q: if given, at least the largest number of queries of a sequence. Unless both
+            maxima are given, the call synchronizes with a GPU to read and check the offsets; with
+            both, offsets on a GPU are not checked. In compiled code without them, tables are as
+            long as the total.
+        max_seqlen_k: the same for keys.
 
     Returns:
-        o (total queries, H, Dv) in q's dtype and, if asked, lse (H, total queries).
+        o (total queries, H, Dv) in q's dtype and, with return_lse, lse (H, total queries).
 
     Raises:
-        TypeError, ValueError: naming the argument, what it was and what it may be.
+        TypeError, ValueError: naming the argument, its value and the permitted values.
     """
     check_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     sequences = Sequences.of_offsets(

@@ -1,4 +1,4 @@
-"""The forms a bias is lowered to: what kernels, and all code in between, have to know of it."""
+"""The forms that biases are lowered to: the only description of a bias that kernels receive."""
 
 from ..geometry import Geometry
 from .base import Form, Known, names, of_tensors

@@ -1,4 +1,4 @@
-"""What every form answers about keys that are left out: how much softmax mass it leaves to them."""
+"""Bounds of the softmax mass of skipped keys, which every form that may skip provides."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Side:
     """The keys before each query or, mirrored, after it, in the order of their distance.
 
     positions (n_query,) are those of the queries among n_key keys. Tiles of TILE_KEYS keys begin at
-    multiples of it; mirrored, the first is cut short by `offset`.
+    multiples of TILE_KEYS; the first tile of a mirrored side lacks `offset` keys.
     """
 
     positions: Tensor
@@ -36,29 +36,29 @@ class Side:
         return (TILE_KEYS * tile - self.offset).clamp(min=0)
 
     def at_queries(self, keys: Tensor) -> Tensor:
-        """(..., n_key) to (..., n_query); queries beyond the keys get the nearest one's."""
+        """Gathers (..., n_key) at the queries' positions, clamped to the keys: (..., n_query)."""
         return keys[..., self.positions.clamp(0, self.n_key - 1)]
 
     def in_tiles(self, keys: Tensor) -> Tensor:
-        """(..., n_key) to (..., tiles, TILE_KEYS), with -inf for keys that do not exist."""
+        """Reshapes (..., n_key) to (..., tiles, TILE_KEYS), padded with -inf."""
         behind = self.tiles * TILE_KEYS - self.n_key - self.offset
         padded = torch.nn.functional.pad(keys, (self.offset, behind), value=-torch.inf)
         return padded.unflatten(-1, (self.tiles, TILE_KEYS))
 
     def prefix_max(self, keys: Tensor) -> Tensor:
-        """The largest of the keys before each cut, (..., tiles + 1); NaN counts as infinity."""
+        """The maximum over the keys before each cut, (..., tiles + 1), with NaN as infinity."""
         largest = self.in_tiles(keys.nan_to_num(torch.inf, torch.inf, -torch.inf)).amax(-1)
         return torch.nn.functional.pad(largest.cummax(-1).values, (1, 0), value=-torch.inf)
 
 
 class Mass(Protocol):
-    """An upper bound of the softmax mass of the keys before a cut, as far as it is the bias's."""
+    """An upper bound of the bias's contribution to the softmax mass of the keys before a cut."""
 
     side: Side
 
     def log_mass(self, rows: slice, tile: Tensor) -> Tensor:
-        """At least log of the sum of exp(b_ij) over j < side.cut(tile), (B, H, rows) float64.
+        """An upper bound of log sum exp(b_ij) over j < side.cut(tile), (B, H, rows) float64.
 
-        rows selects queries; tile (B, H, rows) int64. It never falls as `tile` grows, and is NaN
-        where nothing can be said.
+        rows selects queries; tile is (B, H, rows) int64. The bound does not decrease with `tile`,
+        and is NaN where there is none.
         """

@@ -1,4 +1,4 @@
-"""Biases that add up steps between the query and the key, and functions of these sums."""
+"""Biases that are sums of steps between the query and the key, or functions of these sums."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .base import Form, Known, Layout, register
 from .bounds import Mass, Side
 
 KERNELS = (None, "log1p_square")
-_GAINS, _SAMPLED_GAINS = 5, 512  # for which sums are taken, and among which these are chosen
+_GAINS, _SAMPLED_GAINS = 5, 512  # gains with exact sums, and samples from which they are chosen
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,9 +28,9 @@ class Cumulative(Form):
         beta = g_i (C[p_i] - C[j])    for keys up to the query's position,
         beta = g_i (C[j] - C[p_i])    for keys after it.
 
-    sums C (B or 1, H or 1, places) float64 are inclusive cumulative sums along the keys, and on to
-    the last query, zero before the first key; gain g is (B or 1, H or 1, n_query), or None for
-    ones.
+    sums C (B or 1, H or 1, places) float64 are inclusive cumulative sums over the keys and any
+    later positions up to the last query, zero before the first key; gain g is
+    (B or 1, H or 1, n_query), or None for ones.
     """
 
     sums: Tensor
@@ -58,8 +58,8 @@ class Cumulative(Form):
     def dense(self, geometry: Geometry) -> Tensor:
         """The bias of every pair, (B or 1, H or 1, n_query, n_key) float64."""
         device = self.sums.device
-        from_before = pad(self.sums, (1, 0))
-        at_query = from_before[..., geometry.positions(device).clamp(min=-1) + 1]
+        padded = pad(self.sums, (1, 0))  # zero before the first key
+        at_query = padded[..., geometry.positions(device).clamp(min=-1) + 1]
         beta = at_query[..., :, None] - self.sums[..., None, : geometry.n_key]
         beta = torch.where(geometry.pair_distances(device) >= 0, beta, -beta)
         if self.gain is not None:
@@ -98,7 +98,7 @@ class Cumulative(Form):
         return Cumulative(self.sums, gain, self.kernel)
 
     def of_pair(self, pair: Pair, states: tuple[Tensor, Tensor]) -> Cumulative:
-        """Only differences of sums matter: the sums of the keys come right before the queries'."""
+        """The sums of the keys, followed by those of the queries: only differences matter."""
         queries, keys = states
         if pair.is_own:
             return self.with_state(keys)
@@ -114,10 +114,10 @@ class Cumulative(Form):
 
 
 class CumulativeMass:
-    """Of b = g_i (C[p_i] - C[j]), sums C (B or 1, H or 1, n_key), gains (.., n_query) or None.
+    """The bound for b = g_i (C[p_i] - C[j]), sums C (B or 1, H or 1, n_key), gain (..., n_query).
 
-    log sum_j exp(-g C[j]) is convex in g, so that its chord between two gains bounds it in between:
-    it is summed for a few gains only, those that divide the queries evenly.
+    log sum_j exp(-g C[j]) is convex in g, so its chord between two gains is an upper bound for all
+    gains in between. It is computed exactly for a few gains only. Without gain it is exact.
     """
 
     def __init__(self, side: Side, sums: Tensor, gain: Tensor | None):
@@ -128,7 +128,7 @@ class CumulativeMass:
             self.log_sums = self._prefixes(sums)[..., None, :]
             return
         self.gain = gain.double()
-        # The smallest gains decide what a tile of queries may leave out: most nodes are among them.
+        # The smallest gains determine what a tile of queries may skip, so most nodes are small.
         sample = self.gain[..., :: max(1, self.gain.shape[-1] // _SAMPLED_GAINS)].sort(-1).values
         nodes = torch.linspace(0, 1, _GAINS, device=gain.device) ** 3 * (sample.shape[-1] - 1)
         grid = sample[..., nodes.round().long()]
@@ -157,9 +157,9 @@ class CumulativeMass:
 
 @dataclass(frozen=True)
 class RangeMass:
-    """As if all keys before a cut had the sum, of those in their range, that the bias likes best.
+    """The bound in which every key before a cut has the largest bias in the range of the sums.
 
-    squared: the bias is -log(1 + beta^2).
+    squared: whether the bias is -log(1 + beta^2).
     """
 
     side: Side

@@ -1,4 +1,4 @@
-"""Biases with a number of their own for each pair of query and key."""
+"""Biases that are stored as a matrix, with one value per pair of query and key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Dense(Form):
     """b_ij = bias[..., i, j], bias (B or 1, H or 1, query_rows, key_rows), with any strides.
 
     It is float64 for float64 inputs, else float32, bfloat16 or float16. Rows and columns are those
-    of q and k: packed sequences lie side by side in both, and only their own pairs are read.
+    of q and k, which packed sequences share; only pairs within a sequence are read.
     """
 
     bias: Tensor

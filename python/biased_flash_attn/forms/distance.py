@@ -1,4 +1,4 @@
-"""Biases that are any function of the distance."""
+"""Biases that are arbitrary functions of the distance."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..geometry import Geometry
 from .base import Form, Known, Layout, register
 from .bounds import Side
 
-# What may underflow in a sum of up to 2^40 exponentials, relative to the largest of them.
+# An upper bound of what underflows in a sum of 2^40 exponentials, relative to the largest one.
 _LOST = 1e-290
 
 
@@ -36,7 +36,7 @@ class Distance(Form):
     def dense(self, geometry: Geometry) -> Tensor:
         """The bias of every visible pair, (B or 1, H or 1, n_query, n_key) float64.
 
-        Invisible pairs may lie beyond the table; they get its nearest entry.
+        Distances of invisible pairs are clamped to those of the table.
         """
         entry = geometry.pair_distances(self.table.device) - geometry.first_distance
         return self.table.double()[..., entry.clamp(0, geometry.n_distances - 1)]
@@ -48,9 +48,9 @@ class Distance(Form):
         return Distance(self._entries(own.first_distance - whole.first_distance, own.n_distances))
 
     def decays(self, geometry: Geometry, log_tolerance: float) -> bool:
-        """Whether some head is worth less than the tolerance at the farthest quarter of its table.
+        """Whether the farthest quarter of some head's table holds less mass than the tolerance.
 
-        Were all keys alike, no other could lose more than a sixteenth of its pairs.
+        With equal products q.k, any other head can skip at most a sixteenth of its pairs.
         """
         past = self.table[..., -geometry.first_distance :]
         far = past[..., 3 * past.shape[-1] // 4 :].logsumexp(-1) - past.logsumexp(-1)
@@ -68,7 +68,7 @@ class Distance(Form):
 
     def of_pair(self, pair: Pair, states: None) -> Distance:
         first = pair.geometry.first_distance + pair.moved - pair.whole.first_distance
-        # Distance 0 of a pair does not occur, and may lie before the table.
+        # Distance 0 does not occur in a pair, and may precede the table.
         before = max(0, -first)
         part = self._entries(first + before, pair.geometry.n_distances - before)
         return Distance(pad(part, (before, 0)))
@@ -81,13 +81,13 @@ class Distance(Form):
 
 
 def mass_of_pair(table: Tensor, pair: Pair, side: Side) -> DistanceMass:
-    """That of a pair's own table: where the keys come after the queries, seen from the far end."""
+    """The bound for a pair's own table, which is reversed if the keys come after the queries."""
     table = table.double()
     return DistanceMass(side, table if pair.is_past else table.flip(-1), int(not pair.is_past))
 
 
 class DistanceMass:
-    """Of a table (B or 1, H or 1, n) over the distances from `first` on: exact sums of its end."""
+    """Exact tail sums of exp(table), table (B or 1, H or 1, n) over the distances from `first`."""
 
     def __init__(self, side: Side, table: Tensor, first: int):
         self.side, self.first = side, first

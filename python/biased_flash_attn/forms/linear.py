@@ -43,7 +43,7 @@ class Linear(Form):
         return Distance(self._table(geometry.distances(self.slopes.device))).mass(side, geometry)
 
     def of_pair(self, pair: Pair, states: None) -> Linear | Distance:
-        """Of two chunks, a table: their distances are not those that the kernels are told."""
+        """A table for two different chunks, whose true distances the kernels do not receive."""
         if pair.is_own:
             return self
         d = pair.geometry.distances(self.slopes.device) + pair.moved
