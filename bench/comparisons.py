@@ -38,7 +38,7 @@ DECODING = "decoding"  # with and without a bias, in gpu_decoding.py
 
 @dataclass(frozen=True)
 class Case:
-    """A bias, NONE, SKIPPING or DECODING, at one size. All causal and in bfloat16."""
+    """A bias, NONE, SKIPPING or DECODING, at one size. All cases are causal and in bfloat16."""
 
     bias: str
     head_dim: int

@@ -1,4 +1,4 @@
-"""One rank of a forward and backward pass of context parallelism; rank 0 prints what all sent.
+"""One rank of a forward and backward pass of context parallelism; rank 0 prints all bytes sent.
 
     torchrun --standalone --nproc-per-node 2 bench/context_parallel.py alibi float32 32768 None 0
 
@@ -41,7 +41,7 @@ def main(name: str, dtype: str, length: str, tolerance: str, seed: str) -> None:
 
 
 def made(name: str, seed: int, x: torch.Tensor):
-    """The same bias on all ranks, of this rank's hidden states where it depends on them."""
+    """The bias, the same on all ranks, computed from this rank's hidden states if necessary."""
     torch.manual_seed(seed)
     if name in biases.CONTEXT_BIASES:
         with torch.no_grad():

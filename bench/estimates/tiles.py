@@ -1,9 +1,9 @@
-"""How often each loop of a kernel runs: the tiles that a block of queries or of keys goes through.
+"""The number of iterations of each loop of a kernel: the tiles of a block of queries or of keys.
 
-The kernels treat tiles in parts, each with a loop of its own, in a fixed order (ranges.py of the
-kernels): masked tiles, factored ones, whose bias is part of a matrix product, and others. These are
-the same parts for problems without windows, plans and packed sequences, with as many keys as
-queries, computed for all blocks on the host.
+The kernels process tiles in parts, with a separate loop for each and in a fixed order (ranges.py of
+the kernels): masked tiles, factored ones, whose bias is part of a matrix product, and others. This
+module computes the same parts on the host, for all blocks of problems without windows, plans and
+packed sequences, and with equal numbers of queries and keys.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 FORWARD, DQ, DKV = "attn_fwd_kernel", "attn_bwd_dq_kernel", "attn_bwd_dkv_kernel"
 DELTA, TABLE = "attn_bwd_delta_kernel", "attn_bwd_table_kernel"
 FACTORED = ("linear", "distance", "cumulative", "cumulative-gain")
-# From where on a table is assumed to be near its polynomials; for T5's buckets, it is constant.
+# The distance from which polynomials are assumed to fit a table; T5's buckets are constant there.
 FAR = 128
 
 
@@ -21,8 +21,8 @@ FAR = 128
 class Tiling:
     """A problem of n queries and n keys, and the blocks of a kernel.
 
-    factored: whether the bias of far tiles is part of a matrix product. far: the distance from
-    which on it is, for tables; None for other forms.
+    factored: whether the bias of distant tiles is part of a matrix product. far: for tables, the
+    smallest such distance; None for other forms.
     """
 
     n: int
@@ -39,7 +39,7 @@ def tiling(form: str, causal: bool, n: int, block_m: int, block_n: int) -> Tilin
 
 
 def passes(kernel: str, tiles: Tiling) -> list[list[int]]:
-    """Of each block, in the order in which blocks start, the passes through each loop."""
+    """The iterations of each loop for each block, in the order in which blocks start."""
     if kernel == DELTA:
         return [[]] * _ceil(tiles.n, tiles.block_m)
     if kernel == TABLE:
@@ -59,8 +59,8 @@ def passes(kernel: str, tiles: Tiling) -> list[list[int]]:
 
 
 def _key_tiles(tiles: Tiling, first: int) -> list[tuple[int, int, bool]]:
-    """Begin and end of each part of the keys of queries first, first + 1, ..., and whether it is
-    factored."""
+    """The parts of the keys for the block of queries from `first`: begin, end, and whether the part
+    is factored."""
     size, behind = tiles.block_n, tiles.far or 0
     end, whole_end = tiles.n, tiles.n // size * size
     if tiles.causal:
@@ -82,7 +82,7 @@ def _key_tiles(tiles: Tiling, first: int) -> list[tuple[int, int, bool]]:
 
 
 def _query_tiles(tiles: Tiling, first: int) -> list[tuple[int, int, bool]]:
-    """Begin and end of each part of the queries of keys first, first + 1, ...; see _key_tiles."""
+    """The parts of the queries for the block of keys from `first`; see _key_tiles."""
     size, behind = tiles.block_m, tiles.far or 0
     last = min(first + tiles.block_n, tiles.n) - 1
     whole_end = tiles.n // size * size if first + tiles.block_n <= tiles.n else 0
