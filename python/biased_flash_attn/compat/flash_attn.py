@@ -112,7 +112,7 @@ def flash_attn_varlen_func(
         q: (total_q, heads, head_dim).
         k: (total_k, kv_heads, head_dim).
         v: (total_k, kv_heads, value_dim).
-        cu_seqlens_q: (batch + 1,) int32, the offsets of the queries of each sequence, and total_q.
+        cu_seqlens_q: (batch + 1,) int32, the cumulative numbers of queries, from 0 to total_q.
         cu_seqlens_k: (batch + 1,) int32, the same for keys.
         max_seqlen_q: at least the largest number of queries of a sequence.
         max_seqlen_k: the same for keys.
@@ -136,7 +136,7 @@ def flash_attn_varlen_func(
         if isinstance(n, bool) or not isinstance(n, (int, torch.SymInt)):
             raise TypeError(f"{name} is {n!r}; it must be an int")
         if n < 0:
-            raise ValueError(f"{name} is {n}; it must be an int from 0 on")
+            raise ValueError(f"{name} is {n}; it must be a nonnegative int")
     q, k, v = contiguous_rows(q), contiguous_rows(k), contiguous_rows(v)
     check_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     seen = visibility(causal, window_size, max_seqlen_q, max_seqlen_k)

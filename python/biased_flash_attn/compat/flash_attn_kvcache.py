@@ -131,7 +131,7 @@ def flash_attn_with_kvcache(
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """Attention of q (B, H, n, D) to the keys from begin to before end (B,) of each sequence."""
+    """Attention of q (B, H, n, D) to the keys [begin, end) of each sequence, both (B,)."""
 
     q: Tensor
     cache: Cache
@@ -156,7 +156,7 @@ class Step:
         return self.q.shape[2] <= _FEW_QUERIES
 
     def _decoded(self) -> tuple[Tensor, Tensor]:
-        """By the decoding kernel, which finds the keys through the table."""
+        """o and lse from the decoding kernel, which reads the keys through the table."""
         q, table = self.q, self.cache.table
         k, v = (x.transpose(1, 2) for x in (self.cache.k, self.cache.v))
         scale = q.shape[3] ** -0.5 if self.scale is None else float(self.scale)
@@ -166,7 +166,7 @@ class Step:
         return operators.decode(Problem.of_pages(q, k, v, *settings))
 
     def _packed(self) -> tuple[Tensor, Tensor]:
-        """By the ordinary kernels, with the entries of the cache as packed sequences."""
+        """o and lse from the ordinary kernels, with the cache entries as packed sequences."""
         batch, _, n_query, _ = self.q.shape
         count = self.end - self.begin
         longest = int(count.max()) if batch else 0

@@ -139,15 +139,15 @@ def _mask_of_keys(attn_mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
         )
     if attn_mask.device != query.device:
         raise ValueError(
-            f"{name} is on {attn_mask.device} and query on {query.device}; they must share one"
+            f"{name} is on {attn_mask.device}; it must be on the device of query, {query.device}"
         )
     return attn_mask.expand(of_keys).flatten(0, -2)
 
 
 def _added(attn_mask: Tensor, bias, query: Tensor, key: Tensor, is_causal: bool) -> DenseBias:
-    """The bias that a mask is which is added to logits."""
+    """The bias for a floating point mask, which is added to the logits."""
     if bias is not None:
-        raise ValueError("bias is given with an attn_mask that is added to logits; add it to that")
+        raise ValueError("bias is given with an attn_mask that is added to logits; pass their sum")
     n_query, n_key = query.shape[-2], key.shape[-2]
     of_pairs = (*query.shape[:-2], n_query, n_key)
     missing = query.dim() - attn_mask.dim()
