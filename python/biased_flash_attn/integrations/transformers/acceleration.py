@@ -14,7 +14,7 @@ from .interface import NAME, refuse
 from .mpt import FusedMptAttention
 from .t5 import FusedMT5Attention, FusedT5Attention, FusedUMT5Attention
 
-# By the layer of transformers that each one replaces.
+# The fused layer for each attention layer of transformers.
 _FUSED = {
     fused.__bases__[-1]: fused
     for fused in (
