@@ -68,7 +68,7 @@ class Distance(Form):
 
     def of_pair(self, pair: Pair, states: None) -> Distance:
         first = pair.geometry.first_distance + pair.moved - pair.whole.first_distance
-        # Distance 0 does not occur in a pair, and may precede the table.
+        # Distance 0 of a pair does not occur, and may lie before the table.
         before = max(0, -first)
         part = self._entries(first + before, pair.geometry.n_distances - before)
         return Distance(pad(part, (before, 0)))
