@@ -143,12 +143,12 @@ class Form:
         the whole sequence or, if per_token, for the queries. states: of these queries and keys."""
         raise NotImplementedError
 
-    def mass_of_pair(self, pair: Pair, side: Side, known: Known | None) -> Mass:
+    def mass_of_pair(self, pair: Pair, side: Side, bounds: StateBounds | None) -> Mass:
         """The bound for the keys of another chunk, from the bounds of their states."""
         raise NotImplementedError
 
 
-class Known(NamedTuple):
+class StateBounds(NamedTuple):
     """The state at the queries of a chunk, and the smallest and largest state of the keys of
     another chunk before each cut, (..., T + 1)."""
 
