@@ -152,15 +152,15 @@ def attend(form: str, dtype: torch.dtype, head_dim: int, bias_gradient: bool) ->
     longest = n // 2 if "packed" in words else n
     causal, window = "noncausal" not in words, 1000 if "window" in words else None
 
-    def rows(apart: int) -> torch.Tensor:
-        strides = n * apart, head_dim, apart, 1
+    def rows(row_stride: int) -> torch.Tensor:
+        strides = n * row_stride, head_dim, row_stride, 1
         return torch.empty_strided((batch, heads, n, head_dim), strides, dtype=dtype)
 
     # Memory is allocated when it is written, and nothing is written.
-    apart = 2**31 // n if "far" in words else heads * head_dim
-    q, k, v, grad_o = (rows(apart) for _ in range(4))
+    row_stride = 2**31 // n if "far" in words else heads * head_dim
+    q, k, v, grad_o = (rows(row_stride) for _ in range(4))
     if "strided" in words:
-        v, grad_o = rows(2 * apart), rows(2 * apart)
+        v, grad_o = rows(2 * row_stride), rows(2 * row_stride)
     plan, sequences, tensors = None, None, []
     if "packed" in words:
         ranges = [[0, longest, 0, longest, 0], [longest, longest, longest, longest, 0]]
@@ -175,18 +175,18 @@ def attend(form: str, dtype: torch.dtype, head_dim: int, bias_gradient: bool) ->
     elif form != "none":
         gain = [torch.empty(batch, heads, n)] if "gain" in words else []
         tensors = [torch.empty(batch, heads, n).double(), *gain]
-    made, geometry = (
+    lowered, geometry = (
         of_tensors(form, tensors),
         Geometry(longest, longest, causal, window, sequences),
     )
-    problem = Problem(q, k, v, made, geometry, head_dim**-0.5, 0.0, "triton", plan)
+    problem = Problem(q, k, v, lowered, geometry, head_dim**-0.5, 0.0, "triton", plan)
     o, lse = launch.forward(problem)
     launch.backward(problem, o, lse, grad_o, lse, bias_gradient)
-    if made.may_skip and sequences is None:
+    if lowered.may_skip and sequences is None:
         everything = torch.empty(2, batch, heads, n // PLAN_QUERIES, dtype=torch.int32)
         launch.trim(replace(problem, plan=everything), lse, 1e-6, NEAR_KEYS, False)
     if words in ([], ["gain"]):
-        decode(q[:, :, :1], made)
+        decode(q[:, :, :1], lowered)
 
 
 def decode(q: torch.Tensor, form: Form) -> None:

@@ -27,7 +27,7 @@ def main(name: str, dtype: str, length: str, tolerance: str, seed: str) -> None:
     shape, real = (1, HEADS, int(length) // ranks, HEAD_DIM), getattr(torch, dtype)
     q, k, v, grad_o = (torch.randn(shape, generator=generator).to(real) for _ in range(4))
     leaves = [x.requires_grad_() for x in (q, k, v)]
-    bias = made(name, int(seed), torch.randn(1, shape[2], DIM, generator=generator))
+    bias = make_bias(name, int(seed), torch.randn(1, shape[2], DIM, generator=generator))
 
     traffic = Traffic()
     options = {"tolerance": None if tolerance == "None" else float(tolerance)}
@@ -40,7 +40,7 @@ def main(name: str, dtype: str, length: str, tolerance: str, seed: str) -> None:
     dist.destroy_process_group()
 
 
-def made(name: str, seed: int, x: torch.Tensor):
+def make_bias(name: str, seed: int, x: torch.Tensor):
     """The bias, the same on all ranks, computed from this rank's hidden states if necessary."""
     torch.manual_seed(seed)
     if name in biases.CONTEXT_BIASES:

@@ -162,7 +162,7 @@ class _Multiprocessor:
         for scoreboard, free in ((step.sets, end), (step.sets_read, read)):
             if scoreboard != NO_SCOREBOARD:
                 warp.scoreboards[scoreboard] = max(warp.scoreboards[scoreboard], free)
-        self._go_on_beside(warp, step.kind, end)
+        self._run_concurrently(warp, step.kind, end)
         self.end = max(self.end, time)
         warp.at += 1
         if step.kind is Kind.BARRIER:
@@ -180,7 +180,7 @@ class _Multiprocessor:
             end = max(end, turn + use.cycles + use.latency)
         return end
 
-    def _go_on_beside(self, warp: Warp, kind: Kind, end: float) -> None:
+    def _run_concurrently(self, warp: Warp, kind: Kind, end: float) -> None:
         if kind is Kind.PRODUCT or kind is Kind.END_OF_PRODUCTS:
             warp.product_end = max(warp.product_end, end)
         if kind is Kind.END_OF_PRODUCTS:

@@ -61,17 +61,17 @@ def passes(kernel: str, tiles: Tiling) -> list[list[int]]:
 def _key_tiles(tiles: Tiling, first: int) -> list[tuple[int, int, bool]]:
     """The parts of the keys for the block of queries from `first`: begin, end, and whether the part
     is factored."""
-    size, behind = tiles.block_n, tiles.far or 0
+    size, distance = tiles.block_n, tiles.far or 0
     end, whole_end = tiles.n, tiles.n // size * size
     if tiles.causal:
         end = min(first + tiles.block_m, tiles.n)
         whole_end = min(whole_end, (first + 1) // size * size)
     if not tiles.factored:
         return [(0, whole_end, False), (whole_end, end, False)]
-    past = min(whole_end, max(first - behind + 1, 0) // size * size)
+    past = min(whole_end, max(first - distance + 1, 0) // size * size)
     future = whole_end
     if not tiles.causal:
-        future = min(whole_end, _ceil(first + tiles.block_m + behind, size) * size)
+        future = min(whole_end, _ceil(first + tiles.block_m + distance, size) * size)
     future = max(future, past)
     parts = [(0, past, True)]
     if tiles.far is not None or not tiles.causal:
@@ -83,7 +83,7 @@ def _key_tiles(tiles: Tiling, first: int) -> list[tuple[int, int, bool]]:
 
 def _query_tiles(tiles: Tiling, first: int) -> list[tuple[int, int, bool]]:
     """The parts of the queries for the block of keys from `first`; see _key_tiles."""
-    size, behind = tiles.block_m, tiles.far or 0
+    size, distance = tiles.block_m, tiles.far or 0
     last = min(first + tiles.block_n, tiles.n) - 1
     whole_end = tiles.n // size * size if first + tiles.block_n <= tiles.n else 0
     begin, near = (first // size * size, _ceil(last, size) * size) if tiles.causal else (0, 0)
@@ -92,10 +92,10 @@ def _query_tiles(tiles: Tiling, first: int) -> list[tuple[int, int, bool]]:
         past = max(whole_end, near)
         masked = [(begin, near, False)] if tiles.causal else []
         return [*masked, (near, past, False), (past, tiles.n, False)]
-    past = _ceil(last + behind, size) * size
+    past = _ceil(last + distance, size) * size
     before = begin
     if not tiles.causal:
-        before = min(whole_end, max(first - behind, 0) // size * size)
+        before = min(whole_end, max(first - distance, 0) // size * size)
     if tiles.far is None:
         near = past
     near = max(min(near, tiles.n), before)
