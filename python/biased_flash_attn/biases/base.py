@@ -102,7 +102,7 @@ class DistanceBias(PositionBias):
         return FunctionBias(function, num_heads, signed)
 
     def formula(self, d: Tensor) -> Tensor:
-        """Maps distances (n,) in float64 to logits (num_heads, n), or (n,) for all heads alike.
+        """Maps distances (n,) in float64 to logits (num_heads, n), or (n,) if heads share them.
 
         d is negative for keys after the query, which are visible only with causal=False.
         """

@@ -30,7 +30,7 @@ def scaled_dot_product_attention(
     """`biased_flash_attn` with the signature of torch.nn.functional.scaled_dot_product_attention.
 
     With is_causal, query i has position i, as in PyTorch: it sees the keys j <= i, and its distance
-    to key j is i - j, whatever the numbers of queries and keys. Without is_causal, where PyTorch
+    to key j is i - j, for any numbers of queries and keys. Without is_causal, where PyTorch
     has no positions, the last query is aligned with the last key, as in `biased_flash_attn`. Both
     are equivalent for equal numbers of queries and keys; for decoding, is_causal is False.
 
@@ -134,8 +134,8 @@ def _mask_of_keys(attn_mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
     shape = (1,) * missing + tuple(attn_mask.shape)
     if missing < 0 or any(n not in (1, m) for n, m in zip(shape, of_keys, strict=True)):
         raise ValueError(
-            f"{name} has shape {tuple(attn_mask.shape)}; it must hide keys from all queries and"
-            f" heads alike and broadcast to {of_keys}"
+            f"{name} has shape {tuple(attn_mask.shape)}; it must mask keys for all queries and"
+            f" heads and broadcast to {of_keys}"
         )
     if attn_mask.device != query.device:
         raise ValueError(

@@ -77,7 +77,7 @@ def _check(model: PreTrainedModel, layers: list[nn.Module]) -> None:
     for layer in layers:
         kind = type(layer).__name__
         if type(layer) not in _FUSED:
-            raise NotImplementedError(f"{name} has layers {kind}, which accelerate() does not know")
+            raise NotImplementedError(f"{name} has unsupported layers {kind}")
         if "forward" in vars(layer):
             raise NotImplementedError(f"the forward of {name}'s {kind} has been replaced")
         if reason := _FUSED[type(layer)].refusal(layer):
