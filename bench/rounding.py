@@ -2,9 +2,9 @@
 
     python bench/rounding.py
 
-A simulation in plain PyTorch of the roundings of the Triton kernels to bfloat16: of o, from which D
-is computed, and of dS, in the sums over keys, over queries, or in both. Errors are relative to
-float64; inputs are normal, and steps are uniform between 0 and twice their average.
+It simulates in plain PyTorch how the Triton kernels round to bfloat16: o, from which D is computed,
+and dS, in the sums over keys, over queries, or in both. Errors are relative to float64; inputs are
+normal, and steps are uniform between 0 and twice their average.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ HEAD_DIM = 64
 
 
 def gradient_of_logits(q: Tensor, k: Tensor, v: Tensor, grad_o: Tensor, steps: Tensor, real):
-    """dS in the precision real, from o in bfloat16 unless that is float64."""
+    """dS in the dtype real, from o in bfloat16 or, for float64, in float64."""
     q, k, v, grad_o = (x.to(real) for x in (q, k, v, grad_o))
     sums = steps.cumsum(0)
     s = q @ k.T * HEAD_DIM**-0.5 + (sums[:, None] - sums).to(real)

@@ -1,4 +1,4 @@
-"""Steps of decoding, as the benchmarks take them on CPUs and GPUs."""
+"""The decoding steps that the benchmarks measure on CPUs and GPUs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ MAKE = {"no bias": lambda heads: None, "alibi": biases.ALiBi}
 
 
 class Decoder:
-    """A cache of normal keys, and steps that append tokens to it and attend to all.
+    """A cache of normally distributed keys, and steps that append tokens and attend to all keys.
 
-    heads: of queries, and of keys. length: the keys after the last of CHUNK tokens.
+    heads: the numbers of query and key heads. length: the number of keys after CHUNK tokens.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Decoder:
         )
 
     def __call__(self) -> Tensor:
-        """The next step; after that of the last token, the first of CHUNK tokens again."""
+        """Decodes the next of CHUNK tokens, and starts again after the last one."""
         now = self.cache.lengths[0]
         if now == self.length:
             now = self.first
@@ -63,7 +63,7 @@ class Decoder:
         return self.append(self.q[:, :, now - self.first : end - self.first], slice(now, end))
 
     def last(self) -> Tensor:
-        """The step of the last token, or tokens."""
+        """Decodes the last token or tokens."""
         now, end = self.cache.lengths[0], self.length - self.tokens
         if now > end:
             self.cache.truncate(end)
@@ -72,13 +72,13 @@ class Decoder:
         return self()
 
     def whole(self) -> Tensor:
-        """What one call over the whole sequence gives for the same queries."""
+        """The result of one call over the whole sequence for the same queries."""
         return biased_flash_attn(
             *(self.q, self.k, self.v, self.bias), tolerance=self.tolerance, backend=self.backend
         )
 
     def check(self) -> None:
-        """Fails when the last step differs by more than roundings from exact attention."""
+        """Fails if the last step differs from exact attention by more than rounding."""
         q, k, v = (x.double() for x in (self.q[:, :, -self.tokens :], self.k, self.v))
         exact = biased_flash_attn(q, k, v, self.bias, backend="reference")
         error = (self.last() - exact).abs().max()

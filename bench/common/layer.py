@@ -52,7 +52,7 @@ def draw(
 
 
 class Training:
-    """A call attends and returns o and the gradients of q, k, v and the bias's parameters."""
+    """A call returns o and the gradients of q, k, v and the bias's parameters."""
 
     def __init__(self, inputs: Inputs, attend: Callable[[], Tensor], bias: nn.Module | None = None):
         self.attend = attend
@@ -68,10 +68,10 @@ class Training:
 
     @torch.no_grad()
     def forward(self) -> Tensor:
-        """o alone."""
+        """The result o of a forward pass only."""
         return self.attend()
 
     def backward(self) -> Callable[[], tuple[Tensor, ...]]:
-        """A repeatable backward pass, after one forward pass that is computed now."""
+        """Runs a forward pass and returns its backward pass, which can be repeated."""
         o = self.attend()
         return lambda: torch.autograd.grad(o, self.leaves.values(), self.grad_o, retain_graph=True)

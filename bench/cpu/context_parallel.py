@@ -1,4 +1,4 @@
-"""One rank of a forward and backward pass of context parallelism; rank 0 prints what all sent.
+"""One rank of a forward and backward pass of context parallelism; rank 0 prints all bytes sent.
 
     torchrun --standalone --nproc-per-node 2 -m bench.cpu.context_parallel \\
         alibi float32 32768 None 0
@@ -28,7 +28,7 @@ def main(name: str, dtype: str, length: str, tolerance: str, seed: str) -> None:
     shape, real = (1, HEADS, int(length) // ranks, HEAD_DIM), getattr(torch, dtype)
     q, k, v, grad_o = (torch.randn(shape, generator=generator).to(real) for _ in range(4))
     leaves = [x.requires_grad_() for x in (q, k, v)]
-    bias = made(name, int(seed), torch.randn(1, shape[2], DIM, generator=generator))
+    bias = make_bias(name, int(seed), torch.randn(1, shape[2], DIM, generator=generator))
 
     traffic = Traffic()
     options = {"tolerance": None if tolerance == "None" else float(tolerance)}
@@ -41,8 +41,8 @@ def main(name: str, dtype: str, length: str, tolerance: str, seed: str) -> None:
     dist.destroy_process_group()
 
 
-def made(name: str, seed: int, x: torch.Tensor):
-    """The same bias on all ranks, of this rank's hidden states where it depends on them."""
+def make_bias(name: str, seed: int, x: torch.Tensor):
+    """The bias, the same on all ranks, computed from this rank's hidden states if necessary."""
     torch.manual_seed(seed)
     if name in biases.CONTEXT_BIASES:
         with torch.no_grad():

@@ -21,7 +21,7 @@ def cut(length: int) -> list[int]:
 
 
 def one_by_one(inputs: Inputs, lengths: list[int], bias: str | None):
-    """A pass for each sequence, on tensors of its own."""
+    """A forward and backward pass for each sequence, on separate tensors."""
     calls, begin = [], 0
     for n in lengths:
         rows = slice(begin, begin + n)

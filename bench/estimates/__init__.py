@@ -4,6 +4,6 @@ A kernel is compiled for the GPU, and the machine code of its loops is simulated
 multiprocessor (simulate.py): schedulers, arithmetic units, matrix units, shared memory and the L2
 cache (pipes.py, gpu.py). The number of iterations of each loop follows from the problem (tiles.py),
 and blocks are assigned to multiprocessors as they become free (times.py). Two undocumented
-parameters of a GPU are fitted to published timings (calibration.py, published.py); the error of
-every estimate is that of predictions of the other published timings.
+parameters of a GPU are fitted to some published timings (calibration.py, published.py); the stated
+error is that of predicting the others.
 """

@@ -1,9 +1,9 @@
-"""Bank conflicts of operands in shared memory, from the addresses that Triton's layouts give them.
+"""Bank conflicts of operands in shared memory, from the addresses in Triton's layouts.
 
 LDSM reads 8 rows of 16 bytes at once. Triton swizzles tiles so that these fall into different
-banks: row r stores its groups of `vec` elements in another order, group g in the place of group
-g ^ (r // perPhase % maxPhase). The layouts do not say which addresses other accesses have. Those
-are taken to be free of conflicts, as Triton lays out its scratch memory to that end.
+banks: row r stores group g of `vec` elements in the place of group g ^ (r // perPhase % maxPhase).
+The layouts do not determine the addresses of other accesses, which are assumed to be free of
+conflicts, because Triton arranges its scratch memory to avoid them.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-ROWS, CHUNK = 8, 16  # that LDSM reads at once; bytes of each
-LINE = 128  # bytes of all banks
+ROWS, CHUNK = 8, 16  # rows that LDSM reads at once, and bytes of each
+LINE = 128  # bytes of all banks together
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Of a tile whose rows have as many elements, of two bytes each."""
+    """The swizzled layout of a tile whose rows have `row` elements of two bytes."""
 
     vec: int
     per_phase: int
@@ -26,13 +26,13 @@ class Layout:
     row: int
 
     def address(self, row: int, element: int) -> int:
-        """In bytes."""
+        """The address of an element, in bytes."""
         group, place = divmod(element, self.vec)
         group ^= row // self.per_phase % self.max_phase
         return 2 * (row * self.row + group * self.vec + place)
 
     def conflicts(self) -> int:
-        """Most cycles that any 8 rows of a column of 16 bytes take."""
+        """The largest number of cycles that 8 rows of a column of 16 bytes take."""
         most = 1
         for first in range(0, ROWS * self.max_phase * self.per_phase, ROWS):
             for element in range(0, self.row, CHUNK // 2):
@@ -43,7 +43,7 @@ class Layout:
 
 
 def layouts(ttgir: str) -> set[Layout]:
-    """Of the tiles of half precision that a kernel has in shared memory."""
+    """The layouts of a kernel's half-precision tiles in shared memory."""
     encodings = {}
     swizzled = (
         r"#ttg.swizzled_shared<\{vec = (\d+), perPhase = (\d+), maxPhase = (\d+), order = \[(\d)"

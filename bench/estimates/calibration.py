@@ -1,6 +1,6 @@
 """Fits the two free parameters of a GPU to some published timings, and predicts the others.
 
-    fence       cycles of a fence: the latency that loops of products of warp groups expose
+    fence       cycles of a fence, the latency that loops with warp-group products expose
     sustained   the fraction of the simulated speed that is reached
 
 The error of an estimate is an upper bound of the errors of nine in ten predicted rows.
@@ -33,7 +33,7 @@ class Prediction:
 
     @property
     def error(self) -> float:
-        """Positive where the prediction is slower than the timing."""
+        """The relative error, positive if the prediction is slower than the timing."""
         return self.milliseconds / self.row.milliseconds - 1
 
 
@@ -65,8 +65,8 @@ def stated_error(found: Iterable[Prediction]) -> float:
 
 
 def fit(gpu: Gpu) -> list[tuple[Gpu, float]]:
-    """For each length of a fence, the GPU with the best fraction of speed that is sustained, and
-    the standard deviation of the fitted rows' logarithmic errors."""
+    """For each number of cycles of a fence, the GPU with the best sustained fraction, and the
+    standard deviation of the logarithmic errors of the fitted rows."""
     rows = [row for row in ROWS if row.arch == gpu.arch and row.is_fitted]
     found = []
     for fence in FENCES if gpu.arch == 90 else (0,):

@@ -1,7 +1,7 @@
-"""What a GPU does in a cycle, from the maker's documents and published microbenchmarks.
+"""The rates of a GPU, from the vendor's documents and published microbenchmarks.
 
 Rates are those of one multiprocessor. Each has four partitions with a scheduler, a quarter of the
-arithmetic units and a quarter of the warps; shared memory and the way to the L2 cache serve all.
+arithmetic units and a quarter of the warps, which share shared memory and access to the L2 cache.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class Gpu:
     the H100 (2022), the rates of arithmetic units from the CUDA C++ programming guide's table of
     arithmetic throughput, the rate of warp-level products on Hopper and the latencies of shared
     memory and of the L2 cache from microbenchmarks (Luo et al., arXiv:2402.13499; Chips and Cheese,
-    "Nvidia's H100: Funny L2, and Tons of Bandwidth", 2023). Bandwidths of the L2 cache that have
-    been measured differ by a factor of two; the values here lie between them.
+    "Nvidia's H100: Funny L2, and Tons of Bandwidth", 2023). Published measurements of the L2
+    bandwidth differ by a factor of two; the values here are between them.
 
     `fence` and `sustained` are fitted by calibration.py.
     """
@@ -26,19 +26,19 @@ class Gpu:
     name: str
     arch: int
     multiprocessors: int
-    clock: float  # GHz at which the maker states the peak rate
-    products: int  # multiply-adds of half precision in a cycle
+    clock: float  # GHz at which the vendor states the peak rate
+    products: int  # half-precision multiply-adds per cycle
     warp_products: float  # fraction of that rate that products of single warps (HMMA) reach
     fp32: int  # cycles that a warp's float32 instruction takes
     fp64: int
     shared_memory: int  # bytes that a multiprocessor has for blocks
-    l2_bytes: int  # that one multiprocessor reads in a cycle while all others read
-    hbm: float  # bytes in a nanosecond, of the whole GPU
+    l2_bytes: int  # bytes per cycle that one multiprocessor reads while all others read
+    hbm: float  # bytes per nanosecond of the whole GPU
     # Cycles of a fence between copies to shared memory and the products that read them. It is the
-    # latency that Triton's loops expose most, as it comes once or more in each pass.
+    # latency that Triton's loops expose most, as each pass has at least one fence.
     fence: int
     # Fraction of the simulated speed that is reached: the clock under load is lower than `clock`,
-    # and the simulation leaves out instruction fetch, register banks and conflicts in the L2 cache.
+    # and the simulation omits instruction fetch, register banks and conflicts in the L2 cache.
     sustained: float
     registers: int = 65536
     max_warps: int = 64
@@ -47,7 +47,7 @@ class Gpu:
 
     @property
     def peak(self) -> float:
-        """TFLOP/s of half precision."""
+        """The peak rate in half precision, in TFLOP/s."""
         return 2e-3 * self.products * self.multiprocessors * self.clock
 
     def nanoseconds(self, cycles: float) -> float:

@@ -1,4 +1,4 @@
-"""Kernels as Triton compiles them for a GPU, with their own block sizes or with others."""
+"""Compiles kernels for a GPU, with the block sizes that ship or with others."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from .gpu import Gpu
 from .sass import Code, disassemble
 from .tiles import DELTA, DKV, DQ, FORWARD, TABLE
 
-# As configs.choose names them. The kernel of D has no entry there.
+# The names of kernels in configs.choose, which has no entry for the kernel of D.
 FIELDS = {
     FORWARD: "forward",
     DQ: "backward_queries",
     DKV: "backward_keys",
     TABLE: "backward_table",
 }
-REGISTER_GRANULE = 8  # of one thread
-RESERVED_SHARED = 1024  # bytes that each block takes beside what it asks for
+REGISTER_GRANULE = 8  # registers per thread are allocated in multiples of this number
+RESERVED_SHARED = 1024  # bytes that the system reserves in each block
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Kernel:
     registers: int
     shared: int  # bytes
     spills: int  # instructions in loops that move registers to memory or back
-    conflicts: int  # cycles of an access by LDSM for each that one without conflicts takes
+    conflicts: int  # cycles of an LDSM access relative to one without bank conflicts
     code: Code = field(repr=False)
 
     def blocks_at_once(self, gpu: Gpu) -> int:
-        """Of one multiprocessor; none where its memory does not suffice."""
+        """The number of blocks that fit on a multiprocessor, 0 if its memory does not suffice."""
         registers = -(-self.registers // REGISTER_GRANULE) * REGISTER_GRANULE
         return min(
             gpu.registers // (registers * 32 * self.warps),
@@ -66,15 +66,15 @@ def build(
     dtype: torch.dtype = torch.bfloat16,
     config: Config | None = None,
 ) -> Kernel:
-    """With the block sizes of `config`, or those that ship."""
+    """Compiles a kernel with the block sizes of `config`, by default those that ship."""
     driver.set_active(compiled.Processor(arch))
     problem, used = form if causal else f"{form}-noncausal", {DELTA: Config(16, 0)}
     shipped = configs.choose
 
     def choose(kernel, *rest):
-        is_asked = config is not None and kernel == FIELDS.get(name)
-        found = config if is_asked else shipped(kernel, *rest)
-        # Kernels that come later and are not named take the entries of others.
+        is_given = config is not None and kernel == FIELDS.get(name)
+        found = config if is_given else shipped(kernel, *rest)
+        # The first choice is that of the named kernel; later kernels may share its entry.
         used.setdefault(kernel, found)
         return found
 
@@ -101,7 +101,7 @@ def build(
 
 @contextmanager
 def choosing(choose: Callable) -> Iterator[None]:
-    """With another function instead of configs.choose."""
+    """Replaces configs.choose within the block."""
     shipped, configs.choose = configs.choose, choose
     try:
         yield

@@ -1,4 +1,4 @@
-"""Which unit an instruction occupies, for how long, and how much later its result is there."""
+"""The units that instructions occupy, for how long, and the latency of their results."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ SHARED, L2, FENCE = "shared", "L2", "fence"
 PIPES = (MATRIX, EXP, ISSUE, FP32, ALU, SHARED, L2)
 # One of each serves all partitions of a multiprocessor.
 OF_ALL = frozenset({SHARED, L2})
-WARPS_OF_A_GROUP = 4  # which issue products together on Hopper
-SHARED_BYTES = 128  # that shared memory reads or writes in a cycle, without bank conflicts
+WARPS_OF_A_GROUP = 4  # warps that issue products together on Hopper
+SHARED_BYTES = 128  # bytes per cycle of shared memory, without bank conflicts
 
-# What a partition's 16 lanes take two cycles for, by the CUDA programming guide's table.
+# Instructions that take a partition's 16 lanes two cycles (CUDA C++ programming guide).
 _ALU = {
     *("FMNMX", "FSEL", "FSETP", "F2FP", "FCHK", "IADD3", "IABS", "IMNMX", "ISETP", "LEA", "LOP3"),
     *("MOV", "PLOP3", "PRMT", "SEL", "SGXT", "SHF", "VIADD", "VIMNMX", "P2R", "R2P", "BMSK"),
@@ -37,16 +37,16 @@ _GLOBAL = {"LDG", "STG", "LDGSTS"}
 
 @dataclass(frozen=True)
 class Use:
-    """Of a unit by an instruction of one warp."""
+    """The use of a unit by an instruction of one warp."""
 
     pipe: str
     cycles: float
-    latency: float = 0.0  # from the end of its turn to its result
+    latency: float = 0.0  # cycles from the end of the use to the result
 
 
 @cache
 def uses(one: Instruction, gpu: Gpu, conflicts: int = 1) -> tuple[Use, ...]:
-    """The units that it needs at once. conflicts: cycles for each one of LDSM without conflicts."""
+    """The units that an instruction occupies together. conflicts: see `Kernel.conflicts`."""
     name = one.name
     if one.never_runs:
         return ()
@@ -79,7 +79,7 @@ def _access(one: Instruction, gpu: Gpu, conflicts: int) -> tuple[Use, ...]:
 
 
 def access_bytes(one: Instruction) -> int:
-    """That a warp reads or writes, if none of its lanes is switched off."""
+    """The bytes that a warp reads or writes if all of its lanes are active."""
     if matrices := re.search(r"\.MT?88(?:\.(\d))?", one.opcode):
         return 128 * int(matrices[1] or 1)
     width = re.search(r"\.[US]?(128|64|16|8)\b", one.opcode)
@@ -87,7 +87,7 @@ def access_bytes(one: Instruction) -> int:
 
 
 def multiply_adds(one: Instruction) -> int:
-    """Of an instruction of one warp (HMMA) or of four warps together (HGMMA)."""
+    """The multiply-adds of an instruction of one warp (HMMA) or of a warp group (HGMMA)."""
     if one.name == "HGMMA":
         return prod(map(int, re.match(r"HGMMA\.(\d+)x(\d+)x(\d+)", one.opcode).groups()))
     return 16 * 8 * int(re.match(r"HMMA\.168(\d+)", one.opcode)[1])
@@ -108,7 +108,7 @@ def _product(one: Instruction, gpu: Gpu) -> Use:
 def pipe_cycles(
     body: Iterable[Instruction], warps: int, gpu: Gpu, conflicts: int = 1
 ) -> Counter[str]:
-    """Of each unit of a multiprocessor, when this many of its warps go through the body once."""
+    """The cycles of each unit of a multiprocessor while `warps` warps execute the body once."""
     found, of_partition = Counter(), warps / PARTITIONS
     for one in body:
         found[ISSUE] += of_partition

@@ -1,8 +1,8 @@
-"""Timings that others have published, to fit the model to and to test it on.
+"""Timings published by others, to which the model is fitted and on which it is tested.
 
-None of these kernels is ours. Where its block sizes are known, our kernel without a bias stands in
-for it, compiled with the same sizes; it differs in how it scales logits, in the order in which it
-starts blocks (which is taken into account), and in the version of Triton.
+None of these kernels is ours. Our kernel without a bias stands in for each of them, compiled with
+the same block sizes where they are known. It differs in how it scales logits, in the order in which
+it starts blocks (which is taken into account), and in the version of Triton.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ SOURCES = {
 
 @dataclass(frozen=True)
 class Row:
-    """One timing. configs: of the forward kernel, or of the backward kernels for queries and keys
-    at once; several where it is not known which was used."""
+    """One timing.
+
+    configs: of the forward kernel, or of both backward kernels; several if the one that was used is
+    not known.
+    """
 
     source: str
     arch: int

@@ -70,13 +70,13 @@ def disassemble(cubin: bytes) -> Code:
         file.write(cubin)
         file.flush()
         command = [NVDISASM, "-c", "-hex", "--no-dataflow", file.name]
-        # On standard error it warns about the format of what newer assemblers write.
+        # On standard error it warns about the output format of newer assemblers.
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     return parse(done.stdout)
 
 
 def parse(assembly: str) -> Code:
-    """From the output of `nvdisasm -c -hex --no-dataflow` for one kernel."""
+    """Parses the output of `nvdisasm -c -hex --no-dataflow` for one kernel."""
     labels, instructions, branches = {}, [], []
     lines = assembly.splitlines()
     for line, following in itertools.pairwise(lines):
@@ -89,7 +89,7 @@ def parse(assembly: str) -> Code:
     loops = [
         Loop(labels[label], at + 1)
         for at, label in branches
-        # A branch to itself fills what is left of the last line of the code.
+        # Branches to themselves pad the last line of the code.
         if labels[label] < at and instructions[at].name == "BRA"
     ]
     loops.sort(key=lambda loop: (loop.begin, -loop.end))

@@ -1,10 +1,10 @@
 """Steps the warps of a multiprocessor through machine code, instruction by instruction.
 
-A scheduler issues one instruction in a cycle, that of the warp that has been ready longest. A warp
-waits for the cycles and scoreboards in the instruction's control fields, for barriers, and for a
-turn on the unit that the instruction occupies. Products of warp groups and asynchronous copies go
-on beside the warp until it waits for them. Values are not computed: a warp goes through the
-instructions it is given, whatever their predicates, but for those that never run.
+A scheduler issues one instruction per cycle, from the warp that has been ready longest. A warp
+waits for the cycles and scoreboards in the instruction's control fields, for barriers, and for the
+unit that the instruction occupies. Warp-group products and asynchronous copies run concurrently
+until the warp waits for them. Values are not computed: a warp executes all instructions regardless
+of their predicates, except those that never run.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from .sass import NO_SCOREBOARD, Instruction
 
 BARRIER_CYCLES = 20  # from the arrival of the last warp to the release of all
 READ_CYCLES = 12  # until an instruction has read its operands
-# Blocks that share a multiprocessor do not start in the same cycle. Any number serves.
+# The cycles between the starts of blocks that share a multiprocessor, an arbitrary number.
 STAGGER = 137
-# Passes through a loop after which it is steady, and those over which cycles are averaged.
+# Iterations until a loop is in a steady state, and those over which cycles are averaged.
 WARM_UP, MEASURED = 3, 6
 
 
@@ -41,7 +41,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """An instruction, prepared."""
+    """An instruction with the units that it uses."""
 
     stall: int
     sets: int
@@ -49,7 +49,7 @@ class Step:
     waits: tuple[int, ...]
     uses: tuple[Use, ...]
     kind: Kind
-    allowed: int  # how many groups may go on after a wait
+    allowed: int  # the number of groups that may be pending after a wait
 
 
 @dataclass(slots=True)
@@ -96,13 +96,13 @@ def _kind(one: Instruction) -> Kind:
 
 
 def cycles_of_a_pass(steps: Sequence[Step], warps: int, blocks: int) -> float:
-    """Cycles in which each of the blocks goes once through a loop of these steps."""
+    """Cycles per iteration of a loop of these steps, in which every block completes one."""
     few, many = (simulate(steps * n, warps, blocks) for n in (WARM_UP, WARM_UP + MEASURED))
     return (many - few) / MEASURED
 
 
 def simulate(steps: Sequence[Step], warps: int, blocks: int = 1) -> float:
-    """Cycles until all blocks, of as many warps each, have gone through the steps."""
+    """Cycles until all blocks, of `warps` warps each, have executed the steps."""
     return _Multiprocessor(steps, warps, blocks).run()
 
 
@@ -110,7 +110,7 @@ class _Multiprocessor:
     def __init__(self, steps: Sequence[Step], warps: int, blocks: int):
         self.steps = steps
         self.next_issue = [0.0] * PARTITIONS
-        # When units have their next turn: those of each partition, and those that all share.
+        # The cycle in which each unit is free: units of a partition, and shared ones.
         self.units: list[dict[str, float]] = [{} for _ in range(PARTITIONS)]
         self.of_all: dict[str, float] = {}
         self.end = 0.0
@@ -136,7 +136,7 @@ class _Multiprocessor:
         heapq.heappush(self.ready, (time, self.pushed, warp))
 
     def _possible(self, warp: Warp, time: float) -> float:
-        """When the warp can issue its next instruction at the earliest, as things are."""
+        """The earliest cycle in which the warp can issue its next instruction."""
         step = self.steps[warp.at]
         time = max(time, self.next_issue[warp.partition])
         for scoreboard in step.waits:
@@ -147,7 +147,7 @@ class _Multiprocessor:
             if len(groups) > step.allowed:
                 time = max(time, groups[-1 - step.allowed])
         elif kind is not Kind.PRODUCT and kind is not Kind.END_OF_PRODUCTS:
-            # What units of all partitions are asked for is queued, and the warp goes on.
+            # Requests to shared units are queued, and the warp continues.
             units = self.units[warp.partition]
             for use in step.uses:
                 if use.pipe not in OF_ALL:
@@ -162,7 +162,7 @@ class _Multiprocessor:
         for scoreboard, free in ((step.sets, end), (step.sets_read, read)):
             if scoreboard != NO_SCOREBOARD:
                 warp.scoreboards[scoreboard] = max(warp.scoreboards[scoreboard], free)
-        self._go_on_beside(warp, step.kind, end)
+        self._run_concurrently(warp, step.kind, end)
         self.end = max(self.end, time)
         warp.at += 1
         if step.kind is Kind.BARRIER:
@@ -171,7 +171,7 @@ class _Multiprocessor:
             self._push(time + max(1, step.stall), warp)
 
     def _use(self, step: Step, warp: Warp, time: float) -> float:
-        """Takes a turn on each unit; when the last result is there."""
+        """Occupies each unit in turn and returns the cycle of the last result."""
         end = time
         for use in step.uses:
             units = self.of_all if use.pipe in OF_ALL else self.units[warp.partition]
@@ -180,7 +180,7 @@ class _Multiprocessor:
             end = max(end, turn + use.cycles + use.latency)
         return end
 
-    def _go_on_beside(self, warp: Warp, kind: Kind, end: float) -> None:
+    def _run_concurrently(self, warp: Warp, kind: Kind, end: float) -> None:
         if kind is Kind.PRODUCT or kind is Kind.END_OF_PRODUCTS:
             warp.product_end = max(warp.product_end, end)
         if kind is Kind.END_OF_PRODUCTS:

@@ -1,9 +1,9 @@
-"""How often each loop of a kernel runs: the tiles that a block of queries or of keys goes through.
+"""The number of iterations of each loop of a kernel: the tiles of a block of queries or of keys.
 
-The kernels treat tiles in parts, each with a loop of its own, in a fixed order (tile_ranges.py of
-the kernels): masked tiles, factored ones, whose bias is part of a matrix product, and others. These
-are the same parts for problems without windows, plans and packed sequences, with as many keys as
-queries, computed for all blocks on the host.
+The kernels process tiles in parts, with a separate loop for each and in a fixed order
+(tile_ranges.py of the kernels): masked tiles, factored ones, whose bias is part of a matrix
+product, and others. This module computes the same parts on the host, for all blocks of problems
+without windows, plans and packed sequences, and with equal numbers of queries and keys.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 FORWARD, DQ, DKV = "attn_fwd_kernel", "attn_bwd_dq_kernel", "attn_bwd_dkv_kernel"
 DELTA, TABLE = "attn_bwd_delta_kernel", "attn_bwd_table_kernel"
 FACTORED = ("linear", "distance", "cumulative", "cumulative-gain")
-# From where on a table is assumed to be near its polynomials; for T5's buckets, it is constant.
+# The distance from which polynomials are assumed to fit a table; T5's buckets are constant there.
 FAR = 128
 
 
@@ -21,8 +21,8 @@ FAR = 128
 class Tiling:
     """A problem of n queries and n keys, and the blocks of a kernel.
 
-    factored: whether the bias of far tiles is part of a matrix product. far: the distance from
-    which on it is, for tables; None for other forms.
+    factored: whether the bias of distant tiles is part of a matrix product. far: for tables, the
+    smallest such distance; None for other forms.
     """
 
     n: int
@@ -39,7 +39,7 @@ def tiling(form: str, causal: bool, n: int, block_m: int, block_n: int) -> Tilin
 
 
 def passes(kernel: str, tiles: Tiling) -> list[list[int]]:
-    """Of each block, in the order in which blocks start, the passes through each loop."""
+    """The iterations of each loop for each block, in the order in which blocks start."""
     if kernel == DELTA:
         return [[]] * _ceil(tiles.n, tiles.block_m)
     if kernel == TABLE:
@@ -59,19 +59,19 @@ def passes(kernel: str, tiles: Tiling) -> list[list[int]]:
 
 
 def _key_tiles(tiles: Tiling, first: int) -> list[tuple[int, int, bool]]:
-    """Begin and end of each part of the keys of queries first, first + 1, ..., and whether it is
-    factored."""
-    size, behind = tiles.block_n, tiles.far or 0
+    """The parts of the keys for the block of queries from `first`: begin, end, and whether the part
+    is factored."""
+    size, distance = tiles.block_n, tiles.far or 0
     end, whole_end = tiles.n, tiles.n // size * size
     if tiles.causal:
         end = min(first + tiles.block_m, tiles.n)
         whole_end = min(whole_end, (first + 1) // size * size)
     if not tiles.factored:
         return [(0, whole_end, False), (whole_end, end, False)]
-    past = min(whole_end, max(first - behind + 1, 0) // size * size)
+    past = min(whole_end, max(first - distance + 1, 0) // size * size)
     future = whole_end
     if not tiles.causal:
-        future = min(whole_end, _ceil(first + tiles.block_m + behind, size) * size)
+        future = min(whole_end, _ceil(first + tiles.block_m + distance, size) * size)
     future = max(future, past)
     parts = [(0, past, True)]
     if tiles.far is not None or not tiles.causal:
@@ -82,8 +82,8 @@ def _key_tiles(tiles: Tiling, first: int) -> list[tuple[int, int, bool]]:
 
 
 def _query_tiles(tiles: Tiling, first: int) -> list[tuple[int, int, bool]]:
-    """Begin and end of each part of the queries of keys first, first + 1, ...; see _key_tiles."""
-    size, behind = tiles.block_m, tiles.far or 0
+    """The parts of the queries for the block of keys from `first`; see _key_tiles."""
+    size, distance = tiles.block_m, tiles.far or 0
     last = min(first + tiles.block_n, tiles.n) - 1
     whole_end = tiles.n // size * size if first + tiles.block_n <= tiles.n else 0
     begin, near = (first // size * size, _ceil(last, size) * size) if tiles.causal else (0, 0)
@@ -92,10 +92,10 @@ def _query_tiles(tiles: Tiling, first: int) -> list[tuple[int, int, bool]]:
         past = max(whole_end, near)
         masked = [(begin, near, False)] if tiles.causal else []
         return [*masked, (near, past, False), (past, tiles.n, False)]
-    past = _ceil(last + behind, size) * size
+    past = _ceil(last + distance, size) * size
     before = begin
     if not tiles.causal:
-        before = min(whole_end, max(first - behind, 0) // size * size)
+        before = min(whole_end, max(first - distance, 0) // size * size)
     if tiles.far is None:
         near = past
     near = max(min(near, tiles.n), before)

@@ -1,4 +1,4 @@
-"""The time of a kernel: cycles of its loops, dealt to multiprocessors block by block."""
+"""The time of a kernel, from the cycles of its loops and the assignment of blocks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .pipes import PIPES, WARPS_OF_A_GROUP, multiply_adds, pipe_cycles
 from .sass import Instruction
 from .simulate import cycles_of_a_pass, prepare, simulate
 
-FLOPS = 4  # for a pair of query and key and a channel, forward
-# Matrix products of a kernel, each of as many multiply-adds for a pair as a head is wide.
+FLOPS = 4  # of a forward pass, per pair of query and key and per channel
+# The matrix products of each kernel, which take head_dim multiply-adds per pair.
 PRODUCTS = {tiles.FORWARD: 2, tiles.DQ: 3, tiles.DKV: 4, tiles.TABLE: 2}
 BACKWARD = 2.5  # flops of the backward pass for each of the forward pass, by convention
 
@@ -30,18 +30,18 @@ class Problem:
 
     @property
     def flops(self) -> float:
-        """Of the forward pass; half of all pairs count where attention is causal."""
+        """The FLOPs of the forward pass, with half of all pairs if attention is causal."""
         pairs = self.n**2 / (2 if self.causal else 1)
         return FLOPS * self.batch * self.heads * pairs * self.head_dim
 
 
 @dataclass(frozen=True)
 class Cycles:
-    """Of one multiprocessor on which as many blocks run as `blocks` says."""
+    """The cycles of one multiprocessor that runs `blocks` blocks at once."""
 
     blocks: int
-    of_passes: tuple[float, ...]  # in which each block goes once through each loop
-    around: float  # for what comes before, between and after the loops
+    of_passes: tuple[float, ...]  # per iteration of each loop, for all blocks
+    around: float  # before, between and after the loops
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def cycles(kernel: Kernel, gpu: Gpu, blocks: int) -> Cycles:
 
 
 def estimate(kernel: Kernel, gpu: Gpu, problem: Problem, longest_first: bool = True) -> Estimate:
-    """longest_first: whether blocks with most tiles start first, as ours do."""
+    """The time of a kernel. longest_first: whether blocks with most tiles start first, as ours."""
     passes = tiles.passes(kernel.name, _tiling(kernel, problem.n))
     groups = problem.batch * problem.heads
     at_once = kernel.blocks_at_once(gpu)
@@ -83,8 +83,8 @@ def estimate(kernel: Kernel, gpu: Gpu, problem: Problem, longest_first: bool = T
 
 
 def whole_tiles(kernel: Kernel, gpu: Gpu) -> tuple[float, Counter[str]]:
-    """Cycles of a multiprocessor for a pass of all its blocks through the loop over whole tiles,
-    and those of each of its units."""
+    """The cycles of a multiprocessor and of each of its units, for one iteration of the loop over
+    whole tiles in all of its blocks."""
     body, blocks = whole_loop(kernel), kernel.blocks_at_once(gpu)
     steps = [prepare(one, gpu, kernel.conflicts) for one in body]
     simulated = cycles_of_a_pass(steps, kernel.warps, blocks)
@@ -92,8 +92,8 @@ def whole_tiles(kernel: Kernel, gpu: Gpu) -> tuple[float, Counter[str]]:
 
 
 def whole_loop(kernel: Kernel) -> tuple[Instruction, ...]:
-    """The loop over tiles without a mask: of those with exponentials, of which each pair has one,
-    that with the fewest instructions for each."""
+    """The loop over unmasked tiles, which has the fewest instructions per exponential; each pair of
+    query and key takes one exponential."""
     exponentials = {
         loop: sum(one.opcode.startswith("MUFU.EX2") for one in kernel.code.body(loop))
         for loop in kernel.code.loops
@@ -103,8 +103,8 @@ def whole_loop(kernel: Kernel) -> tuple[Instruction, ...]:
 
 
 def repeated_products(kernel: Kernel) -> float:
-    """The multiply-adds of a pass over those that its tile of the formula takes. More than one
-    where a bias takes part in products, or a tile has too few rows for all warps to share."""
+    """The multiply-adds of an iteration relative to those of the formula, above 1 if the
+    products include a bias, or if a tile has too few rows for all warps."""
     found = sum(
         multiply_adds(one) * kernel.warps / (WARPS_OF_A_GROUP if one.name == "HGMMA" else 1)
         for one in whole_loop(kernel)
@@ -122,7 +122,7 @@ def _tiling(kernel: Kernel, n: int) -> tiles.Tiling:
 
 
 def _last_end(of_blocks: list[float], groups: int, places: int) -> float:
-    """When the last block ends, if each place takes the next one as soon as it is free."""
+    """The end of the last block, if each place starts the next block as soon as it is free."""
     free = [0.0] * places
     for block in of_blocks:
         for _ in range(groups):
@@ -131,6 +131,6 @@ def _last_end(of_blocks: list[float], groups: int, places: int) -> float:
 
 
 def _bytes(kernel: str, problem: Problem) -> float:
-    """Of the tensors (batch, heads, n, head_dim) that a kernel reads and writes, once each."""
+    """The bytes of all (batch, heads, n, head_dim) tensors that a kernel reads and writes."""
     tensors = {tiles.FORWARD: 4, tiles.DQ: 5, tiles.DKV: 6, tiles.DELTA: 2, tiles.TABLE: 4}
     return 2 * tensors[kernel] * problem.batch * problem.heads * problem.n * problem.head_dim

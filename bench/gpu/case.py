@@ -69,7 +69,7 @@ class Measurement:
             self.device.release()  # other processes prepare at the same time
 
     def attempt(self, comparison: Comparison, what: Callable):
-        """what(comparison), or None if it fails, with a record of the reason."""
+        """Returns what(comparison), or None if it fails, and records the reason."""
         if comparison in self.failures:
             return None
         try:

@@ -38,7 +38,7 @@ DECODING = "decoding"  # with and without a bias, in decoding.py
 
 @dataclass(frozen=True)
 class Case:
-    """A bias, NONE, SKIPPING or DECODING, at one size. All causal and in bfloat16."""
+    """A bias, NONE, SKIPPING or DECODING, at one size. All cases are causal and in bfloat16."""
 
     bias: str
     head_dim: int
@@ -73,7 +73,7 @@ class Comparison:
     def work(self, case: Case) -> str:
         bias = self.bias or "no bias"
         if self.tolerance is None:
-            bias += ", keys left out,"
+            bias += ", keys skipped,"
         return f"D = {case.head_dim}, N = {case.length}, {self.mode}: {bias} against {self.other}"
 
 
@@ -118,7 +118,7 @@ def without_bias(case: Case, compiled: Callable) -> list[Comparison]:
 
 
 def with_keys_left_out(compiled: Callable) -> list[Comparison]:
-    bias, aim = "alibi, fixed", Aim(f"keys left out, {BOTH}", ">=", 6)
+    bias, aim = "alibi, fixed", Aim(f"keys skipped, {BOTH}", ">=", 6)
     everything = partial(ours, bias=bias, backend="triton", tolerance=0.0)
     sides = [
         ("itself at tolerance 0", everything),

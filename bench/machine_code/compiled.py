@@ -1,11 +1,11 @@
-"""Compiles the Triton kernels as they are launched, for processors that need not be here.
+"""Compiles the Triton kernels as they are launched, for GPUs that need not be present.
 
     python -m bench.machine_code.compiled 90 64 128
 
-prints one JSON object a line for every kernel of `tasks` as it ships for the processor, for heads
-of these widths or of all: its registers, bytes of stack, shared memory, and the instructions of its
-loops. With "-" in place of widths, the tasks are read from standard input, each a JSON list on a
-line of its own. Nothing is run.
+prints one JSON object per line for every kernel of `tasks`, with the configuration that ships for
+the GPU: registers, bytes of stack, shared memory, and instructions of loops. The arguments after
+the architecture are values of head_dim, by default all of them. With "-" instead, tasks are read
+from standard input, one JSON list per line. Nothing is run.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ FORMS = (
     "log1p_square-gain",
     "dense",
 )
-# Those with blocks of their own where plans or ranges of rows take registers.
+# Forms with separate block sizes where plans or ranges of rows take registers.
 BIASES = ("linear", "distance", "cumulative-gain")
-# What else makes other kernels. Strided: rows of v and grad_o are twice as far
-# apart as those of q and k. Far: rows of a head reach 2^31 elements.
+# Problems that compile to other kernels, and their forms. Strided: rows of v and grad_o have twice
+# the stride of those of q and k. Far: rows of a head span 2^31 elements.
 VARIANTS = {
     "noncausal": FORMS,
     "window": FORMS,
@@ -58,7 +58,7 @@ VARIANTS = {
     "strided": BIASES,
     "far": ("none", "cumulative", *BIASES),
 }
-SUMS = ("linear", "cumulative")  # whose kernels are others in float16 than in bfloat16
+SUMS = ("linear", "cumulative")  # forms whose kernels differ between float16 and bfloat16
 
 WIDTHS = (64, 128, 256)
 BACKWARD = ("attn_bwd_dq_kernel", "attn_bwd_dkv_kernel")
@@ -66,8 +66,10 @@ TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
 class Task(NamedTuple):
-    """A kernel of a problem. The form may name a variant, and bias_gradient says whether the
-    gradient of the bias is computed."""
+    """A kernel of a problem.
+
+    form: a form, possibly with a variant. bias_gradient: whether the bias is trained.
+    """
 
     form: str
     dtype: str
@@ -78,7 +80,7 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the compiler made of a kernel."""
+    """The properties of a compiled kernel."""
 
     kernel: str
     form: str
@@ -88,15 +90,15 @@ class Compiled:
     registers: int
     stack: int
     shared: int
-    instructions: float  # for a pair of query and key, in the loop that has fewest
+    instructions: float  # per pair of query and key, in the loop with the fewest
     spills: int  # instructions of all loops that move registers to memory or back
-    matrix: int  # instructions of matrix units in all loops
-    warpgroup: int  # of them, those of Hopper's warp groups
-    blocks: list[tuple[int, int]]  # rows and columns of what Blackwell's matrix units add up
+    matrix: int  # matrix instructions in all loops
+    warpgroup: int  # those of Hopper's warp groups among them
+    blocks: list[tuple[int, int]]  # rows and columns of the accumulators of Blackwell
 
 
 class Processor:
-    """Stands in for a GPU: it has a name, and only that."""
+    """A driver for an absent GPU, which provides its architecture only."""
 
     def __init__(self, arch: int):
         self.arch = arch
@@ -105,7 +107,7 @@ class Processor:
         return GPUTarget("cuda", self.arch, 32)
 
     def get_current_device(self) -> int:
-        # Triton keeps what it has compiled by device, whatever the target.
+        # Triton caches compiled kernels by device and ignores the target.
         return self.arch
 
     def get_current_stream(self, device: int = 0) -> int:
@@ -119,7 +121,7 @@ def compiled(
     bias_gradient: bool = True,
     kernels: Collection[str] | None = None,
 ) -> Iterator[Compiled]:
-    """The kernels of both directions of a causal problem, or those of them that are named."""
+    """The compiled forward and backward kernels of a causal problem, optionally only `kernels`."""
     name = str(dtype).removeprefix("torch.")
     for kernel, binary in binaries(form, dtype, head_dim, bias_gradient, kernels):
         yield Compiled(kernel, form, name, head_dim, bias_gradient, **facts(binary))
@@ -132,7 +134,7 @@ def binaries(
     bias_gradient: bool = True,
     kernels: Collection[str] | None = None,
 ) -> list[tuple[str, CompiledKernel]]:
-    """Names of kernels, and what Triton made of them."""
+    """The names of the kernels of a problem, and the results of their compilation."""
     made, started = [], set()
 
     def compile_only(kernel, *args, warmup, **kwargs):
@@ -147,26 +149,26 @@ def binaries(
     finally:
         JITFunction.run = run
     if started != set(launched(form, dtype, head_dim, bias_gradient)):
-        raise RuntimeError(f"`launched` is wrong of {form}, which launches {sorted(started)}")
+        raise RuntimeError(f"`launched` is wrong for {form}, which launches {sorted(started)}")
     return made
 
 
 def attend(form: str, dtype: torch.dtype, head_dim: int, bias_gradient: bool) -> None:
-    """Both directions of a causal problem of a form, or of a variant of it."""
+    """Launches the forward and backward kernels of a causal problem of a form or variant."""
     form, *words = form.split("-")
     batch, heads, n = 1, 16, 4096
     longest = n // 2 if "packed" in words else n
     causal, window = "noncausal" not in words, 1000 if "window" in words else None
 
-    def rows(apart: int) -> torch.Tensor:
-        strides = n * apart, head_dim, apart, 1
+    def rows(row_stride: int) -> torch.Tensor:
+        strides = n * row_stride, head_dim, row_stride, 1
         return torch.empty_strided((batch, heads, n, head_dim), strides, dtype=dtype)
 
-    # Memory that is far apart is not there until it is written, and nothing is.
-    apart = 2**31 // n if "far" in words else heads * head_dim
-    q, k, v, grad_o = (rows(apart) for _ in range(4))
+    # Memory is allocated when it is written, and nothing is written.
+    row_stride = 2**31 // n if "far" in words else heads * head_dim
+    q, k, v, grad_o = (rows(row_stride) for _ in range(4))
     if "strided" in words:
-        v, grad_o = rows(2 * apart), rows(2 * apart)
+        v, grad_o = rows(2 * row_stride), rows(2 * row_stride)
     plan, sequences, tensors = None, None, []
     if "packed" in words:
         ranges = [[0, longest, 0, longest, 0], [longest, longest, longest, longest, 0]]
@@ -183,22 +185,22 @@ def attend(form: str, dtype: torch.dtype, head_dim: int, bias_gradient: bool) ->
     elif form != "none":
         gain = [torch.empty(batch, heads, n)] if "gain" in words else []
         tensors = [torch.empty(batch, heads, n).double(), *gain]
-    made, geometry = (
+    lowered, geometry = (
         of_tensors(form, tensors),
         Geometry(longest, longest, causal, window, sequences),
     )
-    problem = Problem(q, k, v, made, geometry, head_dim**-0.5, 0.0, "triton", plan)
+    problem = Problem(q, k, v, lowered, geometry, head_dim**-0.5, 0.0, "triton", plan)
     o, lse = launch.forward(problem)
     launch.backward(problem, o, lse, grad_o, lse, bias_gradient)
-    if made.may_skip and sequences is None:
+    if lowered.may_skip and sequences is None:
         everything = torch.empty(2, batch, heads, n // PLAN_QUERIES, dtype=torch.int32)
         launch.trim(replace(problem, plan=everything), lse, 1e-6, NEAR_KEYS, False)
     if words in ([], ["gain"]):
-        decode(q[:, :, :1], made)
+        decode(q[:, :, :1], lowered)
 
 
 def decode(q: torch.Tensor, form: Form) -> None:
-    """One query against keys in 64 pages of 64, with a fourth as many heads."""
+    """Launches a decoding step: one query, 64 pages of 64 keys, and a quarter as many key heads."""
     heads, pages = q.shape[1], 64
     k, v = (q.new_empty(pages, heads // 4, 64, q.shape[3]) for _ in range(2))
     if form.per_token or form.of_pairs:
@@ -216,7 +218,7 @@ def decode(q: torch.Tensor, form: Form) -> None:
 
 @functools.cache
 def facts(binary) -> dict:
-    """Forms share kernels, and what they share comes as one object."""
+    """The fields of `Compiled` for a binary; forms that share a kernel share the object."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary.asm["cubin"])
         file.flush()
@@ -246,7 +248,7 @@ def tool(name: str, *arguments: str) -> str:
 
 
 def loops_of(assembly: str) -> list[list[str]]:
-    """The instructions from a label to a branch back to it."""
+    """The instructions of each loop, from a label to a branch back to it."""
     labels, instructions, loops = {}, [], []
     for line in assembly.splitlines():
         if label := re.match(r"(\.L_x_\d+):", line):
@@ -264,10 +266,8 @@ def count(instructions: list[str], name: str) -> int:
 
 
 def problems() -> Iterator[tuple]:
-    """What `compiled` takes beside a width: every form, and variants that differ in one way.
-
-    Not among them are variants of variants but for packed plans, and those of float32.
-    """
+    """The arguments of `compiled` without head_dim: every form, and variants that differ in one
+    way. Variants are not combined, except for packed plans, and have no float32."""
     for name in (*FORMS, *(f"{form}-{x}" for x, forms in VARIANTS.items() for form in forms)):
         yield name, torch.bfloat16, True, None
         yield name, torch.bfloat16, False, BACKWARD

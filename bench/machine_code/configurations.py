@@ -2,10 +2,10 @@
 
     python -m bench.machine_code.configurations 90 [64 128 256]
 
-Takes the problems that share a configuration now, for each width of a head and kernel, and prints
-the best one with which none of them spills registers. They are compiled, not run: what is compared
-is the estimate of cycles that a pair of query and key takes on a multiprocessor in the loop over
-whole tiles (bench/estimates). How far to trust it is in bench/results/estimates-sm_90.md.
+For each head_dim and kernel, and for the problems that share a configuration now, it prints the
+best configuration with which none of them spills registers. Kernels are compiled, not run: the
+search compares the estimated cycles per pair of query and key on a multiprocessor, in the loop over
+whole tiles (bench/estimates). bench/results/estimates-sm_90.md states the error of the estimates.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ KERNELS = {
 
 
 class Problem(NamedTuple):
-    """As `compiled` names it; trained: whether gradients of the bias are computed."""
+    """A problem of `compiled`. trained: whether the gradients of the bias are computed."""
 
     form: str
     dtype: torch.dtype
@@ -44,7 +44,7 @@ class Problem(NamedTuple):
 
 
 def tiles(kernel: str, width: int) -> list[tuple[int, int, int]]:
-    """Queries, keys and warps, large tiles first; fewer pairs a thread the wider a head is."""
+    """Queries, keys and warps, large tiles first, with fewer pairs per thread for wider heads."""
     sizes = (128, 64, 32, 16) if width <= 128 else (64, 32, 16)
     most = min(64, 64 * 128 // width)
     found = itertools.product(sizes, sizes, (8, 4))
@@ -54,12 +54,12 @@ def tiles(kernel: str, width: int) -> list[tuple[int, int, int]]:
 
 
 def pairs(queries: int, keys: int, warps: int) -> int:
-    """Those of a thread."""
+    """The number of pairs that each thread computes."""
     return queries * keys // (32 * warps)
 
 
 def served(kernel: str, width: int) -> dict[Config, list[Problem]]:
-    """The configurations of a kernel that ship, each with its problems."""
+    """The configurations that ship for a kernel, and the problems that use each of them."""
     found, shipped, chosen = {}, configs.choose, {}
 
     def choose(name, *rest):
@@ -80,8 +80,8 @@ def search(
 ) -> tuple[float, Config | None]:
     """The configuration whose worst problem takes the fewest cycles.
 
-    What spills in one stage spills in more. Five tiles in a row that are no better end the search,
-    as those that follow are smaller.
+    A tile that spills with one stage also spills with more. The search ends after five consecutive
+    tiles without an improvement, as the following ones are smaller.
     """
     best, no_better = (math.inf, None), 0
     for tile in tiles(kernel, width):
@@ -89,7 +89,7 @@ def search(
         for stages in (1, 2, 3):
             config = Config(*tile, stages, ahead)
             found = worst(arch, kernel, width, config, problems, best[0])
-            # An estimate is not worth smaller tiles for less than a tenth.
+            # Smaller tiles must save a tenth, because the cycles are estimates.
             if found < (best[0] if best[1] is None else 0.9 * best[0]):
                 best, no_better = (found, config), 0
             if found == math.inf:
@@ -102,9 +102,9 @@ def search(
 def worst(
     arch: int, kernel: str, width: int, config: Config, problems: list[Problem], enough: float
 ) -> float:
-    """Cycles, infinite where a problem does not compile or spills; more than `enough` is any more.
+    """The cycles of the slowest problem, infinite if one does not compile or spills.
 
-    The problem that decided comes first next time.
+    It stops at the first problem above `enough`, which is then tried first in the next call.
     """
     most = 0.0
     for problem in tuple(problems):
@@ -120,7 +120,7 @@ def worst(
 
 
 def cycles(arch: int, kernel: str, width: int, config: Config, problem: Problem) -> float:
-    """For a pair, infinite where registers spill or shared memory does not suffice."""
+    """The cycles per pair, infinite if registers spill or shared memory does not suffice."""
     form, dtype, trained = problem
     choice = {"trained": trained, "dtype": dtype, "config": config}
     built = kernels.build(arch, KERNELS[kernel], form, width, **choice)

@@ -1,10 +1,10 @@
-"""The table of what a bias costs in instructions.
+"""The table of the instructions that a bias costs.
 
     python -m bench.machine_code.compiled 90 64 128 > compiled.txt
     python -m bench.machine_code.instructions < compiled.txt > table.md
 
-Instructions of a thread for a pair of query and key, in the loop over whole tiles, of tables over
-far ones, and their ratio to those without a bias. Counts, not times: nothing has run.
+It contains instructions per thread and pair of query and key in the loop over whole tiles (for
+tables, over distant ones), and their ratio to those without a bias. These are not times.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FORMS = {
     "log1p_square-gain": "with outer function",
 }
 FORWARD, DQ, DKV = "attn_fwd_kernel", "attn_bwd_dq_kernel", "attn_bwd_dkv_kernel"
-# Their kernels, and whether the bias is trained.
+# The kernels of each row, and whether the bias is trained.
 ROWS = {
     "forward": ([FORWARD], False),
     "dQ": ([DQ], False),
@@ -32,11 +32,11 @@ ROWS = {
 
 
 def instructions(kernels: list[dict]) -> dict[tuple[str, int], dict[str, float]]:
-    """For a pair, of each row's name and each width of a head, and of each form."""
+    """The instructions per pair, by row and head_dim, then by form."""
     a_pair = {}
     for one in kernels:
         if one["dtype"] == "bfloat16":
-            # What is computed forward does not depend on what is trained.
+            # The forward pass does not depend on whether the bias is trained.
             trained = one["bias_gradient"] and one["kernel"] != FORWARD
             key = one["kernel"], one["head_dim"], trained, one["form"]
             a_pair[key] = one["instructions"]
@@ -51,7 +51,7 @@ def instructions(kernels: list[dict]) -> dict[tuple[str, int], dict[str, float]]
 
 
 def cells(kernels: list[dict]) -> dict[tuple[str, int], dict[str, str]]:
-    """As `instructions`, by the titles of columns, with the ratio to those without a bias."""
+    """The cells of the table by row and head_dim, then by column title."""
     return {
         key: {FORMS[form]: f"{n:.1f} ({n / counts['none']:.2f})" for form, n in counts.items()}
         for key, counts in instructions(kernels).items()
@@ -59,7 +59,7 @@ def cells(kernels: list[dict]) -> dict[tuple[str, int], dict[str, str]]:
 
 
 def read(table: str) -> dict[tuple[str, int], dict[str, str]]:
-    """The cells of a document."""
+    """The cells of an existing document, as returned by `cells`."""
     lines = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")]
     (_, _, *titles), *rows = lines
     return {(name, int(width)): dict(zip(titles, row, strict=True)) for name, width, *row in rows}

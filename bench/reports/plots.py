@@ -2,7 +2,7 @@
 
     python -m bench.reports.plots    writes docs/plots/*.svg
 
-Every point is a measurement. What follows from one instead is drawn dashed and labelled.
+Every point is a measurement. Values extrapolated from measurements are dashed and labelled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bench.reports.results import Row, rows_of, three_digits
 FOLDER = ROOT / "docs" / "plots"
 MACHINE = "amd-epyc-2-cores"
 SETTING = "forward and backward, 8 heads of 64 channels, causal, 2 cores of an AMD EPYC"
-# Text stays text, and the same numbers give the same file.
+# Keeps text as text, and makes the files reproducible.
 STYLE = {"svg.fonttype": "none", "svg.hashsalt": "biased_flash_attn", "font.size": 10}
 OURS, SKIPPED, SDPA, DENSE, PLAIN = "#2f5fb3", "#1b9e77", "#8a8a8a", "#d98c1f", "#b3432f"
 BIASES = {

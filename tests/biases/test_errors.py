@@ -61,7 +61,7 @@ def test_context_biases_check_their_sizes(make):
         (
             lambda: biases.T5(2, max_distance=16),
             ValueError,
-            "max_distance must be over 16, not 16",
+            "max_distance must exceed 16, not 16",
         ),
         (
             lambda: biases.ClippedTable(2, -1),
@@ -91,7 +91,7 @@ def test_context_biases_check_their_sizes(make):
         (
             lambda: biases.KerpleLog(2).dense(-1, 3),
             ValueError,
-            "n_query is -1; it must be an int from 0 on",
+            "n_query is -1; it must be a nonnegative int",
         ),
         (
             lambda: biases.DistanceBias.from_function(3, 2),
@@ -108,11 +108,11 @@ def test_settings_are_checked_when_made(make, error, message):
 @pytest.mark.parametrize(
     ("function", "got"),
     [
-        (lambda d: d[:-1], r"gave \(3,\)"),
-        (lambda d: d.expand(3, -1), r"gave \(3, 4\)"),
-        (lambda d: d.sum(), r"gave \(\)"),
-        (lambda d: -0.5, "gave float"),
-        (lambda d: 1j * d, r"gave \(4,\) torch.complex128"),
+        (lambda d: d[:-1], r"returned \(3,\)"),
+        (lambda d: d.expand(3, -1), r"returned \(3, 4\)"),
+        (lambda d: d.sum(), r"returned \(\)"),
+        (lambda d: -0.5, "returned float"),
+        (lambda d: 1j * d, r"returned \(4,\) torch.complex128"),
     ],
 )
 def test_a_formula_returns_one_logit_per_distance(function, got):
@@ -130,7 +130,7 @@ def test_a_distance_bias_needs_a_formula():
     ("arguments", "error", "message"),
     [
         ({"steps": [1.0]}, TypeError, "steps must be a floating point tensor, not list"),
-        ({"steps": ONES.int()}, TypeError, "steps must be a floating .*, not torch.int32 one"),
+        ({"steps": ONES.int()}, TypeError, "steps must be a floating .*, not a torch.int32 tensor"),
         ({"steps": ONES[0]}, ValueError, r"steps has shape \(3, 4\); it must be \(B or 1, H, N\)"),
         ({"steps": ONES, "gain": 2.0}, TypeError, "gain must be a floating .*, not float"),
         ({"steps": ONES, "gain": ONES[0]}, ValueError, r"gain has shape \(3, 4\)"),
@@ -164,5 +164,5 @@ def test_hidden_states_have_three_dimensions_and_the_right_width(make):
         bias(torch.ones(5, 8))
     with pytest.raises(ValueError, match=r"x has shape \(1, 5, 7\); it must be \(B, N, 8\)"):
         bias(torch.ones(1, 5, 7))
-    with pytest.raises(TypeError, match=r"x must be a floating .*, not torch\.int64 one"):
+    with pytest.raises(TypeError, match=r"x must be a floating .*, not a torch\.int64 tensor"):
         bias(torch.ones(1, 5, 8, dtype=torch.int64))

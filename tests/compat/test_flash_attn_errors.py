@@ -104,7 +104,7 @@ OF_PACKED = {
     ),
     "the longest is negative": (
         ValueError,
-        "max_seqlen_q is -1; it must be an int from 0 on",
+        "max_seqlen_q is -1; it must be a nonnegative int",
         {"max_seqlen_q": -1},
     ),
 }
@@ -145,12 +145,12 @@ OF_CACHE = {
     "lengths are negative": (ValueError, "cache_seqlens has -3", {"cache_seqlens": -INTS + 2}),
     "cache is full": (
         ValueError,
-        "cache_seqlens with the new tokens comes to 10; a sequence has room for 9",
+        "cache_seqlens with the new tokens is 10; it may be at most the capacity of a sequence, 9",
         {"cache_seqlens": 6},
     ),
     "no such entry": (
         ValueError,
-        "cache_batch_idx has 3 where keys are; it may be 0 to 1",
+        "cache_batch_idx has the entry 3; it may be 0 to 1",
         {"cache_batch_idx": INTS},
     ),
     "padding beyond keys": (
@@ -174,12 +174,12 @@ OF_CACHE = {
     ),
     "pages are full": (
         ValueError,
-        "comes to 34; a sequence has room for 32",
+        "is 34; it may be at most the capacity of a sequence, 32",
         {"block_table": TABLE, "cache_seqlens": 30, **PAGES},
     ),
     "no such page": (
         ValueError,
-        "block_table has 4 where keys are; it may be 0 to 3",
+        "block_table has the entry 4; it may be 0 to 3",
         {"block_table": TABLE + 1, "cache_seqlens": 20, **PAGES},
     ),
     "table is long": (

@@ -90,7 +90,7 @@ def test_training_mode_is_restored(model):
         ({"tokens": torch.rand(9)}, TypeError, "tokens must be a tensor of integers"),
         ({"tokens": torch.ones(1).long()}, ValueError, r"tokens has shape \(1,\); it must be"),
         ({"model": torch.sin}, TypeError, "model is a builtin.*; it must be a torch.nn.Module"),
-        ({"model": nn.Flatten(0, 1)}, ValueError, r"model gave \(5,\) for \(1, 5\); it must give"),
+        ({"model": nn.Flatten(0, 1)}, ValueError, r"model returned \(5,\) for \(1, 5\)"),
     ],
 )
 def test_refuses(change, error, message):

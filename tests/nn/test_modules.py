@@ -235,11 +235,11 @@ def test_custom_biases_are_named_by_their_path(scheme):
             "positions has a window",
         ),
         (lambda: CausalLM(9, 24, 1, 4, "learned"), ValueError, "max_length is None; learned"),
-        (lambda: CausalLM(9, 25, 1, 5, "sinusoidal"), ValueError, "dim is 25; sinusoidal"),
+        (lambda: CausalLM(9, 25, 1, 5, "sinusoidal"), ValueError, "dim is 25; it must be even"),
         (
             lambda: CausalLM(9, 24, 1, 4, "learned", max_length=5)(torch.zeros(1, 6).long()),
             ValueError,
-            "tokens has a sequence of 6; learned positions were made for 5",
+            "tokens has a sequence of 6; learned positions have at most 5",
         ),
         (lambda: with_cache_and_mask(), ValueError, "key_padding_mask is given with a cache"),
     ],

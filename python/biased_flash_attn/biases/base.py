@@ -33,11 +33,11 @@ class PositionBias(nn.Module):
     def dense(self, n_query: int, n_key: int) -> Tensor:
         """The bias of every pair, (num_heads, n_query, n_key) float64, unmasked.
 
-        Query i has position i + n_key - n_query, so keys may lie on both sides of it.
+        Query i has position i + n_key - n_query, with keys before and possibly after it.
         """
         for name, length in (("n_query", n_query), ("n_key", n_key)):
             if not isinstance(length, int) or length < 0:
-                raise ValueError(f"{name} is {length!r}; it must be an int from 0 on")
+                raise ValueError(f"{name} is {length!r}; it must be a nonnegative int")
         geometry = Geometry(n_query, n_key, causal=False)
         bias = self.lower(geometry, torch.float64, self.device).dense(geometry)
         return bias[0].expand(self.num_heads, -1, -1)
@@ -47,7 +47,7 @@ class PositionBias(nn.Module):
 
         It is the smallest number of nearest past keys that hold all but a fraction eps, in (0, 1),
         of the sum of exp(b(d)) over all d >= 0: the range of attention if all products q.k are
-        equal. It is infinite where that sum is.
+        equal. It is infinite if the sum is infinite.
         """
         with torch.no_grad():
             field = tail(self.curve, self.device).receptive_field(eps)
@@ -102,7 +102,7 @@ class DistanceBias(PositionBias):
         return FunctionBias(function, num_heads, signed)
 
     def formula(self, d: Tensor) -> Tensor:
-        """Distances (n,) in float64 to logits (num_heads, n), or (n,) if all heads share them.
+        """Maps distances (n,) in float64 to logits (num_heads, n), or (n,) if heads share them.
 
         d is negative for keys after the query, which are visible only with causal=False.
         """
@@ -129,8 +129,8 @@ class DistanceBias(PositionBias):
             if isinstance(logits, Tensor):
                 got = f"{tuple(logits.shape)} {logits.dtype}"
             raise ValueError(
-                f"the formula of {type(self).__name__} gave {got} for {d.shape[0]} distances; "
-                f"it must give a real tensor of shape {tuple(shapes[0])} or {shapes[1]}"
+                f"the formula of {type(self).__name__} returned {got} for {d.shape[0]} distances; "
+                f"it must return a real tensor of shape {tuple(shapes[0])} or {shapes[1]}"
             )
         return logits.reshape(1, -1, d.shape[0])
 

@@ -17,7 +17,7 @@ OCTAVES = (125, 250, 500, 1000)
 # If the first exponent differs from 1 by more than this, slower factors need not be fitted: between
 # the last two of these octaves a factor (ln d)^q changes the first exponent by only q / 500.
 CLEAR = 0.05
-# Exponents of such a function are accurate to 1e-9.
+# Exponents fitted to a function of this form are accurate to 1e-9.
 ROUNDING = 1e-6
 
 

@@ -20,9 +20,9 @@ class CumulativeBias:
 
     Args:
         steps: (B or 1, H, n_key), floating point; the sums are computed in float64. For packed
-            sequences (1, H, total): sums begin anew with each of them.
-        gain: g, (B or 1, H, n_query), or (B or 1, H, n_key) of which the last n_query are used;
-            None for ones.
+            sequences it is (1, H, total), and the sums restart from zero in each sequence.
+        gain: g, (B or 1, H, n_query), or (B or 1, H, n_key) of which the last n_query are used.
+            None means 1.
         kernel: None for b = beta, "log1p_square" for b = -log(1 + beta^2).
 
     Raises TypeError or ValueError for invalid arguments.
@@ -52,7 +52,7 @@ class CumulativeBias:
     def lower(
         self, geometry: Geometry, dtype: torch.dtype, device: torch.device | str | None
     ) -> Cumulative:
-        """The cumulative sums in float64 and the gain in dtype, on their present device.
+        """The cumulative sums in float64 and the gain in dtype, on their current device.
 
         Raises ValueError if steps or gain do not fit the geometry.
         """
@@ -111,4 +111,4 @@ def check_per_head(name: str, value: Tensor) -> None:
 
 
 def described(value: object) -> str:
-    return f"{value.dtype} one" if isinstance(value, Tensor) else type(value).__name__
+    return f"a {value.dtype} tensor" if isinstance(value, Tensor) else type(value).__name__

@@ -14,15 +14,15 @@ from ..forms import Dense, Geometry
 class DenseBias:
     """b_ij = tensor[i, j].
 
-    It is read where it lies, in its own dtype, and gradients have its shape and are computed only
-    where it requires them. -inf hides a pair.
+    The tensor is read in place, in its own dtype. Its gradient has the same shape and is computed
+    only if the tensor requires one. -inf masks a pair.
 
     Args:
-        tensor: floating point, broadcastable to (B, H, Nq, Nk), of q's heads and rows of q and k;
-            leading dimensions may be missing. For packed sequences (1 or H, total queries, total
-            keys), of which only the pairs of each sequence are read. In decoding (B or 1, H or 1,
-            queries, keys so far). For `context_parallel_attention` the rows of this rank's queries,
-            and all keys of the sequence.
+        tensor: floating point, broadcastable to (B, H, Nq, Nk); leading dimensions may be missing.
+            For packed sequences it is (1 or H, total queries, total keys), and only the pairs
+            within a sequence are read. In decoding it is (B or 1, H or 1, queries, keys so far).
+            For `context_parallel_attention` it has the rows of this rank's queries and all keys of
+            the sequence.
 
     Raises TypeError or ValueError for anything else.
     """
@@ -40,7 +40,7 @@ class DenseBias:
     def lower(
         self, geometry: Geometry, dtype: torch.dtype, device: torch.device | str | None
     ) -> Dense:
-        """The tensor; of other dtypes than the kernels read, a copy."""
+        """The tensor, converted if the kernels cannot read its dtype."""
         tensor = self.tensor[(None,) * (4 - self.tensor.dim())]
         if torch.float64 in (dtype, tensor.dtype):
             tensor = tensor.to(dtype)
@@ -55,4 +55,4 @@ class DenseBias:
 
 
 def described(value: object) -> str:
-    return f"a {value.dtype} one" if isinstance(value, Tensor) else type(value).__name__
+    return f"a {value.dtype} tensor" if isinstance(value, Tensor) else type(value).__name__

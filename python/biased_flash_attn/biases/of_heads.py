@@ -11,13 +11,13 @@ from .cumulative import CumulativeBias
 
 
 def of_heads(bias: PositionBias | CumulativeBias, start: int, stop: int):
-    """The bias of the heads from start to before stop, as a bias of stop - start heads.
+    """The bias of the heads start, ..., stop - 1, as a bias of stop - start heads.
 
     Slopes and ratios are those that the heads have in the whole bias; a new bias of fewer heads
-    would have different ones. Parameters are those of the whole bias, with gradients from these
-    heads.
+    would have different ones. The parameters are those of the whole bias and receive gradients from
+    these heads only.
 
-    bias: a bias of positions, or a `CumulativeBias`; a module such as `Cable` is called first.
+    bias: a bias of positions, or a `CumulativeBias`. Call a module such as `Cable` first.
 
     Raises TypeError for other arguments, and ValueError for an invalid range of heads.
     """

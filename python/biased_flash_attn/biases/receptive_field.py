@@ -42,7 +42,7 @@ class Tail:
     def receptive_field(self, eps: float) -> Tensor:
         """The smallest w such that the sum over d >= w is below eps of the whole sum, (heads,).
 
-        It is infinite where the sum is.
+        It is infinite if the sum is infinite.
         """
         check_fraction("eps", eps)
         small = self.log_tail_fractions < math.log(eps)

@@ -38,7 +38,7 @@ class T5(DistanceBias):
         self.n_past = num_buckets // 2 if bidirectional else num_buckets
         self.n_exact = self.n_past // 2
         if max_distance <= self.n_exact:
-            raise ValueError(f"max_distance must be over {self.n_exact}, not {max_distance}")
+            raise ValueError(f"max_distance must exceed {self.n_exact}, not {max_distance}")
         self.r = nn.Parameter(nn.init.xavier_uniform_(torch.empty(self.num_heads, num_buckets)))
 
     def formula(self, d: Tensor) -> Tensor:

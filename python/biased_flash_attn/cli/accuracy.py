@@ -98,7 +98,7 @@ def last_query_exactly(q: Tensor, k: Tensor, v: Tensor, bias) -> Tensor:
 
 
 def differentiated(module: nn.Module, layer: Layer) -> dict[str, Tensor]:
-    """The tensors that are differentiated, by name."""
+    """The tensors whose gradients are computed, by name."""
     return {"q": layer.q, "k": layer.k, "v": layer.v, **dict(module.named_parameters())}
 
 
@@ -115,7 +115,7 @@ def errors(found: dict[str, Tensor], exact: Exact) -> dict[str, float]:
 
 
 def tolerated(plain: dict[str, Tensor], exact: Exact, dtype: torch.dtype) -> dict[str, float]:
-    """The largest permitted errors, relative to sizes."""
+    """The largest permitted error of each tensor, relative to its size."""
     return {name: allowed(error, dtype) for name, error in errors(plain, exact).items()}
 
 

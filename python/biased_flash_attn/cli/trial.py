@@ -59,7 +59,7 @@ def trial(module: nn.Module, layer: Layer, mask: Tensor | None) -> Trial:
 def training_cost(
     attend: Callable[[], Tensor], leaves: tuple[Tensor, ...], repeats: int = 1, held: int = 0
 ) -> Cost:
-    """The cost of attending and of the gradients of leaves."""
+    """The cost of a forward pass and of the backward pass to the leaves."""
 
     def forward_and_backward():
         o = attend()

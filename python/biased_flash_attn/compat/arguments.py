@@ -15,7 +15,7 @@ class Visibility(NamedTuple):
 
     causal: bool
     window: int | None
-    shift: int  # of the positions, to the end of a window that reaches into the future
+    shift: int  # added to positions, so that a window into the future ends at the query
 
 
 def visibility(causal, window_size, n_query: int, n_key: int) -> Visibility:
@@ -25,7 +25,7 @@ def visibility(causal, window_size, n_query: int, n_key: int) -> Visibility:
     left, right = _checked_window(window_size)
     if causal:
         right = 0
-    # A side beyond which no key lies has no limit.
+    # A side that reaches beyond all keys has no limit.
     if left >= n_key - 1:
         left = -1
     if right >= n_query - 1 and not causal:
@@ -79,7 +79,7 @@ def alibi(slopes, shift: int, q: Tensor, batch: int, heads: int) -> AlibiSlopes 
             f" ({heads},) or ({batch}, {heads})"
         )
     if slopes.device != q.device:
-        raise ValueError(f"{name} is on {slopes.device} and q on {q.device}; they must share one")
+        raise ValueError(f"{name} is on {slopes.device}; it must be on the device of q, {q.device}")
     return AlibiSlopes(slopes.reshape(-1, heads), shift)
 
 

@@ -70,15 +70,15 @@ def flash_attn_func(
     q, k, v = (contiguous_rows(x) for x in under_autocast(q, k, v))
     _check_batch(q, k, v)
     (batch, n_query, heads, _), n_key = q.shape, k.shape[1]
-    seen = visibility(causal, window_size, n_query, n_key)
-    bias = alibi(alibi_slopes, seen.shift, q, batch, heads)
+    mask = visibility(causal, window_size, n_query, n_key)
+    bias = alibi(alibi_slopes, mask.shift, q, batch, heads)
     sequences = None
-    if seen.shift:
+    if mask.shift:
         sequences = Sequences.of_entries(batch, n_query, n_key, q.device)
-        sequences = sequences.shifted(seen.shift, seen.shift)
+        sequences = sequences.shifted(mask.shift, mask.shift)
     problem = prepared(
         *(x.transpose(1, 2) for x in (q, k, v)),
-        *(bias, seen.causal, seen.window, softmax_scale, None, None),
+        *(bias, mask.causal, mask.window, softmax_scale, None, None),
         sequences=sequences,
     )
     o, lse = attend(problem)
@@ -112,7 +112,7 @@ def flash_attn_varlen_func(
         q: (total_q, heads, head_dim).
         k: (total_k, kv_heads, head_dim).
         v: (total_k, kv_heads, value_dim).
-        cu_seqlens_q: (batch + 1,) int32, the offsets of the queries of each sequence, and total_q.
+        cu_seqlens_q: (batch + 1,) int32, the cumulative numbers of queries, from 0 to total_q.
         cu_seqlens_k: (batch + 1,) int32, the same for keys.
         max_seqlen_q: at least the largest number of queries of a sequence.
         max_seqlen_k: the same for keys.
@@ -136,18 +136,18 @@ def flash_attn_varlen_func(
         if isinstance(n, bool) or not isinstance(n, (int, torch.SymInt)):
             raise TypeError(f"{name} is {n!r}; it must be an int")
         if n < 0:
-            raise ValueError(f"{name} is {n}; it must be an int from 0 on")
+            raise ValueError(f"{name} is {n}; it must be a nonnegative int")
     q, k, v = contiguous_rows(q), contiguous_rows(k), contiguous_rows(v)
     check_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    seen = visibility(causal, window_size, max_seqlen_q, max_seqlen_k)
-    bias = alibi(alibi_slopes, seen.shift, q, len(cu_seqlens_q) - 1, q.shape[1])
+    mask = visibility(causal, window_size, max_seqlen_q, max_seqlen_k)
+    bias = alibi(alibi_slopes, mask.shift, q, len(cu_seqlens_q) - 1, q.shape[1])
     totals, longest = (q.shape[0], k.shape[0]), (max_seqlen_q, max_seqlen_k)
     sequences = Sequences.of_offsets(cu_seqlens_q, cu_seqlens_k, totals, longest)
-    if seen.shift:
-        sequences = sequences.shifted(seen.shift, seen.shift)
+    if mask.shift:
+        sequences = sequences.shifted(mask.shift, mask.shift)
     problem = prepared(
         *(x.transpose(0, 1)[None] for x in (q, k, v)),
-        *(bias, seen.causal, seen.window, softmax_scale, None, None),
+        *(bias, mask.causal, mask.window, softmax_scale, None, None),
         sequences=sequences,
     )
     o, lse = attend(problem)

@@ -106,8 +106,8 @@ def flash_attn_with_kvcache(
     after = before + (0 if k is None else k.shape[1])
     arguments.check_capacity(cache, after)
     batch, n_query, heads, _ = q.shape
-    seen = visibility(causal, window_size, n_query, int((after - begin).max()) if batch else 0)
-    slopes = alibi(alibi_slopes, seen.shift, q, batch, heads)
+    mask = visibility(causal, window_size, n_query, int((after - begin).max()) if batch else 0)
+    slopes = alibi(alibi_slopes, mask.shift, q, batch, heads)
     if slopes is not None and not slopes.slopes.isfinite().all():
         raise ValueError("alibi_slopes contain NaN or infinities; they must be finite")
     in_order = causal or tuple(window_size) != (-1, -1)
@@ -123,7 +123,7 @@ def flash_attn_with_kvcache(
             k = rotated(k, *tables, new, rotary_interleaved)
         if k is not None:
             cache.write(k, v, after, backend)
-        step = Step(q.transpose(1, 2), cache, begin, after, seen, slopes, softmax_scale, backend)
+        step = Step(q.transpose(1, 2), cache, begin, after, mask, slopes, softmax_scale, backend)
         o, lse = step.run()
     o = o.transpose(1, 2)
     return (o, lse) if return_softmax_lse else o
@@ -131,13 +131,13 @@ def flash_attn_with_kvcache(
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """Attention of q (B, H, n, D) to the keys from begin to before end (B,) of each sequence."""
+    """Attention of q (B, H, n, D) to the keys [begin, end) of each sequence, both (B,)."""
 
     q: Tensor
     cache: Cache
     begin: Tensor
     end: Tensor
-    seen: Visibility
+    mask: Visibility
     slopes: AlibiSlopes | None
     scale: float | None
     backend: str
@@ -145,7 +145,7 @@ class Step:
     def run(self) -> tuple[Tensor, Tensor]:
         """o (B, H, n, Dv) and lse (B, H, n)."""
         n_query = self.q.shape[2]
-        sees_no_future = self.seen.shift == 0 and (self.seen.causal or n_query == 1)
+        sees_no_future = self.mask.shift == 0 and (self.mask.causal or n_query == 1)
         begins_at_0 = not self.begin.any()
         if self.backend == "cpu" and self._has_few_queries and sees_no_future and begins_at_0:
             return self._decoded()
@@ -156,17 +156,17 @@ class Step:
         return self.q.shape[2] <= _FEW_QUERIES
 
     def _decoded(self) -> tuple[Tensor, Tensor]:
-        """By the decoding kernel, which finds the keys through the table."""
+        """o and lse from the decoding kernel, which reads the keys through the table."""
         q, table = self.q, self.cache.table
         k, v = (x.transpose(1, 2) for x in (self.cache.k, self.cache.v))
         scale = q.shape[3] ** -0.5 if self.scale is None else float(self.scale)
         form = lowered(self.slopes, q, Geometry(q.shape[2], table.shape[1] * k.shape[2]))
         # Without bounds of the keys nothing is skipped.
-        settings = form, self.seen.window, scale, 0.0, "cpu", Pages(table, self.end)
+        settings = form, self.mask.window, scale, 0.0, "cpu", Pages(table, self.end)
         return operators.decode(Problem.of_pages(q, k, v, *settings))
 
     def _packed(self) -> tuple[Tensor, Tensor]:
-        """By the ordinary kernels, with the entries of the cache as packed sequences."""
+        """o and lse from the ordinary kernels, with the cache entries as packed sequences."""
         batch, _, n_query, _ = self.q.shape
         count = self.end - self.begin
         longest = int(count.max()) if batch else 0
@@ -175,12 +175,12 @@ class Step:
         of_keys = first + self.begin, count
         rows = torch.stack([same.cumsum(0) - same, same, *of_keys, torch.zeros_like(first)], 1)
         sequences = Sequences(rows, n_query, longest, batch * n_query, len(k), is_packed=True)
-        if self.seen.shift:
-            sequences = sequences.shifted(self.seen.shift, self.seen.shift)
+        if self.mask.shift:
+            sequences = sequences.shifted(self.mask.shift, self.mask.shift)
         q = self.q.transpose(1, 2).flatten(0, 1)
         problem = prepared(
             *(x.transpose(0, 1)[None] for x in (q, k, v)),
-            *(self.slopes, self.seen.causal, self.seen.window, self.scale),
+            *(self.slopes, self.mask.causal, self.mask.window, self.scale),
             *(0.0 if self._has_few_queries else None, self.backend),
             sequences=sequences,
         )

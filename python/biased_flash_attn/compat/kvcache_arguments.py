@@ -105,8 +105,8 @@ def check_capacity(cache: Cache, lengths: Tensor) -> None:
     """Checks that the cache has room for `lengths` keys of each sequence."""
     if (lengths > cache.capacity).any():
         raise ValueError(
-            f"cache_seqlens with the new tokens comes to {int(lengths.max())}; a sequence has room"
-            f" for {cache.capacity}"
+            f"cache_seqlens with the new tokens is {int(lengths.max())}; it may be at most the"
+            f" capacity of a sequence, {cache.capacity}"
         )
     _check_entries("block_table", cache.table[cache.holds(lengths)], cache.k.shape[0])
 
@@ -134,7 +134,7 @@ def check_rotary(q, k, cos, sin, positions: Tensor, new: Tensor | None) -> None:
                 f" {tuple(cos.shape)}"
             )
         if x.device != q.device:
-            raise ValueError(f"{name} is on {x.device} and q on {q.device}; they must share one")
+            raise ValueError(f"{name} is on {x.device}; it must be on the device of q, {q.device}")
     last = max((int(x.max()) for x in (positions, new) if x.numel()), default=-1)
     if last >= len(cos):
         raise ValueError(f"rotary_cos has {len(cos)} positions; the tokens need {last + 1}")
@@ -153,12 +153,12 @@ def _check_ints(name: str, x, q: Tensor, shape: tuple[int | None, ...]) -> None:
             f"{name} has shape {tuple(x.shape)}; it must be {expected}, with batch {shape[0]}"
         )
     if x.device != q.device:
-        raise ValueError(f"{name} is on {x.device} and q on {q.device}; they must share one")
+        raise ValueError(f"{name} is on {x.device}; it must be on the device of q, {q.device}")
 
 
 def _check_entries(name: str, entries: Tensor, count: int) -> None:
     outside = (entries < 0) | (entries >= count)
     if outside.any():
         raise ValueError(
-            f"{name} has {int(entries[outside][0])} where keys are; it may be 0 to {count - 1}"
+            f"{name} has the entry {int(entries[outside][0])}; it may be 0 to {count - 1}"
         )

@@ -10,7 +10,7 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, interleaved:
     """Rotates the first 2R channels of x (B, n, heads, D) by the angles of positions (B, n).
 
     cos and sin are (positions, R). Angle r applies to channels 2r and 2r + 1 if interleaved, else
-    to r and r + R. Computed in float32 at least, and rounded to the dtype of x once.
+    to r and r + R. The result is computed in float32 or better and rounded to the dtype of x once.
     """
     r = cos.shape[1]
     real = torch.promote_types(x.dtype, torch.float32)

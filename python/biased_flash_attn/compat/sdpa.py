@@ -30,7 +30,7 @@ def scaled_dot_product_attention(
     """`biased_flash_attn` with the signature of torch.nn.functional.scaled_dot_product_attention.
 
     With is_causal, query i has position i, as in PyTorch: it sees the keys j <= i, and its distance
-    to key j is i - j, whatever the numbers of queries and keys. Without is_causal, where PyTorch
+    to key j is i - j, for any numbers of queries and keys. Without is_causal, where PyTorch
     has no positions, the last query is aligned with the last key, as in `biased_flash_attn`. Both
     are equivalent for equal numbers of queries and keys; for decoding, is_causal is False.
 
@@ -134,20 +134,20 @@ def _mask_of_keys(attn_mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
     shape = (1,) * missing + tuple(attn_mask.shape)
     if missing < 0 or any(n not in (1, m) for n, m in zip(shape, of_keys, strict=True)):
         raise ValueError(
-            f"{name} has shape {tuple(attn_mask.shape)}; it must hide keys from all queries and"
-            f" heads alike and broadcast to {of_keys}"
+            f"{name} has shape {tuple(attn_mask.shape)}; it must mask keys for all queries and"
+            f" heads and broadcast to {of_keys}"
         )
     if attn_mask.device != query.device:
         raise ValueError(
-            f"{name} is on {attn_mask.device} and query on {query.device}; they must share one"
+            f"{name} is on {attn_mask.device}; it must be on the device of query, {query.device}"
         )
     return attn_mask.expand(of_keys).flatten(0, -2)
 
 
 def _added(attn_mask: Tensor, bias, query: Tensor, key: Tensor, is_causal: bool) -> DenseBias:
-    """The bias that a mask is which is added to logits."""
+    """The bias for a floating point mask, which is added to the logits."""
     if bias is not None:
-        raise ValueError("bias is given with an attn_mask that is added to logits; add it to that")
+        raise ValueError("bias is given with an attn_mask that is added to logits; pass their sum")
     n_query, n_key = query.shape[-2], key.shape[-2]
     of_pairs = (*query.shape[:-2], n_query, n_key)
     missing = query.dim() - attn_mask.dim()

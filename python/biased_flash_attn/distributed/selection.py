@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..chunk_pairs import Pair
-from ..forms import Form, Known, Mass, Side
+from ..forms import Form, Mass, Side, StateBounds
 from ..limits import TILE_KEYS
 from ..skipping.certificate import Certificate, Keys, rounding
 
@@ -120,14 +120,14 @@ def _mass(pair: Pair, queries: Queries, keys: KnownKeys) -> Mass:
     """Seen from the queries, and where keys come after them, from the other end."""
     n, i = pair.n, torch.arange(pair.n, device=keys.mean.device)
     side = Side(n + i, n) if pair.is_past else Side(2 * n - 1 - i, n, -n % TILE_KEYS, True)
-    known = None
+    bounds = None
     if queries.state is not None:
-        known = queries.state, keys.lowest, keys.highest
+        state_range = queries.state, keys.lowest, keys.highest
         if not pair.is_past:
-            known = -queries.state, -keys.highest, -keys.lowest
-        at_query, lowest, highest = known
-        known = Known(at_query, -_prefix_max(-lowest, pair), _prefix_max(highest, pair))
-    return queries.form.mass_of_pair(pair, side, known)
+            state_range = -queries.state, -keys.highest, -keys.lowest
+        at_query, lowest, highest = state_range
+        bounds = StateBounds(at_query, -_prefix_max(-lowest, pair), _prefix_max(highest, pair))
+    return queries.form.mass_of_pair(pair, side, bounds)
 
 
 def _prefix_max(tiles: Tensor, pair: Pair) -> Tensor:

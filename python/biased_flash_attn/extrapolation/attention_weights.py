@@ -100,7 +100,7 @@ def attention_masses(model: nn.Module, inputs: Tensor, eps: float = 0.01) -> dic
 
 
 def _dense_rows(bias, first: int, end: int, seen: int) -> Tensor:
-    """The dense bias of the queries from first to before end, over the first `seen` keys."""
+    """The dense bias of the queries first, ..., end - 1 over the first `seen` keys."""
     if isinstance(bias, CumulativeBias):
         gain = bias.gain
         if gain is not None:

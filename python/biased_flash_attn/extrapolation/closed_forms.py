@@ -41,7 +41,7 @@ def _kerple_power(bias: biases.KerplePower) -> Verdict:
 
 
 def _sandwich(bias: biases.Sandwich) -> Verdict:
-    return "cosines return: b never falls below -dbar / h, so terms do not vanish", False
+    return "cosines oscillate: b never falls below -dbar / h, so terms do not vanish", False
 
 
 def _smoothed_sandwich(bias: biases.SmoothedSandwich) -> Verdict:

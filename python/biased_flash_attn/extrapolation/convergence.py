@@ -64,8 +64,8 @@ def convergence(bias: PositionBias) -> Convergence:
     decay faster than any power of d or not at all. It cannot distinguish 1/n from series that
     differ by still slower factors, ignores distances beyond 2^1000 (where exp(-0.01 d^0.01) has
     hardly begun to decay), and may be wrong for an oscillating bias, as it evaluates only four
-    distances. Partial sums decide less: those of 1/(n ln n) reach 4 after some 10^22 terms, and
-    have no limit.
+    distances. Partial sums are less informative: those of 1/(n ln n) diverge, but reach 4 only
+    after some 10^22 terms.
 
     Raises TypeError for a bias that is not a function of the distance alone.
     """

@@ -49,11 +49,12 @@ def cumulative_gradient(
 
 
 def empirical_receptive_field(curves: Tensor, share: float = SHARE) -> Tensor:
-    """The number of most recent tokens with more than a share of the gradient, (B,) int64.
+    """The number of most recent tokens with more than a fraction `share` of the gradient.
 
-    It is ERF = min{m : c_m > 0.99} of Chi et al., 2023, for curves (B, N) of `cumulative_gradient`.
-    The paper's sum runs from token m to the last, so that c_1 = 1 and the minimum would always be
-    1; its figures and text count m back from the last token, as here.
+
+    It is ERF = min{m : c_m > 0.99} of Chi et al., 2023, (B,) int64, for curves (B, N) of
+    `cumulative_gradient`. The paper's sum runs from token m to the last, so that c_1 = 1 and the
+    minimum would always be 1; its figures and text count m back from the last token, as here.
     """
     check_fraction("share", share)
     return (curves <= share).sum(-1) + 1
@@ -81,7 +82,7 @@ def _gradient(model: nn.Module, inputs: Tensor, embedding: nn.Module | None) -> 
         hook.remove()
     if len(leaves) != 1 or leaves[0].shape[:2] != inputs.shape:
         raise ValueError(
-            f"embedding was called {len(leaves)} times; it must turn tokens into embeddings, once"
+            f"embedding was called {len(leaves)} times; it must be called once, on the tokens"
         )
     return torch.autograd.grad(prediction, leaves[0])[0]
 

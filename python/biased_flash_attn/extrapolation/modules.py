@@ -32,6 +32,6 @@ def logits_of(model: nn.Module, inputs: Tensor) -> Tensor:
     if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[:2] != inputs.shape[:2]:
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise ValueError(
-            f"model gave {got} for {tuple(inputs.shape)}; it must give logits (B, N, vocabulary)"
+            f"model returned {got} for {tuple(inputs.shape)}, not logits (B, N, vocabulary)"
         )
     return logits

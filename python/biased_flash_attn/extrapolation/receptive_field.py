@@ -75,7 +75,7 @@ def _eventual_order(difference: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def normalized_receptive_field(weights: Tensor, points: int = 50) -> tuple[Tensor, Tensor]:
-    """The curve that Qin et al. draw of a receptive field (2023, appendix E).
+    """The curve of a receptive field as drawn by Qin et al. (2023, appendix E).
 
     Args:
         weights: (..., length), the weights of the distances from 0 on: exp(b(d)) for the

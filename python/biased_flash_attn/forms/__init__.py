@@ -1,7 +1,7 @@
 """The forms that biases are lowered to: the only description of a bias that kernels receive."""
 
 from ..geometry import Geometry
-from .base import Form, Known, names, of_tensors
+from .base import Form, StateBounds, names, of_tensors
 from .bounds import Mass, Side
 from .cumulative import Cumulative
 from .dense import Dense
@@ -15,11 +15,11 @@ __all__ = [
     "Distance",
     "Form",
     "Geometry",
-    "Known",
     "Linear",
     "Mass",
     "NoBias",
     "Side",
+    "StateBounds",
     "names",
     "of_tensors",
 ]

@@ -71,7 +71,7 @@ class Form:
 
     def accumulators(self, batch: int, sequences: int, heads: int) -> list[Tensor]:
         """Zeros to which a kernel adds the gradients of each head and, where these have separate
-        values, of each batch entry or sequence; `sum_to_size` reduces them to the tensors' shapes."""
+        values, of each batch entry or sequence. `sum_to_size` undoes broadcasting."""
         return [x.new_zeros(batch, heads, *x.shape[2:]) for x in self.tensors]
 
     # Parts of a call.
@@ -103,7 +103,7 @@ class Form:
         raise NotImplementedError
 
     def roundings(self) -> Tensor | float:
-        """A bound of the kernels' errors in addition to the rounding of logits, in units of 2^-23."""
+        """A bound of kernel errors in addition to the rounding of logits, in units of 2^-23."""
         return 0.0
 
     # Tokens of other calls: those in a cache, and those of other ranks.
@@ -143,12 +143,12 @@ class Form:
         the whole sequence or, if per_token, for the queries. states: of these queries and keys."""
         raise NotImplementedError
 
-    def mass_of_pair(self, pair: Pair, side: Side, known: Known | None) -> Mass:
+    def mass_of_pair(self, pair: Pair, side: Side, bounds: StateBounds | None) -> Mass:
         """The bound for the keys of another chunk, from the bounds of their states."""
         raise NotImplementedError
 
 
-class Known(NamedTuple):
+class StateBounds(NamedTuple):
     """The state at the queries of a chunk, and the smallest and largest state of the keys of
     another chunk before each cut, (..., T + 1)."""
 

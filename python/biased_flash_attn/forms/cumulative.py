@@ -14,7 +14,7 @@ from .. import sequences
 from ..chunk_pairs import Pair
 from ..geometry import Geometry
 from ..limits import LARGEST_SUM
-from .base import Form, Known, Layout, register
+from .base import Form, Layout, StateBounds, register
 from .bounds import Mass, Side
 
 KERNELS = (None, "log1p_square")
@@ -58,8 +58,8 @@ class Cumulative(Form):
     def dense(self, geometry: Geometry) -> Tensor:
         """The bias of every pair, (B or 1, H or 1, n_query, n_key) float64."""
         device = self.sums.device
-        padded = pad(self.sums, (1, 0))  # zero before the first key
-        at_query = padded[..., geometry.positions(device).clamp(min=-1) + 1]
+        exclusive_sums = pad(self.sums, (1, 0))
+        at_query = exclusive_sums[..., geometry.positions(device).clamp(min=-1) + 1]
         beta = at_query[..., :, None] - self.sums[..., None, : geometry.n_key]
         beta = torch.where(geometry.pair_distances(device) >= 0, beta, -beta)
         if self.gain is not None:
@@ -75,7 +75,7 @@ class Cumulative(Form):
         if self.kernel is None:
             return CumulativeMass(side, sums, self.gain)
         ends = -side.prefix_max(-sums), side.prefix_max(sums)
-        return self._range_mass(side, Known(side.at_queries(sums), *ends))
+        return self._range_mass(side, StateBounds(side.at_queries(sums), *ends))
 
     def roundings(self) -> Tensor | float:
         return 0.0 if self.gain is None else 16 * LARGEST_SUM * self.gain.double().abs()
@@ -105,12 +105,12 @@ class Cumulative(Form):
         both = torch.cat([keys, queries], -1)
         return self.with_state(both if pair.is_past else -both)
 
-    def mass_of_pair(self, pair: Pair, side: Side, known: Known) -> RangeMass:
-        return self._range_mass(side, known)
+    def mass_of_pair(self, pair: Pair, side: Side, bounds: StateBounds) -> RangeMass:
+        return self._range_mass(side, bounds)
 
-    def _range_mass(self, side: Side, known: Known) -> RangeMass:
-        gain = torch.ones_like(known.at_query) if self.gain is None else self.gain.double()
-        return RangeMass(side, known, gain, self.kernel is not None)
+    def _range_mass(self, side: Side, bounds: StateBounds) -> RangeMass:
+        gain = torch.ones_like(bounds.at_query) if self.gain is None else self.gain.double()
+        return RangeMass(side, bounds, gain, self.kernel is not None)
 
 
 class CumulativeMass:
@@ -163,16 +163,16 @@ class RangeMass:
     """
 
     side: Side
-    known: Known
+    bounds: StateBounds
     gain: Tensor
     squared: bool
 
     def log_mass(self, rows: slice, tile: Tensor) -> Tensor:
         lowest, highest = (
             x.expand(*tile.shape[:2], -1).gather(-1, tile)
-            for x in (self.known.lowest, self.known.highest)
+            for x in (self.bounds.lowest, self.bounds.highest)
         )
-        at_query, gain = self.known.at_query[..., rows], self.gain[..., rows]
+        at_query, gain = self.bounds.at_query[..., rows], self.gain[..., rows]
         if self.squared:
             gap = torch.maximum(at_query - highest, lowest - at_query).clamp(min=0)
             bias = -torch.log1p((gain * gap).square())

@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from ..chunk_pairs import Pair
 from ..geometry import Geometry
-from .base import Form, Known, Layout, register
+from .base import Form, Layout, StateBounds, register
 from .bounds import Side
 
 # An upper bound of what underflows in a sum of 2^40 exponentials, relative to the largest one.
@@ -73,7 +73,7 @@ class Distance(Form):
         part = self._entries(first + before, pair.geometry.n_distances - before)
         return Distance(pad(part, (before, 0)))
 
-    def mass_of_pair(self, pair: Pair, side: Side, known: Known | None) -> DistanceMass:
+    def mass_of_pair(self, pair: Pair, side: Side, bounds: StateBounds | None) -> DistanceMass:
         return mass_of_pair(self.of_pair(pair, None).table, pair, side)
 
     def _entries(self, first: int, count: int) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..chunk_pairs import Pair
 from ..geometry import Geometry
-from .base import Form, Known, Layout, register
+from .base import Form, Layout, StateBounds, register
 from .bounds import Side
 from .distance import Distance, DistanceMass, mass_of_pair
 
@@ -49,7 +49,7 @@ class Linear(Form):
         d = pair.geometry.distances(self.slopes.device) + pair.moved
         return Distance(self._table(d).to(self.slopes.dtype))
 
-    def mass_of_pair(self, pair: Pair, side: Side, known: Known | None) -> DistanceMass:
+    def mass_of_pair(self, pair: Pair, side: Side, bounds: StateBounds | None) -> DistanceMass:
         return mass_of_pair(self.of_pair(pair, None).table, pair, side)
 
     def _table(self, distances: Tensor) -> Tensor:

@@ -51,10 +51,10 @@ class BiasedAttention(nn.Module):
         if kv_heads < 1 or num_heads % kv_heads:
             raise ValueError(f"kv_heads is {kv_heads}; it must divide num_heads, {num_heads}")
         if scheme.window is not None and not causal:
-            raise ValueError("positions has a window, which is for causal=True: it bounds the past")
+            raise ValueError("positions has a window, which requires causal=True")
         self.num_heads, self.kv_heads, self.head_dim = num_heads, kv_heads, dim // num_heads
         if scheme.rotary and self.head_dim % 2:
-            raise ValueError(f"dim / num_heads is {self.head_dim}; rotary positions take even ones")
+            raise ValueError(f"dim / num_heads is {self.head_dim}; rotary positions need even ones")
         self.rotary, self.window = scheme.rotary, scheme.window
         self.project = linear(dim, (num_heads + 2 * kv_heads) * self.head_dim)
         self.out = linear(dim, dim)
@@ -68,7 +68,7 @@ class BiasedAttention(nn.Module):
         *,
         key_padding_mask: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states x (B, N, dim) to (B, N, dim).
+        """Maps hidden states x (B, N, dim) to (B, N, dim).
 
         With a cache from `make_cache`, x belongs to the next tokens of its sequences; see
         `biased_flash_attn_with_kvcache`. key_padding_mask is as in `biased_flash_attn`.

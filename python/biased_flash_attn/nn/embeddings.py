@@ -14,7 +14,7 @@ class SinusoidalEmbedding(nn.Module):
     def __init__(self, dim: int):
         super().__init__()
         if dim % 2:
-            raise ValueError(f"dim is {dim}; sinusoidal embeddings take an even one")
+            raise ValueError(f"dim is {dim}; it must be even for sinusoidal embeddings")
         self.dim = dim
 
     def forward(self, positions: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ class LearnedEmbedding(nn.Module):
         known = positions.numel() > 0 and not positions.is_meta
         if known and (last := int(positions.max())) >= longest:
             raise ValueError(
-                f"tokens has a sequence of {last + 1}; learned positions were made for {longest}"
+                f"tokens has a sequence of {last + 1}; learned positions have at most {longest}"
             )
         return self.table(positions)
 

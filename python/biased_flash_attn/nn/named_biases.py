@@ -1,4 +1,4 @@
-"""Every bias by its name, as a module that is called on hidden states."""
+"""Creates any bias by name, as a module that is called on hidden states."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BIASES = (*biases.DISTANCE_BIASES, *biases.CONTEXT_BIASES)
 
 
 def make_bias(name: str, num_heads: int, dim: int) -> nn.Module:
-    """A module from hidden states (B, N, dim) to the bias `name` over them."""
+    """A module that maps hidden states (B, N, dim) to the bias `name`."""
     if name in biases.CONTEXT_BIASES:
         return biases.CONTEXT_BIASES[name](dim, num_heads)
     return OfPositions(biases.DISTANCE_BIASES[name](num_heads))

@@ -21,8 +21,8 @@ class Positions:
     """A position scheme. `positions(name)` returns a scheme by its name.
 
     Args:
-        bias: a function of num_heads and dim that creates a module from hidden states (B, N, dim)
-            to a bias of `biased_flash_attn.biases`; None for attention without bias.
+        bias: a function of num_heads and dim that creates a module, which maps hidden states
+            (B, N, dim) to a bias of `biased_flash_attn.biases`; None for attention without bias.
         embedding: "sinusoidal" or "learned" embeddings, which are added to those of tokens; None
             for no embeddings.
         rotary: whether queries and keys are rotated by their positions (Su et al., 2021).
@@ -36,7 +36,7 @@ class Positions:
 
 
 def positions(scheme: str | Positions) -> Positions:
-    """A scheme by its name: a bias, "none", "sinusoidal", "learned", "rotary" or "window_WIDTH".
+    """The scheme `name`: a bias, "none", "sinusoidal", "learned", "rotary" or "window_WIDTH".
 
     "package.module:Class" is a bias of your own: a `DistanceBias` constructed with num_heads, or a
     module constructed with dim and num_heads and called on hidden states, like `Cable`.

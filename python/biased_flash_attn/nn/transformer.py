@@ -168,7 +168,7 @@ class Block(nn.Module):
             nn.init.normal_(layer.weight, std=0.02 / (2 * layers) ** 0.5)
 
     def forward(self, x: Tensor, cache: KVCache | None = None, **options) -> Tensor:
-        """Hidden states (B, N, dim) to (B, N, dim); options are those of `BiasedAttention`."""
+        """Maps hidden states (B, N, dim) to (B, N, dim); options are those of `BiasedAttention`."""
         if self.norm_first:
             x = x + self.attention(self.norms[0](x), cache, **options)
             return x + self.mlp(self.norms[1](x))

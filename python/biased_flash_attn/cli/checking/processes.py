@@ -75,7 +75,7 @@ class Worker:
         if (status := self.process.wait()) == 0:
             return None
         self.log.seek(0)
-        lines = self.log.read().strip().splitlines() or ["it left no message"]
+        lines = self.log.read().strip().splitlines() or ["there is no error message"]
         # In CUDA errors, advice follows the line with the message.
         raised = [line for line in lines if re.match(r"[\w.]+(Error|Exception): ", line)]
         reason = (raised or lines)[-1]

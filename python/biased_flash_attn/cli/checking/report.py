@@ -77,7 +77,7 @@ class Findings:
                 if error.fraction > 1:
                     yield (
                         f"{where}: {error.result} has an error of {error.error:.2g}, "
-                        f"allowed are {error.allowed:.2g}; worst at {error.place}"
+                        f"{error.allowed:.2g} is allowed; worst at {error.place}"
                     )
             if not row.repeats:
                 yield f"{where}: a second run gave different results"

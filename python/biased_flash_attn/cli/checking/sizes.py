@@ -19,7 +19,7 @@ LAST_PEER = {"cpu": 0.65, "cuda": 0.7}
 ORACLE_SECONDS = 40.0  # for float64 and naive attention, over all rows
 GIBIBYTES_PER_PROCESS = 3
 MAX_PROCESSES = 16
-# Other calls have wider heads, no mask, or more tokens than the measured one, and ours run too.
+# Other calls have wider heads, no mask, or more tokens than the timed one, besides our kernels.
 COST_FACTOR = 1.5
 # Candidate lengths for the results.
 LENGTHS = {"cpu": (2048, 1024, 512), "cuda": (4096, 2048, 1024)}

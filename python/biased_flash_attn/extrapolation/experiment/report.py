@@ -38,7 +38,7 @@ def write_report(settings: Settings, results: Results, digest: str, folder: Path
 
 
 def as_json(record: object) -> str:
-    """Indented, with each list of numbers on one line."""
+    """The record as indented JSON, with each list of numbers on one line."""
     text = json.dumps(record, indent=1)
     return re.sub(r"\[[^\[\]{}\"]*\]", lambda found: " ".join(found[0].split()), text) + "\n"
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 TEST_FRACTION = 10  # one file in ten is test text, or the last tenth of a single file
 SEPARATOR = b"\n"
-# Of the standard library: third-party packages, tests, and tables written as code.
+# Excluded folders: third-party packages, tests, and tables written as code.
 EXCLUDED = {"site-packages", "dist-packages", "test", "tests", "idlelib", "encodings", "pydoc_data"}
 
 

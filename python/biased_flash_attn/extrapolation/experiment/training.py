@@ -43,7 +43,7 @@ def new_model(settings: Settings, scheme: str) -> CausalLM:
 def train(
     settings: Settings, scheme: str, text: Tensor, path: Path, identity: dict[str, object]
 ) -> tuple[CausalLM, dict[str, object]]:
-    """The trained model, and its history: losses (nats per byte) of each step, and seconds.
+    """Returns the trained model and its history: the loss of each step in nats per byte, and time.
 
     The state is saved at `path` every half minute and on SIGINT or SIGTERM, after which
     KeyboardInterrupt is raised at the end of the step. Interruptions do not change the result.

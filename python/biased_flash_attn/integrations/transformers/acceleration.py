@@ -14,7 +14,7 @@ from .interface import NAME, refuse
 from .mpt import FusedMptAttention
 from .t5 import FusedMT5Attention, FusedT5Attention, FusedUMT5Attention
 
-# By the layer of transformers that each one replaces.
+# The fused layer for each attention layer of transformers.
 _FUSED = {
     fused.__bases__[-1]: fused
     for fused in (
@@ -77,7 +77,7 @@ def _check(model: PreTrainedModel, layers: list[nn.Module]) -> None:
     for layer in layers:
         kind = type(layer).__name__
         if type(layer) not in _FUSED:
-            raise NotImplementedError(f"{name} has layers {kind}, which accelerate() does not know")
+            raise NotImplementedError(f"{name} has unsupported layers {kind}")
         if "forward" in vars(layer):
             raise NotImplementedError(f"the forward of {name}'s {kind} has been replaced")
         if reason := _FUSED[type(layer)].refusal(layer):

@@ -1,4 +1,4 @@
-"""The biases of these models, in terms of this package's forms."""
+"""The biases of the supported models, expressed by this package's forms."""
 
 from __future__ import annotations
 
