@@ -6,6 +6,7 @@ key, p_i the position of query i among the keys, and d = p_i - j their distance.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple
 
@@ -26,7 +27,7 @@ class Layout(NamedTuple):
     rows: tuple[int, ...]
 
 
-class Form:
+class Form(ABC):
     """A form with the tensors of one bias. Subclasses are registered by name.
 
     The default methods suit a form whose tensors do not depend on the queries and keys of a call.
@@ -41,7 +42,7 @@ class Form:
         of_pairs: whether it has values per pair. It is then lowered over a call's own queries and
             all keys.
         of_any_geometry: whether it has no values per distance, query or key.
-        may_skip: whether it can bound the softmax mass of distant keys.
+        may_skip: whether it is a `SkippableForm`.
     """
 
     name: str
@@ -50,24 +51,24 @@ class Form:
     of_rows: ClassVar[bool] = False
     of_pairs: ClassVar[bool] = False
     of_any_geometry: ClassVar[bool] = False
-    may_skip: ClassVar[bool] = True
+    may_skip: ClassVar[bool] = False
 
     @property
+    @abstractmethod
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors of the form, in the order that `of_tensors` and the kernels expect."""
-        raise NotImplementedError
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> Form:
         """A form of the same name with other tensors."""
         return of_tensors(self.name, tensors)
 
+    @abstractmethod
     def layouts(self, geometry: Geometry, real: torch.dtype) -> list[Layout]:
         """The layouts of the tensors that the kernels require; real is float64 or float32."""
-        raise NotImplementedError
 
+    @abstractmethod
     def dense(self, geometry: Geometry) -> Tensor:
         """The bias of every visible pair; broadcasts to (B, H, n_query, n_key), float64."""
-        raise NotImplementedError
 
     def accumulators(self, batch: int, sequences: int, heads: int) -> list[Tensor]:
         """Zeros to which a kernel adds the gradients of each head and, where these have separate
@@ -91,20 +92,6 @@ class Form:
     def within(self, whole: Geometry, own: Geometry) -> Form:
         """The form for the geometry `own`, whose distances are a subset of those of `whole`."""
         return self
-
-    # Skipping: `forms.bounds` and DESIGN.md, "Certified skipping".
-
-    def decays(self, geometry: Geometry, log_tolerance: float) -> bool:
-        """Whether skipping may save enough to make a plan; a fast heuristic."""
-        return True
-
-    def mass(self, side: Side, geometry: Geometry) -> Mass:
-        """The bound of the bias's contribution to the softmax mass on one side of the queries."""
-        raise NotImplementedError
-
-    def roundings(self) -> Tensor | float:
-        """A bound of kernel errors in addition to the rounding of logits, in units of 2^-23."""
-        return 0.0
 
     # Tokens of other calls: those in a cache, and those of other ranks.
 
@@ -138,14 +125,32 @@ class Form:
         """The maxima over blocks of `block` distances, or None without values per distance."""
         return None
 
+    @abstractmethod
     def of_pair(self, pair: Pair, states: tuple[Tensor, Tensor] | None) -> Form:
         """The form of the queries of one chunk and the keys of another. This form is lowered for
         the whole sequence or, if per_token, for the queries. states: of these queries and keys."""
-        raise NotImplementedError
 
+
+class SkippableForm(Form):
+    """A form that bounds the softmax mass of distant keys (DESIGN.md, "Certified skipping")."""
+
+    may_skip = True
+
+    def decays(self, geometry: Geometry, log_tolerance: float) -> bool:
+        """Whether skipping may save enough to make a plan; a fast heuristic."""
+        return True
+
+    @abstractmethod
+    def mass(self, side: Side, geometry: Geometry) -> Mass:
+        """The bound of the bias's contribution to the softmax mass on one side of the queries."""
+
+    def roundings(self) -> Tensor | float:
+        """A bound of kernel errors in addition to the rounding of logits, in units of 2^-23."""
+        return 0.0
+
+    @abstractmethod
     def mass_of_pair(self, pair: Pair, side: Side, bounds: StateBounds | None) -> Mass:
         """The bound for the keys of another chunk, from the bounds of their states."""
-        raise NotImplementedError
 
 
 class StateBounds(NamedTuple):

@@ -14,7 +14,7 @@ from .. import sequences
 from ..chunk_pairs import Pair
 from ..geometry import Geometry
 from ..limits import LARGEST_SUM
-from .base import Form, Layout, StateBounds, register
+from .base import Layout, SkippableForm, StateBounds, register
 from .bounds import Mass, Side
 
 KERNELS = (None, "log1p_square")
@@ -22,7 +22,7 @@ _GAINS, _SAMPLED_GAINS = 5, 512  # gains with exact sums, and samples from which
 
 
 @dataclass(frozen=True, eq=False)
-class Cumulative(Form):
+class Cumulative(SkippableForm):
     """b_ij = beta, or -log(1 + beta^2) when kernel is "log1p_square", where
 
         beta = g_i (C[p_i] - C[j])    for keys up to the query's position,

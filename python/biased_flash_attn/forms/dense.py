@@ -27,7 +27,6 @@ class Dense(Form):
     tensor_names = ("values",)
     of_rows = True
     of_pairs = True
-    may_skip = False
 
     @property
     def tensors(self) -> tuple[Tensor]:

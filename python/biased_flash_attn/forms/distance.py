@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from ..chunk_pairs import Pair
 from ..geometry import Geometry
-from .base import Form, Layout, StateBounds, register
+from .base import Layout, SkippableForm, StateBounds, register
 from .bounds import Side
 
 # An upper bound of what underflows in a sum of 2^40 exponentials, relative to the largest one.
@@ -18,7 +18,7 @@ _LOST = 1e-290
 
 
 @dataclass(frozen=True, eq=False)
-class Distance(Form):
+class Distance(SkippableForm):
     """b_ij = table[..., d - geometry.first_distance], table (B or 1, H or 1, n_distances)."""
 
     table: Tensor

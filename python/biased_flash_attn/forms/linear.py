@@ -9,13 +9,13 @@ from torch import Tensor
 
 from ..chunk_pairs import Pair
 from ..geometry import Geometry
-from .base import Form, Layout, StateBounds, register
+from .base import Layout, SkippableForm, StateBounds, register
 from .bounds import Side
 from .distance import Distance, DistanceMass, mass_of_pair
 
 
 @dataclass(frozen=True, eq=False)
-class Linear(Form):
+class Linear(SkippableForm):
     """b_ij = -slopes_h |d|, slopes (B or 1, H or 1)."""
 
     slopes: Tensor

@@ -19,7 +19,6 @@ class NoBias(Form):
     name = "none"
     tensors = ()
     of_any_geometry = True
-    may_skip = False
 
     def layouts(self, geometry: Geometry, real: torch.dtype) -> list[Layout]:
         return []
