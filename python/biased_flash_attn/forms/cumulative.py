@@ -58,8 +58,8 @@ class Cumulative(Form):
     def dense(self, geometry: Geometry) -> Tensor:
         """The bias of every pair, (B or 1, H or 1, n_query, n_key) float64."""
         device = self.sums.device
-        from_before = pad(self.sums, (1, 0))
-        at_query = from_before[..., geometry.positions(device).clamp(min=-1) + 1]
+        exclusive_sums = pad(self.sums, (1, 0))
+        at_query = exclusive_sums[..., geometry.positions(device).clamp(min=-1) + 1]
         beta = at_query[..., :, None] - self.sums[..., None, : geometry.n_key]
         beta = torch.where(geometry.pair_distances(device) >= 0, beta, -beta)
         if self.gain is not None:

@@ -46,7 +46,7 @@ class Linear(Form):
         """Of two chunks, a table: their distances are not those that the kernels are told."""
         if pair.is_own:
             return self
-        d = pair.geometry.distances(self.slopes.device) + pair.moved
+        d = pair.geometry.distances(self.slopes.device) + pair.distance_offset
         return Distance(self._table(d).to(self.slopes.dtype))
 
     def mass_of_pair(self, pair: Pair, side: Side, known: Known | None) -> DistanceMass:
