@@ -1,4 +1,4 @@
-// Appending tokens to a cache of pages.
+// Appends new tokens to a paged cache.
 #pragma once
 
 #include <cstring>
@@ -7,8 +7,9 @@
 
 namespace bfa {
 
-// `tokens` rows become the last of the lengths[b] keys of each sequence. The batch dimension of
-// pages is that of the pages. See decode_problem.h for the block table.
+// The `tokens` rows of sequence b are written to its keys lengths[b] - tokens ... lengths[b] - 1.
+// rows is (batch, heads, tokens, channels); pages is (pages, heads, page_size, channels).
+// decode_problem.h describes the block table.
 struct Append {
     int64_t batch, heads, tokens, row_bytes;
     int64_t page_size, columns;

@@ -1,6 +1,6 @@
-// The Python module `_C`: addresses, strides and sizes in, by name, and kernels on raw pointers
-// out. What the tensors behind the addresses may be is checked in Python before; only NaN is looked
-// for here.
+// The Python module `_C`. Python passes addresses, strides and sizes by name, and the kernels run
+// on raw pointers. Python has validated the tensors behind the addresses; only the check for NaN is
+// done here.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -30,7 +30,8 @@ Element element_of(const std::string& dtype) {
                                 "; it may be float64, float32, bfloat16 or float16");
 }
 
-// What Python passes by name. Every name has to be taken, so that none is misspelt on either side.
+// The named arguments that Python passes. finish() raises unless every one of them was read, so
+// that a name misspelled on either side is an error.
 class Fields {
 public:
     explicit Fields(const py::dict& values) : values_(values) {}
@@ -50,19 +51,19 @@ public:
         return reinterpret_cast<const T*>(take<intptr_t>(name));
     }
 
-    // The address and the batch, head and row strides in elements, or None.
+    // Reads a tuple (address, batch stride, head stride, row stride), in elements, or None.
     View take_view(const char* name, int64_t item_bytes) {
         const py::handle x = find(name);
         return x.is_none() ? View() : view_of(x, item_bytes);
     }
 
-    // The same of some tensors, each with its number of rows, the stride of its channels and its
-    // element type besides.
+    // Reads a list of such tuples, each extended by the number of rows, the channel stride and the
+    // element type.
     void take_form_tensors(const char* name, FormTensor* tensors) {
         const py::handle given = find(name);
         const Py_ssize_t count = PyList_Size(given.ptr());
         if (count < 0) throw py::error_already_set();
-        if (count > kMostFormTensors) throw std::invalid_argument("too many tensors of a form");
+        if (count > kMaxFormTensors) throw std::invalid_argument("too many tensors of a form");
         for (Py_ssize_t n = 0; n < count; ++n) {
             const py::handle x = PyList_GET_ITEM(given.ptr(), n);
             const Element element = element_of(py::cast<std::string>(item(x, 6)));
@@ -72,7 +73,7 @@ public:
     }
 
     void finish() const {
-        if (taken_ != values_.size()) throw py::type_error("some fields are not known");
+        if (taken_ != values_.size()) throw py::type_error("unknown fields were passed");
     }
 
 private:
@@ -100,7 +101,7 @@ private:
                 number(x, 2) * item_bytes, number(x, 3) * item_bytes};
     }
 
-    // Names are literals, of which each is made a Python string once.
+    // Names are literals; each is converted to a Python string once.
     static PyObject* interned(const char* name) {
         static std::unordered_map<const char*, PyObject*> strings;
         PyObject*& string = strings[name];
@@ -135,9 +136,9 @@ void refuse_nan(const Problem& problem) {
     if (problem.heads == 0) return;
     for (int64_t b = 0; b < problem.batch; ++b) {
         const Problem one = of_sequence(problem, b);
-        for (int n = 0; n < kMostFormTensors; ++n) {
+        for (int n = 0; n < kMaxFormTensors; ++n) {
             const FormTensor& tensor = one.form_tensors[n];
-            const char* what = facts_of(problem.form).tensors[n];
+            const char* what = traits_of(problem.form).tensors[n];
             const bool is_new = b == 0 || tensor.batch != 0 || problem.sequences;
             if (!tensor.data || !what || !is_new) continue;
             tensor.element == Element::float64 ? refuse_nan<double>(one, tensor, b, what)
@@ -146,7 +147,8 @@ void refuse_nan(const Problem& problem) {
     }
 }
 
-// At most `threads`, but none for less work than waking it costs, some 10 microseconds.
+// The number of threads to use, at most `threads`: each must have more work than it costs to wake
+// it, about 10 microseconds.
 int worthwhile_threads(const Problem& problem, int threads) {
     constexpr double kMultiplicationsPerThread = 1 << 20;
     double pairs = 0;
@@ -158,7 +160,7 @@ int worthwhile_threads(const Problem& problem, int threads) {
     return int(std::clamp<double>(work / kMultiplicationsPerThread, 1, threads));
 }
 
-// What decoding and the other kernels are told alike.
+// Reads the arguments that all kernels have, decoding included.
 void take_operands(Fields& fields, Problem& problem) {
     problem.element = element_of(fields.take<std::string>("element"));
     problem.form = form_of(fields.take<std::string>("form"));
@@ -297,13 +299,13 @@ PYBIND11_MODULE(_C, m) {
     m.def("trim", &bfa::trim);
     m.def("decode", &bfa::decode);
     m.def("append", &bfa::append);
-    m.def("limits", &bfa::built_limits, "The numbers of limits.py that it was built with");
+    m.def("limits", &bfa::built_limits, "Returns the constants of limits.py at build time.");
     m.def("instruction_sets", &bfa::supported_instruction_sets,
-          "Built and supported here, slowest first");
+          "Returns the instruction sets that were built and run on this processor, slowest first.");
     m.def(
         "instruction_set", [] { return std::string(bfa::active_instruction_set().name); },
-        "The one in use");
-    m.def("use_instruction_set", &bfa::use_instruction_set);
+        "Returns the instruction set in use.");
+    m.def("use_instruction_set", &bfa::use_instruction_set, "Selects an instruction set by name.");
     m.def("release_memory", &bfa::release_scratch,
-          "Gives back to the system what calls leave to the next");
+          "Returns the scratch memory that is kept between calls to the system.");
 }

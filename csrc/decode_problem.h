@@ -1,31 +1,32 @@
-// What the decoding kernel is told: queries, and a cache of pages found through a block table.
+// Arguments of the decoding kernel: queries, and a paged cache addressed through a block table.
 #pragma once
 
 #include "problem.h"
 
 namespace bfa {
 
-// Key j of sequence b is row j % page_size of page block_table[b][j / page_size % columns], so that
-// a table as long as the sequence is paged storage, and a shorter one a ring. A page is cut into
-// tiles of min(page_size, limits::TILE_KEYS) keys. Query i stands at position lengths[b] - n_query
-// + i. k and v are (pages, kv_heads, page_size, channels), and so, without channels, is a form
-// tensor with numbers of keys, of all query heads. There is neither a plan nor a sequence.
+// Key j of sequence b is row j % page_size of page block_table[b][j / page_size % columns]: a table
+// that covers the sequence is paged storage, and a shorter one is a ring buffer. A page is divided
+// into tiles of min(page_size, limits::TILE_KEYS) keys. Query i has position lengths[b] - n_query +
+// i. k and v are (pages, kv_heads, page_size, channels); a per-key form tensor is (pages, heads,
+// page_size). first_key, end_key and sequences are not used.
 struct Decode : Problem {
     int64_t page_size, columns;
-    const int64_t* lengths;      // keys of each sequence, (batch,)
+    const int64_t* lengths;      // number of keys of each sequence, (batch,)
     const int32_t* block_table;  // (batch, columns)
-    View o, lse;                 // element type; real, natural logarithm
+    View o;                      // element type
+    View lse;                    // real, natural logarithm
 
-    // What may be left out: tiles that hold at most `tolerance` of each query's softmax mass. 0
-    // computes every visible tile, and needs none of these.
+    // Tiles that together hold at most a fraction `tolerance` of every query's softmax mass may be
+    // skipped. With 0, every visible tile is computed and the views below are not read.
     double tolerance;
-    View centres;  // of each tile's keys, (pages, kv_heads, tiles of a page, head_dim)
-    // (pages, kv_heads, tiles of a page, 2) real: the largest distance of a key from the centre,
-    // and the largest length of one; infinite where keys or values are not finite
+    View centres;  // centre of each tile's keys, (pages, kv_heads, tiles per page, head_dim)
+    // (pages, kv_heads, tiles per page, 2), real: the largest distance of a key from the centre,
+    // and the largest norm of a key; infinite where keys or values are not finite
     View extents;
-    // of a form with numbers of keys, the lowest and highest of each tile, float64, (pages, heads,
-    // tiles of a page); of one with numbers of distances, only highest: real, the largest of each
-    // limits::PEAK_DISTANCES, (batch, heads, blocks)
+    // For a form with a per-key tensor: its minimum and maximum in each tile, float64, (pages,
+    // heads, tiles per page). For a distance table: `highest` only, the maximum of each block of
+    // limits::PEAK_DISTANCES entries, real, (batch, heads, blocks).
     View lowest, highest;
 
     int64_t tile_keys() const {

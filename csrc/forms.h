@@ -1,8 +1,8 @@
-// The forms a bias is lowered to (DESIGN.md, "Forms"): names, tensors, and where a sequence has its
-// numbers in them. What a form adds to a tile is in cpu/bias.h and cpu/page_bias.h.
+// The forms a bias is lowered to (DESIGN.md, "Forms"): their names, their tensors, and the rows of
+// these that belong to one sequence. cpu/bias.h and cpu/page_bias.h evaluate a form in a tile.
 //
-// Everything here is static or constexpr: files for different instruction sets must not share one
-// copy of it.
+// Everything here is static or constexpr, because translation units compiled for different
+// instruction sets must not share one copy of it.
 #pragma once
 
 #include <algorithm>
@@ -13,17 +13,17 @@ namespace bfa {
 
 enum class Form { none, linear, distance, cumulative, log1p_square, dense };
 
-constexpr int kMostFormTensors = 4;
+constexpr int kMaxFormTensors = 4;
 
-struct FormFacts {
+struct FormTraits {
     const char* name;
-    // What error messages call the tensors in which NaN is looked for; null for others.
-    const char* tensors[kMostFormTensors];
-    // Whether sequences of one batch entry have numbers in common.
+    // The names, in error messages, of the tensors that are checked for NaN; null for the others.
+    const char* tensors[kMaxFormTensors];
+    // Whether several sequences of one batch entry read the same values.
     bool is_shared;
 };
 
-constexpr FormFacts kForms[] = {
+constexpr FormTraits kForms[] = {
     {"none", {}, false},
     {"linear", {"slopes"}, false},
     {"distance", {"table values"}, true},
@@ -32,29 +32,29 @@ constexpr FormFacts kForms[] = {
     {"dense", {}, false},
 };
 
-constexpr const FormFacts& facts_of(Form form) { return kForms[int(form)]; }
+constexpr const FormTraits& traits_of(Form form) { return kForms[int(form)]; }
 
-// Rows [first, first + count) of a tensor, from a column on.
+// Rows [first, first + count) of a tensor, starting at column first_column.
 struct FormRows {
     int64_t first, count, first_column = 0;
 };
 
-// Which rows of a form's tensor are those of one sequence.
+// Returns the rows of a form's tensor that belong to one sequence.
 template <class Problem, class Sequence>
 static FormRows form_rows(const Problem& whole, const Sequence& rows, int tensor) {
-    const int64_t places = rows.n_key + rows.shift;
+    const int64_t positions = rows.n_key + rows.shift;
     switch (whole.form) {
         case Form::none: break;
         case Form::linear: return {0, 1};
         case Form::distance: {
-            // Of distances, those that the sequence has.
+            // The distances that occur in this sequence.
             const int64_t first = whole.causal ? 0 : 1 - rows.n_query;
             return {whole.causal ? 0 : whole.n_query - rows.n_query,
-                    std::max<int64_t>(0, std::min(places, whole.window) - first)};
+                    std::max<int64_t>(0, std::min(positions, whole.window) - first)};
         }
         case Form::cumulative:
         case Form::log1p_square:
-            return tensor == 0 ? FormRows{rows.first_key, places}
+            return tensor == 0 ? FormRows{rows.first_key, positions}
                                : FormRows{rows.first_query, rows.n_query};
         case Form::dense: return {rows.first_query, rows.n_query, rows.first_key};
     }

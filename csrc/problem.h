@@ -1,4 +1,4 @@
-// What a kernel is told: raw pointers, strides and sizes. No torch, no Python.
+// Arguments of the kernels: raw pointers, strides and sizes, independent of torch and Python.
 #pragma once
 
 #include <cstdint>
@@ -29,16 +29,16 @@ struct View {
     }
 };
 
-// With channels only where a form has numbers of pairs, which may be any distance apart.
+// A tensor of a form. Only a dense bias has channels (its keys), and their stride may be any.
 struct FormTensor : View {
-    int64_t rows = 0;    // of a head
-    int64_t column = 0;  // bytes from channel to channel
+    int64_t rows = 0;    // rows per head
+    int64_t column = 0;  // stride of the channels in bytes
     Element element = Element::float32;
 };
 
-// Where the tokens of a sequence lie among the rows of its batch entry. A query at row i, counted
-// from the first one, stands at position i + n_key - n_query + shift, counted from the first key:
-// the last one stands `shift` keys beyond the last key, 0 or more.
+// The rows of a batch entry that belong to one sequence. Its query i has position
+// i + n_key - n_query + shift, counted from its first key: the last query is `shift` >= 0 positions
+// beyond the last key.
 struct Sequence {
     int64_t first_query, n_query, first_key, n_key, shift;
 };
@@ -49,19 +49,22 @@ struct Problem {
     int64_t batch, heads, kv_heads, n_query, n_key = 0, head_dim, value_dim;
     double scale;
     bool causal = true;
-    int64_t shift = 0;  // how many keys beyond the last one the last query stands
-    int64_t window;     // visible past keys per query, its own included; n_key + shift for all
+    int64_t shift = 0;  // position of the last query minus that of the last key
+    int64_t window;     // keys visible per query, its own included; n_key + shift without a window
     int threads;
-    // One per batch entry, where its rows are not all of its sequence. All lie in one entry whose
-    // strides are 0, or each in its own; n_query, n_key and shift are then the largest of any.
+    // One record per sequence, or null if every batch entry is one whole sequence. Packed sequences
+    // share one batch entry, whose batch stride is 0; padded ones have a batch entry each. n_query,
+    // n_key and shift are then the maxima over the sequences.
     const Sequence* sequences = nullptr;
 
-    View q, k, v;                               // element type
-    FormTensor form_tensors[kMostFormTensors];  // those of forms.h; data is null for none
-    // In backward passes, real or float64 like these and zero on entry; data is null if not wanted.
-    FormTensor grad_form[kMostFormTensors];
-    // The plan, one int32 per limits::PLAN_QUERIES queries: of the keys they see, those from the
-    // first to before the end are taken. Neither decreases along the queries; data is null for all.
+    View q, k, v;                              // element type
+    FormTensor form_tensors[kMaxFormTensors];  // in the order of forms.h; data is null if absent
+    // Backward only: the gradients of form_tensors, of the same element types and zero on entry;
+    // data is null if they are not requested.
+    FormTensor grad_form[kMaxFormTensors];
+    // The plan, one int32 per limits::PLAN_QUERIES queries: of the visible keys, only those in
+    // [first_key, end_key) are attended to. Neither decreases along the queries. data is null
+    // without a plan.
     View first_key, end_key;
 
     int64_t group() const { return heads / kv_heads; }
@@ -74,18 +77,18 @@ struct Forward : Problem {
     View lse;  // real, natural logarithm
 };
 
-// What shortens a plan's ranges; v is not read.
+// Shortens the key ranges of a plan. v is not read.
 struct Trim : Problem {
-    View near;        // real, at most the lse of each query over the keys it always takes
-    View cut;         // int32 like first_key, or like end_key where from_end; a copy of it on entry
-    double fraction;  // of exp(near), which the keys that go may sum to
-    int64_t reach;    // the nearest past keys, which are always taken
-    bool from_end;    // keys go from the end of the ranges, else from their begin
+    View near;  // real: a lower bound on each query's lse over the keys that are never removed
+    View cut;   // int32, laid out like end_key if from_end, else like first_key; its copy on entry
+    double fraction;  // upper bound on sum exp(s_ij - near_i) over the removed keys
+    int64_t reach;    // the number of nearest past keys, which are never removed
+    bool from_end;    // removes keys from the end of the ranges, else from their beginning
 };
 
 struct Backward : Problem {
-    View o, lse;            // what forward returned
-    View grad_o, grad_lse;  // element type, real
+    View o, lse;            // the results of forward
+    View grad_o, grad_lse;  // element type; real
     View grad_q, grad_k, grad_v;
 };
 

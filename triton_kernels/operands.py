@@ -1,7 +1,7 @@
-"""What kernels are given: addresses with their strides, the problem's sizes, and its bias.
+"""The operands of the kernels: addresses with strides, the sizes of the problem, and its bias.
 
-A tuple that holds Rows ends with a constexpr, or Triton 3.6 forgets the numbers in them that are 1;
-those of a plan, within a problem, have none that is 1.
+A tuple that contains Rows must end with a constexpr, because Triton 3.6 otherwise loses integers in
+them that equal 1. The Rows of a plan, inside a problem, contain no 1.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .. import problem as calls
 from .configs import LARGEST_TILE
 from .primitives import LOG2E
 
-# Elements from row to row: those of a tile are counted in 32 bits.
+# The limit of a row stride in elements, so that offsets within a tile fit in 32 bits.
 ROW_LIMIT = 2**24
 
 
@@ -33,7 +33,8 @@ class Rows(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """Rows of FACTORS numbers for keys before the queries and, `side` further, for keys after."""
+    """Rows of FACTORS numbers for keys before the queries. Those for keys after the queries are
+    `side` elements further on."""
 
     start: Tensor
     batch: int
@@ -43,10 +44,10 @@ class Factors(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Which keys queries take, for a pass with a program a block of queries.
+    """The plan, for a kernel with one program per block of queries. int32
 
-    keys (B, H, tiles, 2): of each tile of PLAN_TILE queries, the first key and the end; neither
-    decreases from tile to tile. order (programs,): those with most to do first. int32
+    keys (B, H, tiles, 2): the key range [first, end) of each tile of PLAN_TILE queries; neither
+    bound decreases from tile to tile. order (programs,): program numbers by decreasing work.
     """
 
     keys: Rows
@@ -54,10 +55,10 @@ class Plan(NamedTuple):
 
 
 class PlanOfKeys(NamedTuple):
-    """The same, for a pass with a program a tile of keys.
+    """The plan, for a kernel with one program per tile of keys.
 
-    queries (B, H, tiles of keys, 4): from the first to before the second, some queries take keys of
-    the tile; from the third to before the fourth, all take all.
+    queries (B, H, tiles of keys, 4): numbers [0] and [1] are the range of queries that attend to at
+    least one key of the tile; [2] and [3] the range of queries that attend to all of them.
     """
 
     keys: Rows
@@ -66,13 +67,14 @@ class PlanOfKeys(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """What kernels are told of a `biased_flash_attn.problem.Problem`: sizes and mask.
+    """The sizes and the mask of a `biased_flash_attn.problem.Problem`.
 
-    Query i stands at position i + n_key - n_query + shift and sees keys as `Geometry` says.
+    Query i has position i + n_key - n_query + shift; `Geometry` defines the visible keys.
 
-    sequences (B, 5) int64: of each, its first query, number of queries, first key, number of keys
-    and shift, where these are not all rows of its batch entry. n_query and n_key are then those of
-    the longest, until a kernel has taken its own (sequences.py); without them, shift is 0.
+    sequences (B, 5) int64: the first query, number of queries, first key, number of keys and shift
+    of each sequence, or None if every batch entry is one whole sequence; shift is then 0. With
+    sequences, n_query and n_key are maxima, until a kernel replaces them by those of its sequence
+    (sequences.py).
     """
 
     heads: int
@@ -91,22 +93,23 @@ class Problem(NamedTuple):
     shift: int | tl.constexpr = tl.constexpr(0)
     plan: Plan | PlanOfKeys | None = None
     sequences: Tensor | None = None
-    # Whether rows of a head, of the two tensors through which a kernel goes, are less than 2^31
-    # elements apart, so that offsets take 32 bits; and equally far, so that both have the same.
-    rows_near: tl.constexpr = tl.constexpr(False)
-    rows_alike: tl.constexpr = tl.constexpr(False)
+    # Of the two tensors over whose rows a kernel iterates: whether offsets within a head fit in 32
+    # bits, and whether their row strides are equal, so that they can share these offsets.
+    narrow_offsets: tl.constexpr = tl.constexpr(False)
+    same_row_stride: tl.constexpr = tl.constexpr(False)
 
 
 class Bias(NamedTuple):
-    """A form as kernels compute it: see launch/forms.py.
+    """The operands of a form: see launch/forms.py.
 
-    terms: slopes, the table in base 2, padded_table, or float64 sums; high and low: float32, and
-    add up to these. squared: the bias is -log(1 + beta^2).
-    factored: whole tiles take it from query_factors and key_factors, as bias/factors.py says; of a
-    table, those from far (B or 1, H or 1, 2) on, whose numbers are places in it:
+    terms: slopes; the table in base 2, padded by padded_table; float64 prefix sums; or a dense
+    bias. high, low: two float32 numbers whose sum is the prefix sum.
+    squared: the bias is -log(1 + beta^2).
+    factored: unmasked tiles use query_factors and key_factors (bias/factors.py). Tiles of a table
+    do so only at or beyond the two table indices in far (B or 1, H or 1, 2):
     bias/table_polynomials.py.
-    ahead: their product is computed a tile before it is needed. sum_columns: how many of their
-    columns sums of gradients take.
+    ahead: the product of the factors is computed one tile ahead.
+    sum_columns: the number of columns of factors that gradients of sums use.
     """
 
     form: tl.constexpr
@@ -127,10 +130,11 @@ def problem_of(
     problem: calls.Problem,
     plan: Plan | PlanOfKeys | None = None,
     *,
-    rows_near: bool = False,
-    rows_alike: bool = False,
+    narrow_offsets: bool = False,
+    same_row_stride: bool = False,
 ) -> Problem:
-    """What a kernel is told of a problem, of whose plan it takes its own view."""
+    """Returns the kernel's view of a problem. plan: the problem's plan in the layout of the
+    kernel."""
     q, v, geometry, scale = problem.q, problem.v, problem.geometry, problem.scale
     reach = geometry.n_key + geometry.shift
     flags = q.shape[3], v.shape[3], geometry.causal, geometry.window is not None, scale > 0
@@ -146,19 +150,19 @@ def problem_of(
         geometry.n_query,
         plan=plan,
         sequences=None if problem.sequences is None else problem.sequences.rows,
-        rows_near=tl.constexpr(rows_near),
-        rows_alike=tl.constexpr(rows_alike),
+        narrow_offsets=tl.constexpr(narrow_offsets),
+        same_row_stride=tl.constexpr(same_row_stride),
     )
 
 
 def padded_table(table: Tensor) -> Tensor:
-    """A table that may be read a tile beyond its end, as it is for queries beyond the last one."""
+    """Returns a table padded by a tile, because queries beyond the last one read beyond its end."""
     padded = torch.nn.functional.pad(table.flatten(), (0, LARGEST_TILE))
     return padded[: table.numel()].view(table.shape)
 
 
 def per_head(x: Tensor | None) -> Rows | None:
-    """(B or 1, H or 1, ...) seen as if it had every batch entry and head."""
+    """Returns the Rows of a tensor (B or 1, H or 1, ...), broadcast over batch and heads."""
     if x is None:
         return None
     x = x if x.dim() < 3 or x.stride(-1) == 1 else x.contiguous()
@@ -167,12 +171,13 @@ def per_head(x: Tensor | None) -> Rows | None:
 
 
 def of_entries(x: Rows | None, entries: slice) -> Rows | None:
-    """Of some batch entries; one that serves all stays."""
+    """Selects batch entries, unless x broadcasts over the batch."""
     return x if x is None or x.batch == 0 else x._replace(start=x.start[entries])
 
 
 def rows(x: Tensor) -> Rows:
-    """x (B, H, N, D), (B, H, N) or (B, H); one batch entry serves all."""
+    """Returns the Rows of x (B, H, N, D), (B, H, N) or (B, H), broadcast over the batch if B is
+    1."""
     if x.dim() == 4 and x.stride(2) >= ROW_LIMIT:
         x = x.contiguous()
     batch = 0 if x.shape[0] == 1 else x.stride(0)

@@ -1,4 +1,4 @@
-"""What every kernel does: find a tile, load it, mask it, multiply it."""
+"""Device functions of all kernels: addresses, loads, masks and matrix products of tiles."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ LOG2E = tl.constexpr(math.log2(math.e))
 LN2 = tl.constexpr(math.log(2))
 INFINITY = tl.constexpr(math.inf)
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
-# Columns of one extra step of a matrix product.
+# Columns of one step of a matrix product.
 FACTORS = tl.constexpr(16)
-# Queries of a tile of a plan; blocks of queries are at most as large.
+# Queries per plan tile; blocks of queries are at most as large.
 PLAN_TILE = tl.constexpr(PLAN_QUERIES)
 
 
 @triton.jit
 def dot(a, b, acc=None):
-    """acc + a b, accumulated in float32; products of float32 are exact to float32."""
+    """Returns acc + a @ b, accumulated in float32; float32 operands are not rounded to TF32."""
     return tl.dot(a, b, acc, input_precision="ieee")
 
 
 @triton.jit
 def group_and_block(problem, LAST_FIRST: tl.constexpr):
-    """The heads and the block of this program. Programs with most to do start first: the last
-    queries, which see most keys; the first keys; or those that a plan puts first."""
+    """Returns the head group and the block of this program. Programs with the most work start
+    first: the last queries, the first keys, or the order of a plan."""
     group, block = tl.program_id(0), tl.program_id(1)
     if problem.plan is not None:
         number = tl.load(problem.plan.order + block * tl.num_programs(0) + group)
@@ -41,24 +41,27 @@ def group_and_block(problem, LAST_FIRST: tl.constexpr):
 
 @triton.jit
 def position(problem, query):
+    """Returns the position of a query, counted from the first key."""
     return query + problem.n_key - problem.n_query + problem.shift
 
 
 @triton.jit
 def row_address(x, b, h, n):
-    """Of row n of batch entry b, head h."""
+    """Returns the address of row n of batch entry b, head h."""
     b, h, n = tl.cast(b, tl.int64), tl.cast(h, tl.int64), tl.cast(n, tl.int64)
     return x.start + (b * x.batch + h * x.head + n * x.row)
 
 
 @triton.jit
 def tile_addresses(
-    x, b, h, first, ROWS: tl.constexpr, CHANNELS: tl.constexpr, NEAR: tl.constexpr = False
+    x, b, h, first, ROWS: tl.constexpr, CHANNELS: tl.constexpr, NARROW: tl.constexpr = False
 ):
-    """Of rows first, first + 1, ..., which are less than 2^31 elements apart; with NEAR, from row 0
-    on.  [ROWS, CHANNELS]"""
+    """Returns the addresses of rows first, first + 1, ... [ROWS, CHANNELS]
+
+    Offsets are 32-bit integers: relative to row `first`, or with NARROW to row 0 of the head.
+    """
     row, channel = tl.arange(0, ROWS)[:, None], tl.arange(0, CHANNELS)[None, :]
-    if NEAR:
+    if NARROW:
         address = row_address(x, b, h, 0) + ((first + row) * x.row + channel)
     else:
         address = row_address(x, b, h, first) + (row * x.row + channel)
@@ -82,13 +85,13 @@ def load_tile(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
     EDGE: tl.constexpr = True,
-    NEAR: tl.constexpr = False,
+    NARROW: tl.constexpr = False,
 ):
-    """Rows first, first + 1, ..., zero beyond n_rows and DIM. Without EDGE all rows are there.
+    """Loads rows first, first + 1, ..., zero beyond n_rows and DIM. [ROWS, CHANNELS]
 
-    NEAR: see tile_addresses.
+    Without EDGE, all rows must exist. NARROW: see tile_addresses.
     """
-    address = tile_addresses(x, b, h, first, ROWS, CHANNELS, NEAR)
+    address = tile_addresses(x, b, h, first, ROWS, CHANNELS, NARROW)
     if EDGE:
         tile = tl.load(address, tile_mask(first, n_rows, DIM, ROWS, CHANNELS), other=0.0)
     elif DIM != CHANNELS:
@@ -100,7 +103,10 @@ def load_tile(
 
 @triton.jit
 def load_numbers(x, problem, b, h, first, other, BLOCK_M: tl.constexpr, EDGE: tl.constexpr = True):
-    """One a query, [BLOCK_M]; beyond the last, `other`. Without EDGE all queries are there."""
+    """Loads one number per query, `other` beyond the last query. [BLOCK_M]
+
+    Without EDGE, all queries must exist.
+    """
     n = tl.arange(0, BLOCK_M)
     exists = first + n < problem.n_query if EDGE else tl.full([BLOCK_M], True, tl.int1)
     return tl.load(row_address(x, b, h, first) + n * x.row, exists, other=other)
@@ -108,6 +114,7 @@ def load_numbers(x, problem, b, h, first, other, BLOCK_M: tl.constexpr, EDGE: tl
 
 @triton.jit
 def store_tile(x, b, h, first, n_rows, tile, DIM: tl.constexpr):
+    """Stores the part of a tile within n_rows and DIM, converted to the dtype of x."""
     ROWS: tl.constexpr = tile.shape[0]
     CHANNELS: tl.constexpr = tile.shape[1]
     address = tile_addresses(x, b, h, first, ROWS, CHANNELS)
@@ -116,8 +123,9 @@ def store_tile(x, b, h, first, n_rows, tile, DIM: tl.constexpr):
 
 
 @triton.jit
-def keys_taken(problem, b, h, first):
-    """The first key that the plan leaves to the tile of queries from `first` on, and the end."""
+def plan_range(problem, b, h, first):
+    """Returns the key range [begin, end) of the plan for the queries from `first` on; without a
+    plan, all keys."""
     begin, end = 0, problem.n_key
     if problem.plan is not None:
         keys = row_address(problem.plan.keys, b, h, first // PLAN_TILE)
@@ -127,7 +135,8 @@ def keys_taken(problem, b, h, first):
 
 @triton.jit
 def visible(problem, p, j, begin, end):
-    """Whether a query at position p, which may lie beyond the last query, sees and takes key j."""
+    """Returns the mask of pairs: whether the query at position p exists and attends to key j, which
+    must be in [begin, end)."""
     sees = (j < end) & (p < problem.n_key + problem.shift)
     if problem.plan is not None:
         sees &= j >= begin
@@ -140,7 +149,7 @@ def visible(problem, p, j, begin, end):
 
 @triton.jit
 def round_down(n, SIZE: tl.constexpr):
-    """The last multiple of SIZE that is at most n, or 0."""
+    """Returns the largest multiple of SIZE that is at most n, or 0 if n is negative."""
     return tl.maximum(n, 0) // SIZE * SIZE
 
 

@@ -1,4 +1,4 @@
-"""The GPU that runs the kernels: which family it belongs to, and whether it is supported."""
+"""Identifies the GPU: its family, and whether the kernels support it."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from triton.runtime import driver
 
 from .refusals import refusal
 
-# KiB of shared memory that a block may use, from the CUDA programming guide's table of compute
-# capabilities. Compiling for a GPU that is not present needs it; a GPU that is present is asked.
+# KiB of shared memory per block, from the table of compute capabilities in the CUDA programming
+# guide. They are used to compile for a GPU that is not present; otherwise the driver is queried.
 SHARED_MEMORY = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227}
 SHARED_MEMORY |= {100: 227, 103: 227, 110: 227, 120: 99, 121: 99}
 
 
 class Family(Enum):
-    """Processors that share configurations: they have the same matrix instructions, and the
-    compiler's code for them takes about as many registers."""
+    """Processors that share configurations: they have the same matrix instructions, and compiled
+    kernels use about the same number of registers."""
 
-    AMPERE = "mma.sync"  # of data centers, and Jetson Orin
-    GEFORCE_AMPERE = "mma.sync, compiled to other code"  # and Ada
+    AMPERE = "mma.sync"  # data center Ampere, and Jetson Orin
+    GEFORCE_AMPERE = "mma.sync, compiled to other code"  # GeForce Ampere, and Ada
     HOPPER = "wgmma"
-    BLACKWELL = "tcgen05"  # of data centers, and Jetson Thor
+    BLACKWELL = "tcgen05"  # data center Blackwell, and Jetson Thor
     GEFORCE_BLACKWELL = "mma.sync, compiled by the passes for Blackwell"
 
 
-# KiB of shared memory that the configurations of a family may use.
+# KiB of shared memory per block that the configurations of a family need.
 _NEEDED = {
     Family.AMPERE: 99,
     Family.GEFORCE_AMPERE: 99,
@@ -40,20 +40,21 @@ _NEEDED = {
 
 
 class Processor(NamedTuple):
-    """backend and arch are Triton's names: ("cuda", 90) is Hopper, ("hip", "gfx942") is CDNA 3."""
+    """A GPU architecture. backend and arch are Triton's names: ("cuda", 90) is Hopper, ("hip",
+    "gfx942") is CDNA 3."""
 
     backend: str
     arch: int | str
-    shared_memory: int  # bytes that a block may use
+    shared_memory: int  # bytes per block
 
     @property
     def name(self) -> str:
-        """Such as "sm_90" or "gfx942"."""
+        """The name of the architecture, such as "sm_90" or "gfx942"."""
         return f"sm_{self.arch}" if self.backend == "cuda" else str(self.arch)
 
     @property
     def family(self) -> Family | None:
-        """None if the kernels do not support it."""
+        """The family, or None if the kernels do not support the GPU."""
         if self.backend != "cuda" or self.arch < 80:
             return None
         if self.arch < 90:
@@ -64,7 +65,7 @@ class Processor(NamedTuple):
 
     @property
     def refusal(self) -> str:
-        """Why the kernels do not run on it, or an empty string."""
+        """The reason why the kernels do not support the GPU, or an empty string."""
         if self.backend != "cuda":
             reason = f"needs an NVIDIA GPU; this one is {self.arch}"
         elif self.family is None:
@@ -83,7 +84,7 @@ class Processor(NamedTuple):
 
 
 def processor() -> Processor:
-    """The current one."""
+    """Returns the current GPU."""
     target = driver.active.get_current_target()
     device = driver.active.get_current_device()
     return Processor(target.backend, target.arch, _shared_memory(device, target.arch))
@@ -91,7 +92,7 @@ def processor() -> Processor:
 
 @cache
 def _shared_memory(device: int, arch: int | str) -> int:
-    # A driver that stands in for a GPU that is not present cannot be asked.
+    # A driver that stands in for a GPU that is not present cannot be queried.
     utils = getattr(driver.active, "utils", None)
     if utils is None:
         return SHARED_MEMORY[arch] * 1024
@@ -100,7 +101,7 @@ def _shared_memory(device: int, arch: int | str) -> int:
 
 @torch.compiler.assume_constant_result
 def unsupported(device: torch.device) -> str:
-    """Why the kernels do not run on a device, or an empty string."""
+    """Returns the reason why the kernels do not run on a device, or an empty string."""
     if triton.knobs.runtime.interpret:
         return "cannot be interpreted, as bfloat16 would be wrong; unset TRITON_INTERPRET"
     if device.type == "cpu":  # an emulated GPU, which runs tests

@@ -1,7 +1,7 @@
-"""Releases of Triton that compile these kernels wrongly: the only place that lists them.
+"""The list of Triton releases that miscompile these kernels.
 
-A release gets an entry when a kernel of this package, compiled by it, was found to compute wrong
-results. The backend is then refused by name before the first kernel runs.
+A release is listed if a kernel of this package, compiled by it, was found to compute wrong results.
+The backend then refuses to run with that release.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Refusal:
-    """The releases from `first` to `last`, both included, for some architectures or for all."""
+    """A range of releases, `first` to `last` inclusive, for some architectures or for all."""
 
     first: str
     last: str
@@ -26,7 +26,7 @@ class Refusal:
 
 
 # Found by executing the compiled kernels in the emulator of the tests: the fence is hoisted out of
-# the loop whose copies it has to follow. Kernels of distance tables are among those concerned.
+# the loop whose copies it must follow. Kernels of distance tables are among those affected.
 REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         "3.6.0",
@@ -39,7 +39,8 @@ REFUSALS: tuple[Refusal, ...] = (
 
 
 def refusal(version: str, architecture: str) -> str:
-    """Why this release of Triton is refused on an architecture and what to do, or nothing."""
+    """Returns the reason why a release of Triton is refused on an architecture, and the remedy, or
+    an empty string."""
     for entry in REFUSALS:
         if entry.applies(version, architecture):
             return f"refuses Triton {version} on {architecture}: {entry.reason}; {entry.remedy}"
@@ -47,6 +48,6 @@ def refusal(version: str, architecture: str) -> str:
 
 
 def release(version: str) -> tuple[int, ...]:
-    """The numbers of a version, without what follows them: (3, 7, 1) for "3.7.1+git1234"."""
+    """Returns the release numbers of a version: (3, 7, 1) for "3.7.1+git1234"."""
     numbers = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(map(int, numbers[0].split("."))) if numbers else ()

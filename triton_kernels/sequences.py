@@ -1,12 +1,13 @@
-"""One sequence's share of a problem whose sequences are ranges of the rows of its tensors.
+"""Restricts the operands of a kernel to one sequence, if sequences are ranges of rows.
 
-A kernel hands its work to a function that is given the shares of one sequence, and sees it as if
-there were no others: rows begin at 0, and lengths are its own. Where all rows of a batch entry are
-one sequence, shares are what they are shares of.
+A kernel passes the restricted operands to a function that computes one sequence as if there were no
+others: rows start at 0, and lengths are those of the sequence. Without sequences, operands are
+returned unchanged.
 
-Shares are arguments, never variables: assigned or, up to some version of Triton, returned, what is
-known at compile time is so no longer. So problems and biases are put together by classes, which the
-compiler calls as they are, from what functions return.
+Restricted operands must be passed as arguments directly. If they are assigned to variables or, in
+some versions of Triton, returned from functions, their constexpr fields lose their compile-time
+values. Therefore problems and biases are assembled by classes, whose constructors the compiler
+evaluates, from the tensors that functions return.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ FIRST_QUERY, N_QUERY, FIRST_KEY, N_KEY, SHIFT = map(tl.constexpr, range(COLUMNS.
 
 
 class OwnProblem(Problem):
-    """A problem with numbers of queries and keys, and a shift, of its own."""
+    """A problem with n_query, n_key and shift replaced by `lengths`."""
 
     def __new__(cls, problem, lengths):
         own = dict(zip(("n_query", "n_key", "shift"), lengths, strict=True))
@@ -29,7 +30,7 @@ class OwnProblem(Problem):
 
 
 class OwnBias(Bias):
-    """A bias with the rows of own_rows."""
+    """A bias with the per-token operands replaced by `rows`, a result of own_rows."""
 
     def __new__(cls, bias, rows):
         names = "terms", "gain", "high", "low", "query_factors", "key_factors"
@@ -39,12 +40,13 @@ class OwnBias(Bias):
 
 @triton.jit
 def number(problem, b, COLUMN: tl.constexpr):
+    """Loads one entry of the record of sequence b."""
     return tl.load(problem.sequences + (COLUMNS * b + COLUMN)).to(tl.int32)
 
 
 @triton.jit
-def is_beyond(problem, b, first, COLUMN: tl.constexpr):
-    """Whether sequence b has no block of rows from `first` on, as longer ones do."""
+def is_past_end(problem, b, first, COLUMN: tl.constexpr):
+    """Whether row `first` is beyond the end of sequence b, which may be shorter than others."""
     beyond = False
     if problem.sequences is not None:
         beyond = first >= number(problem, b, COLUMN)
@@ -53,7 +55,7 @@ def is_beyond(problem, b, first, COLUMN: tl.constexpr):
 
 @triton.jit
 def own_lengths(problem, b):
-    """Number of queries, number of keys, shift."""
+    """Returns the number of queries, the number of keys and the shift of sequence b."""
     lengths = problem.n_query, problem.n_key, problem.shift
     if problem.sequences is not None:
         lengths = number(problem, b, N_QUERY), number(problem, b, N_KEY), number(problem, b, SHIFT)
@@ -72,7 +74,7 @@ def own_keys(x, problem, b):
 
 @triton.jit
 def own_pairs(x, problem, b):
-    """Of numbers of pairs, (B, H, Nq, Nk)."""
+    """Restricts x (B, H, Nq, Nk) to the pairs of sequence b."""
     return x if problem.sequences is None else pairs_from(x, problem, b)
 
 
@@ -94,7 +96,8 @@ def factors_from(x, row):
 
 @triton.jit
 def own_rows(bias, problem, b):
-    """The terms, gain, high, low and factors that a bias has a query or key of; () for others."""
+    """Returns terms, gain, high, low, query_factors and key_factors, restricted to sequence b; ()
+    for those that are not per token."""
     terms, gain, high, low, query_factors, key_factors = (), (), (), (), (), ()
     if bias.form == "cumulative":
         terms = own_keys(bias.terms, problem, b)
@@ -103,7 +106,7 @@ def own_rows(bias, problem, b):
         terms = own_pairs(bias.terms, problem, b)
     if bias.gain is not None:
         gain = own_queries(bias.gain, problem, b)
-    # Those of tables belong to distances.
+    # The factors of tables are per distance, not per token.
     if bias.query_factors is not None and bias.form != "distance":
         query_factors = own_factors(bias.query_factors, problem, b, FIRST_QUERY)
         key_factors = own_factors(bias.key_factors, problem, b, FIRST_KEY)

@@ -1,9 +1,10 @@
-// The kinds of arithmetic a kernel is instantiated for, and the operand layouts they multiply.
+// The kinds of arithmetic that kernels are instantiated for, and the layouts of their operands.
 //
-// A matrix product reads operands: one real number each, or (Paired) two bfloat16 numbers that a
-// dot product consumes together. `pair` numbers along the depth of a product share an operand, so
-// the same data is laid out by `pack_rows` where it is deep along its channels, by `pack_row_pairs`
-// where it is deep along its rows. With pair == 1 both layouts are the same.
+// An operand of a matrix product is one real number (Plain) or two bfloat16 numbers that a dot
+// product instruction consumes together (Paired). The `pair` numbers of an operand are adjacent
+// along the contracted dimension (the depth) of the product: `pack_rows` packs a matrix whose
+// channels are contracted, `pack_row_pairs` one whose rows are. With pair == 1 both layouts are the
+// same.
 #pragma once
 
 #include <algorithm>
@@ -13,16 +14,16 @@
 
 namespace bfa::BFA_ISA {
 
-constexpr int kTile = limits::TILE_KEYS;  // keys of one tile
-constexpr int kRegisterRows = 6;          // rows of a product whose sums fit the registers
-constexpr int kStripRows = 48;  // queries whose softmax is computed together: latencies overlap
+constexpr int kTile = limits::TILE_KEYS;  // keys per tile
+constexpr int kRegisterRows = 6;          // rows of a product whose accumulators fit in registers
+constexpr int kStripRows = 48;  // queries per softmax pass, enough to hide instruction latencies
 
 constexpr int64_t round_up(int64_t x, int64_t multiple) {
     return (x + multiple - 1) / multiple * multiple;
 }
 
-// The largest absolute value of many. As integers, the bits of floats without a sign are in the
-// floats' order, and those of NaN come last.
+// A running maximum of absolute values. It compares the bits of nonnegative floats as integers,
+// which preserves their order and places NaN above infinity.
 template <class Real>
 struct Magnitudes {
     Vector<Bits<Real>> largest;
@@ -45,7 +46,7 @@ struct Plain {
     using Real = Real_;
     using Operand = Real_;
     static constexpr int pair = 1;
-    static constexpr bool coarse_exp2 = false;
+    static constexpr bool approximate_exp2 = false;
 
     static BFA_INLINE Vector<Real> dot(Operand a, Vector<Operand> b, Vector<Real> sum) {
         return broadcast(a) * b + sum;
@@ -54,15 +55,15 @@ struct Plain {
         return a * b + sum;
     }
 
-    static Real number(Operand x, int) { return x; }
+    static Real element(Operand x, int) { return x; }
 
-    // Whether rows of elements are rows of operands.
+    // Whether a row of elements in memory is already a row of operands.
     static bool reads_in_place(Element element) {
         return element_bytes(element) == int64_t(sizeof(Operand));
     }
 
-    // The largest absolute value, or NaN if there is one; `count` is a multiple of the vector
-    // length.
+    // Returns the largest absolute value, or NaN if there is a NaN. `count` is a multiple of the
+    // vector length.
     static Real largest_magnitude(const Operand* x, int64_t count) {
         Magnitudes<Real> largest{};
         for (int64_t n = 0; n < count; n += kLanes<Real>) largest.add(load(x + n));
@@ -89,7 +90,7 @@ struct Paired {
     using Real = float;
     using Operand = uint32_t;  // the first number in the low half
     static constexpr int pair = 2;
-    static constexpr bool coarse_exp2 = true;
+    static constexpr bool approximate_exp2 = true;
 
     static BFA_INLINE Vector<float> dot(Operand a, Vector<Operand> b, Vector<float> sum) {
         return dot((Vector<Operand>)_mm512_set1_epi32(a), b, sum);
@@ -100,7 +101,7 @@ struct Paired {
 
     static bool reads_in_place(Element) { return true; }
 
-    static float number(Operand x, int half) {
+    static float element(Operand x, int half) {
         return bits_to_float(half ? x & 0xffff0000 : x << 16);
     }
 
@@ -114,12 +115,12 @@ struct Paired {
         return largest.reduce();
     }
 
-    // 32 numbers to 16 operands, pairs along the row
+    // Packs 32 numbers of a row into 16 operands of adjacent columns.
     static BFA_INLINE Vector<Operand> pairs_along_row(Vector<float> first, Vector<float> second) {
         return (Vector<Operand>)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
     }
 
-    // 16 numbers of each of two rows to 16 operands, pairs along the column
+    // Packs 16 numbers of each of two rows into 16 operands, one per column.
     static BFA_INLINE Vector<Operand> pairs_along_column(Vector<float> upper, Vector<float> lower) {
         const __m512i packed = (__m512i)_mm512_cvtne2ps_pbh((__m512)lower, (__m512)upper);
         const __m512i interleave =
@@ -157,7 +158,7 @@ struct Paired {
 };
 #endif
 
-// (rows, columns) to (columns, kTile); rows is a multiple of the vector length.
+// Transposes (rows, columns) to (columns, kTile). rows is a multiple of the vector length.
 template <class Operand>
 __attribute__((noinline)) void transpose(const Operand* source, int rows, int64_t columns,
                                          int64_t source_stride, Operand* target) {

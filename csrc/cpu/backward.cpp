@@ -1,8 +1,9 @@
-// Gradients, task by task.
+// The backward pass, divided into tasks for the threads.
 //
-// A task is one key/value head, or one of a few interleaved shares of its key tiles where whole
-// heads would leave threads idle. For each tile it walks the blocks of queries that see the tile.
-// grad_k and grad_v of the tile gather in place, grad_q of the whole head in a private buffer.
+// A task is one key/value head or, where whole heads would leave threads idle, one of a few
+// interleaved partitions of its key tiles. For each key tile it iterates over the blocks of queries
+// that attend to the tile. grad_k and grad_v of the tile are accumulated in place, grad_q of the
+// whole head in a private buffer.
 #include <omp.h>
 
 #include "backward_head.h"
@@ -13,7 +14,7 @@
 namespace bfa::BFA_ISA {
 namespace {
 
-// The key/value heads as tasks, and into how many shares of their key tiles each is cut.
+// The key/value heads in the order of their cost, and the number of partitions of each.
 struct Schedule {
     explicit Schedule(const Backward& problem)
         : heads(problem.batch * problem.kv_heads), order(heads) {
@@ -32,14 +33,14 @@ struct Schedule {
             }
         }
         longest_first(order.data(), heads);
-        shares = fewest_parts(order.data(), heads,
-                              int(std::min<int64_t>(problem.threads, tile_count(problem))),
-                              problem.threads);
+        partitions = fewest_parts(order.data(), heads,
+                                  int(std::min<int64_t>(problem.threads, tile_count(problem))),
+                                  problem.threads);
     }
 
     const int64_t heads;
     const Buffer<Task> order;
-    int shares;
+    int partitions;
 };
 
 template <class Arithmetic, class Bias>
@@ -47,20 +48,20 @@ void run_backward(const Backward& problem) {
     using Head = BackwardHead<Arithmetic, Bias>;
     using Real = typename Arithmetic::Real;
     const Schedule schedule(problem);
-    const int shares = schedule.shares;
-    const int64_t tasks = schedule.heads * shares;
+    const int partitions = schedule.partitions;
+    const int64_t tasks = schedule.heads * partitions;
     const int threads = int(std::min<int64_t>(problem.threads, tasks));
-    const SharedBackward shared{problem, shares};
-    const ThreadWorkspaces<Head, SharedBackward> workspaces(shared, threads);
+    const PartitionedBackward shared{problem, partitions};
+    const ThreadWorkspaces<Head, PartitionedBackward> workspaces(shared, threads);
     const Buffer<int64_t> rows_before(problem.batch + 1);
     rows_before.data()[0] = 0;
     for (int64_t b = 0; b < problem.batch; ++b)
         rows_before.data()[b + 1] =
             rows_before.data()[b] + Head::padded(rows_of(problem, b).n_query);
-    SharedSum<Real> grad_query_sums(problem.batch * problem.heads,
-                                    rows_before.data()[problem.batch] * problem.heads *
-                                        round_up(problem.head_dim, kLanes<Real>),
-                                    shares);
+    OrderedSum<Real> grad_query_sums(problem.batch * problem.heads,
+                                     rows_before.data()[problem.batch] * problem.heads *
+                                         round_up(problem.head_dim, kLanes<Real>),
+                                     partitions);
     const TableSums<Real> tables(problem);
 #pragma omp parallel num_threads(threads)
     {
@@ -68,9 +69,9 @@ void run_backward(const Backward& problem) {
         Head head = workspaces.of_thread(omp_get_thread_num());
 #pragma omp for schedule(monotonic : dynamic, 1)
         for (int64_t task = 0; task < tasks; ++task) {
-            const int64_t kv_head = schedule.order.data()[task / shares].id;
+            const int64_t kv_head = schedule.order.data()[task / partitions].id;
             const int64_t b = kv_head / problem.kv_heads;
-            head.run(b, kv_head % problem.kv_heads, int(task % shares), rows_before.data()[b],
+            head.run(b, kv_head % problem.kv_heads, int(task % partitions), rows_before.data()[b],
                      grad_query_sums, tables);
         }
     }

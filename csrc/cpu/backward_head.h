@@ -1,4 +1,4 @@
-// The gradients of one key/value head, or of a share of its key tiles, one tile after the other.
+// The gradients of one key/value head, or of one partition of its key tiles, tile by tile.
 //
 // With P_ij = exp(s_ij - lse_i) and delta_i = grad_o_i . o_i - grad_lse_i:
 //   dS_ij = P_ij (grad_o_i . v_j - delta_i), the gradient of the logits and so of the bias,
@@ -20,12 +20,12 @@
 
 namespace bfa::BFA_ISA {
 
-constexpr int kBlockRows = 96;  // queries whose P and dS stay in the first two caches
+constexpr int kBlockRows = 96;  // queries per block: P and dS stay in the L1 and L2 caches
 
 inline int64_t tile_count(const Problem& problem) { return (problem.n_key + kTile - 1) / kTile; }
 
-struct SharedBackward : Backward {
-    int shares;  // of each key/value head
+struct PartitionedBackward : Backward {
+    int partitions;  // per key/value head
 };
 
 template <class Arithmetic, class Bias>
@@ -37,14 +37,14 @@ class BackwardHead {
     static constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
 
 public:
-    BackwardHead(Arena& arena, const SharedBackward& problem)
+    BackwardHead(Arena& arena, const PartitionedBackward& problem)
         : whole_(problem),
           p_(problem),
           visible_(p_),
           group_(problem.heads / problem.kv_heads),
-          shares_(problem.shares),
+          partitions_(problem.partitions),
           padded_queries_(padded(problem.n_query)),
-          kept_tiles_(group_ == 1 ? 1 : (tile_count(problem) + shares_ - 1) / shares_),
+          kept_tiles_(group_ == 1 ? 1 : (tile_count(problem) + partitions_ - 1) / partitions_),
           weights_(arena.take<Operand>(kBlockRows / kPair * kTile)),
           grad_logits_(arena.take<Operand>(kBlockRows / kPair * kTile)),
           grad_logit_rows_(kPair == 1 ? grad_logits_
@@ -66,28 +66,28 @@ public:
 
     int64_t grad_query_elements() const { return padded_queries_ * queries_.columns(); }
 
-    // rows_before: padded queries of earlier sequences.
-    void run(int64_t b, int64_t kv_head, int share, int64_t rows_before,
-             SharedSum<Real>& grad_query_sums, const TableSums<Real>& tables) {
+    // rows_before: the number of padded queries of all earlier sequences.
+    void run(int64_t b, int64_t kv_head, int partition, int64_t rows_before,
+             OrderedSum<Real>& grad_query_sums, const TableSums<Real>& tables) {
         b_ = b, kv_head_ = kv_head;
         if (whole_.sequences) p_ = of_sequence(whole_, b);
-        if (tables.apart()) p_.grad_form[0] = tables.of_sequence(b);
+        if (tables.is_per_sequence()) p_.grad_form[0] = tables.of_sequence(b);
         padded_queries_ = padded(p_.n_query);
         const int64_t tiles = tile_count(p_);
         for (int64_t member = 0; member < group_; ++member) {
             begin_head(kv_head * group_ + member);
-            for (int64_t tile = share; tile < tiles; tile += shares_)
+            for (int64_t tile = partition; tile < tiles; tile += partitions_)
                 add_tile({tile * kTile, std::min((tile + 1) * kTile, p_.n_key)},
-                         group_ == 1 ? 0 : tile / shares_, member == 0, member == group_ - 1);
+                         group_ == 1 ? 0 : tile / partitions_, member == 0, member == group_ - 1);
             const int64_t begin =
                 (rows_before * p_.heads + head_ * padded_queries_) * queries_.columns();
-            grad_query_sums.add(b_ * p_.heads + head_, begin, begin + grad_query_elements(), share,
-                                grad_queries_, [&] {
+            grad_query_sums.add(b_ * p_.heads + head_, begin, begin + grad_query_elements(),
+                                partition, grad_queries_, [&] {
                                     if constexpr (Bias::has_gradient)
                                         if (p_.has_form_gradient())
                                             bias_.end_head(p_.grad_form, b_, head_);
                                 });
-            if (share == shares_ - 1)
+            if (partition == partitions_ - 1)
                 write_rows(p_.grad_q, head_, 0, p_.n_query, p_.head_dim, grad_queries_, p_.scale);
         }
     }
@@ -104,7 +104,7 @@ private:
             queries_.all_finite(padded_queries_) && grad_outputs_.all_finite(padded_queries_);
         for (int64_t i = 0; i < p_.n_query; ++i) {
             const Real lse = p_.lse.at<Real>(b_, head)[i];
-            // A row without weights has lse = -inf; +inf instead makes every P of it 0.
+            // A query without visible keys has lse = -inf; +inf instead makes its P all 0.
             lse_[i] = lse == -kInfinity ? kInfinity : Real(double(lse) * kLog2e);
             delta_[i] = lse == -kInfinity
                             ? 0
@@ -181,11 +181,11 @@ private:
             const auto queries_of_key = [&](int key) {
                 const int64_t j = keys.begin + key;
                 return visible_.queries({j, j + 1})
-                    .shifted_into(queries.begin, queries.end - queries.begin);
+                    .relative_to(queries.begin, queries.end - queries.begin);
             };
             const auto keys_of_query = [&](int row) {
                 return visible_.keys(queries.begin + row)
-                    .shifted_into(keys.begin, keys.end - keys.begin);
+                    .relative_to(keys.begin, keys.end - keys.begin);
             };
             const int n_keys = int(keys.end - keys.begin),
                       n_queries = int(queries.end - queries.begin);
@@ -207,7 +207,8 @@ private:
                                keys_.right(0), grad_queries);
     }
 
-    // P and dS of a strip, left in the operand layouts of the block, and the bias's gradient.
+    // Computes P and dS of a strip, stores them in the operand layouts of the block, and adds to
+    // the gradient of the bias.
     template <bool kMasked, bool kBiasGradient>
     void add_strip(Range strip, Range keys, int64_t block_begin) {
         const int64_t block_row = strip.begin - block_begin;
@@ -234,7 +235,8 @@ private:
         if constexpr (kPair == 2) store_pairs(block_row, rows, width, weights, grad_logits);
     }
 
-    // In: weights = q.k, grad_logits = grad_o.v. Out: weights = P, grad_logits = dS.
+    // On entry weights = q.k and grad_logits = grad_o.v; on return weights = P and grad_logits =
+    // dS.
     template <bool kMasked, bool kBiasGradient>
     BFA_INLINE void add_row(int64_t query, int r, Range keys, int width, Real* weights,
                             Real* grad_logits) {
@@ -242,12 +244,12 @@ private:
         const Vector<Real> lse = broadcast(lse_[query]), delta = broadcast(delta_[query]);
         const int64_t real_query = std::min(query, p_.n_query - 1);  // padded rows have P = 0
         const Range visible =
-            kMasked ? visible_.keys(real_query).shifted_into(keys.begin, kTile) : keys;
+            kMasked ? visible_.keys(real_query).relative_to(keys.begin, kTile) : keys;
         bias_.with_row(real_query, [&](auto bias) {
 #pragma GCC unroll 4
             for (int c = 0; c < width; c += kLane) {
                 const Vector<Real> logits = bias.added_to(load(weights + c) * scale, c);
-                Vector<Real> weight = exp2<Arithmetic::coarse_exp2>(logits - lse);
+                Vector<Real> weight = exp2<Arithmetic::approximate_exp2>(logits - lse);
                 Vector<Real> grad_logit = weight * (load(grad_logits + c) - delta);
                 if (kMasked) {
                     weight = where_visible<Real>(visible, c, weight, Vector<Real>{});
@@ -293,14 +295,14 @@ private:
     }
 
     const Backward& whole_;
-    Backward p_;  // of the sequence at hand
+    Backward p_;  // the problem of the current sequence
     Visibility visible_;
     const int64_t group_;
-    const int shares_;
+    const int partitions_;
     int64_t padded_queries_;
     const int64_t kept_tiles_;
-    // In one stretch, what is used most first. On the stack, whose place differs between processes,
-    // a strip's weights cost some of them a tenth of their time.
+    // Contiguous, the most frequently used buffers first. On the stack, whose address differs
+    // between processes, the weights of a strip made some processes 10 % slower.
     Operand *weights_, *grad_logits_, *grad_logit_rows_;
     Real* strip_;
     TwoWayRows<Arithmetic> keys_, values_;

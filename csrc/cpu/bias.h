@@ -1,12 +1,12 @@
-// The forms a bias is lowered to, each evaluated inside the tile.
+// Evaluates each form of a bias in a tile, and accumulates its gradient.
 //
 // A form is prepared for one head (begin_head), then for one key tile (begin_tile), then for one
 // query: with_row(query, function) calls function with a row, an object whose
 // added_to(logits, column) adds the bias of the tile's columns column, column + 1, ... in base 2.
-// Backward hands the gradient of the natural-log logits, zero where masked, to
-// add_gradient(row, column, gradient). It closes each row with end_row(row, r), r its number among
-// the kLanes<Real> rows or fewer that end_rows(queries) closes together, then the block of these,
-// and the head; only end_head writes to the problem's outputs.
+// The backward pass passes the gradient of the natural-log logits, zero where masked, to
+// add_gradient(row, column, gradient). It then calls end_row(row, r) for each row, where r is its
+// index in a group of at most kLanes<Real> rows; end_rows(queries) for each group; end_block for
+// each block of queries; and end_head, which alone writes to the outputs of the problem.
 #pragma once
 
 #include "arithmetic.h"
@@ -34,7 +34,7 @@ public:
     static constexpr bool has_gradient = false;
 };
 
-// -slope |d|, with distances counted from the tile
+// -slope |d|, with distances computed relative to the tile.
 template <class Real>
 class LinearBias {
 public:
@@ -90,7 +90,8 @@ private:
     double gradient_;
 };
 
-// table[d - first_distance]. Reversed, the table is contiguous along a row's keys.
+// table[d - first_distance]. The table is reversed, so that it is contiguous along the keys of a
+// row.
 template <class Real>
 class DistanceBias {
 public:
@@ -143,7 +144,7 @@ public:
     }
 
 private:
-    // A strip with one visible pair reads at most a strip and a tile past either end of the table.
+    // A strip with at least one visible pair reads at most a strip and a tile beyond either end.
     static constexpr int64_t kPadding = kTile + kStripRows;
     int64_t length() const { return problem_.form_tensors[0].rows; }
     int64_t padded_length() const { return length() + 2 * kPadding; }
@@ -154,13 +155,13 @@ private:
     int64_t start_of_query_0_;
 };
 
-// beta = gain_i (sums_p - sums_j), its sign turned where j > p; beta itself, or -log(1 + beta^2).
-// The sums are float64; a tile sees their differences from its first key's, rounded. Where these
-// no longer tell its keys apart, it sees the roundings too.
+// beta = gain_i (sums_p - sums_j), negated where j > p; the bias is beta, or -log(1 + beta^2).
+// The prefix sums are float64. A tile uses their differences from that of its first key, rounded to
+// Real. Where these are too large to resolve neighboring keys, it also adds their rounding errors.
 template <class Real, bool kLogSquare>
 class CumulativeBias {
 public:
-    // kSimple: one-sided, and without roundings. Without kGain, the gain is 1.
+    // kSimple: causal, and without the rounding errors. Without kGain, the gain is 1.
     template <bool kSimple, bool kGain>
     struct Row {
         Vector<Real> gain, gain_in_base_2, sum, scaled_sum, sum_rounding, distance_to_tile;
@@ -168,14 +169,14 @@ public:
         Real* key_gradient;
         Vector<Real> sum_gradient, gain_gradient;
 
-        BFA_INLINE Vector<Real> turned(Vector<Real> x, int column) const {
+        BFA_INLINE Vector<Real> negate_future(Vector<Real> x, int column) const {
             if constexpr (kSimple) return x;
             return distance_to_tile < iota<Real>() + Real(column) ? -x : x;
         }
         BFA_INLINE Vector<Real> difference(int column) const {
             const Vector<Real> x = sum - load(key_sums + column);
             if constexpr (kSimple) return x;
-            return turned(x + (sum_rounding - load(key_roundings + column)), column);
+            return negate_future(x + (sum_rounding - load(key_roundings + column)), column);
         }
         BFA_INLINE Vector<Real> added_to(Vector<Real> s, int column) const {
             if constexpr (kLogSquare) {
@@ -212,7 +213,7 @@ public:
 
     void begin_tile(Range keys) {
         tile_begin_ = keys.begin;
-        // The first key's, as every query of the tile sees it: no row depends on what comes later.
+        // The prefix sum of the first key, so that no row depends on steps after its own position.
         origin_ = std::isfinite(sums_[keys.begin]) ? sums_[keys.begin] : 0;
         Real largest = 0;
         for (int64_t c = 0; c < kTile; ++c) {
@@ -221,8 +222,8 @@ public:
             key_roundings_[c] = rounding(sum);
             largest = std::max(largest, std::abs(key_sums_[c]));
         }
-        simple_ =
-            problem_.causal && largest <= Real(limits::LARGEST_SUM);  // a float errs there by 4e-6
+        // At LARGEST_SUM the rounding error of a float is 4e-6.
+        simple_ = problem_.causal && largest <= Real(limits::LARGEST_SUM);
         std::memset(key_gradient_, 0, kTile * sizeof(Real));
     }
 
@@ -241,7 +242,7 @@ public:
             gradient *= Real(-2) * beta / (Real(1) + beta * beta);
         }
         if constexpr (kGain) row.gain_gradient += gradient * row.difference(column);
-        gradient = row.turned(gradient, column);
+        gradient = row.negate_future(gradient, column);
         row.sum_gradient += gradient;
         store(row.key_gradient + column, load(row.key_gradient + column) - gradient * row.gain);
     }
@@ -306,7 +307,7 @@ private:
     bool simple_;
     Real *key_sums_, *key_roundings_;
     Real* key_gradient_;
-    Real *row_sum_gradients_, *row_gain_gradients_;  // a vector for each row
+    Real *row_sum_gradients_, *row_gain_gradients_;  // one vector per row
     double* sum_gradient_;
     double* gain_gradient_;
 };

@@ -1,4 +1,4 @@
-// Memory of one call, for files that are compiled for one instruction set.
+// Memory for one call, for translation units that are compiled for one instruction set.
 #pragma once
 
 #if defined(__linux__)
@@ -12,8 +12,9 @@
 
 namespace bfa::BFA_ISA {
 
-// No standard containers here: their functions would be compiled for this instruction set under
-// names that other files share, and the linker might keep these copies for processors that lack it.
+// Standard containers are not used here: their functions would be compiled for this instruction set
+// under symbols that other files share, and the linker might keep these copies, which processors
+// without the instruction set cannot run.
 template <class T>
 class Buffer {
 public:
@@ -28,8 +29,8 @@ public:
 
     T* data() const { return data_; }
 
-    // Lets the system take back the memory under [begin, end), whose contents are then undefined.
-    void forget(int64_t begin, int64_t end) const {
+    // Returns the pages within [begin, end) to the system. Their contents are undefined afterwards.
+    void discard(int64_t begin, int64_t end) const {
 #if defined(__linux__)
         const uintptr_t page = uintptr_t(sysconf(_SC_PAGESIZE));
         const uintptr_t first = (uintptr_t(data_ + begin) + page - 1) / page * page;

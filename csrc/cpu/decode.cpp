@@ -1,9 +1,9 @@
-// Attention of a few new queries to the keys of a cache.
+// Attention of a few new queries to a paged cache.
 //
 // The query heads that share a key head are rows of one block, so that keys and values are read
-// once. In three passes over the blocks, the nearest keys are added and the tiles chosen that may
-// matter besides; these are added by as many threads as there are, each to a softmax of its own;
-// and the softmaxes of a block are merged, always in the same order.
+// once. Pass 1 adds the nearest keys of each block and selects the other tiles that cannot be
+// skipped. Pass 2 divides these into parts, and all threads compute the softmax of each part. Pass
+// 3 merges the parts of each block, always in the same order.
 #include <omp.h>
 
 #include "buffer.h"
@@ -14,10 +14,10 @@
 namespace bfa::BFA_ISA {
 namespace {
 
-// A part has at least as many tiles, so that merging it weighs little, and there are enough parts
-// that the last ones do not leave a thread waiting.
-constexpr int64_t kLeastTiles = 8, kPartsPerThread = 16;
-// Waking a thread, and waiting for it, costs as much as reading so many bytes.
+// Tiles per part at least, which amortizes merging it; and parts per thread, which balances the
+// load.
+constexpr int64_t kMinTiles = 8, kPartsPerThread = 16;
+// Waking a thread and waiting for it costs as much as reading this many bytes.
 constexpr int64_t kBytesPerThread = 256 << 10;
 
 int worthwhile_threads(int64_t bytes, int threads) {
@@ -32,7 +32,7 @@ int worthwhile_threads(const Decode& p) {
     return worthwhile_threads(bytes, p.threads);
 }
 
-// Blocks of queries, the same number for each key head of each sequence.
+// The blocks of queries; every key head of every sequence has the same number of them.
 class Blocks {
 public:
     explicit Blocks(const Decode& p)
@@ -54,7 +54,7 @@ private:
     const int64_t queries_, of_head_, count_;
 };
 
-// The tiles [begin, end) of a block's list.
+// The tiles [begin, end) of the list of a block.
 struct Part {
     int64_t block, begin, end;
 };
@@ -76,7 +76,7 @@ public:
         return State::take(arena, rows_, columns_);
     }
 
-    int64_t bytes() const { return bytes_; }  // of one
+    int64_t bytes() const { return bytes_; }  // per element
 
 private:
     static constexpr int64_t kAlignment = 64;
@@ -123,12 +123,13 @@ public:
 
         int64_t total = 0;
         for (int64_t n = 0; n < blocks_.count(); ++n) total += counts_.data()[n];
-        const int64_t of_part = std::max(kLeastTiles, total / (threads_ * kPartsPerThread) + 1);
+        const int64_t tiles_per_part =
+            std::max(kMinTiles, total / (threads_ * kPartsPerThread) + 1);
         const auto parts_of = [&](int64_t n) {
-            return (counts_.data()[n] + of_part - 1) / of_part;
+            return (counts_.data()[n] + tiles_per_part - 1) / tiles_per_part;
         };
         int64_t count = 0;
-        const Buffer<int64_t> firsts(blocks_.count());  // of each block's parts
+        const Buffer<int64_t> firsts(blocks_.count());  // the first part of each block
         for (int64_t n = 0; n < blocks_.count(); ++n)
             firsts.data()[n] = count, count += parts_of(n);
         const Buffer<Part> parts(count);
@@ -144,10 +145,10 @@ public:
             const int32_t* list = tiles.data() + lists_.data()[part.block];
             block.begin(rows);
             far[n].clear(rows.rows);
-            // From the nearest on, as its logits are the largest more often than not.
+            // Starts with the nearest tile, whose logits are usually the largest.
             for (int64_t x = part.end - 1; x >= part.begin; --x)
                 block.add_tile(far[n], list[x],
-                               x > part.begin ? block.ahead(list[x - 1]) : Ahead());
+                               x > part.begin ? block.prefetch_of(list[x - 1]) : Prefetch());
         });
 
         const int threads = worthwhile_threads((count + blocks_.count()) * near_.bytes(), threads_);
@@ -175,7 +176,7 @@ private:
         }
     }
 
-    // Adds a row of `other` to the same of `state`.
+    // Merges a row of `other` into the same row of `state`.
     static void merge(const State& state, const State& other, int row) {
         const Real pivot = std::max(state.pivots[row], other.pivots[row]);
         if (pivot == -State::kInfinity) return;
@@ -192,7 +193,7 @@ private:
     const Blocks blocks_;
     const ThreadWorkspaces<Block, Decode> workspaces_;
     const Softmaxes<Arithmetic> near_;
-    const Buffer<int64_t> lists_, counts_;  // where each block's list of tiles begins; its length
+    const Buffer<int64_t> lists_, counts_;  // the start and length of each block's list of tiles
 };
 
 }  // namespace

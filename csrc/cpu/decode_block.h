@@ -1,4 +1,4 @@
-// A block of queries and the tiles of a cache that are added to its softmax, one at a time.
+// Adds the tiles of a paged cache, one at a time, to the online softmax of a block of queries.
 #pragma once
 
 #include "online_softmax.h"
@@ -7,32 +7,33 @@
 
 namespace bfa::BFA_ISA {
 
-// With more rows it is worth transposing a tile for a product of matrices.
-constexpr int kFewRows = 16;
-// The more rows, the less the packing of a tile weighs.
-constexpr int64_t kMostRows = 512;
+// Blocks of at most this many rows use dot products with keys in place. Larger ones amortize
+// transposing a tile for a matrix product.
+constexpr int kMaxDotRows = 16;
+// Rows per block at most. Large blocks amortize the packing of a tile.
+constexpr int64_t kMaxRows = 512;
 
 inline int64_t block_queries(const Decode& p) {
-    return std::clamp<int64_t>(kMostRows / p.group(), 1, std::max<int64_t>(p.n_query, 1));
+    return std::clamp<int64_t>(kMaxRows / p.group(), 1, std::max<int64_t>(p.n_query, 1));
 }
 inline int64_t block_rows(const Decode& p) { return block_queries(p) * p.group(); }
 
-// The rows of a tile that is added next, asked for while another is computed.
-struct Ahead {
+// The rows of the next tile, which are prefetched while the current one is computed.
+struct Prefetch {
     const char *keys = nullptr, *values = nullptr;
     int64_t key_row = 0, value_row = 0, key_bytes = 0, value_bytes = 0;
 
-    BFA_INLINE void ask_for_keys(int64_t begin, int64_t end) const {
-        if (keys) ask_for(keys, key_row, key_bytes, begin, end);
+    BFA_INLINE void prefetch_keys(int64_t begin, int64_t end) const {
+        if (keys) prefetch_rows(keys, key_row, key_bytes, begin, end);
     }
-    BFA_INLINE void ask_for_values(int64_t begin, int64_t end) const {
-        if (values) ask_for(values, value_row, value_bytes, begin, end);
+    BFA_INLINE void prefetch_values(int64_t begin, int64_t end) const {
+        if (values) prefetch_rows(values, value_row, value_bytes, begin, end);
     }
 
 private:
-    // Row by row: in a cache with heads inside, those of other heads lie between them.
-    static BFA_INLINE void ask_for(const char* rows, int64_t row, int64_t bytes, int64_t begin,
-                                   int64_t end) {
+    // Row by row, because the rows of other heads may be interleaved with these.
+    static BFA_INLINE void prefetch_rows(const char* rows, int64_t row, int64_t bytes,
+                                         int64_t begin, int64_t end) {
         for (int64_t n = begin; n < end; ++n)
             for (int64_t x = 0; x < bytes; x += 64) __builtin_prefetch(rows + n * row + x, 0, 2);
     }
@@ -71,14 +72,15 @@ public:
         bias_.begin_block(block);
     }
 
-    // The first of the tiles that are always added.
+    // Returns the first of the near tiles, which are always computed.
     int64_t near_tile() const {
         const int64_t first = std::max<int64_t>(0, block_->first_position - limits::NEAR_KEYS + 1);
         const Range tiles = block_->tiles(p_);
         return std::clamp(first / p_.tile_keys(), tiles.begin, tiles.end);
     }
 
-    // Adds the near tiles, and writes to `taken` which of the others may matter; returns how many.
+    // Adds the near tiles, writes the other tiles that cannot be skipped to `taken`, and returns
+    // the number of these.
     int64_t add_near(const State& state, int32_t* taken) {
         const Range tiles = block_->tiles(p_), far = {tiles.begin, near_tile()};
         const bool choose = p_.tolerance > 0 && kForm != Form::none && !far.empty();
@@ -96,22 +98,22 @@ public:
         return choice_.choose(bias_, far, taken);
     }
 
-    // Meanwhile `next` arrives.
-    void add_tile(const State& state, int64_t tile, const Ahead& next = {}) {
+    // Adds one tile to the softmax, and prefetches `next`.
+    void add_tile(const State& state, int64_t tile, const Prefetch& next = {}) {
         const Range keys = keys_of(tile);
         const int n = int(keys.end - keys.begin), width = int(round_up(n, kLane * kPair));
-        const Place place = place_of(p_, block_->b, keys.begin);
+        const PageSlot slot = slot_of(p_, block_->b, keys.begin);
         const bool masked = n < width || !block_->all_visible(p_, keys);
-        const bool few = block_->rows <= kFewRows;
-        // Pairs of rows are made for each product, which is worth it for few.
-        const bool in_place = !masked && is_operand(p_.value_dim) && (kPair == 1 || few);
+        const bool few = block_->rows <= kMaxDotRows;
+        // In place, rows are paired again for every register block, which pays off for few rows.
+        const bool in_place = !masked && reads_in_place(p_.value_dim) && (kPair == 1 || few);
         const Operand* rows[kTile];
         if (few) {
-            find_keys(place, n, rows);
+            find_keys(slot, n, rows);
         } else {
-            pack_keys(place, n, width);
+            pack_keys(slot, n, width);
         }
-        const char* values = row_at(p_.v, place, block_->kv_head);
+        const char* values = row_at(p_.v, slot, block_->kv_head);
         slack_ = in_place ? 0 : pack_values(values, n, width, next);
         for (int row = 0; row < block_->rows; row += kStripRows) {
             const int count = std::min(kStripRows, block_->rows - row);
@@ -119,15 +121,15 @@ public:
             alignas(64) Real logits[kStripRows * kTile];
             if (few) {
                 Dots<Arithmetic>::all(count, n, depth_, queries_, rows, logits,
-                                      [&](int j, int end) { next.ask_for_keys(j, end); });
+                                      [&](int j, int end) { next.prefetch_keys(j, end); });
             } else {
                 gemm<Arithmetic, false>(padded, width, depth_, {queries_ + row * depth_, depth_, 1},
                                         {keys_transposed_, kTile}, {logits, kTile});
             }
             const State of_strip = state.from(row);
             const bool raises =
-                masked ? finish_logits<true>(of_strip, row, count, keys, place, width, logits)
-                       : finish_logits<false>(of_strip, row, count, keys, place, width, logits);
+                masked ? finish_logits<true>(of_strip, row, count, keys, slot, width, logits)
+                       : finish_logits<false>(of_strip, row, count, keys, slot, width, logits);
             if (raises) of_strip.raise_pivots(count, width, logits, slack_);
             of_strip.exponentiate(count, width, logits);
             const LeftMatrix<Operand> weights = {reinterpret_cast<Operand*>(logits), kTile, 1};
@@ -145,11 +147,11 @@ public:
         }
     }
 
-    Ahead ahead(int64_t tile) const {
-        const Place place = place_of(p_, block_->b, tile * p_.tile_keys());
+    Prefetch prefetch_of(int64_t tile) const {
+        const PageSlot slot = slot_of(p_, block_->b, tile * p_.tile_keys());
         const int64_t bytes = element_bytes(p_.element);
-        return {row_at(p_.k, place, block_->kv_head),
-                row_at(p_.v, place, block_->kv_head),
+        return {row_at(p_.k, slot, block_->kv_head),
+                row_at(p_.v, slot, block_->kv_head),
                 p_.k.row,
                 p_.v.row,
                 p_.head_dim * bytes,
@@ -162,14 +164,14 @@ private:
         return {begin, std::min(begin + p_.tile_keys(), block_->last_position + 1)};
     }
 
-    // Whether rows of so many channels are operands as they stand in a page.
-    bool is_operand(int64_t channels) const {
+    // Whether rows with this number of channels can be used as operands in place, without packing.
+    bool reads_in_place(int64_t channels) const {
         return Arithmetic::reads_in_place(p_.element) && channels % (kPair * kLanes<Operand>) == 0;
     }
 
-    void find_keys(const Place& place, int n, const Operand** rows) {
-        const char* source = row_at(p_.k, place, block_->kv_head);
-        const bool in_place = is_operand(p_.head_dim);
+    void find_keys(const PageSlot& slot, int n, const Operand** rows) {
+        const char* source = row_at(p_.k, slot, block_->kv_head);
+        const bool in_place = reads_in_place(p_.head_dim);
         if (!in_place)
             Arithmetic::pack_rows(p_.element, source, p_.k.row, n, p_.head_dim, keys_, depth_);
         for (int j = 0; j < n; ++j)
@@ -177,19 +179,19 @@ private:
                                : keys_ + j * depth_;
     }
 
-    void pack_keys(const Place& place, int n, int width) {
-        Arithmetic::pack_rows(p_.element, row_at(p_.k, place, block_->kv_head), p_.k.row, n,
+    void pack_keys(const PageSlot& slot, int n, int width) {
+        Arithmetic::pack_rows(p_.element, row_at(p_.k, slot, block_->kv_head), p_.k.row, n,
                               p_.head_dim, keys_, depth_);
         std::memset(keys_ + n * depth_, 0, (width - n) * depth_ * sizeof(Operand));
         transpose(keys_, width, depth_, depth_, keys_transposed_);
     }
 
-    // With zeros behind the last one. Returns how far logits may be above their pivot.
-    Real pack_values(const char* source, int n, int width, const Ahead& next) {
+    // Packs n values, padded with zeros to `width`. Returns how far logits may exceed their pivot.
+    Real pack_values(const char* source, int n, int width, const Prefetch& next) {
         constexpr int kAtOnce = 4;
         for (int j = 0; j < n; j += kAtOnce) {
             const int count = std::min(kAtOnce, n - j);
-            next.ask_for_values(j, j + count);
+            next.prefetch_values(j, j + count);
             Arithmetic::pack_row_pairs(p_.element, source + j * p_.v.row, p_.v.row, count,
                                        p_.value_dim, values_ + j / kPair * columns_, columns_);
         }
@@ -203,11 +205,11 @@ private:
 
     RightMatrix<Operand> packed_values() const { return {values_, columns_}; }
 
-    // logits = scale * product + bias in base 2, -inf where masked. Whether some are too large for
-    // their row's pivot.
+    // logits = scale * product + bias in base 2, -inf where masked. Returns whether some logit is
+    // too large for the pivot of its row.
     template <bool kMasked>
-    bool finish_logits(const State& state, int first_row, int count, Range keys, const Place& place,
-                       int width, Real* logits) const {
+    bool finish_logits(const State& state, int first_row, int count, Range keys,
+                       const PageSlot& slot, int width, Real* logits) const {
         const Vector<Real> scale = broadcast(Real(p_.scale * kLog2e));
         Vector<Real> excess = broadcast(-kInfinity);
         alignas(64) Real bias[kTile] = {};
@@ -215,7 +217,7 @@ private:
             Vector<Real> largest = broadcast(-kInfinity);
             const Range visible =
                 kMasked ? block_->visible(p_, first_row + r, keys) : Range{0, width};
-            if (bias_.exists) bias_.fill(first_row + r, keys, place, visible, bias);
+            if (bias_.exists) bias_.fill(first_row + r, keys, slot, visible, bias);
             for (int c = 0; c < width; c += kLane) {
                 Real* logit = logits + r * kTile + c;
                 Vector<Real> s = load(logit) * scale + load(bias + c);
@@ -232,11 +234,11 @@ private:
         const Range keys = keys_of(tile);
         const Operand* rows[kTile];
         const int n = int(keys.end - keys.begin);
-        find_keys(place_of(p_, block_->b, keys.begin), n, rows);
+        find_keys(slot_of(p_, block_->b, keys.begin), n, rows);
         double longest = 0;
         for (int j = 0; j < n; ++j) {
             const double length = std::sqrt(length_squared<Arithmetic>(rows[j], depth_));
-            if (!(length <= longest)) longest = length;  // a NaN stays
+            if (!(length <= longest)) longest = length;  // propagates NaN
         }
         return longest;
     }

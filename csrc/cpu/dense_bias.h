@@ -1,4 +1,4 @@
-// The form with a number of its own for each pair: bias_ij = tensor[i, j].
+// The dense form: bias_ij = tensor[i, j].
 #pragma once
 
 #include "element.h"
@@ -8,15 +8,15 @@
 
 namespace bfa::BFA_ISA {
 
-// An object like those of bias.h. Each number of the gradient belongs to one tile, so that it is
-// added to the problem's output at once.
+// Implements the interface described in bias.h. Each element of the gradient belongs to exactly one
+// tile, so it is added to the output of the problem directly.
 template <class Real>
 class DenseBias {
 public:
     struct Row {
         const Real* values;
-        Real *gradient,
-            *target;  // where target is not null, the gradient is still to be added to it
+        Real* gradient;
+        Real* target;  // if not null, end_row adds the gradient to it
 
         BFA_INLINE Vector<Real> added_to(Vector<Real> s, int column) const {
             return s + load(values + column) * Real(kLog2e);
@@ -53,7 +53,7 @@ public:
 
     static constexpr bool has_gradient = true;
 
-    // Rows that pad a block are the last one again, with a gradient of 0.
+    // Padding rows of a block repeat its last row, with a gradient of 0.
     BFA_INLINE void add_gradient(Row& row, int column, Vector<Real> gradient) {
         store(row.gradient + column, load(row.gradient + column) + gradient);
     }
@@ -70,13 +70,13 @@ private:
     static constexpr Element kElementOfReal =
         sizeof(Real) == 8 ? Element::float64 : Element::float32;
 
-    // As real numbers side by side, with zeros behind the last key.
+    // Returns a contiguous copy in Real, padded with zeros beyond the last key.
     BFA_INLINE const Real* copied(const char* source, int n) const {
         const FormTensor& tensor = problem_.form_tensors[0];
         with_element<Real>(tensor.element, [&](auto type) {
             using Number = decltype(type);
             const bool is_dense = tensor.column == int64_t(sizeof(Number));
-            if (is_dense && n == kTile) {  // a constant number, which the compiler makes vectors of
+            if (is_dense && n == kTile) {  // a constant trip count, which the compiler vectorizes
                 const auto* x = reinterpret_cast<const Number*>(source);
                 for (int c = 0; c < kTile; ++c) values_[c] = to_real(x[c]);
             } else {

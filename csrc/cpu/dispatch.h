@@ -1,4 +1,4 @@
-// Which instruction sets the kernels were built for, and which of them runs.
+// The instruction sets that the kernels were built for, and the one in use.
 #pragma once
 
 #include <string>
@@ -17,7 +17,7 @@ struct InstructionSet {
     void (*decode)(const Decode&);
 };
 
-// Everything this build contains, slowest first.
+// Returns the instruction sets of this build, slowest first.
 const std::vector<InstructionSet>& instruction_sets();
 
 const InstructionSet& active_instruction_set();

@@ -1,14 +1,15 @@
-// Products of a few queries with keys that stay where and as they are in memory.
+// Dot products of a few queries with keys in place: keys are neither packed nor transposed.
 #pragma once
 
 #include "gemm.h"
 
 namespace bfa::BFA_ISA {
 
-// products[r * kTile + j] = a_r . keys[j], for rows of `depth` operands, whole vectors of them.
+// products[r * kTile + j] = a_r . keys[j], for rows of `depth` operands, a multiple of the vector
+// length.
 //
-// A block of rows and keys is summed lane by lane in registers; then the lanes of all its sums are
-// added at once.
+// A block of rows and keys is accumulated lane by lane in registers; then the lanes of all its
+// accumulators are reduced together.
 template <class Arithmetic>
 class Dots {
     using Real = typename Arithmetic::Real;
@@ -18,14 +19,14 @@ class Dots {
     static_assert(kLane <= kRows * kKeys);
 
 public:
-    // begin_keys(j, end) is called before the products of the keys from j to before end.
+    // begin_keys(j, end) is called before the products of keys [j, end).
     template <class Function>
     static void all(int rows, int n_keys, int64_t depth, const Operand* a,
                     const Operand* const* keys, Real* products, Function begin_keys) {
         for (int j = 0; j < n_keys; j += kKeys) {
             begin_keys(j, std::min(j + kKeys, n_keys));
             const int count = std::min(kKeys, n_keys - j);
-            const Operand* block[kKeys];  // the last key stands in for those beyond it
+            const Operand* block[kKeys];  // padded by repeating the last key
             for (int x = 0; x < kKeys; ++x) block[x] = keys[j + std::min(x, count - 1)];
             for (int r = 0; r < rows; r += kRows)
                 with_constant<kRows>(std::min(kRows, rows - r), [&](auto n_rows) {
@@ -61,7 +62,7 @@ private:
     }
 };
 
-// a . a, of `depth` operands.
+// Returns a . a for a row of `depth` operands.
 template <class Arithmetic>
 double length_squared(const typename Arithmetic::Operand* a, int64_t depth) {
     Vector<typename Arithmetic::Real> sum{};

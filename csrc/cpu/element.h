@@ -1,4 +1,4 @@
-// Rows of the four element types to and from the real type a kernel computes in.
+// Converts rows of the four element types to and from the real type of a kernel.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +39,7 @@ BFA_INLINE BFloat16 to_bfloat16(float x) {
 BFA_INLINE float to_real(Float16 x) {
     const uint32_t sign = uint32_t(x.bits & 0x8000) << 16;
     const uint32_t magnitude = x.bits & 0x7fff;
-    // A multiplication moves the exponent's bias from 15 to 127, and normalises subnormals.
+    // Multiplying changes the exponent bias from 15 to 127, and normalizes subnormals.
     const float scaled = bits_to_float(magnitude << 13) * 0x1p112f;
     const uint32_t bits =
         magnitude >= 0x7c00 ? 0x7f800000 | (magnitude << 13) : float_to_bits(scaled);
@@ -55,7 +55,7 @@ BFA_INLINE Float16 to_float16(float x) {
         half = 0x7e00;
     } else if (magnitude >= 0x477ff000) {  // rounds past the largest finite half
         half = 0x7c00;
-    } else if (magnitude < 0x38800000) {  // subnormal: adding 1/2 aligns the bits that survive
+    } else if (magnitude < 0x38800000) {  // subnormal: adding 1/2 aligns the remaining bits
         half = float_to_bits(bits_to_float(magnitude) + 0.5f) - float_to_bits(0.5f);
     } else {
         half = (magnitude - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13;
@@ -71,7 +71,7 @@ BFA_INLINE void from_real(float x, Float16& y) { y = to_float16(x); }
 BFA_INLINE void from_real(float x, float& y) { y = x; }
 BFA_INLINE void from_real(double x, double& y) { y = x; }
 
-// Calls function(T()) with the C++ type of a runtime element type that computes in Real.
+// Calls function(T()), where T is the C++ type of a runtime element type whose real type is Real.
 template <class Real, class Function>
 BFA_INLINE void with_element(Element element, Function function) {
     if constexpr (sizeof(Real) == 8) {

@@ -1,7 +1,7 @@
 // o_i = sum_j softmax_j(scale q_i.k_j + b_ij) v_j and lse_i = log sum_j exp(scale q_i.k_j + b_ij).
 //
-// A task is one block of queries of one head. It walks the key tiles from the diagonal to the past;
-// each tile is packed once and used by every strip of queries.
+// A task is one block of queries of one head. It iterates over the key tiles from the diagonal to
+// the past; each tile is packed once and used by every strip of queries.
 #include <omp.h>
 
 #include <cmath>
@@ -17,12 +17,12 @@
 namespace bfa::BFA_ISA {
 namespace {
 
-// Queries and outputs of a block share the second-level cache with the tile; the more rows, the
-// less the packing of a tile weighs.
+// Bytes of queries and outputs per block, which share the L2 cache with a tile. Large blocks
+// amortize the packing of a tile.
 constexpr int64_t kBlockBytes = 512 << 10;
 constexpr int64_t kCacheLine = 64;
 
-// As many as fit, but enough blocks that the last ones do not leave a thread waiting.
+// Returns the rows of a block: as many as fit in kBlockBytes, but few enough to balance the load.
 int64_t block_rows(const Problem& problem) {
     constexpr int64_t kBlocksPerThread = 8, kMinBlockRows = 48;
     const int64_t rows = problem.heads * query_count(problem);
@@ -87,21 +87,21 @@ private:
         }
     }
 
-    // While a strip is computed, some rows arrive of the tile that is packed next.
+    // Prefetches, while a strip is computed, some rows of the tile that is packed next.
     void prefetch_next_tile(int64_t tile_begin, int64_t strip) const {
         constexpr int64_t kRowsPerStrip = 4;
-        const auto ask_for = [](const char* row, int64_t bytes) {
+        const auto prefetch_rows = [](const char* row, int64_t bytes) {
             for (int64_t x = 0; x < bytes; x += kCacheLine) __builtin_prefetch(row + x);
         };
         const int64_t begin = tile_begin - kTile + strip * kRowsPerStrip;
         for (int64_t j = std::max<int64_t>(begin, 0);
              j < std::min(begin + kRowsPerStrip, tile_begin); ++j) {
-            ask_for(p_.k.at(b_, kv_head_, j), p_.head_dim * element_bytes(p_.element));
-            ask_for(p_.v.at(b_, kv_head_, j), p_.value_dim * element_bytes(p_.element));
+            prefetch_rows(p_.k.at(b_, kv_head_, j), p_.head_dim * element_bytes(p_.element));
+            prefetch_rows(p_.v.at(b_, kv_head_, j), p_.value_dim * element_bytes(p_.element));
         }
     }
 
-    // One tile's share of a strip: logits, online softmax, weighted values.
+    // Adds a tile to a strip: logits, online softmax, weighted values.
     template <bool kMasked>
     void add_strip(Range strip, Range keys) {
         const int64_t row = strip.begin - block_.begin;
@@ -122,7 +122,7 @@ private:
             gemm_visible<Arithmetic>(
                 int(strip.end - strip.begin), columns_, left, {values_, columns_}, output,
                 [&](int r) {
-                    return visible_.keys(strip.begin + r).shifted_into(keys.begin, width);
+                    return visible_.keys(strip.begin + r).relative_to(keys.begin, width);
                 });
         } else {
             gemm<Arithmetic, true>(rows, columns_, width / Arithmetic::pair, left,
@@ -139,7 +139,7 @@ private:
     }
 
     const Forward& whole_;
-    Forward p_;  // of the sequence at hand, as problem_ is
+    Forward p_;  // the problem of the current sequence, like problem_
     const int64_t columns_;
     Operand* values_;
     SoftmaxRows<Arithmetic> softmax_;
@@ -169,10 +169,10 @@ public:
 
     int64_t size() const { return count_; }
 
-    // Calls function(b, h, queries) for the block at `place` in the order of their cost.
+    // Calls function(b, h, queries) for block number `index` in the order of decreasing cost.
     template <class Function>
-    void take(int64_t place, Function function) const {
-        const int64_t id = order_.data()[place].id, sequence = id / problem_.heads;
+    void take(int64_t index, Function function) const {
+        const int64_t id = order_.data()[index].id, sequence = id / problem_.heads;
         const int64_t b = sequence % problem_.batch, n_query = rows_of(problem_, b).n_query;
         function(b, id % problem_.heads, queries(sequence / problem_.batch, n_query));
     }
@@ -205,8 +205,8 @@ void run_forward(const Forward& problem) {
         [[maybe_unused]] const FlushSubnormals flush_subnormals;
         Block block = workspaces.of_thread(omp_get_thread_num());
 #pragma omp for schedule(monotonic : dynamic, 1)
-        for (int64_t place = 0; place < blocks.size(); ++place)
-            blocks.take(place,
+        for (int64_t index = 0; index < blocks.size(); ++index)
+            blocks.take(index,
                         [&](int64_t b, int64_t h, Range queries) { block.run(b, h, queries); });
     }
 }

@@ -1,4 +1,4 @@
-// c (+)= a b for the small matrices of one tile.
+// Matrix products c = a b and c += a b for the small matrices of one tile.
 #pragma once
 
 #include <algorithm>
@@ -8,20 +8,20 @@
 
 namespace bfa::BFA_ISA {
 
-// Columns one block of the product keeps in registers: 6 x 4 accumulators of 32, or 6 x 2 of 16.
+// Vectors of columns in a register block: 6 x 4 accumulators of 32 registers, or 6 x 2 of 16.
 constexpr int kBlockVectors = kVectorBytes == 64 ? 4 : 2;
 
-// Operand (r, k) stands at data[r * row + k * depth], so a transposed matrix costs nothing.
+// Operand (r, k) is at data[r * row + k * depth], so that a transposed matrix needs no copy.
 template <class Operand>
 struct LeftMatrix {
     const Operand* data;
     int64_t row, depth;
 };
 
-// Operand (k, c) stands at data[k * stride + c].
+// Operand (k, c) is at data[k * stride + c].
 template <class Operand>
 struct RightMatrix {
-    static constexpr int kVectors = 1;  // that are read together
+    static constexpr int kVectors = 1;  // vectors that are read together
     const Operand* data;
     int64_t stride;
 
@@ -32,7 +32,7 @@ struct RightMatrix {
 #pragma GCC unroll 4
         for (int x = 0; x < kCount; ++x) columns[x] = load(data + k * stride + x * kLanes<Operand>);
     }
-    // Puts sums of columns in the columns' order.
+    // Permutes accumulators to the order of the columns.
     template <class Sum, int kCount>
     static BFA_INLINE void order(Sum (&)[kCount]) {}
 };
@@ -47,8 +47,8 @@ template <class Arithmetic, bool kAccumulate, int kRows, int kVectors, class Rig
 BFA_INLINE void gemm_block(int64_t depth, LeftMatrix<typename Arithmetic::Operand> a, Right b,
                            Result<typename Arithmetic::Real> c) {
     using Real = typename Arithmetic::Real;
-    // The block's sum starts at 0 also where it is added to c: many small terms then lose nothing
-    // to a large c, which holds the nearest keys first.
+    // The block is summed from 0 even if it is added to c. Adding many small terms one by one to a
+    // large c, which starts with the nearest keys, would lose precision.
     Vector<Real> sum[kRows][kVectors] = {};
     for (int64_t k = 0; k < depth; ++k) {
         Vector<typename Arithmetic::Operand> right[kVectors];
@@ -104,8 +104,8 @@ __attribute__((noinline)) void gemm(int rows, int64_t columns, int64_t depth,
     }
 }
 
-// The same sum, leaving out every term (r, k) whose k is not in depth_range(r). For tiles that hold
-// infinities or NaN beyond the mask, where 0 * NaN must not reach the result. k counts numbers.
+// c += a b without the terms (r, k) whose k is outside depth_range(r), for tiles with infinities or
+// NaN at masked positions, where 0 * NaN must not reach the result. k counts numbers, not operands.
 template <class Arithmetic, class DepthRange>
 void gemm_visible(int rows, int64_t columns, LeftMatrix<typename Arithmetic::Operand> a,
                   RightMatrix<typename Arithmetic::Operand> b, Result<typename Arithmetic::Real> c,
@@ -115,10 +115,10 @@ void gemm_visible(int rows, int64_t columns, LeftMatrix<typename Arithmetic::Ope
         const auto range = depth_range(r);
         for (int64_t k = range.begin; k < range.end; ++k) {
             const auto left =
-                Arithmetic::number(a.data[r * a.row + k / kPair * a.depth], k % kPair);
+                Arithmetic::element(a.data[r * a.row + k / kPair * a.depth], k % kPair);
             const auto* right = b.data + k / kPair * b.stride;
             for (int64_t x = 0; x < columns; ++x)
-                c.data[r * c.stride + x] += left * Arithmetic::number(right[x], k % kPair);
+                c.data[r * c.stride + x] += left * Arithmetic::element(right[x], k % kPair);
         }
     }
 }

@@ -1,5 +1,5 @@
 // The logits of one block of queries of one head, key tile by key tile, in base 2:
-// (scale q_i.k_j + b_ij) / ln 2, or -inf where query i does not take key j.
+// (scale q_i.k_j + b_ij) / ln 2, or -inf where query i does not attend to key j.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,7 @@ protected:
           keys_(arena.take<Operand>(kTile * depth_)),
           keys_transposed_(arena.take<Operand>(depth_ * kTile)) {}
 
-    // Returns the number of rows, padded to whole blocks of registers.
+    // Returns the number of rows, padded to a multiple of kRegisterRows.
     int64_t begin_block(int64_t b, int64_t h, Range queries) {
         b_ = b, h_ = h, kv_head_ = h / (problem_.heads / problem_.kv_heads), block_ = queries;
         const int64_t count = queries.end - queries.begin;
@@ -60,7 +60,7 @@ protected:
         return {query, std::min(query + kStripRows, block_.end)};
     }
 
-    // How many rows and columns of the strip are computed: up to the last key that it sees.
+    // The numbers of rows and columns of a strip that are computed: up to its last visible key.
     template <bool kMasked>
     int rows(Range strip) const {
         return kMasked ? int(round_up(strip.end - strip.begin, kRegisterRows)) : kStripRows;
@@ -72,8 +72,8 @@ protected:
         return int(std::min<int64_t>(round_up(end, kLane * Arithmetic::pair), width_));
     }
 
-    // Row r of the strip has its logits from logits + r * kTile on. Calls end_row(r, the vector of
-    // the largest logits of each lane).
+    // Writes the logits of row r of the strip to logits + r * kTile, and calls end_row(r, largest),
+    // where largest holds the maximum of each lane.
     template <bool kMasked, class Function>
     BFA_INLINE void compute(Range strip, Range keys, Real* logits, Function end_row) {
         const int rows = this->rows<kMasked>(strip), width = this->width<kMasked>(strip, keys);
@@ -84,7 +84,7 @@ protected:
         for (int r = 0; r < rows; ++r) {
             const int64_t query = std::min(strip.begin + r, strip.end - 1);
             const Range visible =
-                kMasked ? visible_.keys(query).shifted_into(keys.begin, kTile) : keys;
+                kMasked ? visible_.keys(query).relative_to(keys.begin, kTile) : keys;
             Vector<Real> largest = broadcast(-kInfinity);
             bias_.with_row(query, [&](const auto& bias) {
 #pragma GCC unroll 4
@@ -99,7 +99,7 @@ protected:
         }
     }
 
-    Problem problem_;  // may be changed to that of another sequence
+    Problem problem_;  // the problem of the current sequence
     Visibility visible_;
     const int64_t depth_;
     Bias bias_;

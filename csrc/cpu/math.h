@@ -1,5 +1,5 @@
-// exp2 and log2 on vectors. Float polynomials are least-maximum fits on the stated intervals;
-// double, which exists for gradient checks and not for speed, asks the C library lane by lane.
+// exp2 and log2 on vectors. The float versions use minimax polynomials on the stated intervals; the
+// double versions, which serve gradient checks and not speed, call the C library for each lane.
 #pragma once
 
 #include <cmath>
@@ -28,25 +28,25 @@ BFA_INLINE Vector<float> round_to_nearest(Vector<float> x) {
 #elif defined(__AVX2__)
     return (Vector<float>)_mm256_round_ps((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #else
-    constexpr float kShift = 12582912.0f;  // 1.5 * 2^23: adding it leaves no fraction bits
+    constexpr float kShift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
     return (x + kShift) - kShift;
 #endif
 }
 
-// y * 2^n for integral n >= -127, where 2^-127 and below become 0.
+// y * 2^n for integers n >= -127; 2^-127 is taken as 0.
 BFA_INLINE Vector<float> scale_by_power(Vector<float> y, Vector<float> n) {
     return y * (Vector<float>)((__builtin_convertvector(n, IntVector) + 127) << 23);
 }
 
-// 2^x, relative error 9.1e-8, or 1.0e-4 when kCoarse, a fortieth of a bfloat16 rounding. 0 gives 1,
-// -inf gives 0, NaN gives NaN.
-template <bool kCoarse = false>
+// 2^x with relative error 9.1e-8, or 1.0e-4 if kApproximate, which is a fortieth of the rounding
+// error of a bfloat16. exp2(0) = 1, exp2(-inf) = 0, exp2(NaN) = NaN.
+template <bool kApproximate = false>
 BFA_INLINE Vector<float> exp2(Vector<float> x) {
-    // fits of 2^f on [-1/2, 1/2] that are exact at 0
-    constexpr float kFine[] = {1.0000000000e+00f, 6.9314700365e-01f, 2.4022242427e-01f,
-                               5.5507335812e-02f, 9.6715129912e-03f, 1.3264727313e-03f};
-    constexpr float kRough[] = {1.0000000000e+00f, 6.9328290224e-01f, 2.4221096933e-01f,
-                                5.5008932948e-02f};
+    // minimax fits of 2^f on [-1/2, 1/2], exact at 0
+    constexpr float kHighDegree[] = {1.0000000000e+00f, 6.9314700365e-01f, 2.4022242427e-01f,
+                                     5.5507335812e-02f, 9.6715129912e-03f, 1.3264727313e-03f};
+    constexpr float kLowDegree[] = {1.0000000000e+00f, 6.9328290224e-01f, 2.4221096933e-01f,
+                                    5.5008932948e-02f};
 #if !defined(__AVX512F__)
     x = max<float>(broadcast(-127.0f), x);
     x = x > 128.0f ? broadcast(128.0f) : x;
@@ -54,10 +54,10 @@ BFA_INLINE Vector<float> exp2(Vector<float> x) {
     const Vector<float> n = round_to_nearest(x);
     const Vector<float> f = x - n;
     Vector<float> y;
-    if constexpr (kCoarse) {
-        y = polynomial(kRough, f);
+    if constexpr (kApproximate) {
+        y = polynomial(kLowDegree, f);
     } else {
-        y = polynomial(kFine, f);
+        y = polynomial(kHighDegree, f);
     }
 #if defined(__AVX512F__)
     // vscalefps maps (NaN, -inf), which x = -inf leads to, to 0
@@ -67,7 +67,7 @@ BFA_INLINE Vector<float> exp2(Vector<float> x) {
 #endif
 }
 
-template <bool kCoarse = false>
+template <bool kApproximate = false>
 BFA_INLINE Vector<double> exp2(Vector<double> x) {
     for (int lane = 0; lane < kLanes<double>; ++lane) x[lane] = std::exp2(x[lane]);
     return x;

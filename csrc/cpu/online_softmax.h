@@ -1,6 +1,7 @@
-// The running state of softmax over key tiles, for some rows: after each tile, per row,
-// o = sum_j 2^(s_j - m) v_j and l = sum_j 2^(s_j - m), logits s in base 2. Of m only
-// max_j s_j <= m + slack is asked, so that the tiles after the first seldom have to raise it.
+// The state of the online softmax of some rows. After each tile, every row has
+// o = sum_j 2^(s_j - m) v_j and l = sum_j 2^(s_j - m), with logits s in base 2. The pivot m is not
+// the exact maximum: it only satisfies max_j s_j <= m + slack, so that it rarely has to be raised
+// after the first tile.
 #pragma once
 
 #include <limits>
@@ -18,10 +19,10 @@ struct SoftmaxRows {
     static constexpr int kLane = kLanes<Real>;
     static constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
 
-    Real *outputs, *pivots, *sums;  // o; m; l, a vector for each row
-    int64_t columns;                // of an output, a multiple of the vector length
+    Real *outputs, *pivots, *sums;  // o; m; l, one vector per row
+    int64_t columns;                // columns of o, a multiple of the vector length
 
-    // Weights up to 2^8 instead of 1 do no harm, unless values are so large that their weighted
+    // Weights of up to 2^8 instead of 1 are safe unless the values are so large that their weighted
     // sums might overflow.
     static Real slack(Real largest_value) { return largest_value < Real(0x1p64) ? 8 : 0; }
 
@@ -40,7 +41,7 @@ struct SoftmaxRows {
         std::fill(pivots, pivots + rows, -kInfinity);
     }
 
-    // Multiplies o and l of a row, whose pivot it sets.
+    // Sets the pivot of a row, and rescales its o and l.
     void move_pivot(int64_t row, Real pivot) const {
         const Real shrink = exp2(broadcast(pivots[row] - pivot))[0];
         pivots[row] = pivot;
@@ -51,8 +52,8 @@ struct SoftmaxRows {
         store(sums + row * kLane, load(sums + row * kLane) * shrink);
     }
 
-    // m = max_j s_j in the rows where m + slack is less; their o and l shrink by
-    // 2^(old m - new m). Logits have rows of kTile.
+    // Sets m = max_j s_j in the rows where that exceeds m + slack, and multiplies their o and l by
+    // 2^(old m - new m). logits is (rows, kTile).
     __attribute__((noinline)) void raise_pivots(int rows, int width, const Real* logits,
                                                 Real slack) const {
         for (int r = 0; r < rows; ++r) {
@@ -64,8 +65,8 @@ struct SoftmaxRows {
         }
     }
 
-    // Each row's weights 2^(s - m), added up in l, replace its logits. While there is no pivot all
-    // logits are -inf, and all weights 0.
+    // Replaces logits by weights 2^(s - m), and adds these to l. In a row whose pivot is still
+    // -inf, all logits are -inf and all weights 0.
     BFA_INLINE void exponentiate(int rows, int width, Real* logits) const {
         for (int r = 0; r < rows; ++r) {
             const Real* row = logits + r * kTile;
@@ -94,13 +95,13 @@ struct SoftmaxRows {
 
     Real sum(int64_t row) const { return reduce_sum<Real>(load(sums + row * kLane)); }
 
-    // Natural logarithm of a row's sum of exponentials.
+    // Returns the natural logarithm of a row's sum of exponentials.
     double lse(int64_t row) const {
         const Real sum = this->sum(row);
         return sum == 0 ? -kInfinity : (double(pivots[row]) + std::log2(double(sum))) * kLn2;
     }
 
-    // o / l in the element type; 0 where l is, as there o may hold anything.
+    // Writes o / l in the element type, or 0 where l = 0: o is then undefined.
     void write_output(int64_t row, Element element, int64_t value_dim, char* target) const {
         Real* output = outputs + row * columns;
         const Real sum = this->sum(row);

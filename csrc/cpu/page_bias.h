@@ -1,5 +1,4 @@
-// The forms a bias is lowered to, for a row of queries and a tile of a page, and how large they can
-// be there.
+// Evaluates each form of a bias for a query and a tile of a page, and bounds it from above.
 #pragma once
 
 #include <cmath>
@@ -27,7 +26,7 @@ public:
         constexpr bool kOfHeads = kForm == Form::linear || kForm == Form::distance;
         for (int64_t g = 0; kOfHeads && g < p_.group(); ++g) {
             const int64_t h = block.first_head + g;
-            heads_[g].numbers = p_.form_tensors[0].at<Real>(block.b, h);
+            heads_[g].values = p_.form_tensors[0].at<Real>(block.b, h);
             heads_[g].peaks = p_.highest.at<Real>(block.b, h);
         }
         for (int r = 0; kCumulative && r < block.rows; ++r) {
@@ -36,32 +35,32 @@ public:
             queries_[r].gain = gain.data ? double(gain.at<Real>(block.b, h)[block.query(r)]) : 1.0;
             queries_[r].sum = position < 0 ? 0
                                            : *row_at<double>(p_.form_tensors[0],
-                                                             place_of(p_, block.b, position), h);
+                                                             slot_of(p_, block.b, position), h);
         }
     }
 
-    // out[c] = the bias in base 2 of the visible columns c of the tile `keys`.
-    BFA_INLINE void fill(int row, Range keys, const Place& place, Range visible, Real* out) const {
+    // Sets out[c] to the bias in base 2, for the visible columns c of the tile `keys`.
+    BFA_INLINE void fill(int row, Range keys, const PageSlot& slot, Range visible,
+                         Real* out) const {
         const int begin = int(visible.begin), end = int(visible.end);
         const Real distance = Real(block_->position(row) - keys.begin);
         if constexpr (kForm == Form::linear) {
-            const Vector<Real> slope = broadcast(-*head(row).numbers * Real(kLog2e));
+            const Vector<Real> slope = broadcast(-*head(row).values * Real(kLog2e));
             for (int c = begin / kLane * kLane; c < end; c += kLane)
                 store(out + c, slope * (broadcast(distance - Real(c)) - iota<Real>()));
         } else if constexpr (kForm == Form::distance) {
-            const Real* table = head(row).numbers + (block_->position(row) - keys.begin);
+            const Real* table = head(row).values + (block_->position(row) - keys.begin);
             for (int c = begin; c < end; ++c) out[c] = table[-c] * Real(kLog2e);
         } else if constexpr (kForm == Form::dense) {
             const FormTensor& tensor = p_.form_tensors[0];
-            const char* numbers =
-                tensor.at<char>(block_->b, block_->head(row), block_->query(row)) +
-                keys.begin * tensor.column;
+            const char* values = tensor.at<char>(block_->b, block_->head(row), block_->query(row)) +
+                                 keys.begin * tensor.column;
             for (int c = begin; c < end; ++c)
-                read_row(tensor.element, numbers + c * tensor.column, 1, out + c);
+                read_row(tensor.element, values + c * tensor.column, 1, out + c);
             for (int c = begin; c < end; ++c) out[c] *= Real(kLog2e);
         } else if constexpr (kCumulative) {
-            // Differences are taken in float64: near pairs are as exact at position one million.
-            const double *sums = row_at<double>(p_.form_tensors[0], place, block_->head(row)),
+            // Prefix sums are subtracted in float64, which is exact for near pairs at any position.
+            const double *sums = row_at<double>(p_.form_tensors[0], slot, block_->head(row)),
                          sum = queries_[row].sum, gain = queries_[row].gain;
             for (int c = begin; c < end; ++c) out[c] = Real(gain * (sum - sums[c]));
             for (int c = begin / kLane * kLane; c < end; c += kLane) {
@@ -72,13 +71,13 @@ public:
         }
     }
 
-    // No bias of a key of the tile is larger, in natural logarithms.
-    double highest(int row, Range keys, const Place& place) const {
+    // Returns an upper bound on the bias of the keys of the tile, in natural logarithms.
+    double highest(int row, Range keys, const PageSlot& slot) const {
         const int64_t position = block_->position(row),
                       near = std::min(position - keys.end + 1, p_.window - 1),
                       far = std::min(position - keys.begin, p_.window - 1);
         if constexpr (kForm == Form::linear) {
-            const double slope = -double(*head(row).numbers);
+            const double slope = -double(*head(row).values);
             return slope * double(slope < 0 ? near : far);
         } else if constexpr (kForm == Form::distance) {
             const Real* peaks = head(row).peaks;
@@ -89,8 +88,8 @@ public:
             return double(largest);
         } else if constexpr (kCumulative) {
             const int64_t h = block_->head(row);
-            const double low = *tile_at<double>(p_.lowest, place, h),
-                         high = *tile_at<double>(p_.highest, place, h);
+            const double low = *tile_at<double>(p_.lowest, slot, h),
+                         high = *tile_at<double>(p_.highest, slot, h);
             const double from_low = queries_[row].gain * (queries_[row].sum - low),
                          from_high = queries_[row].gain * (queries_[row].sum - high);
             if (kForm == Form::cumulative) return std::max(from_low, from_high);
@@ -104,7 +103,7 @@ public:
 private:
     static constexpr int kLane = kLanes<Real>;
     struct Head {
-        const Real *numbers, *peaks;
+        const Real *values, *peaks;
     };
     struct Query {
         double sum, gain;

@@ -1,4 +1,4 @@
-// Where the keys of a sequence stand, and which of them a query sees.
+// Locates the keys of a sequence in the pages of a cache, and the keys visible to a query.
 #pragma once
 
 #include "../decode_problem.h"
@@ -6,29 +6,29 @@
 
 namespace bfa::BFA_ISA {
 
-// A place in the pages: that of a key, and of its tile.
-struct Place {
+// The location of a key: its page, its row in the page, and the index of its tile in the page.
+struct PageSlot {
     int64_t page, row, tile;
 };
 
-inline Place place_of(const Decode& p, int64_t b, int64_t key) {
+inline PageSlot slot_of(const Decode& p, int64_t b, int64_t key) {
     const int64_t column = key / p.page_size % p.columns, row = key % p.page_size;
     return {p.block_table[b * p.columns + column], row, row / p.tile_keys()};
 }
 
-// A row of one of the views with a dimension of pages in the place of the batch.
+// Returns the row of a key in a view whose batch dimension is the pages.
 template <class T = char>
-T* row_at(const View& pages, const Place& place, int64_t head) {
-    return pages.at<T>(place.page, head, place.row);
+T* row_at(const View& pages, const PageSlot& slot, int64_t head) {
+    return pages.at<T>(slot.page, head, slot.row);
 }
 
 template <class T>
-T* tile_at(const View& pages, const Place& place, int64_t head) {
-    return pages.at<T>(place.page, head, place.tile);
+T* tile_at(const View& pages, const PageSlot& slot, int64_t head) {
+    return pages.at<T>(slot.page, head, slot.tile);
 }
 
-// Consecutive queries of all heads that share a key head. Row r is query r % queries of head
-// first_head + r / queries.
+// Consecutive queries of all heads that share a key head. With n queries, row r is query
+// queries.begin + r % n of head first_head + r / n.
 struct RowBlock {
     int64_t b, kv_head, first_head;
     Range queries;
@@ -48,17 +48,17 @@ struct RowBlock {
     int64_t query(int row) const { return queries.begin + row % (queries.end - queries.begin); }
     int64_t position(int row) const { return first_position + query(row) - queries.begin; }
 
-    // The tiles that hold keys that some row sees.
+    // The tiles with keys visible to at least one row.
     Range tiles(const Decode& p) const {
         const int64_t begin = std::max<int64_t>(0, first_position - p.window + 1);
         if (last_position < begin) return {0, 0};
         return {begin / p.tile_keys(), last_position / p.tile_keys() + 1};
     }
 
-    // The columns of the tile `keys` that a row sees.
+    // The columns of the tile `keys` that are visible to a row.
     Range visible(const Decode& p, int row, Range keys) const {
         const int64_t end = position(row) + 1;
-        return Range{end - p.window, end}.shifted_into(keys.begin, keys.end - keys.begin);
+        return Range{end - p.window, end}.relative_to(keys.begin, keys.end - keys.begin);
     }
     bool all_visible(const Decode& p, Range keys) const {
         return keys.end <= first_position + 1 && keys.begin > last_position - p.window;

@@ -1,4 +1,4 @@
-// Rows of bfloat16 that are multiplied as they stand in memory.
+// Right operands of a matrix product that are read in place.
 #pragma once
 
 #include "gemm.h"
@@ -6,9 +6,10 @@
 namespace bfa::BFA_ISA {
 
 #if defined(__AVX512BF16__)
-// Two rows make a row of operands, read in an order of columns that their sums leave again: of each
-// eight columns, one vector has the first four and the next one the others. Rows that are needed
-// later are asked for meanwhile, one by one: many at once would have to wait for each other.
+// Pairs of bfloat16 rows as rows of operands. Unpacking permutes the columns: of every eight
+// columns, one vector has the first four and the next vector the others; order() undoes the
+// permutation in the accumulators. Meanwhile the rows at `later` are prefetched one by one, because
+// many prefetches at once would wait for each other.
 struct RowPairs {
     static constexpr int kVectors = 2;
     const uint16_t* data;
@@ -48,8 +49,8 @@ struct RowPairs {
 };
 #endif
 
-// What gemm reads of rows of elements that are rows of operands, or make pairs of them. `later`:
-// rows that are laid out alike and needed later, or null.
+// Returns the right operand of a gemm for rows of elements in place. `later`: rows of the same
+// layout to prefetch, or null.
 template <class Arithmetic>
 auto rows_in_place(const char* source, int64_t row_bytes, [[maybe_unused]] const char* later) {
     using Operand = typename Arithmetic::Operand;

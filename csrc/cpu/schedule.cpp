@@ -12,7 +12,7 @@ void longest_first(Task* tasks, int64_t count) {
                      [](const Task& a, const Task& b) { return a.cost > b.cost; });
 }
 
-// The time until the last thread is done.
+// Returns the time at which the last thread finishes.
 static double makespan(const Task* tasks, int64_t count, int parts, int threads) {
     using Times = std::vector<double>;
     std::priority_queue<double, Times, std::greater<double>> free_at(std::greater<double>(),
@@ -26,12 +26,12 @@ static double makespan(const Task* tasks, int64_t count, int parts, int threads)
     return last;
 }
 
-int fewest_parts(const Task* tasks, int64_t count, int most, int threads) {
+int fewest_parts(const Task* tasks, int64_t count, int max_parts, int threads) {
     double total = 0;
     for (int64_t x = 0; x < count; ++x) total += tasks[x].cost;
     int best = 1;
     double best_use = 0;
-    for (int parts = 1; parts <= most && best_use < 0.9; ++parts) {
+    for (int parts = 1; parts <= max_parts && best_use < 0.9; ++parts) {
         const double use = total / (threads * makespan(tasks, count, parts, threads));
         if (use > best_use) best = parts, best_use = use;
     }

@@ -1,4 +1,4 @@
-// In which order tasks of different cost are begun, and into how many parts they are cut.
+// The order in which tasks of different cost start, and the number of parts they are divided into.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,12 @@ struct Task {
     int64_t id;
 };
 
-// Where the next free thread takes the next task, the last ones to be done should be short. Tasks
-// of the same cost keep their order.
+// Sorts tasks by decreasing cost, so that the last ones to run, which bound the imbalance of
+// dynamic scheduling, are short. The sort is stable.
 void longest_first(Task* tasks, int64_t count);
 
-// The smallest number of equal parts of each task that keeps 9 of 10 threads busy, or the best of
-// those up to `most`. The tasks are in the order of longest_first.
-int fewest_parts(const Task* tasks, int64_t count, int most, int threads);
+// Returns the smallest number of equal parts per task, at most `max_parts`, for which threads are
+// busy 90 % of the time, or else the best number. The tasks are sorted by longest_first.
+int fewest_parts(const Task* tasks, int64_t count, int max_parts, int threads);
 
 }  // namespace bfa

@@ -14,8 +14,8 @@ namespace {
 
 constexpr int64_t kHugePage = 2 << 20;
 
-// Longer sequences need more, but beside their attention clearing it takes no time. Under the
-// address sanitizer nothing is kept, so that it sees where each call's memory ends.
+// Longer sequences need more memory, but there the time to clear it is negligible. Under the
+// address sanitizer nothing is kept, so that accesses beyond the memory of a call are detected.
 #if defined(__SANITIZE_ADDRESS__)
 constexpr int64_t kKeptBytesPerCore = 0;
 #else
@@ -40,7 +40,7 @@ char* allocate(int64_t bytes) {
     auto* data = static_cast<char*>(std::aligned_alloc(alignment, rounded));
     if (!data) throw std::bad_alloc();
 #if defined(__linux__)
-    // Small pages lie anywhere, and in some processes so that a tile's evict one another.
+    // With small pages, cache conflicts within a tile depend on the physical addresses.
     if (bytes >= kHugePage) madvise(data, rounded, MADV_HUGEPAGE);
 #endif
     return data;
@@ -48,7 +48,7 @@ char* allocate(int64_t bytes) {
 
 }  // namespace
 
-// Of calls that run at the same time, one has the kept memory.
+// Of concurrent calls, one uses the kept memory and the others allocate.
 Scratch::Scratch(int64_t bytes) {
     static const int64_t most = kKeptBytesPerCore * std::thread::hardware_concurrency();
     kept_ = bytes <= most && !kept.taken.test_and_set();

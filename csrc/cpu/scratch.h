@@ -1,13 +1,12 @@
-// Memory for one call of a kernel.
+// Scratch memory for one kernel call.
 #pragma once
 
 #include <cstdint>
 
 namespace bfa {
 
-// Undefined contents at 64 bytes' alignment or more. What one call gave back is kept for the next:
-// the system clears the pages it hands out, which for a backward pass over a few thousand tokens
-// takes up to a tenth of its time.
+// Uninitialized memory, aligned to 64 bytes or more. It is kept between calls: the system clears
+// new pages, which takes up to 10 % of a backward pass over a few thousand tokens.
 class Scratch {
 public:
     explicit Scratch(int64_t bytes);  // throws std::bad_alloc
@@ -22,7 +21,7 @@ private:
     bool kept_;
 };
 
-// Gives the kept memory back to the system, unless a call has it.
+// Returns the kept memory to the system, unless a call is using it.
 void release_scratch();
 
 }  // namespace bfa

@@ -1,4 +1,4 @@
-// From a problem's runtime element type and form to the compile-time types of its kernel.
+// Maps the runtime element type and form of a problem to the compile-time types of its kernel.
 #pragma once
 
 #include <type_traits>
@@ -14,7 +14,7 @@ struct Type {
     using type = T;
 };
 
-// What computes the bias of a tile for a form.
+// The class that evaluates a form in a tile.
 template <class Real, Form kForm>
 struct BiasOf;
 template <class Real>

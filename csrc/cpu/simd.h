@@ -1,8 +1,8 @@
 // Vectors of the widest registers of the instruction set this file is compiled for.
 //
 // Arithmetic uses the compilers' vector extensions (a * b + c contracts to a fused multiply-add);
-// intrinsics stand only where those have no word for it. Everything lives in a namespace named
-// after the instruction set, so that the linker never mixes code of two builds.
+// intrinsics are used only for operations that these extensions do not have. Everything is in a
+// namespace named after the instruction set, so that the linker never mixes code of two builds.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 #include <utility>
 
 #if defined(__AVX2__)
-#pragma GCC diagnostic push  // GCC 12 takes the undefined vectors of its own header for mistakes
+#pragma GCC diagnostic push  // GCC 12 warns about the undefined vectors in its own header
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #if !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -68,7 +68,7 @@ BFA_INLINE Vector<T> iota() {
     return x;
 }
 
-// a where a > b, else b: a NaN in b survives, one in a does not.
+// Returns a where a > b, else b: a NaN in b propagates, a NaN in a does not.
 template <class T>
 BFA_INLINE Vector<T> max(Vector<T> a, Vector<T> b) {
 #if defined(__AVX512F__)
@@ -82,7 +82,7 @@ BFA_INLINE Vector<T> max(Vector<T> a, Vector<T> b) {
 #endif
 }
 
-// The integer as wide as T.
+// The integer type of the same width as T.
 template <class T>
 using Bits = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
 
@@ -111,16 +111,16 @@ BFA_INLINE T reduce_sum(Vector<T> x) {
     return result;
 }
 
-// Lanes without the bit kHalf add what a has there and kHalf lanes on, the others what b has there
-// and kHalf lanes back.
+// One step of a butterfly reduction. Lane n of the result is a[n] + a[n + kHalf] where bit kHalf of
+// n is 0, and b[n] + b[n - kHalf] where it is 1.
 template <int kHalf, class T, int... lane>
 BFA_INLINE Vector<T> folded(Vector<T> a, Vector<T> b, std::integer_sequence<int, lane...>) {
-    const Vector<T> there = {(lane & kHalf ? b : a)[lane]...};
-    const Vector<T> apart = {(lane & kHalf ? b : a)[lane ^ kHalf]...};
-    return there + apart;
+    const Vector<T> own = {(lane & kHalf ? b : a)[lane]...};
+    const Vector<T> swapped = {(lane & kHalf ? b : a)[lane ^ kHalf]...};
+    return own + swapped;
 }
 
-// The sums of the lanes of kLanes<T> consecutive vectors, one in each lane.
+// Reduces kLanes<T> consecutive vectors: lane n of the result is the sum of the lanes of vector n.
 template <class T, int kHalf = kLanes<T> / 2>
 BFA_INLINE Vector<T> sums_of_lanes(const T* vectors) {
     if constexpr (kHalf == 0) {

@@ -1,5 +1,5 @@
-// Numbers below the smallest normal one take processors longer than others, and a decaying bias
-// makes many of them: the weights just before those that are 0.
+// Arithmetic on subnormal numbers is slow, and a decaying bias produces many of them: the weights
+// just above underflow.
 #pragma once
 
 #if defined(__SSE2__)
@@ -8,7 +8,7 @@
 
 namespace bfa::BFA_ISA {
 
-// While it lives, results of this thread too small for a normal number are 0.
+// During its lifetime, subnormal results in this thread are flushed to 0.
 class FlushSubnormals {
 #if defined(__SSE2__)
 public:

@@ -1,5 +1,6 @@
-// The gradient of a distance table that several sequences share. Each gathers its own, as long as
-// its distances are many, and they are added up in the order of the sequences.
+// The gradient of a distance table that several sequences share. Each sequence accumulates a
+// private gradient with one entry per distance that occurs in it; these are added in the order of
+// the sequences, so that the result is deterministic.
 #pragma once
 
 #include <cstring>
@@ -14,14 +15,15 @@ class TableSums {
 public:
     explicit TableSums(const Backward& problem)
         : problem_(problem),
-          apart_(facts_of(problem.form).is_shared && problem.has_form_gradient() &&
-                 problem.batch > 1 && problem.grad_form[0].batch == 0),
-          begins_(apart_ ? problem.batch + 1 : 0),
-          sums_(apart_ ? elements() : 0) {
-        if (apart_) std::memset(sums_.data(), 0, begins_.data()[problem.batch] * sizeof(Real));
+          is_per_sequence_(traits_of(problem.form).is_shared && problem.has_form_gradient() &&
+                           problem.batch > 1 && problem.grad_form[0].batch == 0),
+          begins_(is_per_sequence_ ? problem.batch + 1 : 0),
+          sums_(is_per_sequence_ ? elements() : 0) {
+        if (is_per_sequence_)
+            std::memset(sums_.data(), 0, begins_.data()[problem.batch] * sizeof(Real));
     }
 
-    bool apart() const { return apart_; }
+    bool is_per_sequence() const { return is_per_sequence_; }
 
     FormTensor of_sequence(int64_t b) const {
         const int64_t begin = begins_.data()[b], n = (begins_.data()[b + 1] - begin);
@@ -32,7 +34,7 @@ public:
     }
 
     void add_up() const {
-        if (!apart_) return;
+        if (!is_per_sequence_) return;
         for (int64_t b = 0; b < problem_.batch; ++b) {
             const Backward one = bfa::of_sequence(problem_, b);
             for (int64_t h = 0; h < problem_.heads; ++h) {
@@ -54,7 +56,7 @@ private:
     }
 
     const Backward& problem_;
-    const bool apart_;
+    const bool is_per_sequence_;
     const Buffer<int64_t> begins_;
     const Buffer<Real> sums_;
 };

@@ -1,10 +1,11 @@
-// Which tiles of a cache may be left out, as they are proved to hold little of a softmax.
+// Selects the tiles of a cache that decoding computes. The others are proved to hold at most a
+// fraction `tolerance` of the softmax mass.
 //
 // With c the centre of a tile's keys, r the largest |k_j - c| and n their number,
 //
 //     sum_j exp(scale q_i . k_j + b_ij) <= n exp(scale q_i . c + |scale| |q_i| r + max_j b_ij),
 //
-// to which the sum over the keys nearest to the queries is compared. See DESIGN.md, "Certified
+// which is compared with the sum over the keys nearest to the queries. See DESIGN.md, "Certified
 // skipping" and "Decoding".
 #pragma once
 
@@ -30,8 +31,8 @@ public:
           budgets_(arena.take<double>(rows)),
           spent_(arena.take<double>(rows)) {}
 
-    // `queries` are the block's rows as operands, `longest` the length of the longest near key, and
-    // near_lse(row) what the near keys' logits add up to.
+    // queries: the rows of the block as operands. longest: the largest norm of a near key.
+    // near_lse(row): the lse of a row over the near keys.
     template <class NearLse>
     void begin_block(const RowBlock& block, const Operand* queries, double longest,
                      NearLse near_lse) {
@@ -47,7 +48,7 @@ public:
         }
     }
 
-    // Appends to `taken` those of the tiles that may matter; returns how many.
+    // Writes the tiles that cannot be skipped to `taken`, and returns their number.
     int64_t choose(const Bias& bias, Range tiles, int32_t* taken) {
         int64_t count = 0;
         for (int64_t tile = tiles.begin; tile < tiles.end; tile += kTile) {
@@ -55,7 +56,7 @@ public:
             multiply_centres(tile, n);
             for (int r = 0; r < block_->rows; ++r) bound(bias, r, tile, n);
             for (int x = 0; x < n; ++x)
-                if (!left_out(x)) taken[count++] = int32_t(tile + x);
+                if (!skip(x)) taken[count++] = int32_t(tile + x);
         }
         return count;
     }
@@ -68,30 +69,31 @@ private:
     void multiply_centres(int64_t tile, int n) {
         const Operand* rows[kTile];
         for (int x = 0; x < n; ++x) {
-            places_[x] = place_of(p_, block_->b, keys_of(tile + x).begin);
+            slots_[x] = slot_of(p_, block_->b, keys_of(tile + x).begin);
             rows[x] = centres_ + x * depth_;
-            Arithmetic::pack_rows(p_.element,
-                                  tile_at<char>(p_.centres, places_[x], block_->kv_head), 0, 1,
-                                  p_.head_dim, centres_ + x * depth_, depth_);
-            const Real* extent = tile_at<Real>(p_.extents, places_[x], block_->kv_head);
+            Arithmetic::pack_rows(p_.element, tile_at<char>(p_.centres, slots_[x], block_->kv_head),
+                                  0, 1, p_.head_dim, centres_ + x * depth_, depth_);
+            const Real* extent = tile_at<Real>(p_.extents, slots_[x], block_->kv_head);
             extents_[x] = double(extent[0]) + rounding_ * double(extent[1]);
         }
         Dots<Arithmetic>::all(block_->rows, n, depth_, queries_, rows, products_, [](int, int) {});
     }
 
-    // The products of a row with the centres become shares of what may be left out.
+    // Replaces the products of a row with the centres by bounds on the softmax mass of the tiles,
+    // as fractions of the mass that may be skipped.
     void bound(const Bias& bias, int r, int64_t tile, int n) {
         Real* row = products_ + r * kTile;
         for (int x = 0; x < n; ++x) {
             const double logit = p_.scale * double(row[x]) + lengths_[r] * extents_[x] +
-                                 bias.highest(r, keys_of(tile + x), places_[x]);
+                                 bias.highest(r, keys_of(tile + x), slots_[x]);
             row[x] = Real((logit - budgets_[r]) * kLog2e);
         }
         for (int x = 0; x < n; x += kLanes<Real>) store(row + x, exp2(load(row + x)));
     }
 
-    // Whether all rows can still afford it; comparisons with NaN are false.
-    bool left_out(int x) {
+    // Whether tile x fits in the remaining budget of every row, which it is then charged to. A
+    // bound of NaN never does.
+    bool skip(int x) {
         for (int r = 0; r < block_->rows; ++r)
             if (!(spent_[r] + double(products_[r * kTile + x]) <= 1)) return false;
         for (int r = 0; r < block_->rows; ++r) spent_[r] += double(products_[r * kTile + x]);
@@ -100,12 +102,13 @@ private:
 
     const Decode& p_;
     const int64_t depth_;
-    const double rounding_;  // of a logit, relative to its size
+    const double rounding_;  // relative rounding error of a logit
     Operand* centres_;
     Real* products_;
-    double *lengths_, *budgets_;  // |scale q|, and the log of what a tile's largest term may be
-    double* spent_;               // of the tolerance, as a share
-    Place places_[kTile];
+    double* lengths_;  // |scale q|
+    double* budgets_;  // log of the bound on a tile's largest term that uses up the tolerance
+    double* spent_;    // the fraction of the tolerance that is used up
+    PageSlot slots_[kTile];
     double extents_[kTile];
     const RowBlock* block_ = nullptr;
     const Operand* queries_ = nullptr;

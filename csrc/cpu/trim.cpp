@@ -1,10 +1,10 @@
-// Ranges of keys are shortened by what turns out to be worth little: from the far end of a range,
-// tile after tile goes while the rows of exp(s_ij - near_i) over all that went sum to `fraction` at
-// most.
+// Shortens the key ranges of a plan by keys of negligible softmax mass: tiles are removed from the
+// far end of a range while, for every query i, the sum of exp(s_ij - near_i) over all removed keys
+// is at most `fraction`.
 //
-// A task is one block of queries of one head. Invariant per query: sum = sum of exp(s_ij - near_i)
-// over the keys of its range beside the cut of its plan tile, which is final once a query of the
-// tile would exceed the share.
+// A task is one block of queries of one head. Invariant: sums_ holds, for each query, the sum of
+// exp(s_ij - near_i) over the keys computed so far. The cut of a plan tile is final once a query of
+// the tile would exceed `fraction`.
 #include <omp.h>
 
 #include <cmath>
@@ -16,7 +16,7 @@
 namespace bfa::BFA_ISA {
 namespace {
 
-constexpr int64_t kPlanTiles = 3;  // of a block
+constexpr int64_t kPlanTiles = 3;  // plan tiles per block
 constexpr int64_t kBlockRows = kPlanTiles * limits::PLAN_QUERIES;
 static_assert(kBlockRows % kStripRows == 0);
 
@@ -40,53 +40,54 @@ public:
             pivots_[r] = Real(kLog2e) * near[std::min(r, queries.end - queries.begin - 1)];
         std::memset(sums_, 0, rows * kLane * sizeof(Real));
         int32_t* cuts = p_.cut.template at<int32_t>(b, h, queries.begin / limits::PLAN_QUERIES);
-        bool going[kPlanTiles] = {};
-        std::fill(
-            going,
-            going + (queries.end - queries.begin + limits::PLAN_QUERIES - 1) / limits::PLAN_QUERIES,
-            true);
+        bool active[kPlanTiles] = {};
+        std::fill(active,
+                  active + (queries.end - queries.begin + limits::PLAN_QUERIES - 1) /
+                               limits::PLAN_QUERIES,
+                  true);
 
         const Range first = visible_.keys(queries.begin), last = visible_.keys(queries.end - 1);
         int64_t tile = p_.from_end ? (last.end - 1) / kTile : first.begin / kTile;
-        while (any(going) && tile * kTile >= first.begin / kTile * kTile &&
+        while (any(active) && tile * kTile >= first.begin / kTile * kTile &&
                tile * kTile < last.end) {
             const Range keys = Logits::tile(tile);
-            for (int64_t t = 0; t < kPlanTiles; ++t) going[t] &= may_lose(plan_tile(t), keys);
-            if (!any(going)) break;
-            add_tile(keys, going);
+            for (int64_t t = 0; t < kPlanTiles; ++t) active[t] &= is_removable(plan_tile(t), keys);
+            if (!any(active)) break;
+            add_tile(keys, active);
             for (int64_t t = 0; t < kPlanTiles; ++t)
-                if (going[t] &= within_fraction(plan_tile(t))) move(cuts[t], keys);
+                if (active[t] &= within_fraction(plan_tile(t))) move_cut(cuts[t], keys);
             tile += p_.from_end ? -1 : 1;
         }
     }
 
 private:
-    static bool any(const bool (&going)[kPlanTiles]) {
-        return std::find(going, going + kPlanTiles, true) != going + kPlanTiles;
+    static bool any(const bool (&active)[kPlanTiles]) {
+        return std::find(active, active + kPlanTiles, true) != active + kPlanTiles;
     }
 
-    // Of the block, as rows.
+    // The rows of plan tile t in the block.
     Range plan_tile(int64_t t) const {
         return {t * limits::PLAN_QUERIES,
                 std::min((t + 1) * limits::PLAN_QUERIES, block_.end - block_.begin)};
     }
 
-    // Whether none of the keys is among those that the queries always take.
-    bool may_lose(Range rows, Range keys) const {
+    // Whether none of the keys is one that the queries always attend to.
+    bool is_removable(Range rows, Range keys) const {
         if (p_.from_end) return keys.begin > p_.position(block_.begin + rows.end - 1);
         return keys.end <= p_.position(block_.begin + rows.begin) - p_.reach + 1;
     }
 
-    void move(int32_t& cut, Range keys) const {
+    void move_cut(int32_t& cut, Range keys) const {
         cut = p_.from_end ? std::min(cut, int32_t(keys.begin)) : std::max(cut, int32_t(keys.end));
     }
 
-    void add_tile(Range keys, const bool (&going)[kPlanTiles]) {
+    void add_tile(Range keys, const bool (&active)[kPlanTiles]) {
         Logits::begin_tile(keys);
         for (int64_t row = 0; row < block_.end - block_.begin; row += kStripRows) {
             const Range strip = Logits::strip(row);
             const int64_t last = strip.end - 1 - block_.begin;
-            if (!going[row / limits::PLAN_QUERIES] && !going[last / limits::PLAN_QUERIES]) continue;
+            if (!active[row / limits::PLAN_QUERIES] && !active[last / limits::PLAN_QUERIES])
+                continue;
             switch (coverage(visible_, strip, keys)) {
                 case Coverage::none: break;
                 case Coverage::partial: add_strip<true>(strip, keys); break;
@@ -104,12 +105,12 @@ private:
             const Vector<Real> pivot = broadcast(pivots_[row + r]);
             Vector<Real> sum = load(sums_ + (row + r) * kLane);
             for (int c = 0; c < width; c += kLane)
-                sum += exp2<Arithmetic::coarse_exp2>(load(logits + r * kTile + c) - pivot);
+                sum += exp2<Arithmetic::approximate_exp2>(load(logits + r * kTile + c) - pivot);
             store(sums_ + (row + r) * kLane, sum);
         });
     }
 
-    // NaN, where a logit or `near` is, is not.
+    // Whether the sums of all rows are at most `fraction`; false if a logit or `near` is NaN.
     bool within_fraction(Range rows) const {
         for (int64_t r = rows.begin; r < rows.end; ++r)
             if (!(reduce_sum<Real>(load(sums_ + r * kLane)) <= Real(p_.fraction))) return false;

@@ -1,4 +1,4 @@
-// Rows of q, k or grad_o that are multiplied both along their channels and along their count.
+// Rows of q, k or grad_o in the operand layouts for contracting their channels and their rows.
 #pragma once
 
 #include <cmath>
@@ -42,7 +42,7 @@ public:
         return std::isfinite(Arithmetic::largest_magnitude(pairs_, rows / kPair * columns_));
     }
 
-    // deep along the channels
+    // For products that contract the channels.
     LeftMatrix<Operand> left(int64_t row) const {
         return {rows_ + row * row_stride_, row_stride_, 1};
     }
@@ -50,7 +50,7 @@ public:
         transpose(rows_, rows, depth(), row_stride_, target);
     }
 
-    // deep along the rows; `row` is even
+    // For products that contract the rows. `row` is even.
     RightMatrix<Operand> right(int64_t row) const {
         return {pairs_ + row / kPair * columns_, columns_};
     }

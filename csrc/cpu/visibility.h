@@ -1,4 +1,4 @@
-// Which keys a query sees, and which parts of a tile need a mask.
+// The keys that a query attends to, and the parts of a tile that need a mask.
 #pragma once
 
 #include <algorithm>
@@ -13,13 +13,13 @@ struct Range {
 
     bool empty() const { return begin >= end; }
 
-    Range shifted_into(int64_t origin, int64_t length) const {
+    Range relative_to(int64_t origin, int64_t length) const {
         return {std::clamp<int64_t>(begin - origin, 0, length),
                 std::clamp<int64_t>(end - origin, 0, length)};
     }
 };
 
-// The keys that the queries of one head take: those they see and, with a plan, that it leaves them.
+// The keys that the queries of one head attend to: the visible ones that are in the plan, if any.
 class Visibility {
 public:
     explicit Visibility(const Problem& problem) : p_(problem) {}
@@ -29,7 +29,7 @@ public:
         first_ = p_.first_key.at<int32_t>(b, h), end_ = p_.end_key.at<int32_t>(b, h);
     }
 
-    // Both ends never decrease from one query to the next.
+    // Neither end decreases from one query to the next.
     Range keys(int64_t query) const {
         const int64_t position = p_.position(query);
         Range seen = {std::max<int64_t>(0, position - p_.window + 1),
@@ -41,19 +41,19 @@ public:
         return seen;
     }
 
-    // The queries that take at least one of the keys [keys.begin, keys.end).
+    // The queries that attend to at least one of the keys [keys.begin, keys.end).
     Range queries(Range keys) const {
         const int64_t first_position = p_.position(0);
         Range seen = {p_.causal ? std::max<int64_t>(0, keys.begin - first_position) : 0,
                       std::min(p_.n_query, keys.end - 1 + p_.window - first_position)};
         if (first_) {
-            seen.begin = std::max(seen.begin, queries_up_to(end_, keys.begin));
-            seen.end = std::min(seen.end, queries_up_to(first_, keys.end - 1));
+            seen.begin = std::max(seen.begin, count_queries(end_, keys.begin));
+            seen.end = std::min(seen.end, count_queries(first_, keys.end - 1));
         }
         return seen;
     }
 
-    // How many keys the queries take together, nearly.
+    // Returns approximately the number of pairs of these queries and the keys they attend to.
     double pairs(Range queries) const {
         double sum = 0;
         for (int64_t i = queries.begin; i < queries.end; i += limits::PLAN_QUERIES) {
@@ -67,8 +67,8 @@ public:
     }
 
 private:
-    // The number of queries at the begin whose entry of the plan is at most `key`.
-    int64_t queries_up_to(const int32_t* plan, int64_t key) const {
+    // Returns the number of leading queries whose entry of the plan is at most `key`.
+    int64_t count_queries(const int32_t* plan, int64_t key) const {
         int64_t low = 0, high = (p_.n_query + limits::PLAN_QUERIES - 1) / limits::PLAN_QUERIES;
         while (low < high) {
             const int64_t middle = (low + high) / 2;
@@ -83,8 +83,8 @@ private:
 
 enum class Coverage { none, partial, full };
 
-// How much of the tile `keys` a strip of queries takes. Only a whole strip takes a whole tile in
-// full, so that the loops of that case have constant lengths.
+// Whether a strip of queries attends to none, some or all of the tile `keys`. `full` requires a
+// full strip and a full tile, so that the loops of that case have constant trip counts.
 inline Coverage coverage(const Visibility& visible, Range queries, Range keys) {
     const Range first = visible.keys(queries.begin), last = visible.keys(queries.end - 1);
     if (last.end <= keys.begin || first.begin >= keys.end) return Coverage::none;
@@ -93,7 +93,7 @@ inline Coverage coverage(const Visibility& visible, Range queries, Range keys) {
     return full ? Coverage::full : Coverage::partial;
 }
 
-// value in the columns [visible.begin, visible.end) of a row, otherwise elsewhere.
+// Returns `value` in the columns [visible.begin, visible.end), and `otherwise` in the others.
 template <class Real>
 BFA_INLINE Vector<Real> where_visible(Range visible, int column, Vector<Real> value,
                                       Vector<Real> otherwise) {

@@ -1,5 +1,5 @@
-// Scratch memory of a kernel: measured by a dry run and allocated before the threads start, so that
-// running out of memory is an exception and never a crash inside a parallel region.
+// Scratch memory of a kernel. Its size is measured by a dry run, and it is allocated before the
+// threads start, so that running out of memory raises an exception outside the parallel region.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace bfa::BFA_ISA {
 
-// Hands out consecutive aligned pieces of one stretch of memory; with base 0 it only counts.
+// Allocates consecutive aligned pieces of one block of memory. With base 0 it only counts bytes.
 class Arena {
 public:
     explicit Arena(char* base) : base_(reinterpret_cast<uintptr_t>(base)) {}
@@ -27,8 +27,7 @@ private:
     int64_t used_ = 0;
 };
 
-// One Workspace per thread: a class constructible from (Arena&, const Problem&) that there only
-// takes memory.
+// One Workspace per thread. Its constructor, called with (Arena&, const Problem&), only allocates.
 template <class Workspace, class Problem>
 class ThreadWorkspaces {
 public:

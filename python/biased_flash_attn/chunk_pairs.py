@@ -1,8 +1,9 @@
-"""Pairs of chunks: the queries of one and the keys of one, as problems that the kernels know.
+"""Attention between two chunks of a sequence, expressed as an ordinary problem.
 
-Where both are the same chunk, that is an ordinary problem. Else all queries lie on one side of all
-keys, and only the differences of sums, and the distances that occur, matter: so keys are put right
-before the queries, wherever they are. Query i and key j then have the distance n + i - j.
+If both are the same chunk, the problem is an ordinary one. Otherwise all queries are on one side of
+all keys, and the result depends only on differences of prefix sums and on the entries of the
+distance table. The keys are therefore treated as if they directly preceded the queries: query i and
+key j have distance n + i - j, and `distance_offset` relates it to their actual distance.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Pair:
     query_chunk: int
     key_chunk: int
     n: int
-    chunks: int  # of the sequence
+    chunks: int  # number of chunks of the sequence
     causal: bool
     window: int | None
 
@@ -36,44 +37,45 @@ class Pair:
         return self.key_chunk < self.query_chunk
 
     @property
-    def moved(self) -> int:
-        """By how much distances are larger than the kernels are told."""
+    def distance_offset(self) -> int:
+        """The actual distance of a pair minus the distance that the kernels use."""
         return 0 if self.is_own else (self.query_chunk - self.key_chunk - 1) * self.n
 
     @property
-    def own_window(self) -> int | None:
-        """The window, for the distances that they are taken to have."""
+    def kernel_window(self) -> int | None:
+        """The window relative to the distances that the kernels use; None if it masks no key."""
         if self.window is None or self.is_own:
             return self.window
-        left = self.window - self.moved
+        left = self.window - self.distance_offset
         return left if self.is_past and left < 2 * self.n else None
 
     @property
-    def seen_keys(self) -> tuple[int, int]:
-        """From and to before which keys some query sees, in tiles but for the end."""
-        if self.own_window is None:
+    def visible_keys(self) -> tuple[int, int]:
+        """The range [begin, end) of keys that are visible to some query; begin is a multiple of
+        TILE_KEYS."""
+        if self.kernel_window is None:
             return 0, self.n
-        begin = max(0, self.n + 1 - self.own_window)
+        begin = max(0, self.n + 1 - self.kernel_window)
         return (begin // TILE_KEYS * TILE_KEYS, self.n) if begin < self.n else (0, 0)
 
     @property
-    def others(self) -> int:
-        """How many other chunks the queries see, at most."""
+    def max_other_chunks(self) -> int:
+        """The maximum number of other chunks that are visible to the queries."""
         return self.query_chunk if self.causal else self.chunks - 1
 
     @property
     def whole(self) -> Geometry:
-        """That of the sequence."""
+        """The geometry of the whole sequence."""
         return Geometry(self.chunks * self.n, self.chunks * self.n, self.causal, self.window)
 
     @property
     def geometry(self) -> Geometry:
-        """What the kernels are told, but for where the rows are: see `placed`."""
+        """The geometry of one batch entry: see `batched_geometry`."""
         causal, shift = self.causal or not self.is_own, 0 if self.is_own else self.n
-        return Geometry(self.n, self.n, causal, self.own_window, shift=shift)
+        return Geometry(self.n, self.n, causal, self.kernel_window, shift=shift)
 
-    def placed(self, batch: int, device: torch.device) -> Geometry:
-        """The geometry of a call with so many batch entries."""
+    def batched_geometry(self, batch: int, device: torch.device) -> Geometry:
+        """Returns the geometry that is passed to the kernels for `batch` batch entries."""
         if self.is_own:
             return self.geometry
         sequences = Sequences.of_entries(batch, self.n, self.n, device).shifted(self.n, self.n)

@@ -1,24 +1,24 @@
-"""Every number that two languages have to agree on, defined here and nowhere else.
+"""The constants that Python, C++ and Triton share.
 
 The C++ kernels are built with a header that CMake generates from this file, and the Triton kernels
-import it. An extension that was built with other numbers is refused when it is imported.
+import it. Importing an extension that was built with other values raises an error.
 """
 
 from __future__ import annotations
 
-# Consecutive queries that a plan treats alike.
+# Queries per plan tile: consecutive queries with the same key range.
 PLAN_QUERIES = 128
-# Keys of a tile. Plans begin and end with one, and the keys of a cache are known tile by tile.
+# Keys per tile. Key ranges of a plan consist of whole tiles, and a cache keeps bounds per tile.
 TILE_KEYS = 64
-# The past keys nearest to a query, which it always takes; their sum bounds its lse from below.
+# The nearest past keys, which are never skipped: their softmax sum is a lower bound on exp(lse).
 NEAR_KEYS = 128
-# Distances of a table of which a cache keeps the largest entry.
+# Entries per block of a distance table; a cache keeps the maximum of each block.
 PEAK_DISTANCES = 64
-# Up to this size the kernels hold the running sums of a tile of keys in one float32.
+# The largest prefix sum, relative to a tile, that the kernels represent by a single float32.
 LARGEST_SUM = 64
-# A logit of size s is off by no more than
+# The error of a logit of magnitude s is at most
 #     ROUNDING_FLOOR + ROUNDING * (ROUNDING_PER_CHANNEL * head_dim + ROUNDING_CONSTANT) * (1 + s),
-# whatever float32 products, sums and fast exponentials do. The proof of skipping rests on it.
+# including products and sums in float32 and fast exponentials. The proof of skipping relies on it.
 ROUNDING = 2.0**-23
 ROUNDING_FLOOR = 2.0**-10
 ROUNDING_PER_CHANNEL = 4
@@ -26,17 +26,17 @@ ROUNDING_CONSTANT = 256
 
 
 def numbers() -> dict[str, int | float]:
-    """All of them by name."""
+    """Returns all constants by name."""
     return {name: x for name, x in globals().items() if name.isupper()}
 
 
 def rounding_of_logits(head_dim: int) -> float:
-    """By how much a logit may be off, relative to 1 + its size."""
+    """Returns the bound on the rounding error of a logit, relative to 1 + its magnitude."""
     return ROUNDING * (ROUNDING_PER_CHANNEL * head_dim + ROUNDING_CONSTANT)
 
 
 def header() -> str:
-    """The C++ header, and the list by which the extension reports what it was built with."""
+    """Returns the C++ header, with a list of all constants that the extension reports."""
     lines = [
         f"constexpr {'int64_t' if isinstance(x, int) else 'double'} {name} = {x!r};"
         for name, x in numbers().items()

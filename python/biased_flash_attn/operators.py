@@ -1,9 +1,8 @@
-"""The operators that PyTorch sees: schemas, shapes without data, and autograd.
+"""The torch.library operators: schemas, fake implementations and autograd formulas.
 
-They are opaque to torch.compile and run the kernels of the backend that the problem names.
-Gradients reach a bias's own parameters because autograd continues from the form's tensors through
-the bias's formula. `plan` makes what leaves out keys (skipping.plans); both directions take the
-same one.
+They are opaque to torch.compile and run the kernels of the problem's backend. Autograd continues
+from the gradients of the form's tensors through the bias's formula to its parameters. `plan`
+computes which keys are skipped (skipping.plans); forward and backward use the same plan.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from .skipping import plans
 _LIBRARY = torch.library.Library("biased_flash_attn", "FRAGMENT")
 
 _LIBRARY.define(f"forward({SCHEMA}) -> (Tensor, Tensor)")
-# The gradients of the form's tensors come back as a list, empty where they are not wanted.
+# The gradients of the form's tensors are returned as a list, which is empty if not requested.
 _LIBRARY.define(
     "backward(Tensor o, Tensor lse, Tensor grad_o, Tensor grad_lse, bool form_gradient,"
     f" {SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor[])"
@@ -34,7 +33,8 @@ _OPERATORS = torch.ops.biased_flash_attn
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
-    """o (B, H, Nq, Dv) in q's dtype and lse (B, H, Nq), float32 or float64 for float64."""
+    """Returns o (B, H, Nq, Dv) in q's dtype, and lse (B, H, Nq) in float32, or float64 for
+    float64."""
     return _OPERATORS.forward.default(*problem.arguments())
 
 
@@ -46,21 +46,21 @@ def backward(
     grad_lse: Tensor,
     form_gradient: bool,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    """The gradients of q, k, v and, where wanted, of the form's tensors."""
+    """Returns the gradients of q, k, v and, with form_gradient, of the form's tensors."""
     results = o, lse, grad_o, grad_lse, form_gradient
     return _OPERATORS.backward.default(*results, *problem.arguments())
 
 
 def plan(problem: Problem) -> Tensor:
-    """Which keys queries take, (2, B, H, tiles) int32."""
+    """Returns the key ranges of the queries, (2, B, H, tiles) int32."""
     return _OPERATORS.plan.default(*problem.arguments())
 
 
 def decode(problem: Problem) -> tuple[Tensor, Tensor]:
-    """o and lse of a few queries and the pages of a cache.
+    """Returns o and lse of a few queries and a paged cache.
 
-    Where nothing traces it, the operator is left out: a hundredth of a long step goes to
-    dispatching, of a short one a tenth.
+    The operator is bypassed unless it is traced: dispatching takes 1 % of a long step and 10 % of a
+    short one.
     """
     if not torch.compiler.is_compiling():
         return registry.get(problem.backend).decode(problem)
@@ -68,10 +68,8 @@ def decode(problem: Problem) -> tuple[Tensor, Tensor]:
 
 
 def append(pages: Tensor, rows: Tensor, block_table: Tensor, lengths: Tensor, backend: str) -> None:
-    """Writes rows (B, heads, n, channels or nothing) into pages.
-
-    They become the last of the keys of each sequence, of which there are `lengths`, (B,) int64.
-    """
+    """Writes rows (B, heads, n, channels) or (B, heads, n) into pages, as the last n of the
+    lengths[b] keys of each sequence; lengths is (B,) int64."""
     call = _OPERATORS.append.default if torch.compiler.is_compiling() else _append
     call(pages, rows, block_table, lengths, backend)
 
@@ -147,8 +145,8 @@ def _(*_):
 
 
 class _Attention(torch.autograd.Function):
-    """`forward` with its gradients. torch.library.register_autograd would do the same, but takes a
-    tenth of a short call to flatten arguments among which is a list of tensors."""
+    """`forward` with its gradients. torch.library.register_autograd would be equivalent, but
+    flattening arguments that include a list of tensors takes 10 % of a short call."""
 
     @staticmethod
     def forward(ctx, keyset, options, q, k, v, *form_tensors):

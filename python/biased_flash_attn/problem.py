@@ -1,4 +1,4 @@
-"""One record of all that a backend has to know of a call, from the call itself to the kernels."""
+"""The record that describes a call to a backend, from the public function to the kernels."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .sequences import Sequences
 
 
 class Bounds(NamedTuple):
-    """What is known of the keys of a cache, tile by tile (`decoding.key_bounds`), so that some may
-    be left out; None where it is not known.
+    """Bounds per tile of the keys of a cache, for skipping (`decoding.key_bounds`); None if
+    unknown.
 
-    highest: of running sums, or of a form with numbers of distances their peaks, (B or 1, H or 1,
-    blocks of limits.PEAK_DISTANCES).
+    highest: the maxima of prefix sums or, for a distance table, the maxima of its blocks of
+    limits.PEAK_DISTANCES entries, (B or 1, H or 1, blocks).
     """
 
     centres: Tensor | None = None
@@ -30,11 +30,11 @@ class Bounds(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Pages:
-    """Where the keys of a cache are: key j of sequence b is row j % page_size of page
+    """The location of the keys of a cache: key j of sequence b is row j % page_size of page
     block_table[b, j // page_size % columns].
 
     block_table: (B, columns) int32.
-    lengths: keys of each sequence, (B,) int64.
+    lengths: the number of keys of each sequence, (B,) int64.
     """
 
     block_table: Tensor
@@ -44,19 +44,16 @@ class Pages:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A call whose arguments have been checked and completed, and whose bias has been lowered.
+    """A call whose arguments have been validated and completed, and whose bias has been lowered.
 
     Attributes:
-        q: (B, H, Nq, D), the last dimension contiguous.
-        k: (B, Hkv, Nk, D); in decoding (pages, Hkv, page_size, D).
-        v: (B, Hkv, Nk, Dv); in decoding (pages, Hkv, page_size, Dv).
-        form: what the bias was lowered to; in decoding, its state is that of pages.
-        geometry: where queries and keys stand, sequences included.
-        scale: factor of q k^T.
-        tolerance: the fraction of each query's softmax mass that may be left out.
-        backend: the name of the one that computes it.
-        plan: which keys queries take, (2, B, H, tiles) int32 (`skipping.plans`); None for all.
-        pages: where the keys of a cache are; None for an ordinary call.
+        q: (B, H, Nq, D), the last dimension contiguous. k: (B, Hkv, Nk, D); in decoding (pages,
+        Hkv, page_size, D). v: (B, Hkv, Nk, Dv); in decoding (pages, Hkv, page_size, Dv). form: the
+        form of the bias; in decoding, its state is stored in pages. geometry: the positions of
+        queries and keys, and the sequences. scale: factor of q k^T. tolerance: the fraction of each
+        query's softmax mass that may be skipped. backend: the name of the backend that computes the
+        problem. plan: key ranges of the queries, (2, B, H, tiles) int32 (`skipping.plans`); None
+        for all keys. pages: the location of the keys in decoding; None for an ordinary call.
     """
 
     q: Tensor
@@ -76,25 +73,25 @@ class Problem:
 
     @property
     def batch(self) -> int:
-        """How many sequences there are."""
+        """The number of sequences."""
         sequences = self.geometry.sequences
         return self.q.shape[0] if sequences is None else sequences.rows.shape[0]
 
     @property
     def real(self) -> torch.dtype:
-        """The dtype of lse and of what a bias is made from: float32, or float64 for float64."""
+        """The dtype of lse and of a form's tensors: float64 for float64 inputs, else float32."""
         return torch.promote_types(self.q.dtype, torch.float32)
 
     def tensors(self) -> tuple[Tensor, ...]:
         return self.q, self.k, self.v, *self.form.tensors
 
     def detached(self) -> Problem:
-        """The same without a history."""
+        """Returns the problem with all tensors detached from the autograd graph."""
         q, k, v, *tensors = (x.detach() for x in self.tensors())
         return replace(self, q=q, k=k, v=v, form=self.form.with_tensors(tensors))
 
     def each_sequence(self) -> Iterator[Problem]:
-        """The sequences of a geometry that has some, one by one, in tensors of one batch entry."""
+        """Yields the problem of each sequence, with tensors of one batch entry."""
         whole = self.geometry
         for rows in whole.sequences:
             own = Geometry(rows.n_query, rows.n_key, whole.causal, whole.window, shift=rows.shift)
@@ -108,7 +105,7 @@ class Problem:
             )
 
     def of_kv_heads(self, kv_heads: Tensor) -> Problem:
-        """Those key heads, and the query heads that share them."""
+        """Returns the problem restricted to some key heads and the query heads that share them."""
         group = self.q.shape[1] // self.k.shape[1]
         heads = (kv_heads[:, None] * group + torch.arange(group, device=kv_heads.device)).flatten()
         return replace(
@@ -120,7 +117,7 @@ class Problem:
         )
 
     def arguments(self) -> tuple:
-        """Those of the operators: see SCHEMA."""
+        """Returns the arguments of the operators: see SCHEMA."""
         geometry, sequences = self.geometry, self.geometry.sequences
         where = None, None, None, None
         if sequences is not None:
@@ -150,7 +147,7 @@ class Problem:
         longest_key,
         longest_shift,
     ) -> Problem:
-        """The problem whose `arguments` these are."""
+        """Returns the problem with these `arguments`."""
         n_query, n_key, shift, sequences = q.shape[2], k.shape[2], 0, None
         if rows is not None:
             is_packed, shift = q.shape[0] != rows.shape[0], longest_shift
@@ -163,7 +160,7 @@ class Problem:
         return Problem(q, k, v, form, geometry, scale, tolerance, backend, plan)
 
     def page_arguments(self) -> tuple:
-        """Those of the operator of decoding: see PAGES_SCHEMA."""
+        """Returns the arguments of the decoding operator: see PAGES_SCHEMA."""
         form, pages = self.form, self.pages
         return (
             *(self.q, self.k, self.v, [*form.tensors], form.name, self.geometry.window),
@@ -186,27 +183,27 @@ class Problem:
         lengths,
         bounds,
     ) -> Problem:
-        """The problem whose `page_arguments` these are."""
+        """Returns the problem with these `page_arguments`."""
         pages = Pages(block_table, lengths, Bounds(*bounds))
         form = forms.of_tensors(form, form_tensors)
         return Problem.of_pages(q, k, v, form, window, scale, tolerance, backend, pages)
 
     @staticmethod
     def of_pages(q, k, v, form, window, scale, tolerance, backend, pages) -> Problem:
-        """The problem of decoding."""
+        """Returns a decoding problem, whose geometry covers as many keys as the block table."""
         most_keys = pages.block_table.shape[1] * k.shape[2]
         geometry = Geometry(q.shape[2], most_keys, True, window)
         return Problem(q, k, v, form, geometry, scale, tolerance, backend, pages=pages)
 
 
-# The arguments of an operator that takes a problem. None has a default: PyTorch would leave out
-# those that are equal to it, and gradients have to come in the same number.
+# The arguments of an operator that takes a problem. There are no defaults, because PyTorch drops
+# arguments equal to their default, and there must be as many gradients as arguments.
 SCHEMA = (
     "Tensor q, Tensor k, Tensor v, Tensor[] form_tensors, str form, float scale, bool causal,"
     " SymInt? window, float tolerance, Tensor? plan, str backend, Tensor? sequences,"
     " SymInt? longest_query, SymInt? longest_key, SymInt? longest_shift"
 )
-# Those of the one that takes a problem with pages.
+# The arguments of the decoding operator.
 PAGES_SCHEMA = (
     "Tensor q, Tensor k, Tensor v, Tensor[] form_tensors, str form, SymInt? window, float scale,"
     " float tolerance, str backend, Tensor block_table, Tensor lengths, Tensor?[] bounds"

@@ -1,4 +1,4 @@
-"""Sequences of different lengths in one call: where the tokens of each lie among the rows."""
+"""Sequences of different lengths in one call: the rows of tensors that belong to each."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _LIBRARY.define("running_sums(Tensor steps, Tensor lengths, bool reverse) -> Ten
 
 
 class Sequence(NamedTuple):
-    """The rows of one sequence: those of its queries and of its keys, and how many keys beyond the
-    last one its last query stands. Tensors with a single batch entry share it."""
+    """The rows of one sequence: its batch entry, its queries and keys, and its shift, the position
+    of its last query minus that of its last key. Tensors with one batch entry broadcast."""
 
     entry: int
     first_query: int
@@ -31,43 +31,44 @@ class Sequence(NamedTuple):
     shift: int
 
     def of_entry(self, x: Tensor) -> Tensor:
-        """x (B or 1, ...) to (1, ...)."""
+        """Selects the batch entry of x: (B or 1, ...) to (1, ...)."""
         return x if x.shape[0] == 1 else x[self.entry : self.entry + 1]
 
     def queries(self, x: Tensor) -> Tensor:
-        """x (B or 1, H or 1, query_rows, ...) to (1, H or 1, n_query, ...)."""
+        """Selects the queries of x: (B or 1, H or 1, query_rows, ...) to (1, H or 1, n_query,
+        ...)."""
         return self.of_entry(x)[:, :, self.first_query : self.first_query + self.n_query]
 
     def keys(self, x: Tensor) -> Tensor:
-        """x (B or 1, H or 1, key_rows, ...) to (1, H or 1, n_key, ...)."""
+        """Selects the keys of x: (B or 1, H or 1, key_rows, ...) to (1, H or 1, n_key, ...)."""
         return self.of_entry(x)[:, :, self.first_key : self.first_key + self.n_key]
 
     def places(self, x: Tensor) -> Tensor:
-        """The same of steps and their sums, which go on to the last query."""
+        """Like `keys`, for steps and their prefix sums, which extend to the last query."""
         count = self.n_key + self.shift
         return self.of_entry(x)[:, :, self.first_key : self.first_key + count]
 
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """Ranges of the rows of q and k. What lies in none of them is padding.
+    """Ranges of the rows of q and k. Rows outside all ranges are padding.
 
-    rows (B, 5) int64: of each sequence its first query, its number of queries, its first key, its
-    number of keys, and how many keys beyond the last one its last query stands. Packed, all of them
-    are rows of one batch entry; else sequence b lies in entry b.
+    rows (B, 5) int64: the first query, number of queries, first key, number of keys and shift of
+    each sequence. The shift is the position of its last query minus that of its last key. Packed
+    sequences share one batch entry; otherwise sequence b is in batch entry b.
     """
 
     rows: Tensor
     longest_query: int  # at least the number of queries of any sequence
     longest_key: int
-    query_rows: int  # of a batch entry of q
+    query_rows: int  # rows of a batch entry of q
     key_rows: int
     is_packed: bool
     longest_shift: int = 0
 
     @staticmethod
     def of_entries(batch: int, n_query: int, n_key: int, device=None) -> Sequences:
-        """Those that have all rows of their batch entries."""
+        """Returns sequences that consist of all rows of their batch entries."""
         rows = torch.tensor([[0, n_query, 0, n_key, 0]], device=device).expand(batch, 5)
         return Sequences(rows.contiguous(), n_query, n_key, n_query, n_key, is_packed=False)
 
@@ -78,10 +79,10 @@ class Sequences:
         totals: tuple[int, int],
         longest: tuple[int | None, int | None],
     ) -> Sequences:
-        """Packed ones.
+        """Returns packed sequences.
 
-        Where a longest one is None it is read; while compiling and for
-        meta tensors, it is taken to be the total.
+        If a maximum length in `longest` is None, it is read from the offsets; while compiling and
+        for meta tensors, the total is used instead.
         """
         rows = torch.ops.biased_flash_attn.rows_of_offsets(
             cu_seqlens_q, cu_seqlens_k, *totals, *longest
@@ -95,19 +96,22 @@ class Sequences:
 
     @staticmethod
     def of_mask(mask: Tensor, n_query: int, name: str = "key_padding_mask") -> Sequences:
-        """Those of padded batches, (B, n_key) bool: True for tokens, which lie side by side.
+        """Returns the sequences of a padded batch, given by a mask (B, n_key) bool, True for
+        tokens.
 
-        Raises ValueError where they do not, calling the mask by its name.
+        Raises ValueError, which calls the mask `name`, if the tokens of a sequence are not
+        contiguous.
         """
         rows = torch.ops.biased_flash_attn.rows_of_mask(mask, n_query, name)
         n_key = mask.shape[1]
         return Sequences(rows, n_query, n_key, n_query, n_key, is_packed=False)
 
     def shifted(self, shift: int | Tensor, longest: int | None = None) -> Sequences:
-        """The same, the queries of each standing so many keys further on, (B,) or for all alike.
+        """Returns the sequences with `shift`, an int or (B,), added to the positions of their
+        queries.
 
-        longest: at least the largest shift; else it is read, for which a GPU is waited for.
-        Raises ValueError for negative ones.
+        longest: an upper bound on the resulting shifts. If it is None, they are read, which
+        synchronizes with a GPU, and ValueError is raised if one is negative.
         """
         rows = self.rows.clone()
         rows[:, 4] += shift
@@ -123,16 +127,17 @@ class Sequences:
 
     @property
     def places(self) -> int:
-        """How many numbers a batch entry has of a bias that sums steps up to the last query."""
+        """The length of a batch entry of a tensor of steps, which extend to the last query."""
         return self.key_rows + (0 if self.is_packed else self.longest_shift)
 
     def running_sums(self, steps: Tensor) -> Tensor:
-        """(B or 1, H, places) to sums that begin anew with each sequence, float64.
+        """Returns the prefix sums of steps (B or 1, H, places), restarted at each sequence,
+        float64.
 
-        Raises ValueError where queries of packed sequences stand beyond their keys.
+        Raises ValueError if packed sequences have queries beyond their last key.
         """
         if self.is_packed and self.longest_shift:
-            raise ValueError("packed sequences have no steps of queries beyond their keys")
+            raise ValueError("packed sequences have no steps for queries beyond their keys")
         if self.is_packed:
             lengths = self.rows[:, 3].cpu()
             return torch.ops.biased_flash_attn.running_sums(steps.double(), lengths, False)
@@ -143,9 +148,10 @@ class Sequences:
         return torch.where(is_token, steps.double(), 0).cumsum(-1)
 
     def of_queries(self, keys: Tensor) -> Tensor:
-        """What belongs to keys (..., key_rows), of those on which queries stand (..., query_rows).
+        """Selects from keys (..., key_rows) the entries at the positions of the queries
+        (..., query_rows).
 
-        Raises ValueError where a sequence has more queries than keys, or some beyond them.
+        Raises ValueError if a sequence has more queries than keys, or queries beyond its last key.
         """
         if self.longest_shift:
             raise ValueError("queries stand beyond the keys; gain must have one number a query")
@@ -159,8 +165,9 @@ class Sequences:
         return keys[..., self.keys_of_queries()]
 
     def keys_of_queries(self) -> Tensor:
-        """The key of its batch entry on which each query stands, or `places` where it stands before
-        the first of its sequence. (query_rows,) int64; (B, query_rows) unless packed."""
+        """Returns the index, in its batch entry, of the key at the position of each query, or
+        `places` for queries before the first key. (query_rows,) int64; (B, query_rows) unless
+        packed."""
         first_query, n_query, first_key, n_key, shift = self.rows.unbind(1)
         moved = torch.stack([first_key + n_key + shift - first_query - n_query, first_key], 1)
         if self.is_packed:
@@ -173,23 +180,20 @@ class Sequences:
 
 
 def empty_rows(like: Tensor, channels: int) -> Tensor:
-    """Room for rows of so many channels as `like` (B, H, N, D) has rows.
-
-    Heads lie inside where those of `like` do, so that what was contiguous as (B, N, H, D), or
-    packed, comes back contiguous.
-    """
+    """Returns an empty tensor (B, H, N, channels) with the layout of `like` (B, H, N, D): if `like`
+    is contiguous as (B, N, H, D), so is the result."""
     batch, heads, n, _ = like.shape
-    if _has_heads_inside(like):
+    if _has_bnhd_layout(like):
         return like.new_empty((batch, n, heads, channels)).transpose(1, 2)
     return like.new_empty((batch, heads, n, channels))
 
 
 def with_layout_of(like: Tensor, x: Tensor) -> Tensor:
-    """x (B, H, N, C) in memory as `empty_rows` would have it."""
-    return x.transpose(1, 2).contiguous().transpose(1, 2) if _has_heads_inside(like) else x
+    """Returns x (B, H, N, C) in the layout of `empty_rows`."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2) if _has_bnhd_layout(like) else x
 
 
-def _has_heads_inside(x: Tensor) -> bool:
+def _has_bnhd_layout(x: Tensor) -> bool:
     return x.stride(1) < x.stride(2)
 
 
@@ -198,7 +202,7 @@ def _rows_of_offsets(cu_seqlens_q, cu_seqlens_k, total_q, total_k, max_seqlen_q,
         ("q", cu_seqlens_q, total_q, max_seqlen_q),
         ("k", cu_seqlens_k, total_k, max_seqlen_k),
     )
-    # To read them a GPU would have to be waited for.
+    # Reading the offsets would synchronize with the GPU.
     unread = cu_seqlens_q.is_cuda and None not in (max_seqlen_q, max_seqlen_k)
     columns = []
     for side, offsets, total, longest in sides:
@@ -210,7 +214,7 @@ def _rows_of_offsets(cu_seqlens_q, cu_seqlens_k, total_q, total_k, max_seqlen_q,
 
 
 def check_offsets(side: str, offsets: Tensor, total: int, longest: int | None) -> None:
-    """The numbers in cu_seqlens_q or cu_seqlens_k."""
+    """Validates the values of cu_seqlens_q or cu_seqlens_k."""
     name = f"cu_seqlens_{side}"
     begin, end, lengths = offsets[0].item(), offsets[-1].item(), offsets.diff()
     if begin != 0:

@@ -1,4 +1,5 @@
-"""What the public call refuses: one error that names the argument, before any work is done."""
+"""Validates the arguments of the public calls: errors name the argument, before any work is
+done."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ LAYOUT = "(batch, heads, sequence, head_dim)"
 
 
 def check_each(tensors: dict[str, Tensor], layout: str = LAYOUT) -> None:
-    """What tensors of a call have to be one by one, and in common with the first."""
+    """Validates each tensor of a call, and its dtype and device against those of the first."""
     (first, q), *_ = tensors.items()
     for name, x in tensors.items():
         if not isinstance(x, Tensor):
@@ -49,7 +50,7 @@ def check_each(tensors: dict[str, Tensor], layout: str = LAYOUT) -> None:
 def check_heads(
     q: Tensor, k: Tensor, heads_at: int = 1, names: tuple[str, str] = ("q", "k")
 ) -> None:
-    """Whether the heads of q, in one of its dimensions, can share those of k."""
+    """Validates the numbers of heads, in dimension heads_at, and the head_dims of q and k."""
     (heads, kv_heads), (of_q, of_k) = (x.shape[heads_at] for x in (q, k)), names
     if heads < 1 or kv_heads < 1:
         raise ValueError(
@@ -66,7 +67,7 @@ def check_heads(
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Ranks, dtypes, devices, shapes and strides of q, k and v."""
+    """Validates ranks, dtypes, devices, shapes and strides of q, k and v."""
     check_each({"q": q, "k": k, "v": v})
     check_heads(q, k)
     if v.shape[:3] != k.shape[:3]:
@@ -79,7 +80,7 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def check_mask(mask: Tensor, q: Tensor, k: Tensor, causal: bool) -> None:
-    """Everything about key_padding_mask but its values."""
+    """Validates key_padding_mask, except for its values."""
     name, expected = "key_padding_mask", (k.shape[0], k.shape[2])
     if not isinstance(mask, Tensor):
         raise TypeError(f"{name} is a {type(mask).__name__}; it must be None or a torch.Tensor")
@@ -99,7 +100,7 @@ def check_mask(mask: Tensor, q: Tensor, k: Tensor, causal: bool) -> None:
 
 
 def check_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k) -> None:
-    """What packed tensors and their offsets have to be before they are seen as one batch entry."""
+    """Validates packed tensors and their offsets, before they are viewed as one batch entry."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor")
@@ -134,7 +135,7 @@ def check_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
 
 
 def check_options(causal, window, scale, tolerance, backend) -> None:
-    """Everything but the tensors and the bias."""
+    """Validates the arguments that are neither tensors nor the bias."""
     if not isinstance(causal, bool):
         raise TypeError(f"causal is {causal!r}; it must be True or False")
     if window is not None:
@@ -152,7 +153,7 @@ def check_options(causal, window, scale, tolerance, backend) -> None:
 
 
 def check_scale(name: str, scale) -> None:
-    """The factor of q k^T, by whatever name."""
+    """Validates the factor of q k^T; `name` is the name of the argument."""
     if scale is None:
         return
     _check_number(name, scale, "None or a finite number")
@@ -161,7 +162,8 @@ def check_scale(name: str, scale) -> None:
 
 
 def refuse_gradients(tensors: dict[str, Tensor]) -> None:
-    """Of what decoding is given, where gradients are recorded."""
+    """Raises ValueError if a tensor requires gradients while autograd records: decoding has
+    none."""
     if not torch.is_grad_enabled():
         return
     for name, x in tensors.items():
@@ -172,7 +174,7 @@ def refuse_gradients(tensors: dict[str, Tensor]) -> None:
 
 
 def check_bias(bias, q: Tensor) -> None:
-    """Whether it is a bias, for q's heads and device."""
+    """Validates that `bias` is a bias for q's heads and device."""
     if isinstance(bias, type):
         raise TypeError(f"bias is the class {bias.__name__}; it must be one of its instances")
     if isinstance(bias, str):  # which has a method lower() of its own
@@ -197,10 +199,10 @@ def check_bias(bias, q: Tensor) -> None:
 
 
 def check_form(form, q: Tensor, geometry: Geometry) -> None:
-    """Whether what a bias was lowered to is what the kernels will read it as."""
+    """Validates the dtypes and shapes of the tensors that a bias was lowered to."""
     if not isinstance(form, Form):
         raise TypeError(f"bias was lowered to a {type(form).__name__}; it must be to a form")
-    # Packed sequences share a batch entry, but not what a bias of positions has for each of them.
+    # Packed sequences share one batch entry, but a bias of positions may have one entry for each.
     shares_entry = geometry.sequences is None or form.of_rows
     batch = q.shape[0] if shares_entry else len(geometry.sequences.rows)
     real = torch.promote_types(q.dtype, torch.float32)
@@ -220,7 +222,7 @@ def check_form(form, q: Tensor, geometry: Geometry) -> None:
 
 
 def check_derivatives(*tensors: Tensor) -> None:
-    """Whether forward-mode derivatives are asked for, which the kernels would leave out."""
+    """Raises NotImplementedError for forward-mode derivatives, which the kernels would ignore."""
     if any(unpack_dual(x).tangent is not None for x in tensors):
         raise NotImplementedError(
             "the kernels have no forward-mode derivatives; use backend='reference', which has them"

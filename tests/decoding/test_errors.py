@@ -30,8 +30,8 @@ class LoweredToSums:
 
 WRONG = {
     "no cache": (TypeError, "cache is a Tensor; it must be a KVCache", {"cache": K}),
-    "k without v": (ValueError, "k is given and v is None; tokens have both", {"v": None}),
-    "v without k": (ValueError, "v is given and k is None; tokens have both", {"k": None}),
+    "k without v": (ValueError, "k is given and v is None; new tokens need both", {"v": None}),
+    "v without k": (ValueError, "v is given and k is None; new tokens need both", {"k": None}),
     "q of another dtype": (
         TypeError,
         "q is torch.float64; the cache holds torch.float32",
@@ -88,12 +88,12 @@ WRONG = {
     ),
     "bias is lowered to sums": (
         ValueError,
-        "bias sums steps, and the cache holds tokens that were appended without them",
+        "bias sums steps, but the cache holds tokens that were appended without them",
         {"bias": LoweredToSums()},
     ),
     "steps where there were none": (
         ValueError,
-        "bias sums steps, and the cache holds tokens that were appended without them",
+        "bias sums steps, but the cache holds tokens that were appended without them",
         {"bias": sums(3)},
     ),
     "q needs gradients": (
@@ -109,7 +109,7 @@ WRONG = {
 }
 
 WRONG_WITH_SUMS = {
-    "no steps": (ValueError, "bias sums no steps, and the cache holds tokens with sums", {}),
+    "no steps": (ValueError, "bias sums no steps, but the cache holds tokens with sums", {}),
     "too many steps": (
         ValueError,
         "steps has length 4; it must be the number of keys, 3",
@@ -189,7 +189,7 @@ FULL = {
 MESSAGES = {
     "its own pages": "2 more pages of 16 keys are needed, and of its 4 pages 0 are free",
     "a table's columns": "sequence 0 would have 33 keys, and block_table has 2 columns of 16",
-    "a table's pages": r"block_table\[1, 2\] is -1, where sequence 1 needs a page",
+    "a table's pages": r"block_table\[1, 2\] is -1, but sequence 1 needs a page there",
 }
 
 

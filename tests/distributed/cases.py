@@ -18,7 +18,7 @@ from biased_flash_attn.distributed import (
     unshard,
 )
 from biased_flash_attn.distributed.ring import Ring
-from biased_flash_attn.distributed.running_sums import sums_before
+from biased_flash_attn.distributed.running_sums import exclusive_chunk_sums
 from tests.distributed.problems import caught, check_summed, own_bias
 from tests.distributed.skipping_cases import skipped
 from tests.distributed.training_cases import with_fsdp, with_tensor_parallelism
@@ -145,7 +145,7 @@ def sums_of_large_steps(seed: str) -> list[float]:
     steps[..., -1], weights[..., 0] = 1e17, 1e17
     own = shard(steps, 2).requires_grad_()
     within = own.unflatten(-1, (2, -1)).cumsum(-1).flatten(-2)
-    sums = within + sums_before(within, Ring(None))
+    sums = within + exclusive_chunk_sums(within, Ring(None))
     (gradient,) = torch.autograd.grad(sums, own, shard(weights, 2))
     of_sums = unshard(sums, 2)[0, 0, :-1] - torch.arange(1, n)
     of_gradient = unshard(gradient, 2)[0, 0, 1:] - torch.arange(n - 1, 0, -1)

@@ -111,7 +111,7 @@ def test_a_rank_that_ends_is_an_error_on_the_others(tmp_path, function):
     (message, killed), _ = outcomes(2, tmp_path, MODULE, function, "0")
     assert killed is None
     assert "a peer was lost while rank 0" in message
-    assert "start all ranks anew from a checkpoint" in message
+    assert "restart all ranks from a checkpoint" in message
     if function == "lost_on_the_way":
         assert "in hop 1 of 1, to 1 from 1" in message
     assert time.monotonic() - start < TIMEOUT

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from biased_flash_attn.chunk_pairs import Pair
-from biased_flash_attn.distributed.selection import KnownKeys, Queries, ranges
+from biased_flash_attn.distributed.selection import KeySummary, Queries, ranges
 from biased_flash_attn.forms import Distance, Form, of_tensors
 
 N, DIM, HEADS, KV_HEADS, TRIALS, TOLERANCE = 192, 8, 4, 2, 64, 0.5
@@ -37,12 +37,12 @@ def check(pair, q, k, logits, form: Form, of_queries=None, of_keys=None):
     lse = lse.expand(-1, HEADS, N)
     longest = k.norm(dim=-1).amax(-1, keepdim=True).repeat_interleave(HEADS // KV_HEADS, 1)
     queries = Queries(q, lse, longest, form, of_queries, 1.0)
-    known = KnownKeys.of(k, torch.zeros_like(k), of_keys)
+    known = KeySummary.of(k, torch.zeros_like(k), of_keys)
     taken = ranges(pair, queries, known, TOLERANCE)
     begin, end = taken.repeat_interleave(HEADS // KV_HEADS, 1)[..., None, None, :].unbind(-1)
     j = torch.arange(N)
     left_out = logits.masked_fill((begin <= j) & (j < end), -torch.inf).logsumexp(-1)
-    share = torch.tensor(TOLERANCE / pair.others).log()
+    share = torch.tensor(TOLERANCE / pair.max_other_chunks).log()
     assert (left_out <= lse + share).all()
     assert 0 < (taken[..., 0] < taken[..., 1]).double().mean() < 1
 
@@ -53,7 +53,7 @@ def test_tables(pair):
     q, k, products = drawn_keys(pair)
     whole = pair.whole
     table = torch.randn(1, HEADS, whole.n_distances).double()
-    first = N + pair.moved - whole.first_distance
+    first = N + pair.distance_offset - whole.first_distance
     table[..., first - N : first + N] *= torch.linspace(0, 3, 2 * N)
     bias = table[..., first + torch.arange(N)[:, None] - torch.arange(N)]
     check(pair, q, k, products + bias, Distance(table))

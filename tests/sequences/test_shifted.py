@@ -125,5 +125,5 @@ def test_what_is_wrong_is_named():
     offsets = torch.tensor([0, 5], dtype=torch.int32)
     packed = Sequences.of_offsets(offsets, offsets, (5, 5), (5, 5)).shifted(3)
     one = biases.CumulativeBias(torch.randn(1, 1, 5))
-    with pytest.raises(ValueError, match="no steps of queries beyond their keys"):
+    with pytest.raises(ValueError, match="no steps for queries beyond their keys"):
         prepared(q[:1], k[:1], v[:1], one, *options, sequences=packed)

@@ -309,6 +309,6 @@ def test_as_little_is_computed_as_content_allows(name, monkeypatch):
     assert (plan.bound > 0).any()
     assert (plan.bound <= plan.tolerance).all()
 
-    monkeypatch.setattr("biased_flash_attn.skipping.plans._LEAST_SUM", 1.0)  # nothing is trimmed
+    monkeypatch.setattr("biased_flash_attn.skipping.plans._MIN_SUM", 1.0)  # nothing is trimmed
     plan = attention_plan(q, k, bias, tolerance=2**-9 / 9)
     assert 100 * plan.fraction.mean() <= percent_of_bound

@@ -45,7 +45,7 @@ def test_tolerance_0_is_the_kernel_without_a_plan(dtype):
     o = biased_flash_attn(q, k, v, bias, tolerance=0.0)
     plain = everything_of(q, k, v, bias, None)
     assert torch.equal(o, plain[0])
-    whole = plans.everything(q, Geometry(1100, 1100))
+    whole = plans.full_plan(q, Geometry(1100, 1100))
     for x, y in zip(everything_of(q, k, v, bias, whole), plain, strict=True):
         assert torch.equal(x, y)
 

@@ -63,7 +63,7 @@ def trimmed(case: Case, backend: str, share: float, from_end: bool) -> Trimmed:
     went = torch.nn.functional.pad(went, (1, 0), value=-torch.inf).logcumsumexp(-1)
 
     near = near.to(torch.promote_types(q.dtype, torch.float32))
-    call = replace(call, plan=plans.everything(q, geometry))
+    call = replace(call, plan=plans.full_plan(q, geometry))
     cut = backends.get(backend).trim(call, near, share, REACH, from_end)
     first = geometry.positions()[::PLAN_QUERIES]
     if case.window and not from_end:  # what the window hides from all goes unsaid
@@ -103,7 +103,7 @@ def check_that_nothing_goes_where_nothing_is_known(backend: str, value: float) -
     q, k = torch.zeros(1, 1, 500, 16), torch.zeros(1, 1, 500, 16)
     form, geometry = Linear(torch.ones(1, 1)), Geometry(500, 500)
     near = torch.full((1, 1, 500), 100.0)
-    plan = plans.everything(q, geometry)
+    plan = plans.full_plan(q, geometry)
 
     def cuts(q, k, near):
         call = Problem(q, k, k, form, geometry, 1.0, 0.0, backend, plan)

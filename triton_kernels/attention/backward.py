@@ -1,11 +1,11 @@
-"""What both passes of the gradients take from queries, and how they get P and dS of a tile.
+"""Code shared by the backward kernels: statistics of the queries, and P and dS of a tile.
 
     P_ij  = exp(s_ij - lse_i)
     D_i   = grad_o_i . o_i - grad_lse_i
     dS_ij = P_ij (grad_o_i . v_j - D_i), the gradient of the logits and so of the bias
 
-backward_queries.py gathers what belongs to queries and backward_keys.py what belongs to keys, each
-computing P and dS for itself, so that nothing is added by more than one program.
+backward_queries.py computes the gradients of queries and backward_keys.py those of keys. Each
+recomputes P and dS, so that every output is written by one program, without atomics.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ def attn_bwd_delta_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    """lse in base 2, and D, beside it the query's gain where it has one. Queries without weights
-    get lse = inf, which makes every P of theirs 0, and D = 0."""
+    """Writes lse / ln 2 and D_i = grad_o_i . o_i - grad_lse_i, interleaved with the gain of the
+    query if the bias has gains.
+
+    Queries without visible keys get lse = inf, so that their P is 0, and D = 0.
+    """
     b, h = tl.program_id(0) // problem.heads, tl.program_id(0) % problem.heads
     first = tl.program_id(1) * BLOCK_M
     i = first + tl.arange(0, BLOCK_M)
@@ -39,6 +42,7 @@ def attn_bwd_delta_kernel(
     # [BLOCK_M, BLOCK_DV]
     tile_o = load_tile(o, b, h, first, problem.n_query, problem.value_dim, BLOCK_M, BLOCK_DV)
     tile_do = load_tile(grad_o, b, h, first, problem.n_query, problem.value_dim, BLOCK_M, BLOCK_DV)
+    # [BLOCK_M]
     values = tl.load(row_address(lse, b, h, 0) + i, exists, other=-INFINITY)
     cotangents = tl.load(row_address(grad_lse, b, h, 0) + i, exists, other=0.0)
     empty = values == -INFINITY
@@ -52,9 +56,12 @@ def attn_bwd_delta_kernel(
 
 
 @triton.jit
-def coarse(grad_s, IN_TWO: tl.constexpr):
-    """dS as times_factors rounds it, so that in gradients of steps what a pair adds to C of its
-    query and to C of its key cancels. For float16 inputs that is next to nothing."""
+def round_to_operand(grad_s, IN_TWO: tl.constexpr):
+    """Returns dS rounded as in times_factors, so that the contributions of a pair to the gradients
+    of C[p] and of C[j] cancel exactly in the gradient of steps outside the pair.
+
+    For float16 inputs, times_factors splits dS in two, and the rounding error is negligible.
+    """
     return grad_s if IN_TWO else grad_s.to(tl.bfloat16).to(tl.float32)
 
 
@@ -62,14 +69,14 @@ def coarse(grad_s, IN_TWO: tl.constexpr):
 def query_statistics(
     lse_in_base_2, delta, problem, b, h, first, BLOCK_M: tl.constexpr, EDGE: tl.constexpr = True
 ):
-    """lse in base 2 and D, [BLOCK_M]; beyond the last query, those of one without weights."""
+    """Returns lse in base 2 and D, [BLOCK_M] each, or inf and 0 beyond the last query."""
     lse = load_numbers(lse_in_base_2, problem, b, h, first, INFINITY, BLOCK_M, EDGE)
     return lse, load_numbers(delta, problem, b, h, first, 0.0, BLOCK_M, EDGE)
 
 
 @triton.jit
 def delta_and_gain(delta, problem, b, h, first, BLOCK_M: tl.constexpr, EDGE: tl.constexpr):
-    """D and the gains beside it, [BLOCK_M] each, read at once; 0 beyond the last query."""
+    """Returns D and the gains interleaved with it, [BLOCK_M] each, or 0 beyond the last query."""
     n = tl.arange(0, BLOCK_M)[:, None]
     exists = first + n < problem.n_query if EDGE else tl.full([BLOCK_M, 1], True, tl.int1)
     address = row_address(delta, b, h, 0) + 2 * first + (2 * n + tl.arange(0, 2)[None, :])
@@ -90,17 +97,19 @@ def weights_and_gradients(
     delta,
     queries,
     keys,
-    started,
+    initial,
     MASKED: tl.constexpr,
     FACTORED: tl.constexpr,
     KEYS_FIRST: tl.constexpr,
 ):
-    """P and dS of a tile, [BLOCK_M, BLOCK_N] or with KEYS_FIRST transposed; 0 where masked.
+    """Returns P and dS of a tile, [BLOCK_M, BLOCK_N], or [BLOCK_N, BLOCK_M] with KEYS_FIRST; 0
+    where masked.
 
-    offset is what is left of a query's logits in base 2: one number a query, or one for all.
+    offset: the terms of the logits in base 2 that are constant along the keys, -lse included;
+    [BLOCK_M] or a scalar.
     """
     x, multiplier, sees = tile_logits(
-        *(bias, problem, b, h, tile_q, tile_k, queries, keys, started),
+        *(bias, problem, b, h, tile_q, tile_k, queries, keys, initial),
         *(MASKED, FACTORED, KEYS_FIRST),
     )
     p = tl.exp2(x * multiplier + along(offset, KEYS_FIRST))

@@ -1,4 +1,4 @@
-"""Gradients of k and v, and the keys' shares of what cumulative biases hold."""
+"""Gradients of k, of v and, for cumulative biases, of the prefix sums at the keys."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import triton
 import triton.language as tl
 
 from ..bias.factors import (
-    following,
     gain_factors,
     key_gradient_sums,
     key_origin,
+    next_tile,
     query_origin,
     tile_key_factors,
     tile_query_factors,
@@ -31,16 +31,16 @@ from ..sequences import (
     N_KEY,
     OwnBias,
     OwnProblem,
-    is_beyond,
+    is_past_end,
     own_keys,
     own_lengths,
     own_queries,
     own_rows,
 )
 from .backward import (
-    coarse,
     delta_and_gain,
     query_statistics,
+    round_to_operand,
     weights_and_gradients,
 )
 from .logits import key_side, pairs, query_side
@@ -56,7 +56,7 @@ from .tile_ranges import (
 
 
 @triton.jit
-def gather_from_queries(
+def accumulate_over_queries(
     q,
     grad_o,
     lse_in_base_2,
@@ -72,32 +72,34 @@ def gather_from_queries(
     end,
     dk,
     dv,
-    of_sums,
+    sum_gradients,
     BLOCK_M: tl.constexpr,
     MASKED: tl.constexpr,
     FACTORED: tl.constexpr,
     SIDE: tl.constexpr,
     BIAS_GRADIENT: tl.constexpr,
 ):
-    """dk, still to be multiplied by scale, dv and the sums of the bias's gradient, with the query
-    tiles from begin to end: see attn_bwd_dkv_kernel."""
+    """Adds the query tiles in [begin, end) to dk / scale, dv and the gradient of the prefix sums;
+    see attn_bwd_dkv_kernel."""
     BLOCK_N: tl.constexpr = tile_k.shape[0]
     BLOCK_D: tl.constexpr = tile_k.shape[1]
     BLOCK_DV: tl.constexpr = tile_v.shape[1]
-    # Where all pairs have the same sign, gradients of sums are products of dS and factors. Those of
-    # gains take registers, which wide heads have left where a tile's bias is computed ahead.
-    HAVE_ROOM: tl.constexpr = bias.gain is None or BLOCK_D + BLOCK_DV <= 128 or bias.ahead
+    # Where the distances of all pairs have the same sign, gradients of prefix sums are products of
+    # dS and factors. With gains these need more registers, which wide heads have only if factors
+    # are prefetched.
+    FITS_IN_REGISTERS: tl.constexpr = bias.gain is None or BLOCK_D + BLOCK_DV <= 128 or bias.ahead
     PRODUCTS: tl.constexpr = (
-        BIAS_GRADIENT and bias.factored and HAVE_ROOM and (FACTORED or problem.causal)
+        BIAS_GRADIENT and bias.factored and FITS_IN_REGISTERS and (FACTORED or problem.causal)
     )
     AHEAD: tl.constexpr = FACTORED and bias.ahead
-    # Those that a tile begins with serve again, in all their columns, unless they came ahead.
-    KEPT: tl.constexpr = PRODUCTS and bias.gain is not None and FACTORED and not AHEAD
+    # The factors of the logits are used again for the gradient, unless the next tile's replaced
+    # them.
+    REUSES_FACTORS: tl.constexpr = PRODUCTS and bias.gain is not None and FACTORED and not AHEAD
     shared = shared_gain(bias, b, h, BLOCK_M)
     if PRODUCTS and bias.gain is None:
         factors = gain_factors(problem, shared, SIDE, bias.sum_columns)
-    products = tl.zeros([BLOCK_N, FACTORS if KEPT else bias.sum_columns], tl.float32)
-    started = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    products = tl.zeros([BLOCK_N, FACTORS if REUSES_FACTORS else bias.sum_columns], tl.float32)
+    initial = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     if FACTORED:
         from_keys = key_origin(bias, problem, b, h, keys[0], BLOCK_N, SIDE)
         p_first, remaining = position(problem, begin), end - begin
@@ -107,16 +109,16 @@ def gather_from_queries(
             bias, problem, b, h, p_first, keys[0], BLOCK_N, SIDE, remaining
         )
     if AHEAD:
-        started = dot(k_factors, tl.trans(q_factors))
+        initial = dot(k_factors, tl.trans(q_factors))
     for i in range(begin, end, BLOCK_M):
         # [BLOCK_M, BLOCK_D], [BLOCK_M, BLOCK_DV]
         tile_q = load_tile(
             *(q, b, h, i, problem.n_query, problem.head_dim, BLOCK_M, BLOCK_D),
-            *(MASKED, problem.rows_near),
+            *(MASKED, problem.narrow_offsets),
         )
         tile_do = load_tile(
             *(grad_o, b, h, i, problem.n_query, problem.value_dim, BLOCK_M, BLOCK_DV),
-            *(MASKED, problem.rows_near),
+            *(MASKED, problem.narrow_offsets),
         )
         lse, d = query_statistics(lse_in_base_2, delta, problem, b, h, i, BLOCK_M, MASKED)
         gain = shared
@@ -132,8 +134,8 @@ def gather_from_queries(
                 k_factors = tile_key_factors(bias, problem, b, h, p_first, keys[0], BLOCK_N, SIDE)
             else:
                 q_factors = tile_query_factors(bias, b, h, i, BLOCK_M, SIDE)
-            started = dot(k_factors, tl.trans(q_factors))
-        if KEPT:
+            initial = dot(k_factors, tl.trans(q_factors))
+        if REUSES_FACTORS:
             factors = q_factors
         elif PRODUCTS and bias.gain is not None:
             if FACTORED:
@@ -142,7 +144,7 @@ def gather_from_queries(
                 factors = gain_factors(problem, gain, SIDE, bias.sum_columns)
         p, grad_s = weights_and_gradients(
             *(bias, problem, b, h, tile_q, tile_k, tile_v, tile_do, offset, d),
-            *(queries, keys, started, MASKED, FACTORED),
+            *(queries, keys, initial, MASKED, FACTORED),
             KEYS_FIRST=True,
         )
         dv = dot(p.to(tile_do.dtype), tile_do, dv)
@@ -151,13 +153,15 @@ def gather_from_queries(
             products = times_factors(grad_s, factors, products, tile_q.dtype == tl.float16)
         elif BIAS_GRADIENT:
             if bias.factored:
-                grad_s = coarse(grad_s, tile_q.dtype == tl.float16)
-            of_pairs = tile_gradients(bias, problem, grad_s, *pairs(bias, queries, keys, True))
-            of_sums -= tl.sum(of_pairs[1] * queries[1][None, :], 1)
+                grad_s = round_to_operand(grad_s, tile_q.dtype == tl.float16)
+            pair_gradients = tile_gradients(
+                bias, problem, grad_s, *pairs(bias, queries, keys, True)
+            )
+            sum_gradients -= tl.sum(pair_gradients[1] * queries[1][None, :], 1)
         if FACTORED:
-            next_i = following(i, end, BLOCK_M) if AHEAD else i + BLOCK_M
+            next_i = next_tile(i, end, BLOCK_M) if AHEAD else i + BLOCK_M
             p_first = position(problem, next_i)
-            # Queries before the first key are not among those after a key.
+            # Queries after a key have a position of 0 or more.
             EXISTS: tl.constexpr = AHEAD and SIDE > 0
             from_queries = query_origin(bias, problem, b, h, p_first, BLOCK_M, SIDE, EXISTS)
         if AHEAD:
@@ -165,14 +169,14 @@ def gather_from_queries(
                 k_factors = tile_key_factors(bias, problem, b, h, p_first, keys[0], BLOCK_N, SIDE)
             else:
                 q_factors = tile_query_factors(bias, b, h, next_i, BLOCK_M, SIDE)
-            started = dot(k_factors, tl.trans(q_factors))
+            initial = dot(k_factors, tl.trans(q_factors))
     if PRODUCTS:
-        of_sums += key_gradient_sums(problem, products)
-    return dk, dv, of_sums
+        sum_gradients += key_gradient_sums(problem, products)
+    return dk, dv, sum_gradients
 
 
 @triton.jit
-def gather(
+def backward_tile(
     q,
     k,
     v,
@@ -193,8 +197,8 @@ def gather(
     BLOCK_DV: tl.constexpr,
     BIAS_GRADIENT: tl.constexpr,
 ):
-    """What attn_bwd_dkv_kernel does, of the keys first, first + 1, ... of a sequence."""
-    if problem.rows_alike:
+    """Computes attn_bwd_dkv_kernel for the keys first ... first + BLOCK_N - 1 of one sequence."""
+    if problem.same_row_stride:
         grad_o = Rows(grad_o.start, grad_o.batch, grad_o.head, q.row)
     # [BLOCK_N, BLOCK_D], [BLOCK_N, BLOCK_DV]
     tile_k = load_tile(k, b, kv_head, first, problem.n_key, problem.head_dim, BLOCK_N, BLOCK_D)
@@ -205,14 +209,14 @@ def gather(
     for h in range(kv_head * problem.group, (kv_head + 1) * problem.group):
         keys = key_side(bias, problem, b, h, first, BLOCK_N)
         bounds = query_ranges(problem, bias, b, h, first, BLOCK_M, BLOCK_N)
-        of_sums = tl.zeros([BLOCK_N], tl.float32)
+        sum_gradients = tl.zeros([BLOCK_N], tl.float32)
         for PART in tl.static_range(QUERY_PARTS):
             if query_part_exists(
                 *(PART, problem.causal, problem.plan is not None, bias.form, bias.factored)
             ):
-                dk, dv, of_sums = gather_from_queries(
+                dk, dv, sum_gradients = accumulate_over_queries(
                     *(q, grad_o, lse_in_base_2, delta, bias, problem, b, h, tile_k, tile_v),
-                    *(keys, bounds[PART], bounds[PART + 1], dk, dv, of_sums),
+                    *(keys, bounds[PART], bounds[PART + 1], dk, dv, sum_gradients),
                     BLOCK_M=part_block(BLOCK_M, query_part_is_factored(PART), bias.factored),
                     MASKED=query_part_is_masked(PART),
                     FACTORED=query_part_is_factored(PART),
@@ -221,7 +225,7 @@ def gather(
                 )
         if BIAS_GRADIENT:
             j = first + tl.arange(0, BLOCK_N)
-            tl.store(row_address(grad_sums, b, h, 0) + j, of_sums, j < problem.n_key)
+            tl.store(row_address(grad_sums, b, h, 0) + j, sum_gradients, j < problem.n_key)
 
     store_tile(grad_k, b, kv_head, first, problem.n_key, dk * problem.scale, problem.head_dim)
     store_tile(grad_v, b, kv_head, first, problem.n_key, dv, problem.value_dim)
@@ -246,15 +250,18 @@ def attn_bwd_dkv_kernel(
     BLOCK_DV: tl.constexpr,
     BIAS_GRADIENT: tl.constexpr,
 ):
-    """dv_j = sum_i P_ij grad_o_i and dk_j = scale sum_i dS_ij q_i, over all query heads that share
-    the key head; with BIAS_GRADIENT, for each of them, grad_sums_j = sum_i dS_ij dbeta_ij/dC[j].
+    """dv_j = sum_i P_ij grad_o_i and dk_j = scale sum_i dS_ij q_i, summed over all query heads that
+    share the key head; with BIAS_GRADIENT, also grad_sums_j = sum_i dS_ij dbeta_ij/dC[j] for each
+    query head.
+
+    Invariant: after each query tile, the accumulators hold these sums over the queries so far.
     """
     kv_heads = problem.heads // problem.group
     group, block = group_and_block(problem, LAST_FIRST=False)
     b, kv_head, first = group // kv_heads, group % kv_heads, block * BLOCK_N
-    if is_beyond(problem, b, first, N_KEY):
+    if is_past_end(problem, b, first, N_KEY):
         return
-    gather(
+    backward_tile(
         own_queries(q, problem, b),
         own_keys(k, problem, b),
         own_keys(v, problem, b),

@@ -1,4 +1,4 @@
-"""Gradients of q, and what queries contribute to those of slopes, gains and running sums."""
+"""Gradients of q, of slopes and gains, and of the prefix sums at the queries."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import triton
 import triton.language as tl
 
 from ..bias.factors import (
-    alike_key_factors,
-    following,
     key_origin,
     key_product,
+    next_tile,
     query_gradient_sums,
     query_origin,
+    shared_key_factors,
     tile_key_factors,
     tile_query_factors,
     times_factors,
@@ -23,14 +23,14 @@ from ..sequences import (
     N_QUERY,
     OwnBias,
     OwnProblem,
-    is_beyond,
+    is_past_end,
     own_keys,
     own_lengths,
     own_pairs,
     own_queries,
     own_rows,
 )
-from .backward import coarse, query_statistics, weights_and_gradients
+from .backward import query_statistics, round_to_operand, weights_and_gradients
 from .logits import key_side, pairs, query_side
 from .tile_ranges import (
     KEY_PARTS,
@@ -44,7 +44,7 @@ from .tile_ranges import (
 
 
 @triton.jit
-def gather_from_keys(
+def accumulate_over_keys(
     k,
     v,
     bias,
@@ -59,8 +59,8 @@ def gather_from_keys(
     begin,
     end,
     dq,
-    of_gain,
-    of_sums,
+    grad_gain_sums,
+    sum_gradients,
     grad_gain,
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
@@ -68,8 +68,8 @@ def gather_from_keys(
     SIDE: tl.constexpr,
     BIAS_GRADIENT: tl.constexpr,
 ):
-    """dq, still to be multiplied by scale, and the sums of the bias's gradient, with the key tiles
-    from begin to end: see attn_bwd_dq_kernel."""
+    """Adds the key tiles in [begin, end) to dq / scale and to the gradients of the gain and of the
+    prefix sums; see attn_bwd_dq_kernel."""
     BLOCK_M: tl.constexpr = tile_q.shape[0]
     BLOCK_D: tl.constexpr = tile_q.shape[1]
     BLOCK_DV: tl.constexpr = tile_do.shape[1]
@@ -78,8 +78,8 @@ def gather_from_keys(
     AHEAD: tl.constexpr = FACTORED and bias.ahead
     PRODUCTS: tl.constexpr = BIAS_GRADIENT and FACTORED
     if PRODUCTS and bias.gain is None:
-        factors = alike_key_factors(BLOCK_N, SIDE, bias.sum_columns)
-    started = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        factors = shared_key_factors(BLOCK_N, SIDE, bias.sum_columns)
+    initial = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     if FACTORED:
         q_factors = tile_query_factors(bias, b, h, first, BLOCK_M, SIDE)
         from_queries = query_origin(bias, problem, b, h, queries[0], BLOCK_M, SIDE)
@@ -88,10 +88,11 @@ def gather_from_keys(
         intercept = slope * query_difference - lse
         from_keys = key_origin(bias, problem, b, h, begin, BLOCK_N, SIDE)
     if AHEAD:
-        started = key_product(
+        initial = key_product(
             bias, problem, b, h, q_factors, queries[0], begin, BLOCK_N, SIDE, end - begin
         )
-    # dS times key factors, summed over tiles; and the same with each tile times `difference`.
+    # dS times key factors, summed over tiles; and the same sum weighted by each tile's
+    # `difference`.
     products = tl.zeros([BLOCK_M, bias.sum_columns], tl.float32)
     carried = tl.zeros([BLOCK_M, bias.sum_columns], tl.float32)
     difference = 0.0
@@ -99,22 +100,22 @@ def gather_from_keys(
         # [BLOCK_N, BLOCK_D], [BLOCK_N, BLOCK_DV]
         tile_k = load_tile(
             *(k, b, kv_head, j, problem.n_key, problem.head_dim, BLOCK_N, BLOCK_D),
-            *(MASKED, problem.rows_near),
+            *(MASKED, problem.narrow_offsets),
         )
         tile_v = load_tile(
             *(v, b, kv_head, j, problem.n_key, problem.value_dim, BLOCK_N, BLOCK_DV),
-            *(MASKED, problem.rows_near),
+            *(MASKED, problem.narrow_offsets),
         )
         keys = key_side(bias, problem, b, h, j, BLOCK_N)
         offset = -lse
         if FACTORED and not AHEAD:
-            started = key_product(bias, problem, b, h, q_factors, queries[0], j, BLOCK_N, SIDE)
+            initial = key_product(bias, problem, b, h, q_factors, queries[0], j, BLOCK_N, SIDE)
         if FACTORED and bias.form != "distance":
             difference = (from_queries - from_keys).to(tl.float32)
             offset = intercept + slope * difference
         _, grad_s = weights_and_gradients(
             *(bias, problem, b, h, tile_q, tile_k, tile_v, tile_do, offset, delta),
-            *(queries, keys, started, MASKED, FACTORED),
+            *(queries, keys, initial, MASKED, FACTORED),
             KEYS_FIRST=False,
         )
         dq = dot(grad_s.to(tile_k.dtype), tile_k, dq)
@@ -133,24 +134,26 @@ def gather_from_keys(
             carried += (products - before) * difference
         elif BIAS_GRADIENT:
             if bias.factored:
-                grad_s = coarse(grad_s, tile_k.dtype == tl.float16)
-            of_pairs = tile_gradients(bias, problem, grad_s, *pairs(bias, queries, keys, False))
-            of_gain += tl.sum(of_pairs[0], 1)
-            of_sums += tl.sum(of_pairs[1], 1)
+                grad_s = round_to_operand(grad_s, tile_k.dtype == tl.float16)
+            pair_gradients = tile_gradients(
+                bias, problem, grad_s, *pairs(bias, queries, keys, False)
+            )
+            grad_gain_sums += tl.sum(pair_gradients[0], 1)
+            sum_gradients += tl.sum(pair_gradients[1], 1)
         if FACTORED:
-            next_j = following(j, end, BLOCK_N)
+            next_j = next_tile(j, end, BLOCK_N)
             from_keys = key_origin(bias, problem, b, h, next_j, BLOCK_N, SIDE)
         if AHEAD:
-            started = key_product(bias, problem, b, h, q_factors, queries[0], next_j, BLOCK_N, SIDE)
+            initial = key_product(bias, problem, b, h, q_factors, queries[0], next_j, BLOCK_N, SIDE)
     if PRODUCTS:
-        of_tiles = query_gradient_sums(products, carried, query_difference, SIDE)
-        of_gain += of_tiles[0]
-        of_sums += of_tiles[1]
-    return dq, of_gain, of_sums
+        tile_sums = query_gradient_sums(products, carried, query_difference, SIDE)
+        grad_gain_sums += tile_sums[0]
+        sum_gradients += tile_sums[1]
+    return dq, grad_gain_sums, sum_gradients
 
 
 @triton.jit
-def gather(
+def backward_tile(
     q,
     k,
     v,
@@ -171,8 +174,8 @@ def gather(
     BLOCK_DV: tl.constexpr,
     BIAS_GRADIENT: tl.constexpr,
 ):
-    """What attn_bwd_dq_kernel does, of the queries first, first + 1, ... of a sequence."""
-    if problem.rows_alike:
+    """Computes attn_bwd_dq_kernel for the queries first ... first + BLOCK_M - 1 of one sequence."""
+    if problem.same_row_stride:
         v = Rows(v.start, v.batch, v.head, k.row)
     # [BLOCK_M, BLOCK_D], [BLOCK_M, BLOCK_DV]
     tile_q = load_tile(q, b, h, first, problem.n_query, problem.head_dim, BLOCK_M, BLOCK_D)
@@ -183,16 +186,16 @@ def gather(
     bounds = key_ranges(problem, bias, b, h, first, BLOCK_M, BLOCK_N)
 
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    of_gain = tl.zeros([BLOCK_M], tl.float32)
-    of_sums = tl.zeros([BLOCK_M], tl.float32)
+    grad_gain_sums = tl.zeros([BLOCK_M], tl.float32)
+    sum_gradients = tl.zeros([BLOCK_M], tl.float32)
     for PART in tl.static_range(KEY_PARTS):
         if key_part_exists(
             *(PART, problem.causal, problem.windowed or problem.plan is not None),
             *(bias.form, bias.factored),
         ):
-            dq, of_gain, of_sums = gather_from_keys(
+            dq, grad_gain_sums, sum_gradients = accumulate_over_keys(
                 *(k, v, bias, problem, b, h, first, tile_q, tile_do, statistics, queries),
-                *(bounds[PART], bounds[PART + 1], dq, of_gain, of_sums, grad_gain),
+                *(bounds[PART], bounds[PART + 1], dq, grad_gain_sums, sum_gradients, grad_gain),
                 BLOCK_N=part_block(BLOCK_N, key_part_is_factored(PART), bias.factored),
                 MASKED=key_part_is_masked(PART, bias.form, bias.factored),
                 FACTORED=key_part_is_factored(PART),
@@ -205,8 +208,8 @@ def gather(
         i = first + tl.arange(0, BLOCK_M)
         exists = i < problem.n_query
         if bias.form == "linear" or bias.gain is not None:
-            tl.store(row_address(grad_gain, b, h, 0) + i, of_gain, exists)
-        tl.store(row_address(grad_sums, b, h, 0) + i, of_sums * queries[1], exists)
+            tl.store(row_address(grad_gain, b, h, 0) + i, grad_gain_sums, exists)
+        tl.store(row_address(grad_sums, b, h, 0) + i, sum_gradients * queries[1], exists)
 
 
 @triton.jit
@@ -228,16 +231,18 @@ def attn_bwd_dq_kernel(
     BLOCK_DV: tl.constexpr,
     BIAS_GRADIENT: tl.constexpr,
 ):
-    """dq_i = scale sum_j dS_ij k_j and, with BIAS_GRADIENT, the rows' share of the bias's gradient:
-    grad_gain_i = sum_j dS_ij dbeta_ij/dg_i, and grad_sums_i = sum_j dS_ij dbeta_ij/dC[p_i], beta
-    being what the bias is a function of. (B, H, Nq) each. Of a dense bias, grad_gain is dS itself,
-    (B, H, Nq, Nk), of which tiles that no query sees are left as they were.
+    """dq_i = scale sum_j dS_ij k_j and, with BIAS_GRADIENT, grad_gain_i = sum_j dS_ij dbeta_ij/dg_i
+    and grad_sums_i = sum_j dS_ij dbeta_ij/dC[p_i], (B, H, Nq) each, where the bias is a function of
+    beta. For a dense bias, grad_gain is dS, (B, H, Nq, Nk); tiles without visible pairs are not
+    written.
+
+    Invariant: after each key tile, the accumulators hold these sums over the keys so far.
     """
     group, block = group_and_block(problem, LAST_FIRST=True)
     b, h, first = group // problem.heads, group % problem.heads, block * BLOCK_M
-    if is_beyond(problem, b, first, N_QUERY):
+    if is_past_end(problem, b, first, N_QUERY):
         return
-    gather(
+    backward_tile(
         own_queries(q, problem, b),
         own_keys(k, problem, b),
         own_keys(v, problem, b),

@@ -1,4 +1,4 @@
-"""The gradient of a distance table: sums of dS along its diagonals."""
+"""The gradient of a distance table: sums of dS along diagonals."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from ..bias.tile import first_distance
-from ..primitives import INFINITY, dot, keys_taken, load_tile, position, row_address
+from ..primitives import INFINITY, dot, load_tile, plan_range, position, row_address
 from ..sequences import OwnProblem, own_keys, own_lengths, own_queries
 from .backward import query_statistics
 
@@ -30,7 +30,7 @@ def tile_gradient(
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    """dS of the tile of queries from i and keys from j on, 0 where a query does not take a key."""
+    """Returns dS of the tile of queries i, i + 1, ... and keys j, j + 1, ..., 0 where masked."""
     BLOCK: tl.constexpr = tile_bias.shape[0]
     kv_head = h // problem.group
     # [BLOCK, BLOCK_D], [BLOCK, BLOCK_DV]
@@ -66,11 +66,11 @@ def diagonal_sums(
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    """What attn_bwd_table_kernel does, of one sequence."""
+    """Computes attn_bwd_table_kernel for one sequence."""
     begin = tl.maximum(diagonal, 0)
     end = tl.minimum(tl.cdiv(problem.n_query, BLOCK), tl.cdiv(problem.n_key, BLOCK) + diagonal)
     r, c = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
-    # All distances of pairs that see each other are in the table, and no others.
+    # The table contains exactly the distances of visible pairs. [BLOCK, BLOCK]
     place = position(problem, diagonal * BLOCK) + r - c - first_distance(problem)
     in_table = (place >= 0) & (place < length)
     tile_bias = tl.load(row_address(bias.terms, b, h, 0) + place, in_table, other=-INFINITY)
@@ -83,19 +83,19 @@ def diagonal_sums(
                 *(0, problem.n_key, BLOCK_D, BLOCK_DV),
             )
         else:
-            first_key, end_key = keys_taken(problem, b, h, i)
+            first_key, end_key = plan_range(problem, b, h, i)
             if (first_key < j + BLOCK) & (j < end_key):
                 acc += tile_gradient(
                     *(q, k, v, grad_o, lse_in_base_2, delta, problem, b, h, i, j, tile_bias),
                     *(first_key, end_key, BLOCK_D, BLOCK_DV),
                 )
 
-    # Row r turned right by r + 1 has the difference r - c, modulo BLOCK, in column c.
-    turned = tl.gather(acc, (r - c - 1) & (BLOCK - 1), 1)
+    # Rotate row r right by r + 1: each column then holds one value of r - c modulo BLOCK.
+    rotated = tl.gather(acc, (r - c - 1) & (BLOCK - 1), 1)
     number = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     address = partial + number * (2 * BLOCK) + tl.arange(0, BLOCK)
-    tl.store(address, tl.sum(tl.where(r <= c, turned, 0.0), 0))
-    tl.store(address + BLOCK, tl.sum(tl.where(r > c, turned, 0.0), 0))
+    tl.store(address, tl.sum(tl.where(r <= c, rotated, 0.0), 0))
+    tl.store(address + BLOCK, tl.sum(tl.where(r > c, rotated, 0.0), 0))
 
 
 @triton.jit
@@ -115,13 +115,14 @@ def attn_bwd_table_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    """Sums over one diagonal of square tiles, which all show the same distances and so one bias.
+    """Sums dS over one diagonal of square tiles, all of which have the same distances.
 
-    Tile t of the diagonals holds the pairs of query tile I and key tile I - t, so the distance in
-    its row r and column c is position(t BLOCK) + r - c. dS is added up over the tiles where
-    it lies; then once along r - c: partial (B, H, diagonals, 2, BLOCK) holds at [0, x] the sum of
-    r - c = x + 1 - BLOCK and at [1, x] that of r - c = x + 1. length is that of the table. Where
-    there are sequences, each has a first_diagonal of its own, (B,) int32.
+    Diagonal t contains the tiles of query tile I and key tile I - t. Their row r and column c have
+    the distance position(t BLOCK) + r - c. dS is first summed elementwise over the tiles of the
+    diagonal, then along r - c: partial (B, H, diagonals, 2, BLOCK) holds at [0, x] the sum over r -
+    c = x + 1 - BLOCK, and at [1, x] the sum over r - c = x + 1.
+
+    length: the length of the table. first_diagonal: an int or, with sequences, (B,) int32.
     """
     b, h = tl.program_id(0) // problem.heads, tl.program_id(0) % problem.heads
     diagonal = tl.program_id(1)

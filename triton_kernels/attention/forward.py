@@ -1,4 +1,4 @@
-"""o and lse: online softmax over the key tiles that a block of queries sees."""
+"""The forward kernel: online softmax over the key tiles visible to a block of queries."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import triton
 import triton.language as tl
 
 from ..bias.factors import (
-    following,
     key_origin,
     key_product,
+    next_tile,
     query_origin,
     tile_query_factors,
 )
@@ -29,7 +29,7 @@ from ..sequences import (
     N_QUERY,
     OwnBias,
     OwnProblem,
-    is_beyond,
+    is_past_end,
     own_keys,
     own_lengths,
     own_queries,
@@ -46,8 +46,8 @@ from .tile_ranges import (
     part_block,
 )
 
-# Its highest power of two.
-MOST_IN_FLOAT16 = tl.constexpr(15)
+# The exponent of the largest power of two in float16.
+MAX_FLOAT16_EXPONENT = tl.constexpr(15)
 
 
 @triton.jit
@@ -71,13 +71,13 @@ def attend_keys(
     FACTORED: tl.constexpr,
     SIDE: tl.constexpr,
 ):
-    """acc, m and l with the key tiles from begin to end: see attn_fwd_kernel."""
+    """Adds the key tiles in [begin, end) to acc, m and l; see attn_fwd_kernel."""
     BLOCK_M: tl.constexpr = tile_q.shape[0]
     BLOCK_D: tl.constexpr = tile_q.shape[1]
     BLOCK_DV: tl.constexpr = acc.shape[1]
     kv_head = h // problem.group
     AHEAD: tl.constexpr = FACTORED and bias.ahead
-    started = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    initial = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     if FACTORED:
         q_factors = tile_query_factors(bias, b, h, first, BLOCK_M, SIDE)
         from_queries = query_origin(bias, problem, b, h, queries[0], BLOCK_M, SIDE)
@@ -85,46 +85,46 @@ def attend_keys(
         intercept = slope * prefix_difference(from_queries, queries[2])
         from_keys = key_origin(bias, problem, b, h, begin, BLOCK_N, SIDE)
     if AHEAD:
-        started = key_product(
+        initial = key_product(
             bias, problem, b, h, q_factors, queries[0], begin, BLOCK_N, SIDE, end - begin
         )
     for j in range(begin, end, BLOCK_N):
         # [BLOCK_N, BLOCK_D], [BLOCK_N, BLOCK_DV]
         tile_k = load_tile(
             *(k, b, kv_head, j, problem.n_key, problem.head_dim, BLOCK_N, BLOCK_D),
-            *(MASKED, problem.rows_near),
+            *(MASKED, problem.narrow_offsets),
         )
         tile_v = load_tile(
             *(v, b, kv_head, j, problem.n_key, problem.value_dim, BLOCK_N, BLOCK_DV),
-            *(MASKED, problem.rows_near),
+            *(MASKED, problem.narrow_offsets),
         )
         keys = key_side(bias, problem, b, h, j, BLOCK_N)
         offset = 0.0
         if FACTORED and not AHEAD:
-            started = key_product(bias, problem, b, h, q_factors, queries[0], j, BLOCK_N, SIDE)
+            initial = key_product(bias, problem, b, h, q_factors, queries[0], j, BLOCK_N, SIDE)
         if FACTORED and bias.form != "distance":
             offset = intercept + slope * (from_queries - from_keys).to(tl.float32)
         x, multiplier, _ = tile_logits(
-            *(bias, problem, b, h, tile_q, tile_k, queries, keys, started, MASKED, FACTORED),
+            *(bias, problem, b, h, tile_q, tile_k, queries, keys, initial, MASKED, FACTORED),
             KEYS_FIRST=False,
         )
         highest = tl.max(x, 1) * multiplier
         m_new = tl.maximum(m, highest + offset)
         pivot = m_new - offset
         if tile_v.dtype == tl.float16:
-            # Keys behind a step of -1e9 count for nothing once others are seen. Until then m, which
-            # is rounded to hundreds there, leaves them weights that would be infinite.
-            pivot += tl.maximum(highest - pivot - MOST_IN_FLOAT16, 0.0)
+            # Beyond a step of -1e9, m is rounded to hundreds, and weights relative to it could be
+            # infinite. Raising the pivot keeps them finite; later keys make them negligible.
+            pivot += tl.maximum(highest - pivot - MAX_FLOAT16_EXPONENT, 0.0)
         p = tl.exp2(x * multiplier - pivot[:, None])
-        shrink = tl.exp2(m - m_new)
-        l = l * shrink + tl.sum(p, 1)
-        acc = dot(p.to(tile_v.dtype), tile_v, acc * shrink[:, None])
+        rescale = tl.exp2(m - m_new)
+        l = l * rescale + tl.sum(p, 1)
+        acc = dot(p.to(tile_v.dtype), tile_v, acc * rescale[:, None])
         m = m_new
         if FACTORED:
-            next_j = following(j, end, BLOCK_N)
+            next_j = next_tile(j, end, BLOCK_N)
             from_keys = key_origin(bias, problem, b, h, next_j, BLOCK_N, SIDE)
         if AHEAD:
-            started = key_product(bias, problem, b, h, q_factors, queries[0], next_j, BLOCK_N, SIDE)
+            initial = key_product(bias, problem, b, h, q_factors, queries[0], next_j, BLOCK_N, SIDE)
     return acc, m, l
 
 
@@ -145,9 +145,10 @@ def attend(
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    """What attn_fwd_kernel does, of the queries first, first + 1, ... of a sequence."""
-    if problem.rows_alike:
+    """Computes attn_fwd_kernel for the queries first ... first + BLOCK_M - 1 of one sequence."""
+    if problem.same_row_stride:
         v = Rows(v.start, v.batch, v.head, k.row)
+    # [BLOCK_M, BLOCK_D]
     tile_q = load_tile(q, b, h, first, problem.n_query, problem.head_dim, BLOCK_M, BLOCK_D)
     gain = gains(bias, problem, b, h, first, BLOCK_M)
     queries = query_side(bias, problem, b, h, first, gain, BLOCK_M)
@@ -170,12 +171,12 @@ def attend(
                 SIDE=key_part_side(PART),
             )
 
-    saw = l != 0
-    l = tl.where(saw, l, 1.0)
+    has_keys = l != 0
+    l = tl.where(has_keys, l, 1.0)
     store_tile(o, b, h, first, problem.n_query, acc / l[:, None], problem.value_dim)
     values = (m.to(tl.float64) + tl.log2(l)) * LN2
     i = first + tl.arange(0, BLOCK_M)
-    values = tl.where(saw, values, -INFINITY).to(tl.float32)
+    values = tl.where(has_keys, values, -INFINITY).to(tl.float32)
     tl.store(row_address(lse, b, h, 0) + i, values, i < problem.n_query)
 
 
@@ -193,14 +194,14 @@ def attn_fwd_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    """o_i = sum_j exp(s_ij - lse_i) v_j and lse_i = log sum_j exp(s_ij), of BLOCK_M queries.
+    """o_i = sum_j exp(s_ij - lse_i) v_j and lse_i = log sum_j exp(s_ij), for BLOCK_M queries.
 
-    After each key tile, o_i is acc / l and lse_i is ln(2) (m + log2 l), of the keys so far. Rows
-    that saw no key, or only logits of -inf, have m = LOWEST and l = 0.
+    Invariant: after each key tile, o_i = acc / l and lse_i = ln(2) (m + log2 l) over the keys so
+    far. Rows without visible keys, or with only logits of -inf, have m = LOWEST and l = 0.
     """
     group, block = group_and_block(problem, LAST_FIRST=True)
     b, h, first = group // problem.heads, group % problem.heads, block * BLOCK_M
-    if is_beyond(problem, b, first, N_QUERY):
+    if is_past_end(problem, b, first, N_QUERY):
         return
     attend(
         own_queries(q, problem, b),

@@ -1,36 +1,36 @@
-"""The logits of a tile in base 2: scale, bias, base change, mask, always in this order."""
+"""The logits of a tile in base 2: scale, bias, change of base and mask, always in this order."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from ..bias.tile import sums_from, tile_bias
-from ..primitives import INFINITY, dot, keys_taken, position, visible
+from ..bias.tile import load_prefix_sums, tile_bias
+from ..primitives import INFINITY, dot, plan_range, position, visible
 
 
 @triton.jit
 def query_side(bias, problem, b, h, first, gain, BLOCK_M: tl.constexpr):
-    """Of BLOCK_M queries with these gains: the first one's position, the gains, C[p], and the first
-    and end of the keys that a plan leaves to them."""
+    """Returns, for BLOCK_M queries with the given gains: the position of the first query, the
+    gains, C[p], and the key range [first_key, end_key) of the plan."""
     p_first = position(problem, first)
-    sums = sums_from(bias, problem, b, h, p_first, BLOCK_M)
-    first_key, end_key = keys_taken(problem, b, h, first)
+    sums = load_prefix_sums(bias, problem, b, h, p_first, BLOCK_M)
+    first_key, end_key = plan_range(problem, b, h, first)
     return p_first, gain, sums, first_key, end_key
 
 
 @triton.jit
 def key_side(bias, problem, b, h, first, BLOCK_N: tl.constexpr):
-    """Of BLOCK_N keys: the first one's position, and C[j]."""
-    return first, sums_from(bias, problem, b, h, first, BLOCK_N)
+    """Returns, for BLOCK_N keys, the position of the first key, and C[j]."""
+    return first, load_prefix_sums(bias, problem, b, h, first, BLOCK_N)
 
 
 @triton.jit
 def pairs(bias, queries, keys, KEYS_FIRST: tl.constexpr):
-    """p, j, gain and C[p] - C[j] of the pairs of a tile: the last [BLOCK_M, BLOCK_N], or with
-    KEYS_FIRST its transpose, the others to be broadcast to it.
+    """Returns p, j, gain and C[p] - C[j] for the pairs of a tile. The difference is [BLOCK_M,
+    BLOCK_N], or its transpose with KEYS_FIRST; the others broadcast to it.
 
-    Sums are the sum of two float32 numbers, so that large steps do not swallow small ones.
+    Each C is the sum of two float32 numbers, so that small differences survive after large steps.
     """
     p_first, gain, query_sums, _, _ = queries
     j_first, key_sums = keys
@@ -54,20 +54,22 @@ def tile_logits(
     tile_k,
     queries,
     keys,
-    started,
+    initial,
     MASKED: tl.constexpr,
     FACTORED: tl.constexpr,
     KEYS_FIRST: tl.constexpr,
 ):
-    """x, multiplier and the visibility mask: x multiplier are the logits, less one number per query
-    where they are FACTORED. x is [BLOCK_M, BLOCK_N], or with KEYS_FIRST its transpose,
-    and so is what it is started with: the product of the factors, or zeros.
+    """Returns x, multiplier and the visibility mask. The logits in base 2 are x * multiplier; if
+    FACTORED, an offset per query is missing from them.
+
+    initial: the accumulator that q k^T is added to: the product of the factors, or zeros. x and
+    initial are [BLOCK_M, BLOCK_N], or the transpose with KEYS_FIRST.
     """
     multiplier, sees = problem.scale_in_base_2, True
     if KEYS_FIRST:
-        x = dot(tile_k, tl.trans(tile_q), started)
+        x = dot(tile_k, tl.trans(tile_q), initial)
     else:
-        x = dot(tile_q, tl.trans(tile_k), started)
+        x = dot(tile_q, tl.trans(tile_k), initial)
     if not FACTORED and (MASKED or bias.form != "none" or not problem.positive_scale):
         p, j, gain, difference = pairs(bias, queries, keys, KEYS_FIRST)
         if MASKED:
@@ -81,5 +83,5 @@ def tile_logits(
 
 @triton.jit
 def along(x, COLUMNS: tl.constexpr):
-    """A vector as one number a column, or as one number a row."""
+    """Returns a vector [n] as a row [1, n] with COLUMNS, else as a column [n, 1]."""
     return x[None, :] if COLUMNS else x[:, None]

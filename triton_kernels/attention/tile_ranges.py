@@ -1,13 +1,13 @@
-"""Which tiles matter to a block, and how their bias is computed.
+"""Divides the tiles of a block into ranges by how mask and bias are computed.
 
-The tiles of a block come in parts, each with a loop of its own:
+Each range (part) has its own loop:
 
-    masked      some pairs see each other and some do not, or the sign of their distance differs
-    factored    all pairs see each other, and the bias is factors of a matrix product:
-                bias/factors.py
-    otherwise   all pairs see each other, and the bias is computed pair by pair
+    masked      not all pairs are visible, or their distances differ in sign
+    factored    all pairs are visible, and the bias is a product of factors
+                (bias/factors.py)
+    otherwise   all pairs are visible, and the bias is evaluated pair by pair
 
-A factored bias has the side 1 where all keys come before the queries, and -1 where they come after.
+The side of a factored part is 1 if all keys are before the queries, and -1 if they are after them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from ..bias.tile import first_distance
-from ..primitives import keys_taken, position, round_down, round_up, row_address
+from ..primitives import plan_range, position, round_down, round_up, row_address
 
 KEY_PARTS = tl.constexpr(5)
 QUERY_PARTS = tl.constexpr(6)
@@ -24,15 +24,15 @@ QUERY_PARTS = tl.constexpr(6)
 
 @triton.constexpr_function
 def part_block(block, part_is_factored, factored):
-    """Pairs that are computed one by one take more registers: where most are not, half the block
-    at a time."""
+    """Returns the block size of a part. Evaluating a bias pair by pair takes more registers, so the
+    unfactored parts of a factored bias use half the block."""
     return block if part_is_factored or not factored else max(block // 2, 16)
 
 
 @triton.jit
-def far_distances(bias, problem, b, h, ROWS: tl.constexpr):
-    """Tiles of ROWS queries have factors where all distances to the first query are at least the
-    first of these numbers, or at most the second."""
+def factored_distances(bias, problem, b, h, ROWS: tl.constexpr):
+    """Returns (past, future): a tile of ROWS queries has factors if all distances to its first
+    query are at least `past`, or at most `future`."""
     past, future = 0, -ROWS
     if bias.far is not None:
         address = row_address(bias.far, b, h, 0)
@@ -43,14 +43,15 @@ def far_distances(bias, problem, b, h, ROWS: tl.constexpr):
 
 @triton.jit
 def key_ranges(problem, bias, b, h, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Where the parts of the keys of queries first, first + 1, ... begin, and the last one ends.
+    """Returns the bounds of the parts of the keys of queries first, first + 1, ...: part n is
+    [bounds[n], bounds[n + 1]).
 
-    They are tiles that a window or plan hides in part, factored ones before the queries, those
-    among and near the queries, factored ones after them, and what is left.
+    0: tiles partially masked by a window or plan. 1: factored tiles before the queries. 2: tiles
+    around the queries. 3: factored tiles after the queries. 4: the remaining, masked tiles.
     """
     p_first = position(problem, first)
     p_last = position(problem, tl.minimum(first + BLOCK_M, problem.n_query) - 1)
-    taken, end = keys_taken(problem, b, h, first)
+    taken, end = plan_range(problem, b, h, first)
     begin, whole = round_down(taken, BLOCK_N), round_up(taken, BLOCK_N)
     whole_end = round_down(end, BLOCK_N)
     if problem.windowed:
@@ -61,12 +62,12 @@ def key_ranges(problem, bias, b, h, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.co
         whole_end = tl.minimum(whole_end, round_down(p_first + 1, BLOCK_N))
     past_end, future = whole, whole_end
     if bias.factored:
-        past, ahead = far_distances(bias, problem, b, h, BLOCK_M)
+        past, ahead = factored_distances(bias, problem, b, h, BLOCK_M)
         past_end = tl.minimum(whole_end, round_down(p_first - past + 1, BLOCK_N))
         if not problem.causal:
             future = tl.minimum(whole_end, round_up(p_first - ahead, BLOCK_N))
         if bias.form == "distance":
-            # Queries that are not there would ask for distances that are not in the table.
+            # Queries beyond the last one would read distances outside the table.
             partial = first + BLOCK_M > problem.n_query
             past_end = tl.where(partial, whole, past_end)
             future = tl.where(partial, whole_end, future)
@@ -77,7 +78,8 @@ def key_ranges(problem, bias, b, h, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.co
 
 @triton.constexpr_function
 def key_part_exists(part, causal, hidden, form, factored):
-    """hidden: a window or plan hides keys before those that a query sees or takes."""
+    """Whether a part can be nonempty. hidden: a window or plan masks keys before the visible
+    ones."""
     near = not factored or form == "distance" or not causal
     return (hidden, factored, near, factored and not causal, True)[part]
 
@@ -99,10 +101,12 @@ def key_part_side(part):
 
 @triton.jit
 def query_ranges(problem, bias, b, h, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Where the parts of the queries of keys first, first + 1, ... begin, and the last one ends.
+    """Returns the bounds of the parts of the queries of keys first, first + 1, ...: part n is
+    [bounds[n], bounds[n + 1]).
 
-    They are tiles before the keys that a plan hides in part, factored ones before the keys, masked
-    ones among the keys, those near the keys, factored ones after them, and what is left.
+    0: tiles before the keys partially masked by a plan. 1: factored tiles before the keys. 2:
+    masked tiles around the keys. 3: unmasked tiles near the keys. 4: factored tiles after the keys.
+    5: the remaining, masked tiles.
     """
     shift = position(problem, 0)
     last = tl.minimum(first + BLOCK_N, problem.n_key) - 1
@@ -114,7 +118,7 @@ def query_ranges(problem, bias, b, h, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.
     if problem.windowed:
         end = tl.minimum(end, last + problem.window - shift)
         whole_end = tl.minimum(whole_end, round_down(first + problem.window - shift, BLOCK_M))
-    # Keys beyond the last one have no bias: their tile is masked for all queries.
+    # A tile with keys beyond the last one, which have no bias, is masked for all queries.
     whole_end = tl.where(first + BLOCK_N <= problem.n_key, whole_end, 0)
     start = begin
     if problem.plan is not None:
@@ -125,7 +129,7 @@ def query_ranges(problem, bias, b, h, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.
         whole_end = tl.minimum(whole_end, tl.load(queries + 3))
     future_end, past = start, whole_end
     if bias.factored:
-        behind, ahead = far_distances(bias, problem, b, h, BLOCK_M)
+        behind, ahead = factored_distances(bias, problem, b, h, BLOCK_M)
         past = round_up(last - shift + behind, BLOCK_M)
         if not problem.causal:
             future_end = tl.minimum(whole_end, round_down(first - shift + ahead + BLOCK_M, BLOCK_M))

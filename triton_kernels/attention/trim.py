@@ -1,4 +1,4 @@
-"""Ranges of keys are shortened by what turns out to be worth little."""
+"""Shortens the key ranges of a plan by keys of negligible softmax mass."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..bias.tile import gains
 from ..primitives import LOG2E, group_and_block, load_tile, round_down, round_up, row_address
 from .logits import key_side, query_side, tile_logits
 
-CHUNK = tl.constexpr(8)  # tiles that are computed before it is asked whether to go on
+CHUNK = tl.constexpr(8)  # tiles computed between checks whether to continue
 
 
 @triton.jit
@@ -20,7 +20,7 @@ def attn_trim_kernel(
     cut,
     bias,
     problem,
-    share,
+    fraction,
     reach,
     FROM_END: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -28,11 +28,11 @@ def attn_trim_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    """Where the keys that BLOCK_M queries need begin, or FROM_END where they end.
+    """Computes the beginning of the keys that BLOCK_M queries need, or their end with FROM_END.
 
-    From the far end of the queries' range, tile after tile goes while for every query the sum of
-    exp(s_ij - near_i) over all that went is at most `share`, and none of its `reach` nearest past
-    keys is among them. A sum of NaN is not.
+    From the far end of the key range, tiles are removed while, for every query, the sum of exp(s_ij
+    - near_i) over all removed keys is at most `fraction` and none of its `reach` nearest past keys
+    is removed. A sum of NaN ends the removal.
     """
     group, block = group_and_block(problem, LAST_FIRST=True)
     b, h, first = group // problem.heads, group % problem.heads, block * BLOCK_M
@@ -56,26 +56,27 @@ def attn_trim_kernel(
     STEP: tl.constexpr = -BLOCK_N if FROM_END else BLOCK_N
 
     sums = tl.zeros([BLOCK_M], tl.float32)
-    started = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    seen, gone = 0, 0
-    # Loops of known length are those in which the next tiles arrive while one is computed.
-    while (seen == gone) & (seen < tiles):
-        for tile in range(seen, tl.minimum(seen + CHUNK, tiles)):
+    initial = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    computed, removed = 0, 0
+    # Only `for` loops are pipelined: they load the next tiles while one is computed.
+    while (computed == removed) & (computed < tiles):
+        for tile in range(computed, tl.minimum(computed + CHUNK, tiles)):
             j = origin + tile * STEP
+            # [BLOCK_N, BLOCK_D]
             tile_k = load_tile(
                 k, b, h // problem.group, j, problem.n_key, problem.head_dim, BLOCK_N, BLOCK_D
             )
             keys = key_side(bias, problem, b, h, j, BLOCK_N)
             x, multiplier, _ = tile_logits(
-                *(bias, problem, b, h, tile_q, tile_k, queries, keys, started),
+                *(bias, problem, b, h, tile_q, tile_k, queries, keys, initial),
                 MASKED=True,
                 FACTORED=False,
                 KEYS_FIRST=False,
             )
             sums += tl.sum(tl.exp2(x * multiplier - pivot[:, None]), 1)
-            within = tl.min((~exists | (sums <= share)).to(tl.int32), 0)
-            gone += within
-        seen = tl.minimum(seen + CHUNK, tiles)
-    edge += gone * STEP
+            within = tl.min((~exists | (sums <= fraction)).to(tl.int32), 0)
+            removed += within
+        computed = tl.minimum(computed + CHUNK, tiles)
+    edge += removed * STEP
     edge = tl.minimum(edge, end) if FROM_END else tl.maximum(edge, queries[3])
     tl.store(row_address(cut, b, h, block), edge)

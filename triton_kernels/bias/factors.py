@@ -1,16 +1,21 @@
-"""A bias as factors of one more step of the product of queries and keys.
+"""Represents a bias as a product of factors, which extend the product of queries and keys by one
+step.
 
-Matrix units take FACTORS columns at a time. A number is the sum of three bfloat16 numbers, and the
-product of two numbers that of six products of their parts, up to float32's rounding: six columns.
+Matrix units multiply FACTORS columns at a time. A float32 number is the sum of three bfloat16
+numbers, and a product of two numbers is, up to the rounding error of float32, the sum of six
+products of these parts: six columns.
 
-In a tile, beta_ij = g_i (C[p_i] - C[j]) is g_i times C[j], counted from the tile's key that is
-nearest to the queries, and what is one number a query. That number joins the softmax; or, where
-rows are keys, it is three more columns, along with the query's lse, but for its part that all
-queries share. What a large step would round away, were C counted from elsewhere, it hides.
+In a tile, beta_ij = g_i (C[p_i] - C[j]) = g_i (C[p_i] - C[o]) + g_i (C[o] - C[j]), where the origin
+o is the key of the tile that is nearest to the queries. The second term is a product of factors.
+The first is constant along the keys and is added to the offset of the softmax; or, where rows are
+keys, it is three more columns, which also include the query's lse, but not the part that all
+queries of the tile share. With any other origin, a large step could round away the small
+differences within a tile.
 
-The same columns, multiplied with dS, give the sums of the gradients: those of the keys' numbers
-over keys, of the queries' numbers over queries. The first eight of them do; where queries have no
-gains of their own, tiles have these alike. Tables have factors of their own: table_polynomials.py.
+Products of dS with the same columns give the gradients: those of the gain and of C[p] from the key
+factors, those of C[j] from the query factors. They need only the first eight columns. If queries
+have no gains of their own, these columns are the same in all tiles. table_polynomials.py has the
+factors of tables.
 """
 
 from __future__ import annotations
@@ -24,21 +29,22 @@ from ..sequences import (
     N_QUERY,
     OwnBias,
     OwnProblem,
-    is_beyond,
+    is_past_end,
     own_keys,
     own_lengths,
     own_queries,
     own_rows,
 )
-from .tile import first_distance, gains, prefix_difference, sum_at, sums_from
+from .tile import first_distance, gains, load_prefix_sums, prefix_difference, prefix_sum_at
 
-# Finite, so that its parts are: a logit of a query without weights.
-LEAST = tl.constexpr(-1e30)
+# The logit of a query without visible keys: finite, so that its bfloat16 parts are finite too.
+MIN_LOGIT = tl.constexpr(-1e30)
 
 
 @triton.jit
 def parts(x, is_middle, is_low):
-    """The first of three bfloat16 numbers that add up to x, but for 2^-24 of it, or another."""
+    """Returns one of three bfloat16 numbers whose sum is x with relative error 2^-24: the high
+    part, or the one that is selected."""
     high = x.to(tl.bfloat16)
     rest = x - high.to(tl.float32)
     middle = rest.to(tl.bfloat16)
@@ -48,10 +54,8 @@ def parts(x, is_middle, is_low):
 
 @triton.jit
 def query_factors(x, y, COLUMNS: tl.constexpr = FACTORS):
-    """Columns high, high, high, middle, middle, low of x, high, middle, low of y, and zeros.
-
-    [n, 1] to [n, COLUMNS], as many of them.
-    """
+    """Returns the columns high, high, high, middle, middle, low of x, then high, middle, low of y,
+    then zeros, truncated to COLUMNS. [n, 1] to [n, COLUMNS]"""
     column = tl.arange(0, COLUMNS)[None, :]
     values = tl.where(column < 6, x, tl.where(column < 9, y, 0.0))
     is_middle = (column == 3) | (column == 4) | (column == 7)
@@ -60,10 +64,8 @@ def query_factors(x, y, COLUMNS: tl.constexpr = FACTORS):
 
 @triton.jit
 def key_factors(x, COLUMNS: tl.constexpr = FACTORS):
-    """Columns high, middle, low, high, middle, high of x, three ones, and zeros.
-
-    [n, 1] to [n, COLUMNS], as many of them.
-    """
+    """Returns the columns high, middle, low, high, middle, high of x, then three ones, then zeros,
+    truncated to COLUMNS. [n, 1] to [n, COLUMNS]"""
     column = tl.arange(0, COLUMNS)[None, :]
     values = tl.where(column < 6, x, tl.where(column < 9, 1.0, 0.0))
     return parts(values, (column == 1) | (column == 4), column == 2)
@@ -80,11 +82,11 @@ def tile_query_factors(
     remaining=None,
     COLUMNS: tl.constexpr = FACTORS,
 ):
-    """Those of BLOCK_M queries, where all keys are on the side SIDE. [BLOCK_M, COLUMNS]
+    """Loads the factors of queries first, first + 1, ... for keys on side SIDE. [BLOCK_M, COLUMNS]
 
     remaining: see load_if.
     """
-    # Of a table, queries have the factors of their row in the tile.
+    # The factors of a table depend only on the query's row in the tile.
     row = 0 if bias.form == "distance" else first
     address = tile_addresses(bias.query_factors, b, h, row, BLOCK_M, COLUMNS)
     return load_if(address + (bias.query_factors.side if SIDE < 0 else 0), remaining)
@@ -103,7 +105,8 @@ def tile_key_factors(
     remaining=None,
     COLUMNS: tl.constexpr = FACTORS,
 ):
-    """Those of keys j, j + 1, ..., all there, for queries from position p on. [BLOCK_N, COLUMNS]
+    """Loads the factors of keys j, j + 1, ..., all of which exist, for a tile of queries whose
+    first position is p. [BLOCK_N, COLUMNS]
 
     remaining: see load_if.
     """
@@ -120,17 +123,16 @@ def tile_key_factors(
 def key_product(
     bias, problem, b, h, q_factors, p, j, BLOCK_N: tl.constexpr, SIDE: tl.constexpr, remaining=None
 ):
-    """The product of the factors of queries from position p on with those of keys j, j + 1, ...
-
-    [BLOCK_M, BLOCK_N], what the logits of a tile are started with.
-    """
+    """Returns the product of the factors of queries, whose first position is p, and of keys j, j +
+    1, ...: the initial accumulator of the logits. [BLOCK_M, BLOCK_N]"""
     k_factors = tile_key_factors(bias, problem, b, h, p, j, BLOCK_N, SIDE, remaining)
     return dot(q_factors, tl.trans(k_factors))
 
 
 @triton.jit
 def load_if(address, remaining):
-    """Factors, or zeros where no rows remain in the tiles that need them: there may be none."""
+    """Loads factors, or zeros if `remaining` <= 0, because then no tile follows and the address may
+    be invalid. remaining=None loads unconditionally."""
     if remaining is None:
         factors = tl.load(address)
     else:
@@ -140,43 +142,44 @@ def load_if(address, remaining):
 
 
 @triton.jit
-def following(first, end, BLOCK: tl.constexpr):
-    """Where the tile after that from `first` on begins, or the last one again."""
-    # It is not negative anyway; a compiler that knows computes addresses in fewer steps.
+def next_tile(first, end, BLOCK: tl.constexpr):
+    """Returns the start of the tile after the one at `first`, or of the last tile again."""
+    # The result is never negative; stating so lets the compiler simplify addresses.
     return tl.maximum(tl.minimum(first + BLOCK, end - BLOCK), 0)
 
 
 @triton.jit
 def key_origin(bias, problem, b, h, j, BLOCK_N: tl.constexpr, SIDE: tl.constexpr):
-    """C at the key from which it is counted in the tile of keys j, j + 1, ..."""
-    return sum_at(bias, problem, b, h, j + BLOCK_N - 1 if SIDE > 0 else j)
+    """Returns C at the origin of a tile of keys j, j + 1, ...: its key nearest to the queries."""
+    return prefix_sum_at(bias, problem, b, h, j + BLOCK_N - 1 if SIDE > 0 else j)
 
 
 @triton.jit
 def query_origin(
     bias, problem, b, h, p, BLOCK_M: tl.constexpr, SIDE: tl.constexpr, EXISTS: tl.constexpr = False
 ):
-    """C at the query from which it is counted in the tile of queries from position p on."""
-    return sum_at(bias, problem, b, h, p if SIDE > 0 else p + BLOCK_M - 1, EXISTS)
+    """Returns C at the origin of a tile of queries whose first position is p: its query nearest to
+    the keys."""
+    return prefix_sum_at(bias, problem, b, h, p if SIDE > 0 else p + BLOCK_M - 1, EXISTS)
 
 
 @triton.jit
 def store_query_factors(
     factors, bias, problem, lse_in_base_2, b, h, first, BLOCK_M: tl.constexpr, SIDE: tl.constexpr
 ):
-    """What query_factors_kernel does, of a block of one sequence."""
+    """Computes query_factors_kernel for one block of one sequence."""
     p_first = position(problem, first)
     i = first + tl.arange(0, BLOCK_M)
     gain = gains(bias, problem, b, h, first, BLOCK_M)
     rest = tl.zeros([BLOCK_M], tl.float32)
     if lse_in_base_2 is not None:
         lse = tl.load(row_address(lse_in_base_2, b, h, 0) + i, i < problem.n_query, other=0.0)
-        sums = sums_from(bias, problem, b, h, p_first, BLOCK_M)
+        sums = load_prefix_sums(bias, problem, b, h, p_first, BLOCK_M)
         difference = prefix_difference(
             query_origin(bias, problem, b, h, p_first, BLOCK_M, SIDE), sums
         )
         rest = ((SIDE * LOG2E) * gain * difference - lse) / problem.scale_in_base_2
-        rest = tl.maximum(rest, LEAST)
+        rest = tl.maximum(rest, MIN_LOGIT)
     values = query_factors((gain * (-SIDE / problem.scale))[:, None], rest[:, None])
     tl.store(tile_addresses(factors, b, h, first, BLOCK_M, FACTORS), values)
 
@@ -185,14 +188,15 @@ def store_query_factors(
 def query_factors_kernel(
     factors, bias, problem, lse_in_base_2, BLOCK_M: tl.constexpr, SIDE: tl.constexpr
 ):
-    """Those of blocks of BLOCK_M queries, lse included where it is given.
+    """factors[b, h, i] = query_factors(-SIDE g_i / scale, rest_i), where rest_i combines the first
+    term of beta and -lse if lse_in_base_2 is given, and is 0 otherwise.
 
-    factors (B or 1, H or 1, n, FACTORS), n a multiple of BLOCK_M: a row a query or, where all
-    queries have the same, BLOCK_M rows.
+    factors (B or 1, H or 1, n, FACTORS), n a multiple of BLOCK_M: one row per query, or BLOCK_M
+    rows if all queries have the same.
     """
     b, h = tl.program_id(0), tl.program_id(1)
     first = tl.program_id(2) * BLOCK_M
-    if is_beyond(problem, b, first, N_QUERY):
+    if is_past_end(problem, b, first, N_QUERY):
         return
     store_query_factors(
         own_queries(factors, problem, b),
@@ -207,9 +211,9 @@ def query_factors_kernel(
 def store_key_factors(
     factors, bias, problem, b, h, first, BLOCK_N: tl.constexpr, SIDE: tl.constexpr
 ):
-    """What key_factors_kernel does, of a block of one sequence."""
+    """Computes key_factors_kernel for one block of one sequence."""
     origin = key_origin(bias, problem, b, h, first, BLOCK_N, SIDE)
-    difference = prefix_difference(origin, sums_from(bias, problem, b, h, first, BLOCK_N))
+    difference = prefix_difference(origin, load_prefix_sums(bias, problem, b, h, first, BLOCK_N))
     tl.store(
         tile_addresses(factors, b, h, first, BLOCK_N, FACTORS), key_factors(difference[:, None])
     )
@@ -217,10 +221,14 @@ def store_key_factors(
 
 @triton.jit
 def key_factors_kernel(factors, bias, problem, BLOCK_N: tl.constexpr, SIDE: tl.constexpr):
-    """Those of tiles of BLOCK_N keys. (B or 1, H or 1, n, FACTORS), n a multiple of BLOCK_N."""
+    """factors[b, h, j] = key_factors(C[j] - C[o]), where o is the origin of the tile of BLOCK_N
+    keys.
+
+    factors (B or 1, H or 1, n, FACTORS), n a multiple of BLOCK_N.
+    """
     b, h = tl.program_id(0), tl.program_id(1)
     first = tl.program_id(2) * BLOCK_N
-    if is_beyond(problem, b, first, N_KEY):
+    if is_past_end(problem, b, first, N_KEY):
         return
     store_key_factors(
         own_keys(factors, problem, b),
@@ -232,7 +240,8 @@ def key_factors_kernel(factors, bias, problem, BLOCK_N: tl.constexpr, SIDE: tl.c
 
 @triton.jit
 def times_factors(grad_s, factors, acc, IN_TWO: tl.constexpr):
-    """acc + grad_s factors. IN_TWO: for float16 inputs, which have more bits than a bfloat16."""
+    """Returns acc + grad_s @ factors. IN_TWO splits dS into two bfloat16 numbers, for float16
+    inputs, whose precision exceeds that of bfloat16."""
     high = grad_s.to(tl.bfloat16)
     acc = dot(high, factors, acc)
     if IN_TWO:
@@ -241,35 +250,38 @@ def times_factors(grad_s, factors, acc, IN_TWO: tl.constexpr):
 
 
 @triton.jit
-def alike_key_factors(BLOCK_N: tl.constexpr, SIDE: tl.constexpr, COLUMNS: tl.constexpr):
-    """Those of a tile of keys, where C is the position; where it is not, only their ones count."""
+def shared_key_factors(BLOCK_N: tl.constexpr, SIDE: tl.constexpr, COLUMNS: tl.constexpr):
+    """Returns the key factors of every tile of a linear bias, for which C[j] = j. For other biases
+    only their columns of ones are used. [BLOCK_N, COLUMNS]"""
     from_origin = tl.arange(0, BLOCK_N) - (BLOCK_N - 1 if SIDE > 0 else 0)
     return key_factors(from_origin.to(tl.float32)[:, None], COLUMNS)
 
 
 @triton.jit
 def gain_factors(problem, gain, SIDE: tl.constexpr, COLUMNS: tl.constexpr):
-    """Those of queries with these gains. [BLOCK_M, COLUMNS]"""
+    """Returns the query factors for the given gains, without lse. [BLOCK_M, COLUMNS]"""
     return query_factors((gain * (-SIDE / problem.scale))[:, None], 0.0, COLUMNS)
 
 
 @triton.jit
-def query_gradient_sums(sums, carried, way, SIDE: tl.constexpr):
-    """The gradients of the gain and, still to be multiplied by it, of C[p]. [BLOCK_M] each.
+def query_gradient_sums(sums, carried, difference, SIDE: tl.constexpr):
+    """Returns the gradient of the gain, and the gradient of C[p] divided by the gain. [BLOCK_M]
+    each.
 
-    sums: those of dS times key factors over all tiles. carried: those of each tile, times the way
-    of C from its origin to that of the queries, from which it is way to C[p].
+    sums: dS times key factors, summed over tiles. carried: the same sum, in which each tile is
+    weighted by C at the queries' origin minus C at the tile's origin. difference: C[p] minus C at
+    the queries' origin.
     """
     column = tl.arange(0, sums.shape[1])[None, :]
     of_ones = tl.sum(tl.where(column == 6, sums, 0.0), 1)
     of_keys = tl.sum(tl.where(column < 3, sums, 0.0), 1)
     of_origins = tl.sum(tl.where(column == 6, carried, 0.0), 1)
-    return SIDE * (way * of_ones + of_origins - of_keys), SIDE * of_ones
+    return SIDE * (difference * of_ones + of_origins - of_keys), SIDE * of_ones
 
 
 @triton.jit
 def key_gradient_sums(problem, sums):
-    """The gradient of C[j], from dS times query factors."""
+    """Returns the gradient of C[j] from `sums`, dS times query factors. [BLOCK_N]"""
     column = tl.arange(0, sums.shape[1])[None, :]
     parts = (column == 0) | (column == 3) | (column == 5)
     return tl.sum(tl.where(parts, sums, 0.0), 1) * problem.scale

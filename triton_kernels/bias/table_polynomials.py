@@ -1,11 +1,13 @@
-"""Factors of a distance table where it is smooth, which most tables are far from distance 0.
+"""Factors of a distance table where it is smooth, as most tables are at large distances.
 
-Down the rows of a tile, such a table is a polynomial of the row: queries have the Chebyshev
-polynomials T_0 to T_4 of their row in the tile, keys the coefficients, which depend on how far they
-are from the tile's first query. Each product has as many columns as its size asks for (factors.py).
+Along the rows of a tile, a smooth table is approximated by a polynomial of degree 4 in the row. The
+factors of queries are the Chebyshev polynomials T_0 to T_4 of their row in the tile; those of keys
+are the coefficients, which depend on the distance of the key to the tile's first query. The number
+of columns per product depends on its size (factors.py).
 
-A polynomial through five rows of the table is compared with all of them. Where a logit in base 2
-would differ by more than half precision shows, the table itself is read.
+The polynomial interpolates the table at five rows and is compared with it at all rows. Where a
+logit in base 2 would differ by more than the precision of half-precision inputs, the table itself
+is read.
 """
 
 from __future__ import annotations
@@ -21,16 +23,17 @@ from ..primitives import FACTORS, INFINITY, dot, row_address, tile_addresses
 from .factors import parts
 
 DEGREES = tl.constexpr(5)
-# Of a logit in base 2: an eighth of the rounding of a float16, and of the logit itself, which
-# float32 holds to 2^-24.
+# The permitted error of a logit in base 2: absolute, an eighth of the rounding error of float16;
+# and relative to the logit, whose own rounding error in float32 is 2^-24.
 TABLE_ERROR = tl.constexpr(2.0**-14)
 RELATIVE_ERROR = tl.constexpr(2.0**-21)
-TABLE_ROWS = 64  # of a program
+TABLE_ROWS = 64  # table entries per program
 
 
 @functools.cache
 def interpolation(rows: int) -> tuple[tuple[int, ...], tuple[tuple[float, ...], ...]]:
-    """Five rows of a tile, and [degree][row]: what their values add to a coefficient."""
+    """Returns five rows of a tile near the Chebyshev nodes, and the weights [degree][node] that map
+    the table's values there to the coefficients."""
     ideal = [math.cos((2 * k + 1) * math.pi / 10) for k in range(DEGREES.value)]
     nodes = [round((rows - 1 - rows * x) / 2) for x in ideal]
     x = [(2 * node + 1 - rows) / rows for node in nodes]
@@ -41,7 +44,8 @@ def interpolation(rows: int) -> tuple[tuple[int, ...], tuple[tuple[float, ...], 
 
 @triton.jit
 def by_degree(c0, c1, c2, c3, c4):
-    """Five numbers or columns, laid out as the factors' columns: [n, FACTORS]."""
+    """Returns c0 to c4, numbers or columns [n, 1], in the columns of factors of their degree.
+    [n, FACTORS]"""
     column = tl.arange(0, FACTORS)[None, :]
     high = tl.where(column < 14, c3, c4)
     return tl.where(column < 3, c0, tl.where(column < 6, c1, tl.where(column < 11, c2, high)))
@@ -49,7 +53,8 @@ def by_degree(c0, c1, c2, c3, c4):
 
 @triton.jit
 def row_factors(ROWS: tl.constexpr):
-    """Chebyshev polynomials of the rows of a tile. [ROWS, FACTORS]"""
+    """Returns the factors of queries: Chebyshev polynomials of the rows of a tile. [ROWS,
+    FACTORS]"""
     column = tl.arange(0, FACTORS)[None, :]
     x = ((2 * tl.arange(0, ROWS) + 1 - ROWS).to(tl.float32) / ROWS)[:, None]
     square = x * x
@@ -60,7 +65,7 @@ def row_factors(ROWS: tl.constexpr):
 
 @triton.jit
 def coefficient_factors(coefficients):
-    """[n, FACTORS], laid out by degree."""
+    """Returns the factors of keys; `coefficients` is laid out by by_degree. [n, FACTORS]"""
     column = tl.arange(0, FACTORS)[None, :]
     is_middle = (column == 1) | (column == 4) | (column == 7) | (column == 10)
     is_middle |= (column == 12) | (column == 15)
@@ -71,7 +76,7 @@ def coefficient_factors(coefficients):
 def table_factors_kernel(
     of_rows,
     of_keys,
-    rough,
+    unfactored,
     bias,
     problem,
     length,
@@ -80,11 +85,13 @@ def table_factors_kernel(
     NODES: tl.constexpr,
     INTERPOLATION: tl.constexpr,
 ):
-    """The factors of tiles of ROWS queries, and which keys need the table itself.
+    """of_rows[r] . of_keys[x] * scale_in_base_2 = table[x + r], for tiles of ROWS queries and all x
+    except those in `unfactored`.
 
-    of_rows (1, 1, ROWS, FACTORS). of_keys (B or 1, H or 1, length - ROWS + 1, FACTORS): at x those
-    of a key whose distance to the first query has the place x in the table. rough (B or 1, H or 1,
-    blocks, 2): the first and the last x of a block that needs the table, or length and -1.
+    of_rows (1, 1, ROWS, FACTORS). of_keys (B or 1, H or 1, length - ROWS + 1, FACTORS): x is the
+    table index of the distance from the key to the tile's first query. unfactored (B or 1, H or 1,
+    blocks, 2): the first and the last x of each block for which the equation fails, or length and
+    -1.
     """
     b, h = tl.program_id(0), tl.program_id(1)
     first = tl.program_id(2) * BLOCK
@@ -93,6 +100,7 @@ def table_factors_kernel(
     table = row_address(bias.terms, b, h, 0)
     coefficients = tl.zeros([BLOCK, FACTORS], tl.float32)
     for node in tl.static_range(DEGREES):
+        # [BLOCK]
         values = tl.load(table + x + NODES[node], exists, other=0.0)
         weights = by_degree(
             INTERPOLATION[0][node],
@@ -109,12 +117,13 @@ def table_factors_kernel(
     tl.store(tile_addresses(of_keys, b, h, first, BLOCK, FACTORS), keys, exists[:, None])
 
     found = dot(keys, tl.trans(rows)) * problem.scale_in_base_2
+    # [BLOCK, ROWS]
     expected = tl.load(table + x[:, None] + tl.arange(0, ROWS)[None, :], exists[:, None])
-    # NaN and infinity are errors too.
+    # NaN and infinity count as errors.
     error = tl.abs(found - expected)
     right = (error <= TABLE_ERROR + RELATIVE_ERROR * tl.abs(expected)) & (error < INFINITY)
     good = tl.sum(right.to(tl.int32), 1) == ROWS
-    is_rough = exists & (good == 0)
-    block = row_address(rough, b, h, tl.program_id(2))
-    tl.store(block, tl.min(tl.where(is_rough, x, length), 0))
-    tl.store(block + 1, tl.max(tl.where(is_rough, x, -1), 0))
+    is_unfactored = exists & (good == 0)
+    block = row_address(unfactored, b, h, tl.program_id(2))
+    tl.store(block, tl.min(tl.where(is_unfactored, x, length), 0))
+    tl.store(block + 1, tl.max(tl.where(is_unfactored, x, -1), 0))

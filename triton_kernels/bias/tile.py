@@ -1,10 +1,10 @@
-"""The bias of a tile, and its gradient, from what a form holds.
+"""The bias of a tile and its gradient, computed from the tensors of a form.
 
-"linear" and "cumulative" are both beta = g_i (C[p_i] - C[j]), its sign turned for keys after the
-query: a linear bias has the gain -slope and a step of 1 a key.
+"linear" and "cumulative" are both beta = g_i (C[p_i] - C[j]), negated for keys after the query. A
+linear bias has the gain -slope and C[j] = j.
 
-Functions that take p and gain of queries and j of keys broadcast them: the caller lays queries
-along rows or along columns.
+Functions that take p and gain of queries and j of keys broadcast them: the caller decides whether
+queries are rows or columns of the tile.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..primitives import LOG2E, load_numbers, position, row_address
 
 @triton.jit
 def shared_gain(bias, b, h, BLOCK_M: tl.constexpr):
-    """The gain of all queries of a head, where they have one in common. [BLOCK_M]"""
+    """Returns the gain that all queries of a head share: -slope, or 1. [BLOCK_M]"""
     gain = tl.full([BLOCK_M], 1.0, tl.float32)
     if bias.form == "linear":
         gain *= -tl.load(row_address(bias.terms, b, h, 0))
@@ -27,7 +27,8 @@ def shared_gain(bias, b, h, BLOCK_M: tl.constexpr):
 
 @triton.jit
 def gains(bias, problem, b, h, first, BLOCK_M: tl.constexpr):
-    """Those of BLOCK_M queries; where each has its own, 0 beyond the last query."""
+    """Returns the gains of queries first, first + 1, ...; per-query gains are 0 beyond the last
+    query. [BLOCK_M]"""
     gain = shared_gain(bias, b, h, BLOCK_M)
     if bias.gain is not None:
         gain = load_numbers(bias.gain, problem, b, h, first, 0.0, BLOCK_M)
@@ -35,8 +36,8 @@ def gains(bias, problem, b, h, first, BLOCK_M: tl.constexpr):
 
 
 @triton.jit
-def sum_at(bias, problem, b, h, position, EXISTS: tl.constexpr = False):
-    """C of one position, or of the nearest that has one; 0 in a sequence where none has."""
+def prefix_sum_at(bias, problem, b, h, position, EXISTS: tl.constexpr = False):
+    """Returns C at a position clamped to the range of C, or 0 in an empty sequence."""
     value = position
     if bias.form == "cumulative":
         places = problem.n_key + problem.shift
@@ -51,9 +52,9 @@ def sum_at(bias, problem, b, h, position, EXISTS: tl.constexpr = False):
 
 
 @triton.jit
-def sums_from(bias, problem, b, h, first, COUNT: tl.constexpr):
-    """C of positions first, first + 1, ..., each as two float32 numbers whose sum it is but for
-    2^-48 of it; 0 where there is none. Without sums, the positions, and 0."""
+def load_prefix_sums(bias, problem, b, h, first, COUNT: tl.constexpr):
+    """Returns C at positions first, first + 1, ... as (high, low), whose float32 sum has relative
+    error 2^-48; 0 outside the range of C. For other forms, the positions and 0. [COUNT] each."""
     n = tl.arange(0, COUNT)
     high, low = first + n, 0
     if bias.form == "cumulative":
@@ -65,7 +66,7 @@ def sums_from(bias, problem, b, h, first, COUNT: tl.constexpr):
 
 @triton.jit
 def prefix_difference(origin, sums):
-    """C less that of an origin, one number of sum_at, in float32."""
+    """Returns sums - origin in float32, where origin is a result of prefix_sum_at. [n]"""
     high, low = sums
     if origin.dtype == tl.float64:
         origin_high = origin.to(tl.float32)
@@ -75,13 +76,13 @@ def prefix_difference(origin, sums):
 
 @triton.jit
 def first_distance(problem):
-    """The distance with which a table begins."""
+    """Returns the distance of entry 0 of a table."""
     return 0 if problem.causal else 1 - problem.longest_query
 
 
 @triton.jit
-def turned(problem, x, p, j):
-    """x, its sign turned for keys after the query."""
+def negate_future(problem, x, p, j):
+    """Returns x, negated for keys after the query."""
     if not problem.causal:
         x = tl.where(p < j, -x, x)
     return x
@@ -89,7 +90,8 @@ def turned(problem, x, p, j):
 
 @triton.jit
 def tile_bias(bias, problem, b, h, p, j, gain, difference, sees):
-    """In base 2; difference is C[p] - C[j]. Any number where sees is False."""
+    """Returns the bias in base 2. difference is C[p] - C[j]. Where sees is False, the value is
+    arbitrary."""
     if bias.form == "none":
         values = 0.0
     elif bias.form == "distance":
@@ -101,34 +103,35 @@ def tile_bias(bias, problem, b, h, p, j, gain, difference, sees):
         numbers = tl.load(pair_address(bias.terms, b, h, i, j), exists, other=0.0)
         values = numbers.to(tl.float32) * LOG2E
     else:
-        beta = gain * turned(problem, difference, p, j)
+        beta = gain * negate_future(problem, difference, p, j)
         values = -log2(1 + beta * beta) if bias.squared else beta * LOG2E
     return values
 
 
 @triton.jit
 def pair_address(x, b, h, i, j):
-    """Of the numbers of pairs, x (B, H, Nq, Nk)."""
+    """Returns the addresses of x[b, h, i, j] in a tensor x (B, H, Nq, Nk)."""
     return row_address(x, b, h, 0) + (tl.cast(i, tl.int64) * x.row + j)
 
 
 @triton.jit
 def log2(x):
-    """Accurate to 2^-22, which tl.log2 betters at eighteen instructions a number."""
+    """log2(x), accurate to 2^-22. tl.log2 is more accurate, but takes eighteen instructions."""
     return libdevice.fast_log2f(x)
 
 
 @triton.jit
-def divided(x, y):
-    """x / y, accurate to 2^-22 while y is at most 2^126, and 0 beyond."""
+def fast_divide(x, y):
+    """x / y, accurate to 2^-22 for y up to 2^126, and 0 for larger y."""
     return libdevice.fast_dividef(x, y)
 
 
 @triton.jit
 def tile_gradients(bias, problem, grad_logits, p, j, gain, difference):
-    """The terms of the gradients of the gain and, still to be multiplied by it, of C[p]."""
-    difference = turned(problem, difference, p, j)
+    """Returns the terms of the gradient of the gain, and those of the gradient of C[p] divided by
+    the gain."""
+    difference = negate_future(problem, difference, p, j)
     if bias.squared:
         beta = gain * difference
-        grad_logits *= divided(-2 * beta, 1 + beta * beta)
-    return grad_logits * difference, turned(problem, grad_logits, p, j)
+        grad_logits *= fast_divide(-2 * beta, 1 + beta * beta)
+    return grad_logits * difference, negate_future(problem, grad_logits, p, j)

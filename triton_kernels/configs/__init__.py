@@ -1,8 +1,9 @@
-"""Sizes of blocks, by processor, head width, direction and problem. Nothing is tuned at call time.
+"""Block sizes by processor, head width, kernel and features of the problem. Nothing is autotuned.
 
-Those of half precision for heads up to 128 were chosen by bench/machine_code/configurations.py,
-which compiles and estimates, and by trials beside it; the others are the largest tried that spill
-no registers. None was timed.
+Those for half precision and heads of up to 128 were chosen by search:
+bench/machine_code/configurations.py compiles candidates and estimates their time, and further
+candidates were compared by hand. The others are the largest tested ones that do not spill
+registers. None has been timed on a GPU.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from .hopper import HOPPER
 from .rules import LARGEST_TILE as LARGEST_TILE
 from .rules import Config, Features
 
-# Of half precision, of half precision with sequences, and of single precision: rows by the widest
-# head that they serve.
+# For half precision, half precision with sequences, and single precision: rows by the largest
+# head_dim that they apply to.
 TABLES = {
     Family.AMPERE: (AMPERE, SEQUENCES_ON_AMPERE, SINGLE),
     Family.GEFORCE_AMPERE: (GEFORCE_AMPERE, SEQUENCES_ON_AMPERE, SINGLE),
@@ -44,7 +45,8 @@ TABLES = {
 def choose(
     kernel: str, processor: Processor, width: int, features: Features, with_sequences: bool = False
 ) -> Config:
-    """For the field `kernel` of a row, width being the larger of q's and v's padded head_dim."""
+    """Returns the configuration of a kernel, a field of Row. width is the larger of the padded
+    head_dims of q and v."""
     half, half_of_sequences, single = TABLES[processor.family]
     table = half_of_sequences if with_sequences else half
     if features.dtype == torch.float32:
@@ -56,8 +58,6 @@ def choose(
 
 
 def sum_columns(processor: Processor) -> int:
-    """Of a bias's factors, the columns that sums of gradients take: as few as matrix units allow.
-
-    Those of Blackwell's data center GPUs multiply 128 rows by at least 16 columns.
-    """
+    """Returns the number of columns of factors that gradients of sums use: the minimum of the
+    matrix units, which is 16 on data center Blackwell and 8 elsewhere."""
     return 16 if processor.family is Family.BLACKWELL else 8

@@ -1,4 +1,4 @@
-"""Ampere, in data centers and GeForce cards, and Ada: mma.sync with copies that run ahead."""
+"""Ampere, in data centers and GeForce cards, and Ada: mma.sync with asynchronous copies."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ AMPERE = {
         ],
     ),
 }
-# GeForce cards, and Ada, of which the compiler makes other code.
+# GeForce cards, and Ada, for which the compiler generates different code.
 GEFORCE_AMPERE = AMPERE | {
     64: replace(
         AMPERE[64],

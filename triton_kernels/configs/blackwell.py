@@ -1,4 +1,4 @@
-"""Blackwell in data centers: tcgen05 with tensor memory."""
+"""Blackwell in data centers: tcgen05 and tensor memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configurations that several families of processors share."""
+"""Configurations shared by several families of processors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WIDEST = Row(
     ],
 )
 
-# Sequences that are ranges of rows have lengths and addresses of their own, which take registers.
+# Kernels with sequences keep the lengths and addresses of a sequence in additional registers.
 SEQUENCES = {
     64: Row(
         forward=[
@@ -76,7 +76,7 @@ SEQUENCES = {
     ),
 }
 
-# float32, which has no matrix units that are exact.
+# float32, for which no matrix unit is exact.
 SINGLE = {
     64: Row(
         forward=[

@@ -1,4 +1,4 @@
-"""Blackwell in GeForce cards: mma.sync as on Ampere, but some kernels take more registers."""
+"""Blackwell in GeForce cards: mma.sync as on Ampere, but some kernels use more registers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hopper: wgmma, with products of a tile ahead of the one that is computed."""
+"""Hopper: wgmma, with matrix products issued one tile ahead."""
 
 from __future__ import annotations
 

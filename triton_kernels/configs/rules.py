@@ -1,4 +1,4 @@
-"""What a configuration is, and the rules by which a problem gets one."""
+"""Configurations, and first-match rules that select one by features of the problem."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from dataclasses import dataclass, fields
 
 import torch
 
-# Rows or columns of a tile: offsets within it and padding of tables are made for as many.
+# The maximum number of rows or columns of a tile, assumed by offsets within it and by padding of
+# tables.
 LARGEST_TILE = 128
 
 
 @dataclass(frozen=True)
 class Config:
-    """A block of queries, a tile of keys, and how a processor runs them.
+    """Block sizes of queries and keys, and launch parameters.
 
-    ahead: whether the product of a bias's factors is computed a tile before it is needed.
+    ahead: whether the product of a bias's factors is computed one tile ahead.
     """
 
     block_m: int
@@ -31,21 +32,21 @@ class Config:
 
 @dataclass(frozen=True)
 class Features:
-    """What of a problem decides how many registers its kernels take."""
+    """The features of a problem that determine how many registers its kernels use."""
 
     form: str
     gain: bool = False
     plan: bool = False
-    bias_gradient: bool = False  # whether gradients of sums are computed
+    bias_gradient: bool = False  # whether gradients of prefix sums are computed
     causal: bool = True
     window: bool = False
-    wide_offsets: bool = False  # whether offsets in a head take 64 bits
+    wide_offsets: bool = False  # whether offsets within a head take 64 bits
     dtype: torch.dtype = torch.bfloat16
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A configuration for problems with the features that are given; None stands for any."""
+    """A configuration for problems with the given features; None matches any value."""
 
     config: Config
     form: str | None = None
@@ -62,13 +63,13 @@ class Rule:
         return all(x is None or x == getattr(features, name) for name, x in given.items())
 
 
-# The first that matches a problem serves it.
+# The first rule that matches a problem applies.
 Rules = Sequence[Rule]
 
 
 @dataclass(frozen=True)
 class Row:
-    """The rules of each kernel for heads of a width."""
+    """The rules of each kernel for one head width."""
 
     forward: Rules
     backward_queries: Rules

@@ -1,4 +1,4 @@
-"""New tokens of a cache, written into its pages."""
+"""Appends new tokens to a paged cache."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ def attn_append_kernel(
     TOKENS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Rows of x become the last of the lengths[b] keys of each sequence; see BlockTable."""
+    """pages[block_table[b, c], h, r] = x[b, h, n] for key j = lengths[b] - tokens + n of sequence
+    b, with column c = j // page_size % columns and row r = j % page_size.
+
+    x (B, heads, tokens, channels), pages (pages, heads, page_size, channels).
+    """
     blocks = tl.cdiv(tokens, TOKENS)
     program, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     b, h = program // heads, program % heads
@@ -33,5 +37,6 @@ def attn_append_kernel(
     column = key // page_size % columns
     page = tl.load(block_table + b * columns + column, exists, other=0)
     copied = exists[:, None] & (channel < channels)
+    # [TOKENS, CHANNELS]
     values = tl.load(row_address(x, b, h, n)[:, None] + channel, copied)
     tl.store(row_address(pages, page, h, key % page_size)[:, None] + channel, values, copied)

@@ -1,4 +1,4 @@
-"""Attention of a few queries to the pages of a cache: parts of the keys, then their merging."""
+"""Attention of a few queries to a paged cache: a split-K kernel, and the merge of its parts."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ def attn_decode_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    """acc_i = sum_j 2^(s_ij - m_i) v_j, l_i and m_i over one part of the keys of a sequence, logits
-    s in base 2. The rows of a program are queries of all heads that share a key head.
+    """acc_i = sum_j 2^(s_ij - m_i) v_j, l_i = sum_j 2^(s_ij - m_i) and m_i = max_j s_ij over one
+    part of the keys of a sequence, with logits s in base 2. The rows of a program are queries of
+    all heads that share a key head.
 
-    acc_out (parts, B, H, Nq, Dv), m_out and l_out (parts, B, H, Nq), float32; a part without keys
-    has m = -inf and l = 0.
+    acc_out (parts, B, H, Nq, Dv), m_out and l_out (parts, B, H, Nq), float32. A part without
+    visible keys has m = -inf and l = 0.
     """
     b, kv_head = tl.program_id(0) // problem.kv_heads, tl.program_id(0) % problem.kv_heads
     part = tl.program_id(2)
@@ -50,16 +51,16 @@ def attn_decode_kernel(
     count, list_of_block = end - begin, problem.lists
     PER_TILE: tl.constexpr = problem.tile_keys // BLOCK_N
     if problem.lists is not None:
-        list_of_block += block_number() * problem.most_tiles
+        list_of_block += block_number() * problem.max_tiles
         count = PER_TILE * tl.load(problem.counts + block_number())
-    share = tl.cdiv(count, tl.num_programs(2))
+    tiles_per_part = tl.cdiv(count, tl.num_programs(2))
 
     tile_q = load_queries(q, problem, b, h, i, exists, BLOCK_D)
     gain, query_sums = query_bias(bias, problem, b, h, i, p, exists)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     m = tl.full([BLOCK_M], -INFINITY, tl.float32)
     l = tl.zeros([BLOCK_M], tl.float32)
-    for x in range(part * share, tl.minimum((part + 1) * share, count)):
+    for x in range(part * tiles_per_part, tl.minimum((part + 1) * tiles_per_part, count)):
         tile = begin + x
         if problem.lists is not None:
             x = tl.cast(x, tl.int32)
@@ -67,13 +68,14 @@ def attn_decode_kernel(
         j = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         page, row = page_of(problem, b, tile * BLOCK_N)
         held = j < length
+        # [BLOCK_N, BLOCK_D], [BLOCK_N, BLOCK_DV]
         tile_k = load_rows(k, page, kv_head, row, held, problem.head_dim, BLOCK_N, BLOCK_D)
         tile_v = load_rows(v, page, kv_head, row, held, problem.value_dim, BLOCK_N, BLOCK_DV)
         s = page_logits(
             *(tile_q, tile_k, bias, problem, b, h, p, gain, query_sums, exists, page, row, j)
         )
-        weights, shrink, m, l = add_logits(s, m, l)
-        acc = dot(weights.to(tile_v.dtype), tile_v, acc * shrink[:, None])
+        weights, rescale, m, l = add_logits(s, m, l)
+        acc = dot(weights.to(tile_v.dtype), tile_v, acc * rescale[:, None])
 
     value_channel = tl.arange(0, BLOCK_DV)[None, :]
     number = ((part * problem.batch + b) * problem.heads + h).to(tl.int64) * problem.n_query + i
@@ -90,10 +92,15 @@ def attn_decode_kernel(
 def attn_decode_merge_kernel(
     acc, m, l, o, lse, problem, parts, PARTS: tl.constexpr, BLOCK_DV: tl.constexpr
 ):
-    """o_i and lse_i of one query from its parts. PARTS is a power of two, and at least `parts`."""
+    """o_i = sum_p 2^(m_p - m) acc_p / l and lse_i = ln(2) (m + log2 l) of one query i, where
+    m = max_p m_p and l = sum_p 2^(m_p - m) l_p over its parts p.
+
+    PARTS is a power of two, and at least `parts`.
+    """
     number, rows = tl.program_id(0), tl.num_programs(0)
     part = tl.arange(0, PARTS).to(tl.int64)
     exists = part < parts
+    # [PARTS]
     of_parts = tl.load(m + part * rows + number, exists, -INFINITY)
     highest = tl.max(of_parts, 0)
     weights = tl.exp2(of_parts - tl.where(highest == -INFINITY, 0.0, highest))
@@ -104,11 +111,11 @@ def attn_decode_merge_kernel(
     held = exists[:, None] & (channel[None, :] < problem.value_dim)
     summed = tl.sum(weights[:, None] * tl.load(row, held, 0.0), 0)
 
-    saw = total != 0
-    total = tl.where(saw, total, 1.0)
+    has_keys = total != 0
+    total = tl.where(has_keys, total, 1.0)
     b, h = number // (problem.heads * problem.n_query), number // problem.n_query % problem.heads
     i = number % problem.n_query
     target = row_address(o, b, h, i) + channel
     tl.store(target, (summed / total).to(o.start.dtype.element_ty), channel < problem.value_dim)
     value = (highest.to(tl.float64) + tl.log2(total)) * LN2
-    tl.store(row_address(lse, b, h, 0) + i, tl.where(saw, value, -INFINITY).to(tl.float32))
+    tl.store(row_address(lse, b, h, 0) + i, tl.where(has_keys, value, -INFINITY).to(tl.float32))

@@ -1,4 +1,4 @@
-"""Blocks of queries, the pages of a cache that hold their keys, and the logits of a tile of these.
+"""Device functions of decoding: blocks of queries, pages of keys, and the logits of a tile.
 
 The rows of a block are queries of all heads that share a key head.
 """
@@ -14,8 +14,8 @@ from ..primitives import INFINITY, LOG2E, dot, row_address
 
 @triton.jit
 def tile_rows(problem, block, BLOCK_M: tl.constexpr):
-    """Heads of the group, queries and whether they exist, of the rows of a block: row r is query
-    r % n_query of head r // n_query. [BLOCK_M]"""
+    """Returns the head in the group, the query, and whether it exists, for each row of a block: row
+    r is query r % n_query of head r // n_query. [BLOCK_M] each."""
     row = block * BLOCK_M + tl.arange(0, BLOCK_M)
     exists = row < problem.group * problem.n_query
     row = tl.where(exists, row, 0)
@@ -24,13 +24,13 @@ def tile_rows(problem, block, BLOCK_M: tl.constexpr):
 
 @triton.jit
 def block_number():
-    """Of a program's block of queries, among those of all sequences and key heads."""
+    """Returns the index of the program's block of queries among all sequences and key heads."""
     return tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
 
 
 @triton.jit
 def page_of(problem, b, key):
-    """The page that holds a key, and its row there."""
+    """Returns the page that holds a key, and the row of the key in the page."""
     column = key // problem.page_size % problem.columns
     page = tl.load(problem.block_table + b * problem.columns + column)
     return page, key % problem.page_size
@@ -40,7 +40,8 @@ def page_of(problem, b, key):
 def load_rows(
     x, page, head, row, exists, DIM: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Rows row, row + 1, ... of a page, zero beyond DIM or where none exists. [ROWS, BLOCK]"""
+    """Loads rows row, row + 1, ... of a page, zero beyond DIM and where a row does not exist.
+    [ROWS, BLOCK]"""
     rows, channel = tl.arange(0, ROWS).to(tl.int64)[:, None], tl.arange(0, BLOCK)[None, :]
     return tl.load(
         row_address(x, page, head, row) + (rows * x.row + channel),
@@ -51,7 +52,7 @@ def load_rows(
 
 @triton.jit
 def load_queries(q, problem, b, h, i, exists, BLOCK: tl.constexpr):
-    """[BLOCK_M, BLOCK], zero where they do not exist."""
+    """Loads the queries of the rows of a block, zero where they do not exist. [BLOCK_M, BLOCK]"""
     channel = tl.arange(0, BLOCK)[None, :]
     return tl.load(
         row_address(q, b, h, i)[:, None] + channel,
@@ -62,7 +63,8 @@ def load_queries(q, problem, b, h, i, exists, BLOCK: tl.constexpr):
 
 @triton.jit
 def range_of_tiles(problem, p, exists, length, TILE: tl.constexpr):
-    """The tiles that hold keys that some row sees: the first, the end, and the lowest position."""
+    """Returns the range [begin, end) of tiles with keys visible to at least one row, and the lowest
+    position of a row."""
     first_position = tl.min(tl.where(exists, p, length))
     begin = tl.maximum(first_position - problem.window + 1, 0) // TILE
     end = tl.cdiv(tl.max(tl.where(exists, p, -1)) + 1, TILE)
@@ -71,8 +73,8 @@ def range_of_tiles(problem, p, exists, length, TILE: tl.constexpr):
 
 @triton.jit
 def page_bias(bias, problem, b, h, p, gain, query_sums, page, row, j, sees):
-    """In base 2, of rows with positions p [BLOCK_M, 1] and keys j [1, BLOCK_N]; any number where
-    sees is False."""
+    """Returns the bias in base 2 of queries at positions p [BLOCK_M, 1] and keys j [1, BLOCK_N].
+    Where sees is False, the value is arbitrary."""
     if bias.form == "none":
         values = 0.0
     elif bias.form == "distance":
@@ -87,7 +89,7 @@ def page_bias(bias, problem, b, h, p, gain, query_sums, page, row, j, sees):
         if bias.form == "linear":
             difference = (p - j).to(tl.float32)
         else:
-            # In float64, as the sums are: near pairs are as exact at position one million.
+            # Prefix sums are subtracted in float64, which is exact for near pairs at any position.
             address = row_address(bias.terms, page, h, row)[:, None]
             sums = tl.load(address + tl.arange(0, j.shape[1])[None, :], sees, 0.0)
             difference = (query_sums[:, None] - sums).to(tl.float32)
@@ -98,8 +100,8 @@ def page_bias(bias, problem, b, h, p, gain, query_sums, page, row, j, sees):
 
 @triton.jit
 def page_logits(tile_q, tile_k, bias, problem, b, h, p, gain, query_sums, exists, page, row, j):
-    """In base 2, of keys j [BLOCK_N] from a row of a page on; -inf where they are not seen.
-    [BLOCK_M, BLOCK_N]"""
+    """Returns the logits in base 2 of the keys j [BLOCK_N], which start at a row of a page; -inf
+    where they are masked. [BLOCK_M, BLOCK_N]"""
     p, j = p[:, None], j[None, :]
     sees = exists[:, None] & (j <= p) & (p - j < problem.window)
     s = dot(tile_q, tl.trans(tile_k)) * problem.scale_in_base_2
@@ -109,16 +111,18 @@ def page_logits(tile_q, tile_k, bias, problem, b, h, p, gain, query_sums, exists
 
 @triton.jit
 def add_logits(s, m, l):
-    """The running softmax with logits s: weights, the factor of what was before, m and l."""
+    """One step of the online softmax with logits s: returns the weights 2^(s - m), the factor that
+    rescales previous sums, and the new m and l."""
     m_new = tl.maximum(m, tl.max(s, 1))
     pivot = tl.where(m_new == -INFINITY, 0.0, m_new)
-    weights, shrink = tl.exp2(s - pivot[:, None]), tl.exp2(m - pivot)
-    return weights, shrink, m_new, l * shrink + tl.sum(weights, 1)
+    weights, rescale = tl.exp2(s - pivot[:, None]), tl.exp2(m - pivot)
+    return weights, rescale, m_new, l * rescale + tl.sum(weights, 1)
 
 
 @triton.jit
 def query_bias(bias, problem, b, h, i, p, exists):
-    """What a bias has of queries: gains, which of a linear one are -slopes, and sums."""
+    """Returns the gains (-slopes for a linear bias) and prefix sums of the queries. [BLOCK_M]
+    each."""
     gain = tl.full(i.shape, 1.0, tl.float32)
     sums = tl.zeros(i.shape, tl.float64)
     if bias.form == "linear":
@@ -127,6 +131,6 @@ def query_bias(bias, problem, b, h, i, p, exists):
         gain = tl.load(row_address(bias.gain, b, h, 0) + i)
     if bias.form == "cumulative":
         page, row = page_of(problem, b, tl.maximum(p, 0))
-        page = tl.maximum(page, 0)  # that of a position before the first key, which has no page
+        page = tl.maximum(page, 0)  # a sequence without keys has no page
         sums = tl.load(row_address(bias.terms, page, h, row), exists & (p >= 0), 0.0)
     return gain, sums

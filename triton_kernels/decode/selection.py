@@ -1,6 +1,7 @@
-"""Which tiles of a cache decoding may leave out, as they are proved to hold little of a softmax.
+"""Selects the tiles of a cache that decoding computes. The others are proved to hold at most a
+fraction `tolerance` of the softmax mass.
 
-The bound is that of csrc/cpu/tile_choice.h; see DESIGN.md, "Decoding".
+The bound is the one of csrc/cpu/tile_choice.h; see DESIGN.md, "Decoding".
 """
 
 from __future__ import annotations
@@ -26,29 +27,30 @@ from .pages import (
 NEAR_KEYS = tl.constexpr(limits.NEAR_KEYS)
 PEAK_DISTANCES = tl.constexpr(limits.PEAK_DISTANCES)
 ROUNDING_FLOOR = tl.constexpr(limits.ROUNDING_FLOOR)
-# A tile is left out only where its bound is at most this share of what may be: so that one cannot
-# use up what is meant for many.
-LARGEST_SHARE = tl.constexpr(2**-4)
+# A tile is skipped only if its bound is at most this fraction of the tolerance, so that a single
+# tile cannot use up the budget of many.
+MAX_TILE_FRACTION = tl.constexpr(2**-4)
 
 
 @triton.jit
 def highest_bias(bias, lows, highs, problem, b, h, p, gain, query_sums, first, page, tile):
-    """No bias of the tiles of keys from `first` on is larger, in natural logarithms.
+    """Returns upper bounds on the bias of the tiles whose first keys are `first`, in natural
+    logarithms. [BLOCK_M, BLOCK_N]
 
-    h, p, gain and query_sums [BLOCK_M, 1], the others [1, BLOCK_N]. Float64, which keeps what is
-    left of large numbers of either sign. lows and highs are those of sums, or highs the peaks of a
-    table: see KeyBounds.
+    h, p, gain and query_sums are [BLOCK_M, 1], the others [1, BLOCK_N]. The bound is float64,
+    because large terms of opposite sign cancel. lows and highs are the minima and maxima of prefix
+    sums; for a table, highs holds its peaks: see KeyBounds.
     """
     nearest = tl.minimum(p - (first + problem.tile_keys - 1), problem.window - 1)
     farthest = tl.minimum(p - first, problem.window - 1)
     if bias.form == "distance":
-        # The distances of a tile lie in two blocks at most.
+        # The distances of a tile are in at most two blocks of the table.
         table = row_address(highs, b, h, 0)
         of_nearest = tl.load(table + nearest // PEAK_DISTANCES)
         of_farthest = tl.load(table + farthest // PEAK_DISTANCES)
         highest = tl.maximum(of_nearest, of_farthest).to(tl.float64)
     elif bias.form == "linear":
-        slope = gain.to(tl.float64)  # its sign turned
+        slope = gain.to(tl.float64)  # the negative of the slope
         highest = slope * tl.where(slope < 0, nearest, farthest).to(tl.float64)
     else:
         low = tl.load(row_address(lows, page, h, 0) + tile)
@@ -74,20 +76,20 @@ def attn_choose_kernel(
     highs,
     bias,
     problem,
-    log_share,
+    log_fraction,
     rounding,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """The list of tiles that a block of queries takes, and their count.
+    """Writes the list of tiles that a block of queries attends to, and its length.
 
-    Tiles before the nearest keys are gone through from the oldest on, BLOCK_N at a time. Those go
-    whose bounds, in units of what may go, add up to no more than 1 for every row. Comparisons with
-    NaN leave nothing out.
+    The near tiles are always in the list. The others are examined from the oldest on, BLOCK_N at a
+    time, and skipped while, for every row, the bounds of all skipped tiles sum to at most 1 in
+    units of the tolerance. Bounds of NaN are never skipped.
 
-    log_share: the logarithm of the tolerance divided by the keys of a tile. rounding: of a logit,
-    relative to the lengths of its query and its key.
+    log_fraction: the logarithm of the tolerance divided by the number of keys per tile. rounding:
+    the rounding error of a logit relative to the norms of its query and key.
     """
     b, kv_head = tl.program_id(0) // problem.kv_heads, tl.program_id(0) % problem.kv_heads
     g, i, exists = tile_rows(problem, tl.program_id(1), BLOCK_M)
@@ -106,6 +108,7 @@ def attn_choose_kernel(
     for first in range(near * SIZE, tl.minimum(end * SIZE, length), BLOCK_N):
         j = first + tl.arange(0, BLOCK_N)
         page, row = page_of(problem, b, first)
+        # [BLOCK_N, BLOCK_D]
         tile_k = load_rows(k, page, kv_head, row, j < length, problem.head_dim, BLOCK_N, BLOCK_D)
         s = page_logits(
             *(tile_q, tile_k, bias, problem, b, h, p, gain, query_sums, exists, page, row, j)
@@ -117,9 +120,9 @@ def attn_choose_kernel(
     squares = tile_q.to(tl.float32) * tile_q.to(tl.float32)
     reach = tl.abs(problem.scale_in_base_2) * LN2 * tl.sqrt(tl.sum(squares, 1))
     uncertain = ROUNDING_FLOOR + rounding * (1 + reach * tl.sqrt(longest) + tl.abs(lse))
-    budget = (lse + log_share - uncertain).to(tl.float64)
+    budget = (lse + log_fraction - uncertain).to(tl.float64)
 
-    chosen = problem.lists + block_number() * problem.most_tiles
+    chosen = problem.lists + block_number() * problem.max_tiles
     count = 0
     spent = tl.zeros([BLOCK_M], tl.float32)
     channel = tl.arange(0, BLOCK_D)[None, :]
@@ -129,6 +132,7 @@ def attn_choose_kernel(
         key = tl.where(is_far, tile, first) * SIZE
         page, row = page_of(problem, b, key)
         place = row // SIZE
+        # [BLOCK_N, BLOCK_D]
         tile_centres = tl.load(
             row_address(centres, page, kv_head, place)[:, None] + channel,
             channel < problem.head_dim,
@@ -145,14 +149,14 @@ def attn_choose_kernel(
         )
         bound = tl.exp2(((logits - budget[:, None]) * LOG2E).to(tl.float32))
         bound = tl.where(exists[:, None], bound, 0.0)
-        small = tl.min((bound <= LARGEST_SHARE).to(tl.int32), 0) == 1
+        small = tl.min((bound <= MAX_TILE_FRACTION).to(tl.int32), 0) == 1
         bound = tl.where((small & is_far)[None, :], bound, 0.0)
         total = spent[:, None] + tl.cumsum(bound, 1)
-        goes = small & (tl.min((total <= 1).to(tl.int32), 0) == 1)
-        spent += tl.sum(tl.where(goes[None, :], bound, 0.0), 1)
-        stays = (is_far & ~goes).to(tl.int32)
-        tl.store(chosen + count + tl.cumsum(stays, 0) - 1, tile, stays == 1)
-        count += tl.sum(stays, 0)
+        skipped = small & (tl.min((total <= 1).to(tl.int32), 0) == 1)
+        spent += tl.sum(tl.where(skipped[None, :], bound, 0.0), 1)
+        kept = (is_far & ~skipped).to(tl.int32)
+        tl.store(chosen + count + tl.cumsum(kept, 0) - 1, tile, kept == 1)
+        count += tl.sum(kept, 0)
     for tile in range(near, end):
         tl.store(chosen + count + (tile - near), tile)
     tl.store(problem.counts + block_number(), count + (end - near))

@@ -1,7 +1,7 @@
-"""The attention kernels on tensors.
+"""Launches the kernels on tensors.
 
-For each, three steps in this order: its configuration is decided from the problem, its operands are
-made, and one program is started for each block of rows of each head.
+Each launch has three steps: choose the configuration from the problem, make the operands, and start
+one program per block of rows of each head.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def forward(problem: calls.Problem) -> tuple[Tensor, Tensor]:
     q, k, v = problem.q, problem.k, problem.v
     o = empty_rows(q, v.shape[3])
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    if problem.sequences is not None:  # padding stays as it is
+    if problem.sequences is not None:  # the kernels do not write padding rows
         o.zero_(), lse.fill_(-torch.inf)
     tensors = [rows(x) for x in (q, k, v, o, lse)]
     configured = configure("forward", problem, (*tensors[1:3], problem.geometry.n_key))
     block_m = configured.config.block_m
-    own = _told(problem, configured, plans.of_queries(problem, block_m))
+    own = _kernel_problem(problem, configured, plans.of_queries(problem, block_m))
     bias = kernels_of(problem).bias(problem.form.tensors)
     bias = with_factors(bias, own, configured, problem.sequences)
     grid = problem.batch * q.shape[1], triton.cdiv(own.n_query, block_m)
@@ -58,31 +58,32 @@ def backward(
     grad_lse: Tensor,
     form_gradient: bool,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    """Returns the gradients of q, k, v and, where wanted, of the form's tensors."""
-    # What autograd hands over may be expanded, as the gradient of a sum is; the kernels read rows.
+    """Returns the gradients of q, k, v and, with form_gradient, of the form's tensors."""
+    # grad_o may be an expanded tensor, such as the gradient of a sum; the kernels need contiguous
+    # rows.
     grad_o = grad_o if grad_o.stride(3) == 1 else grad_o.contiguous()
     q, k, v, form = problem.q, problem.k, problem.v, problem.form
     kernels = kernels_of(problem)
     bias = kernels.bias(form.tensors)
-    # Gains lie beside D, so that they are read at once with it.
+    # Gains are interleaved with D, so that one load reads both.
     delta = torch.empty_like(lse) if bias.gain is None else lse.new_empty((*lse.shape, 2))
     statistics = torch.empty_like(lse), delta
     _delta(problem, bias.gain, o, grad_o, lse, grad_lse.contiguous(), *statistics)
     given = (q, k, v, grad_o, *statistics)
 
     grad_q, grad_k, grad_v = (empty_rows(x, x.shape[3]) for x in (q, k, v))
-    of_gain, of_queries = torch.empty_like(lse), torch.empty_like(lse)
+    grad_gain, grad_query_sums = torch.empty_like(lse), torch.empty_like(lse)
     if kernels.has_pairs and form_gradient:
-        of_gain = lse.new_zeros((*lse.shape, k.shape[2]))
-    of_keys = lse.new_empty((*lse.shape[:2], k.shape[2]))
+        grad_gain = lse.new_zeros((*lse.shape, k.shape[2]))
+    grad_key_sums = lse.new_empty((*lse.shape[:2], k.shape[2]))
     if problem.sequences is not None:
-        for x in (grad_q, grad_k, grad_v, of_gain, of_queries, of_keys):
+        for x in (grad_q, grad_k, grad_v, grad_gain, grad_query_sums, grad_key_sums):
             x.zero_()
 
-    tensors = [rows(x) for x in (*given, grad_q, of_gain, of_queries)]
+    tensors = [rows(x) for x in (*given, grad_q, grad_gain, grad_query_sums)]
     configured = configure("backward_queries", problem, (*tensors[1:3], problem.geometry.n_key))
     block_m = configured.config.block_m
-    own = _told(problem, configured, plans.of_queries(problem, block_m))
+    own = _kernel_problem(problem, configured, plans.of_queries(problem, block_m))
     grid = problem.batch * q.shape[1], triton.cdiv(own.n_query, block_m)
     start(attn_bwd_dq_kernel, grid, configured.config)(
         *tensors,
@@ -93,11 +94,11 @@ def backward(
     )
     plan = own.plan
     trained = form_gradient and kernels.has_sums
-    tensors = [rows(x) for x in (*given, grad_k, grad_v, of_keys)]
-    through = tensors[0], tensors[3], problem.geometry.n_query
-    configured = configure("backward_keys", problem, through, trained=trained)
+    tensors = [rows(x) for x in (*given, grad_k, grad_v, grad_key_sums)]
+    streamed = tensors[0], tensors[3], problem.geometry.n_query
+    configured = configure("backward_keys", problem, streamed, trained=trained)
     block_n = configured.config.block_n
-    own = _told(problem, configured, plans.of_keys(problem, block_n))
+    own = _kernel_problem(problem, configured, plans.of_keys(problem, block_n))
     grid = problem.batch * k.shape[1], triton.cdiv(own.n_key, block_n)
     start(attn_bwd_dkv_kernel, grid, configured.config)(
         *tensors,
@@ -109,7 +110,7 @@ def backward(
     if not form_gradient:
         return grad_q, grad_k, grad_v, []
     table = partial(table_gradient, problem, plan, given, bias)
-    of_form = kernels.gradients(Gathered(problem, of_gain, of_queries, of_keys, table))
+    of_form = kernels.gradients(Gathered(problem, grad_gain, grad_query_sums, grad_key_sums, table))
     of_form = [
         grad.sum_to_size(x.shape).to(x.dtype) for grad, x in zip(of_form, form.tensors, strict=True)
     ]
@@ -120,9 +121,9 @@ def backward(
 def trim(
     problem: calls.Problem, near: Tensor, fraction: float, reach: int, from_end: bool
 ) -> Tensor:
-    """Where the plan's ranges end if from_end, else begin, with more left out: see
+    """Returns the shortened ranges of the plan: their ends if from_end, else their beginnings. See
     `backends.protocol`."""
-    problem = replace(problem, v=problem.k)  # values have no part in it
+    problem = replace(problem, v=problem.k)  # the values are not read
     q, k = problem.q, problem.k
     configured = configure("trim", problem)
     block_m = configured.config.block_m
@@ -137,18 +138,18 @@ def trim(
         from_end,
         **configured.blocks,
     )
-    return plans.cut_of_tiles(cut, block_m, from_end)
+    return plans.combine_cuts(cut, block_m, from_end)
 
 
-def _told(
+def _kernel_problem(
     problem: calls.Problem, configured: Configured, plan: Plan | PlanOfKeys | None
 ) -> Problem:
-    near, alike = configured.rows_near, configured.rows_alike
-    return problem_of(problem, plan, rows_near=near, rows_alike=alike)
+    narrow, same_stride = configured.narrow_offsets, configured.same_row_stride
+    return problem_of(problem, plan, narrow_offsets=narrow, same_row_stride=same_stride)
 
 
 def _delta(problem: calls.Problem, gain: Rows | None, o: Tensor, *tensors: Tensor) -> None:
-    """Of all rows, whatever sequences they belong to."""
+    """Launches attn_bwd_delta_kernel for all rows, ignoring the division into sequences."""
     block_dv = max(16, triton.next_power_of_2(o.shape[3]))
     config, (batch, heads, n_query, _) = Config(16, 0, num_warps=4), o.shape
     geometry = replace(problem.geometry, n_query=n_query, sequences=None)

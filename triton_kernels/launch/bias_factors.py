@@ -1,4 +1,4 @@
-"""A bias with its factors (bias/factors.py, bias/table_polynomials.py), where it has any."""
+"""Computes the factors of a bias (bias/factors.py, bias/table_polynomials.py)."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def with_factors(
     sequences: Sequences | None,
     lse_in_base_2: Tensor | None = None,
 ) -> Bias:
-    """The bias with its factors, if it has any, for the tiles of a configuration.
+    """Returns the bias with the factors for the tiles of a configuration, if that is factored.
 
-    Those of queries include lse where it is given.
+    The factors of queries include lse_in_base_2 if it is given.
     """
     if not configured.factored:
         return bias
@@ -48,9 +48,9 @@ def with_factors(
         )
     else:
         shape = (*(terms.shape[:2] if form == "linear" else (1, 1)), config.block_m)
-        of_queries = _of_any_row(query_factors_kernel, shape, bias, problem, lse)
+        of_queries = _row_independent(query_factors_kernel, shape, bias, problem, lse)
     if form == "linear":
-        of_keys = _of_any_row(key_factors_kernel, (1, 1, config.block_n), bias, problem)
+        of_keys = _row_independent(key_factors_kernel, (1, 1, config.block_n), bias, problem)
     else:
         shape = (*terms.shape[:2], problem.n_key)
         apart = sequences and (sequences.key_rows, sequences.is_packed)
@@ -58,17 +58,17 @@ def with_factors(
     return bias._replace(query_factors=of_queries, key_factors=of_keys)
 
 
-def _of_any_row(kernel, shape, bias: Bias, problem: Problem, *more) -> Factors:
-    """Those that every block of rows has, in every sequence."""
+def _row_independent(kernel, shape, bias: Bias, problem: Problem, *more) -> Factors:
+    """Returns factors that are the same for every block of rows of every sequence."""
     problem = problem._replace(sequences=None)
     return _factors(kernel, shape, shape[2], None, bias, problem, *more)._replace(row=0)
 
 
 def _factors(kernel, shape, block: int, of_entry, bias: Bias, problem: Problem, *more) -> Factors:
-    """What a kernel writes in blocks of rows, for each side: (sides, *shape, FACTORS).
+    """Runs a kernel that writes factors in blocks of rows, once per side: (sides, *shape, FACTORS).
 
-    With sequences, of_entry are the rows of a batch entry, and whether all lie in one. Each gets a
-    block more than its rows, which its last block may fill.
+    of_entry: with sequences, the number of rows of a batch entry, and whether they are packed.
+    Every sequence has room for one more block than its rows, into which its last block may extend.
     """
     sides = (1,) if problem.causal.value else (1, -1)
     batch, heads, length = shape
@@ -101,14 +101,14 @@ def _with_table_factors(bias: Bias, problem: Problem, block_m: int) -> Bias:
     of_rows = _empty_factors(bias, 1, 1, block_m)
     of_keys = _empty_factors(bias, batch, heads, length - block_m + 1)
     blocks = triton.cdiv(of_keys.shape[2], TABLE_ROWS)
-    rough = of_keys.new_empty((batch, heads, blocks, 2), dtype=torch.int32)
+    unfactored = of_keys.new_empty((batch, heads, blocks, 2), dtype=torch.int32)
     nodes, weights = interpolation(block_m)
     table_factors_kernel[batch, heads, blocks](
-        *(rows(of_rows), rows(of_keys), rows(rough), bias, problem, length),
+        *(rows(of_rows), rows(of_keys), rows(unfactored), bias, problem, length),
         *(block_m, TABLE_ROWS, nodes, weights),
         **OPTIONS,
     )
-    far = torch.stack([rough[..., 1].amax(2) + 1, rough[..., 0].amin(2) - 1], 2)
+    far = torch.stack([unfactored[..., 1].amax(2) + 1, unfactored[..., 0].amin(2) - 1], 2)
     return bias._replace(
         query_factors=Factors(*per_head(of_rows)),
         key_factors=Factors(*per_head(of_keys)),

@@ -1,5 +1,5 @@
-"""The decoding kernels on tensors: which keys may be left out, and parts of the others for as many
-programs as a GPU has room for."""
+"""Launches the decoding kernels: selection of tiles, attention over parts of the keys, and
+merge."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ from ..primitives import LOG2E
 from .forms import kernels_of
 from .options import OPTIONS, SUMS_OVER_LANES, on_its_device
 
-_MOST_KEYS, _TILE_BYTES = 64, 2**14  # of a tile, which has no more registers
-_MOST_CHOICES = 32  # tiles of which it is decided at a time
-_LEAST_ROWS, _MOST_ROWS = 16, 64  # of a matrix unit; of a block
-_LEAST_TILES = 4  # of a part, so that merging it weighs little
-# What fills a GPU: two programs on each of about as many multiprocessors as a large one has.
+_MAX_KEYS, _TILE_BYTES = 64, 2**14  # limits of a tile, set by the number of registers
+_TILES_AT_ONCE = 32  # tiles that the selection examines at a time
+_MIN_ROWS, _MAX_ROWS = 16, 64  # the minimum of matrix units; the maximum of a block
+_MIN_TILES = 4  # tiles per part at least, which amortizes merging it
+# Programs that fill a GPU: two on each multiprocessor of a large one.
 _PROGRAMS = 256
-_MOST_PARTS = 64
-_ENDLESS = 2**30  # a window longer than any sequence
-_TOKENS = 16  # of a program that appends
+_MAX_PARTS = 64
+_UNBOUNDED = 2**30  # a window longer than any sequence
+_TOKENS = 16  # tokens per program that appends
 
 
 class Pages(NamedTuple):
-    """Sizes of a problem, and where its keys are: see BlockTable."""
+    """The arguments of the decoding kernels: sizes, and the location of the keys (see
+    BlockTable)."""
 
     batch: int
     heads: int
@@ -50,9 +51,10 @@ class Pages(NamedTuple):
     lengths: Tensor
     head_dim: tl.constexpr
     value_dim: tl.constexpr
-    # The tiles that each block of queries takes, of tile_keys, where not all; at most most_tiles.
+    # lists: the tiles (of tile_keys keys) that each block of queries attends to, at most max_tiles,
+    # and counts their number; None if it attends to all.
     tile_keys: tl.constexpr
-    most_tiles: int = 0
+    max_tiles: int = 0
     lists: Tensor | None = None
     counts: Tensor | None = None
 
@@ -65,34 +67,34 @@ def decode(problem: calls.Problem) -> tuple[Tensor, Tensor]:
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     if lse.numel() == 0:
         return o, lse
-    told, chooses = _told(problem), problem.tolerance > 0 and problem.form.may_skip
+    paged, chooses = _pages_of(problem), problem.tolerance > 0 and problem.form.may_skip
     bias = kernels_of(problem).bias_of_pages(problem.form)
 
-    page_size, rows_of_group = told.page_size, told.group * told.n_query
-    block_m = min(_MOST_ROWS, max(_LEAST_ROWS, triton.next_power_of_2(rows_of_group)))
+    page_size, rows_of_group = paged.page_size, paged.group * paged.n_query
+    block_m = min(_MAX_ROWS, max(_MIN_ROWS, triton.next_power_of_2(rows_of_group)))
     block_d, block_dv = (max(16, triton.next_power_of_2(x.shape[3])) for x in (q, v))
     fitting = _TILE_BYTES // (max(block_d, block_dv) * q.element_size())
-    block_n = min(_MOST_KEYS, page_size, max(16, fitting))
-    blocks = told.batch * told.kv_heads, triton.cdiv(rows_of_group, block_m)
+    block_n = min(_MAX_KEYS, page_size, max(16, fitting))
+    blocks = paged.batch * paged.kv_heads, triton.cdiv(rows_of_group, block_m)
     single = q.dtype == torch.float32
     options = {"BLOCK_M": block_m, "BLOCK_D": block_d, **OPTIONS}
     if chooses:
-        told = _with_lists(told, blocks)
+        paged = _with_lists(paged, blocks)
         attn_choose_kernel[blocks](
-            *(rows(q), rows(k), *_bounds(problem.pages.bounds), bias, told),
-            math.log(problem.tolerance / told.tile_keys.value),
+            *(rows(q), rows(k), *_bounds(problem.pages.bounds), bias, paged),
+            math.log(problem.tolerance / paged.tile_keys.value),
             rounding_of_logits(q.shape[3]),
-            BLOCK_N=min(_MOST_CHOICES, block_n),
+            BLOCK_N=min(_TILES_AT_ONCE, block_n),
             num_warps=4,
             num_stages=3,
             **options,
         )
-    parts = _parts(blocks[0] * blocks[1], told.columns * page_size // block_n)
+    parts = _parts(blocks[0] * blocks[1], paged.columns * page_size // block_n)
     acc = lse.new_empty((parts, *o.shape))
     m, l = lse.new_empty((2, parts, *lse.shape))
     attn_decode_kernel[(*blocks, parts)](
         *map(rows, (q, k, v)),
-        *(acc, m, l, bias, told),
+        *(acc, m, l, bias, paged),
         BLOCK_N=block_n,
         BLOCK_DV=block_dv,
         num_warps=8 if single else 4,
@@ -100,7 +102,7 @@ def decode(problem: calls.Problem) -> tuple[Tensor, Tensor]:
         **options,
     )
     attn_decode_merge_kernel[(lse.numel(),)](
-        *(acc, m, l, rows(o), rows(lse), told, parts),
+        *(acc, m, l, rows(o), rows(lse), paged, parts),
         PARTS=triton.next_power_of_2(parts),
         BLOCK_DV=block_dv,
         **SUMS_OVER_LANES,
@@ -110,7 +112,8 @@ def decode(problem: calls.Problem) -> tuple[Tensor, Tensor]:
 
 @on_its_device
 def append(pages: Tensor, x: Tensor, block_table: Tensor, lengths: Tensor) -> None:
-    """Writes x (B, heads, n, channels or nothing) into pages, as the last of `lengths` keys."""
+    """Writes x (B, heads, n, channels) or (B, heads, n) to the last n of the lengths[b] keys of
+    each sequence."""
     batch, heads, tokens = x.shape[:3]
     channels = x.shape[3] if x.dim() == 4 else 1
     attn_append_kernel[(batch * heads * triton.cdiv(tokens, _TOKENS),)](
@@ -122,14 +125,14 @@ def append(pages: Tensor, x: Tensor, block_table: Tensor, lengths: Tensor) -> No
     )
 
 
-def _told(problem: calls.Problem) -> Pages:
-    """What the kernels are told of a problem with pages."""
+def _pages_of(problem: calls.Problem) -> Pages:
+    """Returns the arguments of the kernels, without lists of tiles."""
     q, v, pages, window = problem.q, problem.v, problem.pages, problem.geometry.window
     (batch, heads, n_query, head_dim), (_, kv_heads, page_size, value_dim) = q.shape, v.shape
     tile_keys = page_size // pages.bounds.centres.shape[2]
     return Pages(
         *(batch, heads, kv_heads, heads // kv_heads, n_query),
-        _ENDLESS if window is None else window,
+        _UNBOUNDED if window is None else window,
         problem.scale * LOG2E.value,
         *(pages.block_table, pages.block_table.shape[1], page_size, pages.lengths),
         *map(constexpr, (head_dim, value_dim, tile_keys)),
@@ -137,15 +140,16 @@ def _told(problem: calls.Problem) -> Pages:
 
 
 def _with_lists(problem: Pages, blocks: tuple[int, int]) -> Pages:
-    """With room for the tiles that each block of queries takes."""
-    # In a full ring the oldest tile may stand where the newest does.
+    """Returns the arguments with uninitialized lists of the tiles of each block of queries."""
+    # In a full ring, the oldest and the newest tile may be in the same place.
     most = problem.columns * problem.page_size // problem.tile_keys.value + 1
     lists = problem.block_table.new_empty((math.prod(blocks), most))
-    return problem._replace(most_tiles=most, lists=lists, counts=lists.new_empty(len(lists)))
+    return problem._replace(max_tiles=most, lists=lists, counts=lists.new_empty(len(lists)))
 
 
 def _bounds(bounds: calls.Bounds) -> list[Rows | None]:
-    """Centres and extents of tiles, lowest and highest sums, or a table's peaks as the highest."""
+    """Returns centres, extents, and lowest and highest prefix sums or, for a table, its peaks as
+    the highest."""
     centres, extents, lowest, highest = bounds
     if lowest is None and highest is not None:
         return [rows(centres), rows(extents), None, per_head(highest)]
@@ -153,6 +157,7 @@ def _bounds(bounds: calls.Bounds) -> list[Rows | None]:
 
 
 def _parts(programs: int, tiles: int) -> int:
-    """How many parts the keys of a sequence are cut into; their length need not be known here."""
+    """Returns the number of parts per sequence. It does not depend on the lengths, which are on the
+    device."""
     wanted = triton.cdiv(_PROGRAMS, programs)
-    return max(1, min(wanted, tiles // _LEAST_TILES, _MOST_PARTS))
+    return max(1, min(wanted, tiles // _MIN_TILES, _MAX_PARTS))

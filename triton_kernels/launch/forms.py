@@ -1,6 +1,7 @@
-"""What the kernels are given of each form, and how its gradients come from what they return.
+"""Maps each form to the operands of the kernels, and the kernels' results to gradients of its
+tensors.
 
-What a form adds to a tile is in bias/tile.py, and in attention/backward_table.py the gradient of a
+bias/tile.py evaluates a form in a tile, and attention/backward_table.py computes the gradient of a
 table.
 """
 
@@ -22,28 +23,33 @@ from ..primitives import LOG2E
 
 @dataclass(frozen=True)
 class Gathered:
-    """What the backward kernels return, (B, H, n) float32: gradients of the gains of queries, or of
-    pairs (B, H, Nq, Nk); of the sums at the queries; and of those at the keys. table computes the
-    gradient of a distance table."""
+    """The results of the backward kernels, float32.
+
+    grad_gain: (B, H, Nq), the gradient of the gains; for a dense bias (B, H, Nq, Nk), that of the
+    bias. grad_query_sums: (B, H, Nq), the gradient of the prefix sums at the queries.
+    grad_key_sums: (B, H, Nk), the gradient of the prefix sums at the keys. table: computes the
+    gradient of a distance table.
+    """
 
     problem: calls.Problem
-    of_gain: Tensor
-    of_queries: Tensor
-    of_keys: Tensor
+    grad_gain: Tensor
+    grad_query_sums: Tensor
+    grad_key_sums: Tensor
     table: Callable[[], Tensor]
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """How kernels compute a form.
+    """How the kernels compute a form.
 
-    form: what they call it; squared: they compute -log(1 + beta^2) of it.
-    may_be_factored: whether whole tiles of so many queries can take it from products of factors
-        (bias/factors.py), given its tensors.
-    has_gain, has_sums: whether the backward kernels gather gradients of gains and of sums for it.
-    has_pairs: whether they write those of pairs in the place of those of gains.
-    operands: the fields of Bias that its tensors become.
-    gradients: those of its tensors, before broadcasting is undone.
+    form: its name in the kernels. squared: whether the bias is -log(1 + beta^2).
+    operands: maps its tensors to the fields of Bias.
+    gradients: maps the kernels' results to the gradients of its tensors, before the reduction of
+        broadcast dimensions.
+    may_be_factored: whether unmasked tiles of block_m queries can use factors (bias/factors.py),
+        given its tensors.
+    has_gain, has_sums: whether the backward kernels compute gradients of gains and of prefix sums.
+    has_pairs: whether they compute gradients of pairs instead of gains.
     """
 
     form: str
@@ -56,12 +62,12 @@ class Kernels:
     has_pairs: bool = False
 
     def bias(self, tensors: tuple[Tensor, ...]) -> Bias:
-        """Without factors."""
+        """Returns the kernels' operands, without factors."""
         operands = {"terms": None, "gain": None, **self.operands(*tensors)}
         return Bias(*self._flags(), **{name: per_head(x) for name, x in operands.items()})
 
     def bias_of_pages(self, form: Form) -> Bias:
-        """That of decoding, where numbers of keys are in pages."""
+        """Returns the operands for decoding, where per-token tensors are in pages."""
         terms, gain = (*form.tensors, None, None)[:2]
         terms = rows(terms) if form.per_token else per_head(terms)
         return Bias(*self._flags(), terms, per_head(gain))
@@ -82,17 +88,17 @@ def _sums(sums: Tensor, gain: Tensor | None = None) -> dict:
 
 def _slopes_gradients(gathered: Gathered) -> list[Tensor]:
     (slopes,) = gathered.problem.form.tensors
-    return [-_sum_of_rows(gathered.of_gain, slopes.shape[0], gathered.problem.sequences)]
+    return [-_sum_of_rows(gathered.grad_gain, slopes.shape[0], gathered.problem.sequences)]
 
 
 def _sums_gradients(gathered: Gathered) -> list[Tensor]:
     sequences = gathered.problem.sequences
-    of_sums = _sums_gradient(gathered.of_queries, gathered.of_keys, sequences)
-    return [of_sums, gathered.of_gain][: len(gathered.problem.form.tensors)]
+    of_sums = _sums_gradient(gathered.grad_query_sums, gathered.grad_key_sums, sequences)
+    return [of_sums, gathered.grad_gain][: len(gathered.problem.form.tensors)]
 
 
-# The form whose configurations suit a kernel that computes the bias of each pair by itself.
-ONE_BY_ONE = "log1p_square"
+# The form whose configurations suit kernels that evaluate the bias pair by pair.
+PAIRWISE = "log1p_square"
 FORMS = {
     "none": Kernels("none", dict, lambda gathered: [], may_be_factored=_never),
     "linear": Kernels("linear", lambda slopes: {"terms": slopes}, _slopes_gradients, has_gain=True),
@@ -113,7 +119,7 @@ FORMS = {
     "dense": Kernels(
         "dense",
         lambda bias: {"terms": bias},
-        lambda gathered: [gathered.of_gain],
+        lambda gathered: [gathered.grad_gain],
         may_be_factored=_never,
         has_gain=True,
         has_pairs=True,
@@ -122,26 +128,33 @@ FORMS = {
 
 
 def kernels_of(problem: calls.Problem) -> Kernels:
-    """Those of the problem's form."""
+    """Returns the entry of FORMS for the problem's form."""
     return FORMS[problem.form.name]
 
 
 def _sum_of_rows(x: Tensor, entries: int, sequences: Sequences | None) -> Tensor:
-    """(B, H, n) to (B, H) float64; packed, to those of each sequence where entries are many."""
+    """Sums (B, H, n) over rows to (B, H) float64. For packed sequences, each sequence is summed
+    separately if the form has several batch entries."""
     if sequences is None or not sequences.is_packed or entries == 1:
         return x.sum(-1, dtype=torch.float64)
     each = x.split(sequences.rows[:, 1].tolist(), -1)
     return torch.cat([one.sum(-1, dtype=torch.float64) for one in each])
 
 
-def _sums_gradient(of_queries: Tensor, of_keys: Tensor, sequences: Sequences | None) -> Tensor:
-    """(B, H, places) float64, of C[p] of each query and C[j] of each key."""
-    gradient = of_keys.double()
+def _sums_gradient(
+    grad_query_sums: Tensor, grad_key_sums: Tensor, sequences: Sequences | None
+) -> Tensor:
+    """Returns the gradient of C, (B, H, places) float64, from those at the queries and at the
+    keys."""
+    gradient = grad_key_sums.double()
     if sequences is not None and (sequences.is_packed or sequences.longest_shift):
-        # Each place has at most one query, and queries before the first key have one at the end.
+        # Each place has at most one query. Queries before the first key are added to an extra
+        # place.
         room = torch.nn.functional.pad(gradient, (0, sequences.places + 1 - gradient.shape[-1]))
-        place = sequences.keys_of_queries().unsqueeze(-2).expand(of_queries.shape)
-        return room.scatter_add_(-1, place, of_queries.double())[..., :-1]
-    shown = min(of_queries.shape[2], of_keys.shape[2])
-    gradient[..., of_keys.shape[2] - shown :] += of_queries[..., of_queries.shape[2] - shown :]
+        place = sequences.keys_of_queries().unsqueeze(-2).expand(grad_query_sums.shape)
+        return room.scatter_add_(-1, place, grad_query_sums.double())[..., :-1]
+    shown = min(grad_query_sums.shape[2], grad_key_sums.shape[2])
+    gradient[..., grad_key_sums.shape[2] - shown :] += grad_query_sums[
+        ..., grad_query_sums.shape[2] - shown :
+    ]
     return gradient

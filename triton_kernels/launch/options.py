@@ -1,4 +1,4 @@
-"""How kernels are launched: with which options, and on which device."""
+"""Compiler options of the kernels, and the device on which they are launched."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ...problem import Problem
 from ..configs import Config
 
 OPTIONS = {"enable_fp_fusion": True}
-# For kernels that sum products over lanes: where a lane fuses its own product with the sum, the
-# product of the other lane is rounded and its own is not. Lanes then hold different roundings of
-# one sum, and which of them is stored is not specified.
+# For kernels that sum products over lanes. If a lane fuses its own product into the sum, it rounds
+# the other lane's product but not its own. Lanes then hold differently rounded sums, and it is
+# unspecified which of them is stored.
 SUMS_OVER_LANES = {"enable_fp_fusion": False}
 
 
 def on_its_device(call):
-    """Launches on the GPU of the first argument, a problem or a tensor, which need not be the
-    current one."""
+    """Decorator: launches on the GPU of the first argument, a problem or a tensor, which need not
+    be the current device."""
 
     @wraps(call)
     def on_device(first: Problem | Tensor, *rest):
@@ -32,7 +32,7 @@ def on_its_device(call):
 
 
 def start(kernel, grid: tuple[int, ...], config: Config, options: dict[str, bool] = OPTIONS):
-    """The kernel with a grid of programs: a call of its arguments."""
+    """Returns a function of the kernel's arguments that launches it on a grid."""
     return partial(
         kernel[grid], num_warps=config.num_warps, num_stages=config.num_stages, **options
     )

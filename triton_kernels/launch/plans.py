@@ -1,4 +1,4 @@
-"""Plans as the kernels take them: what each program has to do, and in which order they start."""
+"""Converts plans to the layouts of the kernels, and orders programs by decreasing work."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from ..operands import Plan, PlanOfKeys, Rows, rows
 
 
 def of_entries(plan: Plan | None, entries: slice) -> Plan | None:
-    """The ranges of some batch entries, without programs."""
+    """Selects the key ranges of some batch entries; `order` is left unchanged."""
     if plan is None:
         return None
     return Plan(operands.of_entries(plan.keys, entries), plan.order)
 
 
 def of_queries(problem: calls.Problem, block: int) -> Plan | None:
-    """For a pass with a program for each block of queries, if the problem has a plan."""
+    """Returns the plan for a kernel with one program per block of queries, or None without a
+    plan."""
     plan, geometry = problem.plan, problem.geometry
     if plan is None:
         return None
@@ -31,11 +32,12 @@ def of_queries(problem: calls.Problem, block: int) -> Plan | None:
         first = torch.maximum(first, start + shift - geometry.window + 1)
     if geometry.causal:
         end = torch.minimum(end, (start + block).clamp(max=n_query) + shift)
-    return Plan(_side_by_side(plan), _longest_first((end - first).clamp(min=0).flatten(0, 1)))
+    return Plan(_interleaved(plan), _longest_first((end - first).clamp(min=0).flatten(0, 1)))
 
 
-def cut_of_tiles(cut: Tensor, block: int, from_end: bool) -> Tensor:
-    """What all blocks of a tile of queries can do without: (B, H, blocks) to (B, H, tiles)."""
+def combine_cuts(cut: Tensor, block: int, from_end: bool) -> Tensor:
+    """Combines the cuts of the blocks of a plan tile into one that removes only keys that every
+    block removes: (B, H, blocks) to (B, H, tiles)."""
     per_tile = PLAN_QUERIES // block
     far = torch.iinfo(cut.dtype).min if from_end else torch.iinfo(cut.dtype).max
     padded = torch.nn.functional.pad(cut, (0, -cut.shape[2] % per_tile), value=far)
@@ -44,7 +46,7 @@ def cut_of_tiles(cut: Tensor, block: int, from_end: bool) -> Tensor:
 
 
 def of_keys(problem: calls.Problem, block: int) -> PlanOfKeys | None:
-    """For a pass with a program for each block of keys of the heads that share them."""
+    """Returns the plan for a kernel with one program per block of keys of each key head."""
     plan, geometry = problem.plan, problem.geometry
     if plan is None:
         return None
@@ -53,7 +55,7 @@ def of_keys(problem: calls.Problem, block: int) -> PlanOfKeys | None:
     n_query, n_key, shift = _lengths(problem)
     end = (begin + block).clamp(max=n_key).int()
     begin, end = (x.expand(*plan.shape[1:3], -1).contiguous() for x in (begin, end))
-    # Tiles before the first one whose end key is beyond a key do not take it; and so on.
+    # A plan tile attends to a key if first_key <= key < end_key; both bounds are sorted.
     some_begin = torch.searchsorted(end_key, begin, right=True)
     some_end = torch.searchsorted(first_key, end)
     all_begin = torch.searchsorted(end_key, end)
@@ -66,20 +68,20 @@ def of_keys(problem: calls.Problem, block: int) -> PlanOfKeys | None:
         queries = queries.clamp(max=geometry.window + block)
     group = problem.q.shape[1] // problem.k.shape[1]
     of_programs = queries.unflatten(1, (-1, group)).sum(2).flatten(0, 1)
-    return PlanOfKeys(_side_by_side(plan), _longest_first(of_programs), _side_by_side(reach))
+    return PlanOfKeys(_interleaved(plan), _longest_first(of_programs), _interleaved(reach))
 
 
-def _side_by_side(numbers: Tensor) -> Rows:
+def _interleaved(numbers: Tensor) -> Rows:
     return rows(numbers.movedim(0, -1).contiguous())
 
 
 def _lengths(problem: calls.Problem) -> tuple[int, int, int] | tuple[Tensor, ...]:
-    """Numbers of queries and keys, and the shift: of all sequences, or (B, 1, 1) of each."""
+    """Returns n_query, n_key and shift: numbers, or tensors (B, 1, 1) if there are sequences."""
     if problem.sequences is None:
         return problem.geometry.n_query, problem.geometry.n_key, 0
     return tuple(problem.sequences.rows[:, column, None, None] for column in (1, 3, 4))
 
 
 def _longest_first(work: Tensor) -> Tensor:
-    """The numbers of programs (groups, blocks), those with most work first. int32"""
+    """Returns program numbers by decreasing work; work is (groups, blocks). int32"""
     return work.flatten().argsort(descending=True, stable=True).int()

@@ -1,4 +1,4 @@
-"""The gradient of a distance table on tensors."""
+"""Launches the kernel of the gradient of a distance table."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from . import plans
 from .configured import configure
 from .options import start
 
-# Of the sums over diagonals that packed sequences have at a time.
+# The maximum number of sums over diagonals that packed sequences use at a time.
 _TABLE_SUMS = 2**24
 
 
 def table_gradient(
     problem: calls.Problem, plan: Plan | None, given: tuple[Tensor, ...], bias: Bias
 ) -> Tensor:
-    """(B or 1, H, length), from sums over the diagonals of tiles: see attn_bwd_table_kernel.
+    """Returns the gradient of the table, (B or 1, H, length); see attn_bwd_table_kernel.
 
-    given: q, k, v, grad_o, lse in base 2 and delta. plan: what queries take.
+    given: q, k, v, grad_o, lse in base 2 and delta. plan: the key ranges of the queries.
     """
-    configured, told = configure("backward_table", problem), problem_of(problem, plan)
+    configured, kernel_problem = configure("backward_table", problem), problem_of(problem, plan)
     (q, *_), geometry, sequences = given, problem.geometry, problem.sequences
     entries, _, length = problem.form.tensors[0].shape
     block = configured.config.block_m
-    # The difference of row and column at the table's begin, in a tile on the diagonal 0.
+    # The difference of row and column, relative to diagonal 0, at which the table begins.
     begin = geometry.first_distance - 1
     if sequences is None:
         begin -= geometry.n_key - geometry.n_query
@@ -46,10 +46,13 @@ def table_gradient(
         parts = [slice(b, min(b + step, batch)) for b in range(0, batch, step)] or parts
     gradients = []
     for part in parts:
-        own, own_first, own_place = told, first, place
+        own, own_first, own_place = kernel_problem, first, place
         if sequences is not None:
-            of_part = {"sequences": sequences.rows[part], "plan": plans.of_entries(told.plan, part)}
-            own = told._replace(**of_part)
+            of_part = {
+                "sequences": sequences.rows[part],
+                "plan": plans.of_entries(kernel_problem.plan, part),
+            }
+            own = kernel_problem._replace(**of_part)
             own_first, own_place = first[part].int(), place[part]
         batch = part.stop - part.start
         sums = q.new_empty((batch, q.shape[1], diagonals, 2, block), dtype=torch.float32)

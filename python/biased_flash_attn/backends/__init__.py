@@ -1,4 +1,4 @@
-"""The backends: each computes attention, or says why it cannot. See `protocol`."""
+"""The backends, which compute attention or report why they cannot. See `protocol`."""
 
 from .cpu import instruction_set, release_memory
 from .protocol import Backend, KernelBackend, Report

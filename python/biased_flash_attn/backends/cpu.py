@@ -1,4 +1,4 @@
-"""The C++ kernels as a backend: allocates results and hands addresses and strides to `_C`."""
+"""The C++ kernels as a backend: allocates results and passes addresses and strides to `_C`."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ else:
     _MISSING = ""
     if _C.limits() != limits.numbers():
         raise ImportError(
-            f"the C++ kernels were built with other limits, {_C.limits()}; build them again: the"
-            f" package has {limits.numbers()}"
+            f"the C++ kernels were built with other limits, {_C.limits()}, than those of the"
+            f" package, {limits.numbers()}; rebuild them"
         )
 
 _ELEMENTS = {
@@ -37,7 +37,7 @@ _ELEMENTS = {
     torch.bfloat16: "bfloat16",
     torch.float16: "float16",
 }
-_ENDLESS = 2**40  # a window longer than any sequence
+_UNBOUNDED = 2**40  # a window longer than any sequence
 
 
 class Cpu:
@@ -66,7 +66,7 @@ class Cpu:
         q = problem.q
         o = empty_rows(q, problem.v.shape[3])
         lse = torch.empty(q.shape[:3], dtype=problem.real)
-        if problem.sequences is not None:  # padding stays as it is
+        if problem.sequences is not None:  # the kernels do not write padding rows
             o.zero_(), lse.fill_(-torch.inf)
         tensors = [_contiguous(x) for x in problem.form.tensors]
         fields = _fields(problem, tensors)
@@ -83,8 +83,8 @@ class Cpu:
         grad_lse: Tensor,
         form_gradient: bool,
     ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-        # What autograd hands over may be expanded, as the gradient of a sum is; the kernel reads
-        # rows.
+        # grad_o may be an expanded tensor, such as the gradient of a sum; the kernels need
+        # contiguous rows.
         grad_o = grad_o if grad_o.stride(3) == 1 else grad_o.contiguous()
         grad_lse = grad_lse.contiguous()
         q, form = problem.q, problem.form
@@ -136,7 +136,7 @@ class Cpu:
         window = problem.geometry.window
         fields = _operands(problem, tensors)
         fields |= {
-            "window": _ENDLESS if window is None else window,
+            "window": _UNBOUNDED if window is None else window,
             "tolerance": problem.tolerance,
             "page_size": problem.k.shape[2],
             "columns": pages.block_table.shape[1],
@@ -172,7 +172,7 @@ class Cpu:
 
 
 def _fields(problem: Problem, form_tensors: list[Tensor]) -> dict:
-    """What all kernels but decoding are told alike."""
+    """Returns the arguments that all kernels except decoding have."""
     geometry, sequences = problem.geometry, problem.sequences
     first_key, end_key = (None, None) if problem.plan is None else problem.plan
     reach = geometry.n_key + geometry.shift
@@ -190,9 +190,9 @@ def _fields(problem: Problem, form_tensors: list[Tensor]) -> dict:
 
 
 def _operands(problem: Problem, form_tensors: list[Tensor]) -> dict:
-    """What decoding and the other kernels are told alike.
+    """Returns the arguments that all kernels have, decoding included.
 
-    Addresses do not keep tensors alive: callers do.
+    Addresses do not keep tensors alive; the caller must.
     """
     q, v = problem.q, problem.v
     batch, heads, n_query, head_dim = q.shape
@@ -218,7 +218,8 @@ def _operands(problem: Problem, form_tensors: list[Tensor]) -> dict:
 
 
 def _address(x: Tensor | None) -> tuple[int, int, int, int] | None:
-    """The address and the batch, head and sequence strides; one entry or head serves all."""
+    """Returns the address and the batch, head and sequence strides; dimensions of size 1
+    broadcast."""
     if x is None:
         return None
     shape, strides = x.shape, x.stride()
@@ -231,29 +232,29 @@ def _address(x: Tensor | None) -> tuple[int, int, int, int] | None:
 
 
 def _rows(x: Tensor) -> tuple:
-    """The same of a form's tensor, how many rows a head has, the stride of its channels if it has
-    any, and its element type."""
+    """Returns the `_address` of a form's tensor, followed by its rows per head, the stride of its
+    channels or 0, and its element type."""
     rows = x.shape[2] if x.dim() > 2 else 1
     return *_address(x), rows, x.stride(3) if x.dim() > 3 else 0, _ELEMENTS[x.dtype]
 
 
 def _contiguous(x: Tensor) -> Tensor:
-    """With numbers of one head side by side."""
+    """Returns x with contiguous rows, if it is (batch, heads, sequence)."""
     return x if x.dim() != 3 or x.stride(2) == 1 else x.contiguous()
 
 
 def release_memory() -> None:
-    """Gives back to the system what the kernels keep from one call for the next."""
+    """Returns the memory that the kernels keep between calls to the system."""
     if not _MISSING:
         _C.release_memory()
 
 
 @contextlib.contextmanager
 def instruction_set(name: str):
-    """Within the block the kernels use the named instruction set, as tests and benchmarks ask.
+    """Context manager: the kernels use the named instruction set, for tests and benchmarks.
 
     Raises:
-        ValueError: naming the sets that run here.
+        ValueError: if this processor does not support it; lists the sets that it does.
     """
     before = _C.instruction_set()
     _C.use_instruction_set(name)

@@ -1,8 +1,8 @@
-"""What a backend is: the contract that reference, cpu and triton fulfil, and a new one has to.
+"""The backend protocol, which every backend implements.
 
-Shapes: B batch, H heads, Hkv key heads, D and Dv channels of keys and values. A backend is handed
-problems that `refusal` had nothing to say against, whose arguments have been checked. It raises
-ValueError for NaN in a form's tensors where it can see them without waiting for a device.
+Shapes: B batch, H heads, Hkv key heads, D and Dv channels of keys and values. A backend receives
+only validated problems for which `refusal` returned an empty string. It raises ValueError for NaN
+in a form's tensors if it can detect them without synchronizing with a device.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from ..problem import Problem
 
 @dataclass(frozen=True)
 class Report:
-    """What `python -m biased_flash_attn info` shows of a backend."""
+    """The line of a backend in `python -m biased_flash_attn info`."""
 
     name: str
     available: bool
-    detail: str  # what it runs on or, where it is missing, why and what to do
+    detail: str  # the hardware it runs on or, if unavailable, the reason and the remedy
 
 
 class Backend(Protocol):
-    """One way to compute problems.
+    """An implementation of attention.
 
     Attributes:
-        name: what `backend=` calls it.
-        device_type: of the tensors that it is chosen for; None where it is chosen for none.
-        has_kernels: whether it is a `KernelBackend`. Where it is not, PyTorch differentiates
-            `forward`, and every visible tile is computed.
+        name: its name in `backend=`. device_type: the device type of tensors for which it is the
+        default; None if for none. has_kernels: whether it is a `KernelBackend`. Otherwise PyTorch
+        differentiates `forward`, and
+            every visible tile is computed.
     """
 
     name: str
@@ -39,29 +39,34 @@ class Backend(Protocol):
     has_kernels: bool
 
     def report(self) -> Report:
-        """Whether it can run on this machine, on what, and why not."""
+        """Returns whether it can run on this machine, and on what hardware or why not."""
 
     def refusal(self, q: Tensor) -> str:
-        """Why it cannot compute problems with tensors like q, to follow its name, or nothing."""
+        """Returns the reason why it cannot compute problems with tensors like q, or an empty
+        string.
+
+        The reason is phrased to follow the backend's name in an error message.
+        """
 
     def forward(self, problem: Problem) -> tuple[Tensor, Tensor]:
-        """o (B, H, Nq, Dv) in q's dtype, laid out as `sequences.empty_rows` says, and lse
-        (B, H, Nq), natural logarithm, in float32 or float64 for float64.
+        """Returns o (B, H, Nq, Dv) in q's dtype, in the layout of `sequences.empty_rows`, and lse
+        (B, H, Nq), natural logarithm, in float32, or float64 for float64.
 
-        Rows of padding, and queries that take no key, have o = 0 and lse = -inf.
+        Padding rows, and queries that attend to no key, have o = 0 and lse = -inf.
         """
 
     def decode(self, problem: Problem) -> tuple[Tensor, Tensor]:
-        """The same as `forward`, of a problem with pages: a few queries, the last of which stands
-        on the last key of its sequence. What its tolerance allows is left out."""
+        """Like `forward`, for a problem with pages and few queries. The last query has the position
+        of the last key of its sequence. Keys may be skipped within the problem's tolerance."""
 
     def append(self, pages: Tensor, rows: Tensor, block_table: Tensor, lengths: Tensor) -> None:
-        """Writes rows (B, heads, n, channels or nothing) into pages (pages, heads, page_size, ...),
-        as the last of the `lengths` keys (B,) of each sequence: see `problem.Pages`."""
+        """Writes rows (B, heads, n, channels) or (B, heads, n) into pages (pages, heads, page_size,
+        ...), as the last n of the lengths[b] keys of each sequence: see `problem.Pages`."""
 
 
 class KernelBackend(Backend, Protocol):
-    """A backend that runs as an opaque operator and computes what a problem's plan leaves it."""
+    """A backend that runs as an opaque operator, and computes only the tiles of a problem's
+    plan."""
 
     def backward(
         self,
@@ -72,20 +77,20 @@ class KernelBackend(Backend, Protocol):
         grad_lse: Tensor,
         form_gradient: bool,
     ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-        """The gradients of q, k and v, shaped and laid out as these, and of the form's tensors,
-        shaped as these, or [] without form_gradient.
+        """Returns the gradients of q, k and v, with their shapes and layouts, and a list of the
+        gradients of the form's tensors, with their shapes; [] without form_gradient.
 
-        o and lse are what `forward` returned for the same problem, or those over more keys of which
-        the problem has some. grad_o and grad_lse are shaped like them, with any strides.
+        o and lse are the results of `forward` for the same problem, or for a problem with
+        additional keys. grad_o and grad_lse have their shapes, and any strides.
         """
 
     def trim(
         self, problem: Problem, near: Tensor, fraction: float, reach: int, from_end: bool
     ) -> Tensor:
-        """Where the ranges of the problem's plan end if from_end, else begin, with more left out:
-        (B, H, tiles) int32.
+        """Shortens the key ranges of the problem's plan, and returns their new ends if from_end,
+        else their new beginnings, (B, H, tiles) int32.
 
-        For each query the exponentials of the logits of what goes sum to fraction * exp(near) at
-        most, and its `reach` nearest past keys stay. Nothing goes where near, (B, H, Nq) like lse,
-        is NaN.
+        For each query, the exponentials of the logits of the removed keys sum to at most fraction *
+        exp(near), and its `reach` nearest past keys are not removed. near (B, H, Nq) is a lower
+        bound on lse; no key is removed where it is NaN.
         """

@@ -1,12 +1,12 @@
-"""Attention with an additive bias, written out: what every backend has to compute.
+"""The reference implementation of attention with an additive bias, which defines the results.
 
     s_ij  = scale * q_i . k_j + b_ij
     o_i   = sum_j exp(s_ij - lse_i) v_j
-    lse_i = log sum_j exp(s_ij)             sums over the keys j that query i sees
+    lse_i = log sum_j exp(s_ij)             sums over the keys j visible to query i
 
-Non-finite numbers follow IEEE arithmetic through the pairs that are visible, and reach nothing
-through the others. A query that sees no key, or only logits of -inf, has o = 0, lse = -inf and
-zero gradients.
+Non-finite numbers propagate through visible pairs as in IEEE arithmetic, and never through masked
+pairs. A query without visible keys, or with only logits of -inf, has o = 0, lse = -inf and zero
+gradients.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from .protocol import Report
 def attention(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, geometry: Geometry, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Outputs (B, H, n_query, Dv) in q's dtype, and lse (B, H, n_query), float32 at least.
+    """Returns o (B, H, n_query, Dv) in q's dtype, and lse (B, H, n_query), at least float32.
 
-    q (B, H, n_query, D); k (B, Hkv, n_key, D) and v (B, Hkv, n_key, Dv), H a multiple of Hkv;
-    bias broadcasts to (B, H, n_query, n_key), or is None. All arithmetic is in q's dtype, so that
-    this is also what a faster way has to be as accurate as.
+    q (B, H, n_query, D); k (B, Hkv, n_key, D) and v (B, Hkv, n_key, Dv), H a multiple of Hkv; bias
+    broadcasts to (B, H, n_query, n_key), or is None. All arithmetic is in q's dtype, so that its
+    error is a baseline for the accuracy of the kernels.
     """
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
@@ -41,7 +41,7 @@ def attention(
         s = s + bias.to(s.dtype)
     s = torch.where(visible, s, -torch.inf)
 
-    # Results do not depend on m, which only keeps exp in range: its gradient is zero.
+    # m only keeps exp in range. The results do not depend on it, so its gradient is zero.
     no_key = s.new_full((*s.shape[:3], 1), -torch.inf)
     m = s.amax(-1, keepdim=True).detach() if geometry.n_key else no_key
     sees = m != -torch.inf
@@ -56,15 +56,15 @@ def attention(
 
 
 def logits(q: Tensor, k: Tensor, visible: Tensor) -> Tensor:
-    """q k^T, with gradients of q and k that sum over visible pairs only."""
+    """Returns q k^T; the gradients of q and k sum over visible pairs only."""
     if all_finite(q, k):
         return q @ k.mT
-    # In a matrix product, 0 * NaN of a pair that is not visible would count.
+    # A matrix product would include 0 * NaN of masked pairs.
     return (q[..., :, None, :] * k[..., None, :, :].where(visible[..., None], 0)).sum(-1)
 
 
 def mix(p: Tensor, v: Tensor, visible: Tensor) -> Tensor:
-    """p v, a sum over visible pairs only, as its gradients are."""
+    """Returns p v; the product and its gradients sum over visible pairs only."""
     if all_finite(p, v):
         return p @ v
     return (p[..., :, :, None] * v[..., None, :, :].where(visible[..., None], 0)).sum(-2)
@@ -99,7 +99,8 @@ class Reference:
         return with_layout_of(q, o.to(q.dtype)), lse
 
     def decode(self, problem: Problem) -> tuple[Tensor, Tensor]:
-        """One sequence after the other, the keys that it can see taken from their pages."""
+        """Computes one sequence after the other, with its visible keys gathered from their
+        pages."""
         lengths = problem.pages.lengths.tolist()
         each = [_of_pages(problem, b, length) for b, length in enumerate(lengths)]
         each = [_attend(one, one.geometry) for one in each]
@@ -122,7 +123,8 @@ def _attend(problem: Problem, geometry: Geometry) -> tuple[Tensor, Tensor]:
 
 
 def _joined(results: list[tuple[Tensor, Tensor]], sequences: Sequences) -> tuple[Tensor, Tensor]:
-    """One after the other, or each in its batch entry, where nothing belongs to padding."""
+    """Concatenates the results of packed sequences, or pads those of batch entries with o = 0 and
+    lse = -inf."""
     if sequences.is_packed:
         o, lse = (torch.cat(x, 2) for x in zip(*results, strict=True))
         return o, lse
@@ -135,7 +137,8 @@ def _joined(results: list[tuple[Tensor, Tensor]], sequences: Sequences) -> tuple
 
 
 def _of_pages(problem: Problem, b: int, length: int) -> Problem:
-    """One sequence of a cache, with the keys that its queries can see side by side."""
+    """Returns the problem of one sequence of a cache, with its visible keys gathered from the
+    pages."""
     window, n_query, pages = problem.geometry.window, problem.q.shape[2], problem.pages
     first = 0 if window is None else max(0, length - n_query - window + 1)
     key = torch.arange(first, length, device=problem.k.device)

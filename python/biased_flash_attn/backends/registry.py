@@ -1,4 +1,4 @@
-"""Which backends there are, and which one runs a call: the one place that chooses."""
+"""The registry of backends, and the choice of the backend that runs a call."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ NAMES = tuple(_BACKENDS)
 
 
 def get(name: str) -> Backend:
-    """The backend of this name."""
+    """Returns the backend with this name."""
     return _BACKENDS[name]
 
 
 def report() -> list[Report]:
-    """One report per backend."""
+    """Returns one report per backend."""
     return [backend.report() for backend in _BACKENDS.values()]
 
 
 def choose(q: Tensor, backend: str | None) -> str:
-    """The backend that runs q; a named one runs or raises."""
+    """Returns the name of the backend that runs calls with q; raises ValueError if a named backend
+    cannot."""
     if backend is None:
         return _best(q)
     if backend not in NAMES:

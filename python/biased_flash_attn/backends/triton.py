@@ -10,10 +10,10 @@ from .protocol import Report
 
 
 class Triton:
-    """Kernels for GPUs; not for float64."""
+    """Triton kernels for GPUs. They do not support float64."""
 
     name = "triton"
-    # Where the kernels want their tensors; tests that emulate a GPU have them on the CPU.
+    # The device type of tensors; tests that emulate a GPU set it to "cpu".
     device_type = "cuda"
     has_kernels = True
 

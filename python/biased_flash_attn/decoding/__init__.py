@@ -1,1 +1,1 @@
-"""Attention of new tokens to a cache of keys and values."""
+"""Decoding: attention of new tokens to a cache of keys and values."""

@@ -1,7 +1,7 @@
-"""Which page of a pool holds which keys of a sequence.
+"""The block table, which maps keys of sequences to pages of a pool.
 
-Key j of sequence b stands in row j % page_size of page table[b, j // page_size % columns]. A table
-as long as its sequences is paged storage, a shorter one a ring that keeps the last keys.
+Key j of sequence b is row j % page_size of page table[b, j // page_size % columns]. A table that
+covers its sequences is paged storage; a shorter one is a ring buffer of the last keys.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 UNASSIGNED = -1
-# Pages of a ring beyond its window, for new tokens and for those that may be taken back.
-_SPARE = 2
+# Pages of a ring in addition to its window, for new tokens and for tokens that may be truncated.
+_SPARE_PAGES = 2
 
 
 class BlockTable:
-    """The table, and the pages that are free.
+    """The block table and the list of free pages.
 
-    entries: (batch, columns) int32. Pages are assigned as sequences grow, from `pages` of them, or
-    without end where pages is None; or `given` says which they are, once and for all. As a ring,
-    the table has as many columns as a window needs.
+    entries: (batch, columns) int32. Pages are assigned as sequences grow: from a pool of `pages`,
+    from one that grows if pages is None, or permanently by the table `given`. With a window, the
+    table is a ring with the columns that the window needs.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class BlockTable:
             _check(given, batch, self.pages, least)
             self.entries = given.to(device, torch.int32, copy=True).contiguous()
         else:
-            columns = least + _SPARE * self.is_ring
+            columns = least + _SPARE_PAGES * self.is_ring
             shape = (batch, columns)
             self.entries = torch.full(shape, UNASSIGNED, dtype=torch.int32, device=device)
-        self._assigned = [0] * batch  # columns of each sequence that have a page
+        self._assigned = [0] * batch  # number of columns of each sequence with a page
         self._free = list(range(self.pages))[::-1]
 
     @property
@@ -53,13 +53,13 @@ class BlockTable:
 
     @property
     def keys(self) -> int:
-        """How many keys of a sequence have a place."""
+        """The number of keys of a sequence that the table can hold."""
         return self.columns * self.page_size
 
     def missing(self, lengths: list[int]) -> list[int]:
-        """How many pages each sequence lacks to hold so many keys.
+        """Returns the number of additional pages that each sequence needs to hold `lengths` keys.
 
-        Raises ValueError where there are not enough.
+        Raises ValueError if the pool has too few.
         """
         blocks = [-(-length // self.page_size) for length in lengths]
         if self.is_ring:
@@ -76,7 +76,7 @@ class BlockTable:
         return missing
 
     def assign(self, missing: list[int], pages: int) -> None:
-        """Gives sequences the pages they lack; the pool has grown to `pages` of them."""
+        """Assigns `missing` pages to the sequences; the pool has grown to `pages`."""
         self._free = list(range(self.pages, pages))[::-1] + self._free
         self.pages = pages
         most = max(
@@ -95,7 +95,7 @@ class BlockTable:
         return len(self._free)
 
     def release(self, lengths: list[int]) -> None:
-        """Takes back the pages beyond so many keys; those of a ring once it is empty."""
+        """Frees the pages beyond `lengths` keys; a ring keeps its pages until it is empty."""
         if self.is_given:
             return
         for b, length in enumerate(lengths):
@@ -108,7 +108,7 @@ class BlockTable:
                 self._assigned[b] = keep
 
     def find(self, sequences: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """The pages and rows of keys, which broadcast with their sequences."""
+        """Returns the pages of keys, and their rows there; sequences and keys broadcast."""
         pages = self.entries[sequences, keys // self.page_size % self.columns]
         return pages.long(), keys % self.page_size
 
@@ -124,13 +124,13 @@ class BlockTable:
         lacking = (needed & (self.entries == UNASSIGNED)).nonzero().tolist()
         if lacking:
             raise ValueError(
-                f"cache is full: block_table{lacking[0]} is {UNASSIGNED}, where sequence"
-                f" {lacking[0][0]} needs a page"
+                f"cache is full: block_table{lacking[0]} is {UNASSIGNED}, but sequence"
+                f" {lacking[0][0]} needs a page there"
             )
 
 
 def _check(table: Tensor, batch: int, pages: int, least: int) -> None:
-    """Raises an error that names what is wrong with a table from outside."""
+    """Validates a block table given by the caller."""
     if not isinstance(table, Tensor) or table.dtype not in (torch.int32, torch.int64):
         what = table.dtype if isinstance(table, Tensor) else type(table).__name__
         raise TypeError(f"block_table is {what}; it must be an int32 tensor (batch, columns)")
@@ -150,4 +150,4 @@ def _check(table: Tensor, batch: int, pages: int, least: int) -> None:
     used, counts = assigned.unique(return_counts=True)
     if (counts > 1).any():
         page = used[counts > 1][0]
-        raise ValueError(f"block_table has page {page} more than once; each may stand there once")
+        raise ValueError(f"block_table has page {page} more than once; pages must be distinct")

@@ -13,7 +13,7 @@ from ..backends import registry
 from ..forms import Form, Geometry
 from ..limits import PEAK_DISTANCES
 from ..problem import Bounds, Pages, Problem
-from ..skipping.plans import FEWEST_KEYS
+from ..skipping.plans import MIN_KEYS
 from ..validation import check_bias, check_options, check_tensors, refuse_gradients
 from .distance_table import DistanceTable
 from .kv_cache import KVCache
@@ -31,22 +31,22 @@ def biased_flash_attn_with_kvcache(
     return_lse: bool = False,
     backend: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Appends k and v to a cache, and attends to all that it then holds, causally.
+    """Appends k and v to a cache, and computes causal attention to all cached keys.
 
-    The last query stands on the last key of its sequence: n queries with n new keys are what
-    `biased_flash_attn` gives for the last n queries of the whole sequence. A step takes one new
-    token or several. There are no gradients: call it under torch.no_grad().
+    The last query has the position of the last key of its sequence: n queries with n new keys give
+    the results of `biased_flash_attn` for the last n queries of the whole sequence. A step may
+    append one token or several. There are no gradients: call it under torch.no_grad().
 
     Args:
-        q: (B, H, Nq, D) in the cache's dtype; H a multiple of the cache's Hkv.
-        cache: what the calls before left; this one leaves its own tokens there too. Its window,
-            if it has one, is that of the attention.
-        k: (B, Hkv, N, D), the keys of N new tokens of each sequence, or None.
-        v: (B, Hkv, N, Dv), their values; given with k.
-        bias: a bias of `biased_flash_attn.biases`, or None. One that sums steps has those of the N
-            new tokens, and gains of the queries: cable(x) with the new tokens' hidden states. The
-            table of a function of the distance is kept until the cache is empty again, so that
-            the function must not change before.
+        q: (B, H, Nq, D) in the cache's dtype; H a multiple of the cache's Hkv. cache: the keys and
+        values of previous calls, to which this call appends its tokens. If it has
+            a window, that is the window of the attention.
+        k: (B, Hkv, N, D), the keys of N new tokens of each sequence, or None. v: (B, Hkv, N, Dv),
+        their values; given with k. bias: a bias of `biased_flash_attn.biases`, or None. A
+        cumulative bias has the steps of the N
+            new tokens and the gains of the queries: cable(x) with the hidden states of the new
+            tokens. The table of a function of the distance is cached until the cache is empty
+            again; the function must not change before then.
         scale: factor of q k^T, 1 / sqrt(D) by default.
         tolerance: the fraction of each query's softmax mass that may be skipped, as in
             `biased_flash_attn`; "reference" computes everything.
@@ -54,28 +54,29 @@ def biased_flash_attn_with_kvcache(
         backend: "triton" (GPUs), "cpu" or "reference", which runs or raises; None chooses.
 
     Returns:
-        o (B, H, Nq, Dv) in q's dtype and, if asked, lse (B, H, Nq) in float32, or float64 for
-        float64. A query that sees no key has o = 0 and lse = -inf.
+        o (B, H, Nq, Dv) in q's dtype and, with return_lse, lse (B, H, Nq) in float32, or float64
+        for float64. A query without visible keys has o = 0 and lse = -inf.
 
     Raises:
-        TypeError, ValueError: naming the argument, what it was and what it may be. The cache is
-            then as it was before.
+        TypeError, ValueError: naming the argument, the value it had, and the values it may have.
+        The
+            cache is then unchanged.
 
-    Splitting the keys over threads, as where a single query has many, is that of Dao et al.,
-    "Flash-Decoding for long-context inference", 2023; each bias names its paper.
+    Splitting the keys of a query over threads follows Dao et al., "Flash-Decoding for long-context
+    inference", 2023; each bias names its paper.
     """
     step = _prepared(q, cache, k, v, bias, scale, tolerance, backend)
     cache.reserve(step.k.shape[2])
-    results = _first_call(step) if step.is_first else _later_call(step)
+    results = _prefill(step) if step.is_prefill else _decode_steps(step)
     return results if return_lse else results[0]
 
 
 @dataclass(frozen=True)
 class Step:
-    """A call whose arguments have been checked and completed.
+    """A call whose arguments have been validated and completed.
 
-    form: its state is that of the new tokens, (B or 1, H or 1, N), from the first token of a
-    sequence on. peaks: the largest entries of a table: see DistanceTable.
+    form: its state holds the prefix sums at the new tokens, (B or 1, H or 1, N), counted from the
+    first token of each sequence. peaks: the block maxima of a distance table: see DistanceTable.
     """
 
     q: Tensor
@@ -89,13 +90,13 @@ class Step:
     backend: str
 
     @property
-    def is_first(self) -> bool:
-        """Whether it is an ordinary call: all keys are new, and each has its query."""
+    def is_prefill(self) -> bool:
+        """Whether the call equals an ordinary one: all keys are new, and each has a query."""
         tokens = self.k.shape[2]
         return not any(self.cache.lengths) and 0 < tokens == self.q.shape[2]
 
     def of(self, tokens: slice, queries: slice) -> Step:
-        """The same for some of the new tokens and of the queries."""
+        """Returns the step restricted to some of the new tokens and queries."""
         return replace(
             self,
             q=self.q[:, :, queries],
@@ -105,7 +106,8 @@ class Step:
         )
 
     def write(self) -> tuple[Tensor, Tensor | None]:
-        """Writes the tokens, for which there is room: the lengths with them, and the last state."""
+        """Writes the tokens, whose pages are reserved; returns the new lengths and the last
+        state."""
         lengths, state = self.cache.lengths_with(self.k.shape[2]), self.form.state
         if state is not None:
             state = state.expand(*self.q.shape[:2], -1)
@@ -113,12 +115,12 @@ class Step:
 
 
 def _prepared(q, cache, k, v, bias, scale, tolerance, backend) -> Step:
-    """Refuses what is wrong with the arguments of `biased_flash_attn_with_kvcache`."""
+    """Validates and completes the arguments of `biased_flash_attn_with_kvcache`."""
     if not isinstance(cache, KVCache):
         raise TypeError(f"cache is a {type(cache).__name__}; it must be a KVCache")
     if (k is None) != (v is None):
         given, missing = ("v", "k") if k is None else ("k", "v")
-        raise ValueError(f"{given} is given and {missing} is None; tokens have both")
+        raise ValueError(f"{given} is given and {missing} is None; new tokens need both")
     if k is None:
         q, _, _ = under_autocast(q, q, q)
         check_tensors(q, q, q)
@@ -139,13 +141,13 @@ def _prepared(q, cache, k, v, bias, scale, tolerance, backend) -> Step:
     form, peaks = _lowered(bias, q, cache, k.shape[2])
     if form.state is not None and any(cache.lengths):
         form = form.continued(cache.last_sums[..., None])
-    few = max(cache.lengths) + k.shape[2] < FEWEST_KEYS
+    few = max(cache.lengths) + k.shape[2] < MIN_KEYS
     tolerance = 0.0 if few or not form.may_skip else tolerance
     return Step(q, cache, k, v, form, peaks, scale, tolerance, backend)
 
 
 def _check_cache(q: Tensor, cache: KVCache, k: Tensor, v: Tensor) -> None:
-    """Whether the tensors are of the cache's kind."""
+    """Validates the dtypes, devices and shapes of tensors against those of the cache."""
     _, kv_heads, _, head_dim = cache.k.shape
     value_dim = cache.v.shape[3]
     for name, x, heads, dim in (
@@ -176,8 +178,8 @@ def _check_cache(q: Tensor, cache: KVCache, k: Tensor, v: Tensor) -> None:
 
 
 def _lowered(bias, q: Tensor, cache: KVCache, tokens: int) -> tuple[Form, Tensor | None]:
-    """The form of a bias over the keys there will be, or of one with a state over the new tokens;
-    and the peaks of its numbers of distances, if it has any."""
+    """Returns the form of a bias over all keys including the new ones, or over the new tokens if it
+    has a state; and the block maxima of its distance table, if it has one."""
     real = torch.promote_types(q.dtype, torch.float32)
     if DistanceTable.serves(bias):
         _check_state(None, q, cache, tokens)
@@ -197,39 +199,39 @@ def _lowered(bias, q: Tensor, cache: KVCache, tokens: int) -> tuple[Form, Tensor
 
 
 def _all_keys(q: Tensor, cache: KVCache, tokens: int) -> Geometry:
-    """That of the queries and the keys there will be."""
+    """Returns the geometry of the queries and all keys, including the new ones."""
     return Geometry(q.shape[2], max(1, max(cache.lengths) + tokens), True, cache.window)
 
 
 def _check_state(state: Tensor | None, q: Tensor, cache: KVCache, tokens: int) -> None:
-    """Whether the bias sums steps as that of the cached tokens does."""
+    """Validates that the bias sums steps if and only if that of the cached tokens does."""
     if not any(cache.lengths):
         return
     if state is None:
         if cache.sums is not None and tokens:
-            raise ValueError("bias sums no steps, and the cache holds tokens with sums")
+            raise ValueError("bias sums no steps, but the cache holds tokens with sums")
         return
     if cache.sums is None:
         raise ValueError(
-            "bias sums steps, and the cache holds tokens that were appended without them"
+            "bias sums steps, but the cache holds tokens that were appended without them"
         )
     if cache.sums.shape[1] != q.shape[1]:
         raise ValueError(f"q has {q.shape[1]} heads; the cache holds sums of {cache.sums.shape[1]}")
 
 
 def _refuse_nan(form: Form) -> None:
-    """As the CPU kernels do of ordinary calls; on GPUs the caller would have to wait for it."""
+    """Raises ValueError for NaN, like the CPU kernels; on GPUs the check would synchronize."""
     for x, name in zip(form.tensors, form.tensor_names, strict=False):
         if x.device.type == "cpu" and x.sum().isnan() and x.isnan().any():
             raise ValueError(f"bias: its {name} contain NaN")
 
 
-def _pieces(step: Step) -> list[Step]:
-    """Steps of as many tokens as a sliding cache can take at once; else the step itself."""
+def _split(step: Step) -> list[Step]:
+    """Splits a step into steps of at most as many tokens as a sliding cache can append at once."""
     most, tokens, n_query = step.cache.most_tokens, step.k.shape[2], step.q.shape[2]
     if most is None or tokens <= most:
         return [step]
-    before = tokens - n_query  # new tokens that have no query
+    before = tokens - n_query  # new tokens without a query
     ends = [*range(most, tokens, most), tokens]
     return [
         step.of(slice(first, end), slice(max(0, first - before), max(0, end - before)))
@@ -237,26 +239,27 @@ def _pieces(step: Step) -> list[Step]:
     ]
 
 
-def _first_call(step: Step) -> tuple[Tensor, Tensor]:
-    """Prompts go where long sequences are fastest: to the kernels that know nothing of pages."""
+def _prefill(step: Step) -> tuple[Tensor, Tensor]:
+    """Computes a prompt with the ordinary kernels, which are faster for long sequences, and caches
+    it."""
     geometry = Geometry(step.q.shape[2], step.k.shape[2], True, step.cache.window)
     settings = step.form, geometry, step.scale, step.tolerance, step.backend
     results = attend(Problem(step.q, step.k, step.v, *settings))
-    for piece in _pieces(step):
+    for piece in _split(step):
         _, last_state = piece.write()
         step.cache.advance(piece.k.shape[2], last_state)
     return results
 
 
-def _later_call(step: Step) -> tuple[Tensor, Tensor]:
-    results = [_appended(piece) for piece in _pieces(step)]
+def _decode_steps(step: Step) -> tuple[Tensor, Tensor]:
+    results = [_append_and_attend(piece) for piece in _split(step)]
     if len(results) == 1:
         return results[0]
     return tuple(torch.cat(parts, 2) for parts in zip(*results, strict=True))
 
 
-def _appended(step: Step) -> tuple[Tensor, Tensor]:
-    """Appends tokens for which there is room, and attends to them."""
+def _append_and_attend(step: Step) -> tuple[Tensor, Tensor]:
+    """Appends tokens, whose pages are reserved, and computes their attention."""
     cache = step.cache
     lengths, last_state = step.write()
     form = step.form if step.form.state is None else step.form.with_state(cache.sums)

@@ -1,4 +1,4 @@
-"""The table of a function of the distance that grows with a cache, evaluated once a distance."""
+"""The distance table of a bias, which grows with a cache; each distance is evaluated once."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ..limits import PEAK_DISTANCES
 
 
 class DistanceTable:
-    """table[d] of a bias for d = 0, 1, ..., and its peaks.
+    """table[d] of a bias for d = 0, 1, ..., and the maxima of its blocks of PEAK_DISTANCES entries.
 
     `is_of` detects changes of the bias's parameters; nothing else about the bias may change.
     """
 
     @staticmethod
     def serves(bias) -> bool:
-        """Whether it is known by its `logits` of distances alone, as a `DistanceBias` is."""
+        """Returns whether a bias is defined by its `logits` of distances, like a `DistanceBias`."""
         return isinstance(bias, nn.Module) and hasattr(bias, "logits")
 
     def __init__(self, bias: nn.Module, dtype: torch.dtype, device: torch.device):
@@ -30,14 +30,14 @@ class DistanceTable:
         return bias is self.bias and self.versions == _versions(bias)
 
     def upto(self, length: int) -> tuple[Distance, Tensor]:
-        """The form with so many distances, and its largest entry in each PEAK_DISTANCES of them."""
+        """Returns the form with `length` distances, and the maxima of its blocks."""
         if length > self.length:
             self._extend(length)
         peaks = -(-length // PEAK_DISTANCES)
         return Distance(self.table[..., :length]), self.peaks[..., :peaks]
 
     def _extend(self, length: int) -> None:
-        """Evaluates new distances only: some function may know no others."""
+        """Evaluates only the new distances; the function may not accept larger ones."""
         table = self.table
         distances = torch.arange(self.length, length, dtype=torch.float64, device=table.device)
         new = self.bias.logits(distances).to(table.dtype)
@@ -58,7 +58,7 @@ class DistanceTable:
 
 
 def _versions(bias: nn.Module) -> tuple:
-    """What changes when a parameter is written to, but for those of inference mode."""
+    """Returns the version counters of the parameters, except for tensors of inference mode."""
     return tuple(
         (x.data_ptr(), None if x.is_inference() else x._version) for x in bias.parameters()
     )

@@ -1,4 +1,4 @@
-"""What is known of the keys of a cache, tile by tile, so that tiles can be left out: DESIGN.md."""
+"""Bounds per tile of the keys of a cache, for skipping: see DESIGN.md, "Decoding"."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from torch import Tensor
 
 from ..limits import TILE_KEYS
 
-_NUMBERS_AT_ONCE = 2**18  # that are converted together, so that they stay in the cache
+_CHUNK = 2**18  # elements that are converted at a time, few enough for the CPU cache
 
 
 class KeyBounds:
-    """Of complete tiles of pages, T in each; what stands for other tiles is undefined.
+    """Bounds on the keys of complete tiles, T per page. Entries of incomplete tiles are undefined.
 
-    centres: near the mean of a tile's keys, in their dtype, (pages, Hkv, T, D)
-    extents: the largest distance of a key from it, and the largest length of a key, both infinite
-        where a key or value is not finite, (pages, Hkv, T, 2) float32, or float64 for float64
-    lowest, highest: of running sums, (pages, H, T) float64, or None
+    centres: the mean of a tile's keys, rounded to their dtype, (pages, Hkv, T, D) extents: the
+    largest distance of a key from the centre, and the largest norm of a key; infinite if a
+        key or value is not finite, (pages, Hkv, T, 2) float32, or float64 for float64
+    lowest, highest: the minima and maxima of prefix sums, (pages, H, T) float64, or None
     """
 
     def __init__(self, pages: int, like: Tensor, sum_heads: int | None):
@@ -32,8 +32,8 @@ class KeyBounds:
             self.lowest, self.highest = like.new_empty(shape, dtype=torch.float64)
 
     def write(self, page: Tensor, tile: Tensor, k: Tensor, v: Tensor, sums: Tensor | None) -> None:
-        """Of tiles (n,) of pages (n,) that have become complete."""
-        fitting = max(1, _NUMBERS_AT_ONCE // (k.shape[1] * self.tile_keys * k.shape[3]))
+        """Computes the bounds of tiles (n,) in pages (n,), which have become complete."""
+        fitting = max(1, _CHUNK // (k.shape[1] * self.tile_keys * k.shape[3]))
         for some_pages, some_tiles in zip(page.split(fitting), tile.split(fitting), strict=True):
             at = some_pages, slice(None), some_tiles
             keys, values = (self._tiles(x)[at] for x in (k, v))  # (n, Hkv, keys, D or Dv)
@@ -41,7 +41,7 @@ class KeyBounds:
             centres = real.mean(2).to(k.dtype)
             distance = (real - centres[:, :, None].to(real.dtype)).norm(dim=-1)
             extent = torch.stack([distance.amax(-1), real.norm(dim=-1).amax(-1)], -1)
-            total = values.sum((2, 3), dtype=real.dtype)  # which infinities and NaN spoil
+            total = values.sum((2, 3), dtype=real.dtype)  # not finite if a value is not
             finite = total.isfinite() & extent.isfinite().all(-1)
             self.centres[at] = centres
             self.extents[at] = torch.where(finite[..., None], extent, torch.inf)
@@ -50,7 +50,7 @@ class KeyBounds:
                 self.lowest[at], self.highest[at] = of_tiles.amin(-1), of_tiles.amax(-1)
 
     def copy_from(self, other: KeyBounds) -> None:
-        """The pages of a smaller pool."""
+        """Copies the bounds of a smaller pool of pages."""
         for own, its in zip(self.tensors(), other.tensors(), strict=True):
             if its is not None:
                 own[: its.shape[0]] = its

@@ -1,4 +1,4 @@
-"""Keys and values of the tokens so far, and what else decoding does not compute again."""
+"""The cache of decoding: keys, values, prefix sums, and bounds for skipping."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ class KVCache:
     """The keys and values of a batch of sequences, to which tokens are appended.
 
     Sequences may differ in length. They are stored in pages of `page_size` keys, which a block
-    table assigns to sequences as these grow; the pool of pages doubles when it is used up. With
-    `pages` it is fixed, and with `block_table` too the caller says which page is where. Of biases
-    that sum steps, the cache keeps the sums, in float64: nothing is computed again for old tokens.
+    table assigns to sequences as they grow. The pool of pages doubles when it is exhausted; with
+    `pages` its size is fixed, and with `block_table` the caller also assigns the pages. For
+    cumulative biases the cache stores the prefix sums in float64, so that nothing is recomputed for
+    old tokens.
 
     Args:
         batch: the number of sequences.
@@ -27,18 +28,18 @@ class KVCache:
         head_dim: D, the channels of a key.
         value_dim: Dv, the channels of a value; D by default.
         dtype: of q, k and v; float64, float32, bfloat16 or float16.
-        device: where they are.
-        window: if given, tokens see the last `window` keys, their own included, and the cache
+        device: the device of q, k and v.
+        window: if given, tokens attend to the last `window` keys, their own included, and the cache
             keeps no others: a sequence of any length takes constant memory (the sliding cache of
             Chi et al., "Dissecting Transformer Length Extrapolation", 2023, appendix B).
-        page_size: keys of a page, a power of two from 16 on.
-        pages: the number of pages, if it is fixed.
-        block_table: (batch, columns) int32, which of the `pages` hold the keys of each sequence,
-            -1 for none: key j is row j % page_size of page block_table[b, j // page_size], or with
-            a window of page block_table[b, j // page_size % columns]. It is copied.
+        page_size: keys per page, a power of two of at least 16. pages: the number of pages, if it
+        is fixed. block_table: (batch, columns) int32, the pages that hold the keys of each
+        sequence, or -1 for
+            none: key j is row j % page_size of page block_table[b, j // page_size], or with a
+            window, of page block_table[b, j // page_size % columns]. It is copied.
 
     Raises:
-        TypeError, ValueError: naming the argument, what it was and what it may be.
+        TypeError, ValueError: naming the argument, the value it had, and the values it may have.
     """
 
     def __init__(
@@ -73,10 +74,10 @@ class KVCache:
             raise ValueError("block_table is given and pages is None; it must be their number")
         self.window = window
         self.lengths = [0] * batch
-        self._written = [0] * batch  # keys up to these may have overwritten older ones
+        self._written = [0] * batch  # ends of written keys, which may have overwritten older keys
         device = torch.empty(0, device=device).device
         self.table = BlockTable(batch, page_size, device, window, pages, block_table)
-        # What is made in inference mode could not be written to outside of it.
+        # Tensors made in inference mode could not be written to outside of it.
         with torch.inference_mode(False):
             self.k = torch.empty(
                 (self.table.pages, kv_heads, page_size, head_dim), dtype=dtype, device=device
@@ -84,9 +85,9 @@ class KVCache:
             self.v = self.k.new_empty((*self.k.shape[:3], value_dim))
             self.bounds = KeyBounds(self.table.pages, self.k, None)
         self.sums: Tensor | None = None  # (pages, H, page_size) float64
-        self.last_sums: Tensor | None = None  # of each sequence's last key, (batch, H), where any
-        self.distance_table = None  # of the bias, if it is a function of the distance
-        self.checked: tuple[Tensor, ...] = ()  # a form's tensors, in which no NaN was found
+        self.last_sums: Tensor | None = None  # prefix sums at the last keys, (batch, H)
+        self.distance_table = None  # the table of a bias that is a function of the distance
+        self.checked: tuple[Tensor, ...] = ()  # tensors of a form that were checked for NaN
 
     def __repr__(self) -> str:
         pages, kv_heads, page_size, head_dim = self.k.shape
@@ -101,17 +102,18 @@ class KVCache:
 
     @property
     def most_tokens(self) -> int | None:
-        """How many can be appended at once without losing a key that the first of them sees."""
+        """The number of tokens that can be appended at once without overwriting a key that is
+        visible to the first of them; None without a window."""
         return None if self.window is None else self.table.keys - self.window + 1
 
     def truncate(self, lengths: int | list[int] | Tensor) -> None:
-        """Drops the keys from `lengths` on, one for each sequence or one for all.
+        """Shortens the sequences to `lengths` keys, one number per sequence or one for all.
 
-        So rejected tokens of speculation go, the padding of prompts of different lengths, or, with
-        0, whole sequences, whose pages are then free.
+        This removes rejected tokens of speculative decoding, the padding of prompts of different
+        lengths or, with 0, whole sequences, whose pages are then free.
 
-        Raises TypeError or ValueError, and drops nothing, where a sequence has fewer keys, or no
-        longer has those that its window would show.
+        Raises TypeError or ValueError, and changes nothing, if a sequence has fewer keys, or if
+        keys within its window have been overwritten.
         """
         lengths = self._checked_lengths(lengths)
         self.table.release(lengths)
@@ -125,9 +127,10 @@ class KVCache:
             self.last_sums = self._sums_at([length - 1 for length in lengths])
 
     def reserve(self, tokens: int) -> None:
-        """Makes room for so many more tokens of each sequence.
+        """Reserves pages for `tokens` more tokens of each sequence.
 
-        Raises ValueError, or an error of PyTorch for want of memory, and changes nothing.
+        Raises ValueError if the cache is full, or PyTorch's error if memory is exhausted; the cache
+        is then unchanged.
         """
         missing = self.table.missing([length + tokens for length in self.lengths])
         if not any(missing):
@@ -139,18 +142,18 @@ class KVCache:
         self.table.assign(missing, pages)
 
     def lengths_with(self, tokens: int) -> Tensor:
-        """Of the sequences and so many more tokens of each, (batch,) int64."""
+        """Returns the lengths of the sequences with `tokens` more tokens each, (batch,) int64."""
         return torch.tensor([length + tokens for length in self.lengths], device=self.k.device)
 
     @torch.no_grad()
     def write(
         self, k: Tensor, v: Tensor, sums: Tensor | None, lengths: Tensor, backend: str
     ) -> Tensor | None:
-        """Writes tokens (B, Hkv, n, D or Dv) behind those of each sequence, where they are not seen
-        before `advance`.
+        """Writes tokens (B, Hkv, n, D or Dv) after the last key of each sequence. They become part
+        of the sequence only with `advance`.
 
-        sums (B, H, n) float64 are running sums from the first token of a sequence on; those of the
-        last tokens are returned, (B, H). lengths are those with the tokens.
+        sums (B, H, n) float64: prefix sums from the first token of each sequence. lengths: the
+        lengths including the new tokens. Returns the prefix sums at the last tokens, (B, H).
         """
         tokens = k.shape[2]
         if tokens == 0:
@@ -168,7 +171,7 @@ class KVCache:
         return None if sums is None else sums[..., -1]
 
     def advance(self, tokens: int, last_sums: Tensor | None) -> None:
-        """The tokens that were written are part of the sequences."""
+        """Makes the tokens that were written part of the sequences."""
         self.lengths = [length + tokens for length in self.lengths]
         self.last_sums = last_sums
 
@@ -181,7 +184,7 @@ class KVCache:
         self.k, self.v, self.sums, self.bounds = k, v, sums, bounds
 
     def _begin_sums(self, heads: int | None) -> None:
-        """An empty cache holds sums of so many heads from now on, or none."""
+        """Allocates prefix sums for `heads` heads in an empty cache, or removes them if None."""
         if heads == (None if self.sums is None else self.sums.shape[1]):
             return
         pages, _, page_size, _ = self.k.shape
@@ -193,7 +196,7 @@ class KVCache:
         self.sums, self.bounds = sums, bounds
 
     def _write_bounds(self, tokens: int) -> None:
-        """Of the tiles that so many tokens complete."""
+        """Computes the bounds of the tiles that are completed by `tokens` new tokens."""
         size = self.bounds.tile_keys
         tiles = [
             (b, tile * size)
@@ -206,7 +209,8 @@ class KVCache:
             self.bounds.write(page, row // size, self.k, self.v, self.sums)
 
     def _sums_at(self, keys: list[int]) -> Tensor:
-        """Of one key of each sequence, 0 before the first; (batch, H)."""
+        """Returns the prefix sums at one key of each sequence, 0 before the first key; (batch,
+        H)."""
         keys = torch.tensor(keys, device=self.sums.device)
         b = torch.arange(self.batch, device=keys.device)
         page, row = self.table.find(b, keys.clamp(min=0))

@@ -1,4 +1,5 @@
-"""Attention to sequences that are spread over the ranks of `torch.distributed`."""
+"""Context parallelism: attention to sequences that are sharded over ranks of
+`torch.distributed`."""
 
 from .context_parallel import context_parallel_attention
 from .layout import positions, shard, unshard

@@ -1,4 +1,4 @@
-"""The ranks agree on which keys of other ranks each of them needs."""
+"""Determines which keys of other ranks each rank needs, and exchanges the requests."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from torch import Tensor
 from ..chunk_pairs import Pair
 from .keys import Needed
 from .layout import chunks_of
-from .selection import KnownKeys, Queries, ranges
-from .share import Share
+from .selection import KeySummary, Queries, ranges
+from .share import Partition
 
 
-def agree(share: Share, lse: Tensor) -> list[Needed]:
-    """What each rank's pairs take of the chunks that are not their own.
+def agree(partition: Partition, lse: Tensor) -> list[Needed]:
+    """Returns, for each rank, the key ranges that its pairs of different chunks need.
 
-    lse (B, H, 2n): that of this rank's queries over their own chunks. Without a tolerance, or a
-    bias, all ranks know it without asking.
+    lse (B, H, 2n): the lse of this rank's queries over their own chunks. Without skipping, the
+    ranges follow from the mask, and nothing is exchanged.
     """
-    ring, settings = share.ring, share.settings
-    pairs = [settings.pairs(rank, ring.size, share.n) for rank in range(ring.size)]
+    ring, settings = partition.ring, partition.settings
+    pairs = [settings.pairs(rank, ring.size, partition.n) for rank in range(ring.size)]
     if not settings.may_skip:
-        shape = share.keys.k.shape[:2]
+        shape = partition.keys.k.shape[:2]
         return [
-            {pair: torch.tensor(pair.seen_keys).expand(*shape, 2) for pair in of_rank}
+            {pair: torch.tensor(pair.visible_keys).expand(*shape, 2) for pair in of_rank}
             for of_rank in pairs
         ]
-    known = everyones_keys(share)
-    asked = torch.stack([_range(share, pair, known, lse) for pair in pairs[ring.rank]])
-    everyones = ring.gather(asked.int(), "requests for keys")
+    summaries = gather_key_summaries(partition)
+    requested = torch.stack([_range(partition, pair, summaries, lse) for pair in pairs[ring.rank]])
+    gathered = ring.gather(requested.int(), "requests for keys")
     return [
         dict(zip(of_rank, x.long().cpu(), strict=True))
-        for of_rank, x in zip(pairs, everyones, strict=True)
+        for of_rank, x in zip(pairs, gathered, strict=True)
     ]
 
 
-def everyones_keys(share: Share) -> dict[int, KnownKeys]:
-    """What is known of the keys of each chunk."""
-    ring = share.ring
-    own = [KnownKeys.of(*share.keys.of(chunk)) for chunk in share.keys.rows.chunks]
+def gather_key_summaries(partition: Partition) -> dict[int, KeySummary]:
+    """Returns the summary of the keys of each chunk."""
+    ring = partition.ring
+    own = [KeySummary.of(*partition.keys.of(chunk)) for chunk in partition.keys.rows.chunks]
     packed = ring.gather(torch.stack([x.packed() for x in own]), "bounds of their keys")
     return {
         chunk: own[0].unpacked(numbers)
@@ -47,18 +47,20 @@ def everyones_keys(share: Share) -> dict[int, KnownKeys]:
     }
 
 
-def _range(share: Share, pair: Pair, known: dict[int, KnownKeys], lse: Tensor) -> Tensor:
-    """(B, Hkv, 2), on the device of the keys."""
-    if pair.seen_keys == (0, 0):
-        return torch.zeros((*share.keys.k.shape[:2], 2), dtype=torch.int64, device=lse.device)
-    at = share.keys.rows.of(pair.query_chunk)
-    group = share.q.shape[1] // share.keys.k.shape[1]
+def _range(
+    partition: Partition, pair: Pair, summaries: dict[int, KeySummary], lse: Tensor
+) -> Tensor:
+    """Returns the key range that a pair needs, (B, Hkv, 2), on the device of the keys."""
+    if pair.visible_keys == (0, 0):
+        return torch.zeros((*partition.keys.k.shape[:2], 2), dtype=torch.int64, device=lse.device)
+    at = partition.keys.rows.of(pair.query_chunk)
+    group = partition.q.shape[1] // partition.keys.k.shape[1]
     queries = Queries(
-        share.q[:, :, at],
+        partition.q[:, :, at],
         lse[..., at],
-        known[pair.query_chunk].longest.repeat_interleave(group, 1),
-        share.queries(pair),
-        share.keys.of(pair.query_chunk)[2],
-        share.settings.scale,
+        summaries[pair.query_chunk].largest_norm.repeat_interleave(group, 1),
+        partition.queries(pair),
+        partition.keys.of(pair.query_chunk)[2],
+        partition.settings.scale,
     )
-    return ranges(pair, queries, known[pair.key_chunk], share.settings.half)
+    return ranges(pair, queries, summaries[pair.key_chunk], partition.settings.half_tolerance)

@@ -1,8 +1,8 @@
-"""Attention of this rank's queries to everyone's keys, hop by hop, in both directions.
+"""Ring attention: attention of this rank's queries to the keys of all ranks, hop by hop.
 
-At every hop a rank is sent those of another rank's keys that can matter to it, computes what its
-queries take of them, and merges it by lse. Its own keys come first. Backward does the same, and
-sends the gradients of keys home.
+At each hop, a rank receives the keys of another rank that it needs, computes its queries' attention
+to them, and merges the results by lse. It starts with its own keys. Backward proceeds in the same
+way, and returns the gradients of keys to their owning rank.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from .agreement import agree
 from .gradients import Gradients
 from .keys import Keys, Needed
 from .ring import Ring
-from .share import Settings, Share
+from .share import Partition, Settings
 
 
 class RingAttention(torch.autograd.Function):
-    """o and lse of q (B, H, 2n, D), k and v: of each, chunk r before chunk 2R - 1 - r.
+    """Computes o and lse of q (B, H, 2n, D), k and v, each of which holds chunk r before chunk
+    2R - 1 - r.
 
-    form_tensors are those of the bias lowered for the whole sequence or, per token, for this rank's
-    tokens behind those of earlier chunks.
+    form_tensors: the tensors of the bias lowered for the whole sequence; per-token tensors are
+    those of this rank's tokens, with prefix sums that include the earlier chunks.
     """
 
     @staticmethod
     def forward(ctx, settings: Settings, ring: Ring, q, k, v, *form_tensors):
-        share = Share(q, k, v, of_tensors(settings.form, form_tensors), settings, ring)
-        merged = Merged(share)
+        partition = Partition(q, k, v, of_tensors(settings.form, form_tensors), settings, ring)
+        merged = MergedOutput(partition)
         plans = merged.add_own_chunks()
-        needed = agree(share, merged.lse.clone())
+        needed = agree(partition, merged.lse.clone())
         merged.add_other_chunks(needed)
         o, lse = merged.o.to(q.dtype), merged.lse
         ctx.settings, ctx.ring, ctx.needed, ctx.plans = settings, ring, needed, plans
@@ -47,8 +48,8 @@ class RingAttention(torch.autograd.Function):
         wanted = ctx.needs_input_grad[5:]
         with torch.no_grad():
             form = of_tensors(ctx.settings.form, form_tensors)
-            share = Share(q, k, v, form, ctx.settings, ctx.ring)
-            gradients = Gradients(share, grad_o, grad_lse, o, lse, any(wanted))
+            partition = Partition(q, k, v, form, ctx.settings, ctx.ring)
+            gradients = Gradients(partition, grad_o, grad_lse, o, lse, any(wanted))
             gradients.add_own_chunks(ctx.plans)
             gradients.add_other_chunks(ctx.needed)
             of_inputs = gradients.of_inputs(wanted)
@@ -61,7 +62,7 @@ class RingAttention(torch.autograd.Function):
 
 
 class Constant(torch.autograd.Function):
-    """A gradient, and an error for who differentiates it by what it was computed from."""
+    """Returns a gradient unchanged, and raises an error if it is differentiated."""
 
     @staticmethod
     def forward(ctx, gradient: Tensor, *computed_from: Tensor | None) -> Tensor:
@@ -72,37 +73,37 @@ class Constant(torch.autograd.Function):
         raise RuntimeError("context_parallel_attention has no second derivatives")
 
 
-class Merged:
-    """o (B, H, 2n, Dv) and lse (B, H, 2n) over the keys so far, in float32 at least."""
+class MergedOutput:
+    """Accumulates o (B, H, 2n, Dv) and lse (B, H, 2n) over the keys so far, in at least float32."""
 
-    def __init__(self, share: Share):
-        q, v = share.q, share.keys.v
+    def __init__(self, partition: Partition):
+        q, v = partition.q, partition.keys.v
         real = torch.promote_types(q.dtype, torch.float32)
-        self.share = share
+        self.partition = partition
         self.o = q.new_zeros((*q.shape[:3], v.shape[3]), dtype=real)
         self.lse = q.new_full(q.shape[:3], -torch.inf, dtype=real)
 
     def add_own_chunks(self) -> dict[Pair, Tensor | None]:
-        """Those of each chunk's queries with its keys, and the plans by which some are left out."""
+        """Adds the attention of each chunk to itself, and returns the plans that were used."""
         made = {}
-        for pair in self.share.own_pairs():
+        for pair in self.partition.own_pairs():
             made[pair] = self._plan(pair)
-            self._add(pair, self.share.keys, made[pair])
+            self._add(pair, self.partition.keys, made[pair])
         return made
 
     def add_other_chunks(self, needed: list[Needed]) -> None:
-        for _, keys in self.share.hops(needed):
-            for pair, plan in self.share.pairs(needed, keys):
+        for _, keys in self.partition.hops(needed):
+            for pair, plan in self.partition.pairs(needed, keys):
                 self._add(pair, keys, plan)
 
     def _plan(self, pair: Pair) -> Tensor | None:
-        """The ordinary one."""
-        problem = self.share.problem(pair, self.share.keys, None)
+        """Returns the plan of an ordinary call, if it is worthwhile."""
+        problem = self.partition.problem(pair, self.partition.keys, None)
         return operators.plan(problem) if plans.is_worthwhile(problem) else None
 
     def _add(self, pair: Pair, keys: Keys, plan: Tensor | None) -> None:
-        new_o, new_lse = operators.forward(self.share.problem(pair, keys, plan))
-        at = self.share.keys.rows.of(pair.query_chunk)
+        new_o, new_lse = operators.forward(self.partition.problem(pair, keys, plan))
+        at = self.partition.keys.rows.of(pair.query_chunk)
         o, lse = self.o[:, :, at], self.lse[..., at]
         both = torch.logaddexp(lse, new_lse)
         kept, added = (

@@ -13,11 +13,11 @@ from ..sequences import Sequences
 from ..validation import check_options, check_tensors
 from .attention import RingAttention
 from .ring import Ring, Traffic
-from .running_sums import sums_before
+from .running_sums import exclusive_chunk_sums
 from .share import Settings
 
 
-@torch.compiler.disable  # Messages between ranks, some of which are not there, cannot be traced.
+@torch.compiler.disable  # Data-dependent communication cannot be traced.
 def context_parallel_attention(
     q: Tensor,
     k: Tensor,
@@ -33,14 +33,15 @@ def context_parallel_attention(
     backend: str | None = None,
     traffic: Traffic | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`biased_flash_attn` of a sequence that is spread over ranks; each gets its queries' outputs.
+    """`biased_flash_attn` for a sequence that is sharded over ranks; each rank gets its queries'
+    outputs.
 
-    Every rank of the group calls it alike, with its part of each tensor as `shard` cuts them: of 2R
-    chunks, rank r of R has chunks r and 2R - 1 - r. Keys and values go from rank to rank, in
-    messages that overlap with the computation; memory holds some ranks' parts of them, two of keys
-    and those on their way, however many ranks there are. Keys that provably do not matter to a rank
-    are neither sent nor waited for, in both directions; only a few numbers about all keys are.
-    Backward has to be run by all ranks too.
+    All ranks of the group must make the same call, each with its partition of every tensor as
+    returned by `shard`: of 2R chunks, rank r of R has chunks r and 2R - 1 - r. Keys and values are
+    exchanged in messages that overlap with the computation; a rank holds at most the partitions of
+    two ranks and the messages in flight, independently of the number of ranks. Keys of negligible
+    softmax mass for a rank are not sent to it, in both passes; only a small summary of all keys is
+    exchanged. All ranks must also run the backward pass.
 
     Args:
         q: (B, H, N / R, D), as for `biased_flash_attn`, but with as many queries as keys.
@@ -48,30 +49,30 @@ def context_parallel_attention(
         v: (B, Hkv, N / R, Dv).
         bias: a bias of `biased_flash_attn.biases`, or None: one of positions, the same on all
             ranks, or a `CumulativeBias` with the steps and gains of this rank's tokens, such as
-            `Cable` called on their hidden states; its sums go on from rank to rank. Gradients of
-            parameters are this rank's share: the sum over ranks is that of the sum of the ranks'
-            losses, and their average, as DDP and FSDP take it, that of the average loss. A function
-            of the distance has a table of all N distances on every rank.
-        group: the ranks that share the sequence; None for all.
-        causal: whether key j is visible only when j <= p, by the positions in the sequence.
-        window: if given, the number of past keys a query sees, its own included.
-        scale: factor of q k^T, 1 / sqrt(D) by default.
-        tolerance: the share of each query's softmax mass, in [0, 1), that may be left out where
-            it is proved to be that small, over all ranks together: as in `biased_flash_attn`.
+            `Cable` called on their hidden states; its prefix sums continue across ranks. Gradients
+            of parameters are partial: their sum over ranks is the gradient of the sum of the ranks'
+            losses, and their average, as in DDP and FSDP, that of the average loss. A function of
+            the distance has a table of all N distances on every rank.
+        group: the ranks over which the sequence is sharded; None for all. causal: whether key j is
+        visible only when j <= p, by the positions in the sequence. window: if given, the number of
+        past keys visible to a query, its own included. scale: factor of q k^T, 1 / sqrt(D) by
+        default. tolerance: the fraction of each query's softmax mass, in [0, 1), that may be
+        skipped over all
+            ranks together: as in `biased_flash_attn`.
         return_lse: also return log sum_j exp(scale q k^T + bias), natural logarithm.
         backend: "triton" (GPUs) or "cpu", which runs or raises; None chooses.
         traffic: counts the bytes that this rank sends for this call, its backward pass included.
 
     Returns:
-        o (B, H, N / R, Dv) in q's dtype and, if asked, lse (B, H, N / R) in float32, or float64 for
-        float64. A query that sees no key has o = 0 and lse = -inf.
+        o (B, H, N / R, Dv) in q's dtype and, with return_lse, lse (B, H, N / R) in float32, or
+        float64 for float64. A query without visible keys has o = 0 and lse = -inf.
 
     Raises:
-        TypeError, ValueError: naming the argument, what it was and what it may be.
-        RuntimeError: where a rank has ended, or did not answer within the timeout that
-            `init_process_group` was given; it names the ranks and the hop.
+        TypeError, ValueError: naming the argument, the value it had, and the values it may have.
+        RuntimeError: if a rank has exited, or did not respond within the timeout that was passed to
+            `init_process_group`; it names the ranks and the hop.
 
-    The ring is that of Liu et al., "Ring Attention with Blockwise Transformers for Near-Infinite
+    The ring follows Liu et al., "Ring Attention with Blockwise Transformers for Near-Infinite
     Context", 2023.
     """
     q, k, v = under_autocast(q, k, v)
@@ -96,7 +97,7 @@ def context_parallel_attention(
     options = {"causal": causal, "window": window or 0, "scale": scale, "tolerance": tolerance}
     _check_agreement(ring, q, k, v, form, options)
     if form.state is not None:
-        form = form.continued(sums_before(form.state, ring))
+        form = form.continued(exclusive_chunk_sums(form.state, ring))
     may_skip = tolerance > 0 and form.may_skip
     settings = Settings(form.name, scale, causal, window, tolerance, backend, may_skip)
     with torch.autocast(q.device.type, enabled=False):
@@ -105,7 +106,8 @@ def context_parallel_attention(
 
 
 def _check_agreement(ring: Ring, q, k, v, form: Form, options: dict[str, float]) -> None:
-    """Ranks that were called differently would wait for one another, or mix what does not fit."""
+    """Raises ValueError if ranks were called with different arguments, which could deadlock or mix
+    incompatible tensors."""
     shapes = {
         f"{name}.shape[{dim}]": size
         for name, x in (("q", q), ("k", k), ("v", v))
@@ -125,13 +127,13 @@ def _check_agreement(ring: Ring, q, k, v, form: Form, options: dict[str, float])
         if different:
             raise ValueError(
                 f"rank {rank} called context_parallel_attention with another"
-                f" {', '.join(different)} than rank {ring.rank}; all ranks must call it alike"
+                f" {', '.join(different)} than rank {ring.rank}; all ranks must pass the same"
             )
 
 
 def _lowered(bias, q: Tensor, ranks: int, causal: bool, window: int | None) -> Form:
-    """The form of the whole sequence; per token that of this rank's two chunks, each by itself, and
-    with numbers of pairs that of this rank's queries."""
+    """Returns the form of the whole sequence; if it is per token, that of this rank's two chunks
+    separately; if it is per pair, that of this rank's queries."""
     n = q.shape[2] // 2
     rows = torch.tensor([[0, n, 0, n, 0], [n, n, n, n, 0]], device=q.device)
     chunks = Sequences(rows, n, n, 2 * n, 2 * n, is_packed=True)

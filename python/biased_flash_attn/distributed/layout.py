@@ -1,7 +1,7 @@
-"""Which tokens a rank has: of 2R chunks of a sequence, rank r of R has chunks r and 2R - 1 - r.
+"""The zigzag layout of a sequence: of 2R chunks, rank r of R has chunks r and 2R - 1 - r.
 
-Under a causal mask early queries see few keys and late ones many; so every rank has as many pairs
-of query and key to compute.
+Under a causal mask, early queries have few visible keys and late ones many. With this layout, all
+ranks have the same number of visible pairs.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from torch.distributed.device_mesh import DeviceMesh
 
 
 def chunks_of(rank: int, ranks: int) -> tuple[int, int]:
-    """The chunks of a rank, in the order in which it holds them."""
+    """Returns the chunks of a rank, in the order of its rows."""
     return rank, 2 * ranks - 1 - rank
 
 
 def shard(x: Tensor, dim: int, group: dist.ProcessGroup | None = None) -> Tensor:
-    """This rank's part of x, which every rank has whole, along dimension dim.
+    """Returns this rank's partition, along dimension dim, of a tensor x that every rank holds in
+    full.
 
-    Gradients pass. Raises ValueError unless twice the number of ranks divides x.shape[dim].
+    Differentiable. Raises ValueError unless x.shape[dim] is a multiple of twice the number of
+    ranks.
     """
     rank, ranks = rank_and_size(group)
     if x.shape[dim] % (2 * ranks):
@@ -33,9 +35,9 @@ def shard(x: Tensor, dim: int, group: dist.ProcessGroup | None = None) -> Tensor
 
 
 def unshard(x: Tensor, dim: int, group: dist.ProcessGroup | None = None) -> Tensor:
-    """The whole of which each rank has the part x, in the order of positions; without gradients.
+    """Gathers the partitions x of all ranks into the full tensor, in the order of positions.
 
-    Raises ValueError where x.shape[dim] is odd, as no part is.
+    Not differentiable. Raises ValueError if x.shape[dim] is odd.
     """
     _, ranks = rank_and_size(group)
     check_two_chunks(f"x.shape[{dim}]", x.shape[dim])
@@ -54,9 +56,9 @@ def positions(
     group: dist.ProcessGroup | None = None,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """The positions of this rank's n_local tokens in their sequence, (n_local,) int64.
+    """Returns the positions of this rank's n_local tokens in the sequence, (n_local,) int64.
 
-    Raises ValueError for an odd number of them.
+    Raises ValueError if n_local is odd.
     """
     rank, ranks = rank_and_size(group)
     check_two_chunks("n_local", n_local)
@@ -72,7 +74,7 @@ def check_two_chunks(name: str, length: int) -> None:
 
 
 def rank_and_size(group: dist.ProcessGroup | None) -> tuple[int, int]:
-    """This rank within the group, and the number of ranks there."""
+    """Returns this rank's index in the group, and the size of the group."""
     if not (dist.is_available() and dist.is_initialized()):
         raise RuntimeError(
             "torch.distributed is not initialized; call torch.distributed.init_process_group first"

@@ -1,4 +1,5 @@
-"""What ranks send one another: small things to all, keys and gradients to whom they matter."""
+"""Communication between ranks: all-gather of small tensors, point-to-point of keys and
+gradients."""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ KINDS = ("keys", "values", "sums", "gradients", "control")
 
 @dataclass
 class Traffic:
-    """Counts what this rank sends in the calls that are given it, forward and backward.
+    """Counts the bytes that this rank sends in the calls it is passed to, forward and backward.
 
-    sent: bytes of keys, values, running sums of steps, gradients returned to the owning rank, and
-    control messages: bounds of keys, and which keys each rank requests. A message to each of n
-    ranks counts n times. hops and dropped_hops: how often keys of another rank were received, in
-    either pass, and how often a mask would show keys of which none mattered.
+    sent: bytes of keys, values, prefix sums, gradients returned to the owning rank, and control
+    messages (summaries of keys, and requests for keys). A message to each of n ranks counts n
+    times. hops: the number of times that keys of another rank were received, in either pass.
+    dropped_hops: the number of times that keys were visible by the mask but none had to be sent.
     """
 
     sent: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
@@ -35,7 +36,8 @@ class Traffic:
 
 
 class Ring:
-    """The ranks of a group. At hop h, rank r is sent what it needs of r - h, and sends to r + h."""
+    """The ranks of a group. At hop h, rank r receives the keys it needs from r - h, and sends to r
+    + h."""
 
     def __init__(self, group: dist.ProcessGroup | None, traffic: Traffic | None = None):
         self.group, self.traffic = group, traffic if traffic is not None else Traffic()
@@ -48,11 +50,13 @@ class Ring:
         return (self.rank + hop) % self.size
 
     def gather(self, x: Tensor, what: str) -> list[Tensor]:
-        """x of every rank, all of one shape, for `what` an error names."""
+        """Returns x of every rank; shapes must be equal. `what` describes x in error messages."""
         x = x.contiguous()
         parts = [torch.empty_like(x) for _ in range(self.size)]
         self._count("control", x, self.size - 1)
-        with naming_the_peers(f"rank {self.rank} exchanged {what} with ranks 0 to {self.size - 1}"):
+        with reraise_with_peers(
+            f"rank {self.rank} exchanged {what} with ranks 0 to {self.size - 1}"
+        ):
             dist.all_gather(parts, x, group=self.group)
         return parts
 
@@ -62,26 +66,28 @@ class Ring:
         outgoing: list[tuple[str, Tensor]],
         incoming: list[Tensor],
         *,
-        home: bool = False,
+        returning: bool = False,
     ) -> Messages:
-        """Starts to send tensors, each with its kind, and to receive some; without rows nothing.
+        """Starts sending tensors, each with its kind, and receiving others; empty tensors are
+        skipped.
 
-        They go on to the target and come from the source or, on the way home, the other way.
+        Tensors are sent to the target and received from the source of the hop or, with `returning`,
+        in the opposite direction.
         """
         to, of = self.target(hop), self.source(hop)
-        if home:
+        if returning:
             to, of = of, to
         operations = []
         for kind, x in outgoing:
             if x.numel():
                 self._count(kind, x, 1)
-                operations.append(self._operation(dist.isend, x, to, 2 * hop + home))
+                operations.append(self._operation(dist.isend, x, to, 2 * hop + returning))
         for x in incoming:
             if x.numel():
-                operations.append(self._operation(dist.irecv, x, of, 2 * hop + home))
-        direction = "sent gradients home" if home else "passed keys on"
+                operations.append(self._operation(dist.irecv, x, of, 2 * hop + returning))
+        direction = "returned gradients" if returning else "sent keys"
         doing = f"rank {self.rank} {direction} in hop {hop} of {self.size - 1}, to {to} from {of}"
-        with naming_the_peers(doing):
+        with reraise_with_peers(doing):
             works = dist.batch_isend_irecv(operations) if operations else []
         return Messages(works, doing, [x for _, x in outgoing])
 
@@ -95,27 +101,27 @@ class Ring:
 
 @dataclass
 class Messages:
-    """Those of a hop, on their way. What is sent stays alive until they have arrived."""
+    """The messages in flight of a hop. Sent tensors are kept alive until they have arrived."""
 
     works: list[dist.Work]
     doing: str
     outgoing: list[Tensor]
 
     def wait(self) -> None:
-        with naming_the_peers(self.doing):
+        with reraise_with_peers(self.doing):
             for work in self.works:
                 work.wait()
         self.outgoing.clear()
 
 
 @contextlib.contextmanager
-def naming_the_peers(doing: str) -> Iterator[None]:
-    """Errors of the transport say nothing of who was waited for, and what for."""
+def reraise_with_peers(doing: str) -> Iterator[None]:
+    """Context manager: adds the peers and the operation to errors of the transport."""
     try:
         yield
     except RuntimeError as error:
         raise RuntimeError(
-            f"context_parallel_attention: a peer was lost while {doing}. It may have ended, or not"
-            " have called as often as the others; look at its own error, and start all ranks anew"
-            f" from a checkpoint. The transport said: {error}"
+            f"context_parallel_attention: a peer was lost while {doing}. It may have exited, or"
+            " made fewer calls than the others; check its own error, and restart all ranks from a"
+            f" checkpoint. The transport reported: {error}"
         ) from error

@@ -1,4 +1,4 @@
-"""What a rank has of a sequence, and the calls of the kernels that this takes part in."""
+"""A rank's partition of a sequence, and the kernel calls that it requires."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .ring import Messages, Ring
 
 @dataclass(frozen=True)
 class Settings:
-    """What all ranks agree on, but for tensors."""
+    """The settings that are the same on all ranks."""
 
     form: str
     scale: float
@@ -29,20 +29,22 @@ class Settings:
     may_skip: bool
 
     @property
-    def half(self) -> float:
-        """What chunks may leave out of their own keys; and, together, of all other chunks'."""
+    def half_tolerance(self) -> float:
+        """The fraction of the mass that may be skipped among a chunk's own keys, and the fraction
+        that may be skipped among the keys of all other chunks together."""
         return self.tolerance / 2
 
     def pairs(self, rank: int, ranks: int, n: int) -> list[Pair]:
-        """A rank's queries with the other chunks' keys, as far as causality shows them."""
+        """Returns the pairs of a rank's query chunks and other key chunks, without those that are
+        masked by causality."""
         chunks = range(2 * ranks)
         settings = n, len(chunks), self.causal, self.window
         pairs = [Pair(q, k, *settings) for q in chunks_of(rank, ranks) for k in chunks if q != k]
         return [pair for pair in pairs if pair.is_past or not self.causal]
 
 
-class Share:
-    """Tensors of this rank, of a chunk r and a chunk 2R - 1 - r of n tokens: see RingAttention."""
+class Partition:
+    """The tensors of this rank: chunks r and 2R - 1 - r, of n tokens each. See RingAttention."""
 
     def __init__(self, q, k, v, form: Form, settings: Settings, ring: Ring):
         self.q, self.form, self.settings, self.ring = q, form, settings, ring
@@ -50,104 +52,106 @@ class Share:
         self.keys = Keys(Rows(chunks_of(ring.rank, ring.size), self.n), k, v, form.state)
 
     def own_pairs(self) -> list[Pair]:
-        """Each chunk with itself."""
+        """Returns the pairs of each chunk with itself."""
         settings = self.n, 2 * self.ring.size, self.settings.causal, self.settings.window
         return [Pair(chunk, chunk, *settings) for chunk in self.keys.rows.chunks]
 
     def problem(self, pair: Pair, keys: Keys, plan: Tensor | None) -> Problem:
-        """That of a pair, as the kernels know it."""
+        """Returns the problem of a pair for the kernels."""
         settings, q = self.settings, self.q[:, :, self.keys.rows.of(pair.query_chunk)]
         k, v, _ = keys.of(pair.key_chunk)
         form = self.queries(pair).of_pair(pair, self.states(pair, keys))
-        tolerance = settings.half if settings.may_skip else 0.0
+        tolerance = settings.half_tolerance if settings.may_skip else 0.0
         return Problem(
-            *(q, k, v, form, pair.placed(q.shape[0], q.device)),
+            *(q, k, v, form, pair.batched_geometry(q.shape[0], q.device)),
             *(settings.scale, tolerance, settings.backend, plan),
         )
 
     def queries(self, pair: Pair) -> Form:
-        """The form with what it has of the pair's queries."""
+        """Returns the form restricted to the pair's queries."""
         return self.form.of_queries(self.keys.rows.of(pair.query_chunk))
 
     def states(self, pair: Pair, keys: Keys) -> tuple[Tensor, Tensor] | None:
-        """Those of the pair's queries and of its keys."""
+        """Returns the states of the pair's queries and keys, or None if the form has none."""
         if self.form.state is None:
             return None
         return self.keys.of(pair.query_chunk)[2], keys.of(pair.key_chunk)[2]
 
     def _plan(self, pair: Pair, taken: Tensor) -> Tensor | None:
-        """That of a range (B, Hkv, 2) of keys, if it is not all of them."""
+        """Returns the plan of key ranges (B, Hkv, 2), or None if they include all keys."""
         if (taken == torch.tensor([0, self.n])).all():
             return None
         return plan_of(taken.to(self.q.device), pair, self.q.shape[1])
 
     def hops(self, needed: list[Needed]) -> Iterator[tuple[int, Keys | None]]:
-        """The number of a hop, and the keys that arrive with it: at first those of this rank.
+        """Yields the number of each hop and the keys received in it, or None. Hop 0 has this rank's
+        keys.
 
-        Those of the next hop are on their way meanwhile. Some hops bring none.
+        While one hop is processed, the keys of the next one are in flight.
         """
-        coming = self._begin(1, needed)
+        pending = self._begin(1, needed)
         yield 0, self.keys
         for hop in range(1, self.ring.size):
-            arrived, coming = coming, self._begin(hop + 1, needed)
+            arrived, pending = pending, self._begin(hop + 1, needed)
             yield hop, arrived.wait()
 
     def pairs(
         self, needed: list[Needed], keys: Keys | None
     ) -> Iterator[tuple[Pair, Tensor | None]]:
-        """Those of this rank that take some of the keys, and the plan of which."""
+        """Yields the pairs of this rank that need some of the keys, and their plans."""
         if keys is None:
             return
         for pair, taken in needed[self.ring.rank].items():
             if pair.key_chunk in keys.rows.chunks and (taken[..., 0] < taken[..., 1]).any():
                 yield pair, self._plan(pair, taken)
 
-    def shown(self, needed: list[Needed], to: int, of: int) -> Tensor | None:
-        """Which keys of one rank another takes, (B, Hkv, 2n), or None."""
+    def key_mask(self, needed: list[Needed], to: int, of: int) -> Tensor | None:
+        """Returns the mask of the keys of rank `of` that rank `to` needs, (B, Hkv, 2n), or None."""
         rows = Rows(chunks_of(of, self.ring.size), self.n)
         return mask(needed[to], rows, self.q.device)
 
-    def _sees(self, rank: int) -> bool:
-        """Whether the mask shows this rank some keys of another."""
+    def _has_visible_keys(self, rank: int) -> bool:
+        """Returns whether the mask makes any keys of another rank visible to this rank."""
         ranks = self.ring.size
         pairs = self.settings.pairs(self.ring.rank, ranks, self.n)
         return any(
-            pair.key_chunk in chunks_of(rank, ranks) and pair.seen_keys != (0, 0) for pair in pairs
+            pair.key_chunk in chunks_of(rank, ranks) and pair.visible_keys != (0, 0)
+            for pair in pairs
         )
 
-    def _begin(self, hop: int, needed: list[Needed]) -> Arriving | None:
+    def _begin(self, hop: int, needed: list[Needed]) -> PendingKeys | None:
         ring = self.ring
         if hop >= ring.size:
             return None
         outgoing, incoming, source = [], [], ring.source(hop)
-        asked = self.shown(needed, ring.target(hop), ring.rank)
-        if asked is not None:
-            outgoing = self.keys.tensors(asked)
-        wanted = self.shown(needed, ring.rank, source)
-        if wanted is not None:
-            incoming = self.keys.empty_tensors(wanted)
+        requested = self.key_mask(needed, ring.target(hop), ring.rank)
+        if requested is not None:
+            outgoing = self.keys.tensors(requested)
+        needed_mask = self.key_mask(needed, ring.rank, source)
+        if needed_mask is not None:
+            incoming = self.keys.empty_tensors(needed_mask)
             ring.traffic.hops += 1
-        elif self._sees(source):
+        elif self._has_visible_keys(source):
             ring.traffic.dropped_hops += 1
         messages = ring.begin(hop, outgoing, incoming)
-        return Arriving(self, messages, source, wanted, incoming)
+        return PendingKeys(self, messages, source, needed_mask, incoming)
 
 
 @dataclass
-class Arriving:
-    """Keys on their way from another rank; none, where wanted is None."""
+class PendingKeys:
+    """Keys in flight from another rank; none if needed_mask is None."""
 
-    share: Share
+    partition: Partition
     messages: Messages
     source: int
-    wanted: Tensor | None
+    needed_mask: Tensor | None
     tensors: list[Tensor]
 
     def wait(self) -> Keys | None:
         self.messages.wait()
-        if self.wanted is None:
+        if self.needed_mask is None:
             return None
-        keys, ranks = self.share.keys, self.share.ring.size
-        received = keys.received(self.source, ranks, self.wanted, self.tensors)
+        keys, ranks = self.partition.keys, self.partition.ring.size
+        received = keys.received(self.source, ranks, self.needed_mask, self.tensors)
         self.tensors.clear()
         return received

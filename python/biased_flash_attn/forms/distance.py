@@ -67,8 +67,8 @@ class Distance(SkippableForm):
         return pad(self.table, (0, missing), value=-torch.inf).unflatten(-1, (-1, block)).amax(-1)
 
     def of_pair(self, pair: Pair, states: None) -> Distance:
-        first = pair.geometry.first_distance + pair.moved - pair.whole.first_distance
-        # Distance 0 does not occur in a pair, and may precede the table.
+        first = pair.geometry.first_distance + pair.distance_offset - pair.whole.first_distance
+        # Distance 0 of a pair does not occur, and may lie before the table.
         before = max(0, -first)
         part = self._entries(first + before, pair.geometry.n_distances - before)
         return Distance(pad(part, (before, 0)))

@@ -46,7 +46,7 @@ class Linear(SkippableForm):
         """A table for two different chunks, whose true distances the kernels do not receive."""
         if pair.is_own:
             return self
-        d = pair.geometry.distances(self.slopes.device) + pair.moved
+        d = pair.geometry.distances(self.slopes.device) + pair.distance_offset
         return Distance(self._table(d).to(self.slopes.dtype))
 
     def mass_of_pair(self, pair: Pair, side: Side, bounds: StateBounds | None) -> DistanceMass:

@@ -1,11 +1,11 @@
-"""An upper bound of the softmax mass of the keys that lie far from a query.
+"""An upper bound on the softmax mass of the keys that are far from a query.
 
 With c the mean of the keys, and r the largest |k_j - c| of some keys,
 
     sum_j exp(scale q_i . k_j + b_ij) <= exp(scale q_i . c + |scale| |q_i| r) sum_j exp(b_ij),
 
-to which the sum over the keys nearest to the query, as a kernel computes it, is compared. The proof
-is in DESIGN.md, "Certified skipping".
+which is compared with the sum over the keys nearest to the query, as computed by a kernel. The
+proof is in DESIGN.md, "Certified skipping".
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from ..forms import Form, Geometry, Mass, Side
 from ..limits import NEAR_KEYS, ROUNDING, ROUNDING_FLOOR, TILE_KEYS, rounding_of_logits
 from ..problem import Problem
 
-_CHUNK = 2**18  # numbers of q or k that are converted together, so that they stay in the cache
+_CHUNK = 2**18  # elements of q or k that are converted at a time, few enough for the CPU cache
 
 
 def sides(problem: Problem) -> list[Side]:
-    """Those on which a query sees keys."""
+    """Returns the sides of a query that have visible keys."""
     geometry = problem.geometry
     past = Side(geometry.positions(problem.q.device), geometry.n_key)
     return [past] if geometry.causal else [past, past.mirrored()]
 
 
 def reach(geometry: Geometry) -> int:
-    """How many of the past keys are always taken."""
+    """Returns the number of nearest past keys, which are never skipped."""
     return min(NEAR_KEYS, geometry.window or NEAR_KEYS, geometry.n_key)
 
 
 @dataclass(frozen=True)
 class Keys:
-    """Where the keys of each query head lie about their mean."""
+    """The mean of the keys of each query head, and their distances from it."""
 
     mean: Tensor  # (B, H, D)
     distance: Tensor  # of each key from the mean, (B, H, n_key) float64
@@ -46,20 +46,20 @@ class Keys:
     @staticmethod
     def of(k: Tensor, heads: int) -> Keys:
         mean = k.mean(2, dtype=torch.promote_types(k.dtype, torch.float32))
-        # The other way of cdist is that by products, which cancel.
+        # cdist via matrix products suffers from cancellation.
         direct = {"compute_mode": "donot_use_mm_for_euclid_dist"}
         distances = [torch.cdist(x, mean[:, :, None], **direct) for x in _chunks(k, mean.dtype)]
         of_heads = (mean, torch.cat(distances, 2).squeeze(-1).double())
         return Keys(*(x.repeat_interleave(heads // k.shape[1], 1) for x in of_heads))
 
     @property
-    def longest(self) -> Tensor:
-        """At least the length of any key, (B, H, 1)."""
+    def largest_norm(self) -> Tensor:
+        """An upper bound on the norms of the keys, (B, H, 1)."""
         from_mean = self.distance.amax(-1, keepdim=True)
         return from_mean + self.mean.double().norm(dim=-1, keepdim=True)
 
-    def seen_by(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        """The length of each query and its product with the mean, (B, H, n_query) float64."""
+    def query_terms(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the norm of each query and its product with the mean, (B, H, n_query) float64."""
         lengths, products = [], []
         for x in _chunks(q, self.mean.dtype):
             lengths.append(torch.linalg.vector_norm(x, dim=-1))
@@ -69,10 +69,11 @@ class Keys:
 
 @dataclass(frozen=True)
 class Certificate:
-    """The bound for one side, for the queries `rows` and each tile where the keys may be cut.
+    """The bound for one side, for the queries `rows` and cuts before each tile of keys.
 
-    logit: |scale| |q_i|, and taken: at most log of what the query takes, less scale q_i . c, both
-    (B, H, rows) float64; radius: the largest |k_j - c| before a cut, (B, H, tiles + 1).
+    logit: |scale| |q_i|, (B, H, rows) float64. taken: a lower bound on the lse of the keys that the
+    query attends to, minus scale q_i . c, (B, H, rows) float64. radius: the largest |k_j - c|
+    before a cut, (B, H, tiles + 1).
     """
 
     mass: Mass
@@ -80,22 +81,23 @@ class Certificate:
     logit: Tensor
     taken: Tensor
     radius: Tensor
-    reach: int  # keys nearer than this stay
+    reach: int  # keys nearer than this are never skipped
 
     @staticmethod
     def of(problem: Problem) -> tuple[list[Certificate], Tensor]:
-        """One for each side, for all queries, and `near` (B, H, n_query) float64.
+        """Returns one certificate per side, for all queries, and `near` (B, H, n_query) float64.
 
-        near is at most the lse of what a query always takes, and NaN where nothing may go.
+        near is a lower bound on the lse over the keys that are never skipped, and NaN for queries
+        for which no key may be skipped.
         """
         q, k, form = problem.q, problem.k, problem.form
         keys = Keys.of(k, q.shape[1])
-        length, product = keys.seen_by(q)
+        length, product = keys.query_terms(q)
         logit = abs(problem.scale) * length
         near = _near_lse(problem)
-        # Left out, an infinite or NaN value would be missed.
+        # Infinite and NaN values must propagate, so nothing is skipped if there are any.
         known = near.isfinite() & _finite(problem.v, q.shape[1])
-        lost = rounding(q.shape[3], logit * keys.longest, near, form)
+        lost = rounding(q.shape[3], logit * keys.largest_norm, near, form)
         near = torch.where(known, near - lost, torch.nan)
         taken = near - problem.scale * product
 
@@ -108,15 +110,17 @@ class Certificate:
         return [of_side(side) for side in sides(problem)], near
 
     def log_bound(self, tile: Tensor) -> Tensor:
-        """Log of what is left out by cutting at `tile` (B, H, rows), relative to what is taken."""
+        """Returns the log of the bound on the mass that is skipped by cutting at `tile` (B, H,
+        rows), relative to the mass of the remaining keys."""
         content = self.logit * self.radius.gather(-1, tile)
         return content + self.mass.log_mass(self.rows, tile) - self.taken
 
     def last_cut(self, log_tolerance: float) -> Tensor:
-        """For each query the last tile where log_bound <= log_tolerance, (B, H, rows) int64.
+        """Returns, for each query, the last tile with log_bound <= log_tolerance, (B, H, rows)
+        int64.
 
-        A binary search, as the bound rises with the tile. NaN, where nothing is known, compares
-        false, and at tile 0 nothing is left out.
+        This is a binary search, because the bound increases with the tile. A bound of NaN compares
+        false, which leads to tile 0, where nothing is skipped.
         """
         side = self.mass.side
         last = (side.positions[self.rows] - self.reach + 1 + side.offset) // TILE_KEYS
@@ -131,9 +135,9 @@ class Certificate:
 
 
 def _near_lse(problem: Problem) -> Tensor:
-    """The lse of each query over its nearest past keys, (B, H, n_query) float64.
+    """Returns the lse of each query over its nearest past keys, (B, H, n_query) float64.
 
-    It is that of attention with a window to values that do not matter.
+    It is computed as attention with a window and values of 0.
     """
     whole, values = problem.geometry, problem.k.new_zeros(1).expand(*problem.k.shape[:3], 1)
     geometry = Geometry(whole.n_query, whole.n_key, True, reach(whole))
@@ -143,19 +147,19 @@ def _near_lse(problem: Problem) -> Tensor:
 
 
 def rounding(dim: int, logit: Tensor, near: Tensor, form: Form) -> Tensor:
-    """What float32 and fast exponentials may have changed the bound by."""
+    """Returns a bound on the effect of rounding errors in float32 and of fast exponentials."""
     of_logits = rounding_of_logits(dim) * (1 + logit + near.abs())
     return ROUNDING_FLOOR + of_logits + ROUNDING * form.roundings()
 
 
 def _finite(v: Tensor, heads: int) -> Tensor:
-    """Whether all values of each query head are finite, (B, H, 1)."""
+    """Returns whether all values of each query head are finite, (B, H, 1)."""
     total = v.sum((2, 3), dtype=torch.promote_types(v.dtype, torch.float32))
     return total.isfinite().repeat_interleave(heads // v.shape[1], 1)[..., None]
 
 
 def _chunks(x: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
-    """x in dtype, in pieces along the sequence where that needs a copy."""
+    """Yields x converted to dtype, in chunks along the sequence if the conversion needs a copy."""
     batch, heads, length, dim = x.shape
     fitting = max(TILE_KEYS, _CHUNK // max(1, batch * heads * dim))
     return (chunk.to(dtype) for chunk in x.split(length if x.dtype == dtype else fitting, 2))

@@ -11,10 +11,11 @@ from .report import AttentionPlan
 
 
 def draw(plan: AttentionPlan) -> Figure:
-    """What each head of the first sequence takes, and which fraction of the tiles that is."""
+    """Returns a figure of the key ranges of each head of the first sequence, and the fraction of
+    tiles computed."""
     geometry = plan.geometry
     figure = Figure(figsize=(11, 4.6), layout="constrained")
-    figure.suptitle(f"what is computed at tolerance {plan.tolerance:.3g}")
+    figure.suptitle(f"computed tiles at tolerance {plan.tolerance:.3g}")
     keys, tiles = figure.subplots(1, 2)
     heads = plan.fraction.shape[1]
     colors = colormaps["viridis"](np.linspace(0, 1, heads))
@@ -26,7 +27,7 @@ def draw(plan: AttentionPlan) -> Figure:
             end = np.minimum(end, position + PLAN_QUERIES)
         keys.step(queries, first, color=color, where="post")
         keys.fill_between(queries, first, end, color=color, alpha=0.15, step="post")
-    keys.set(xlabel="query", ylabel="keys taken", ylim=(0, max(geometry.n_key, 1)))
+    keys.set(xlabel="query", ylabel="key range", ylim=(0, max(geometry.n_key, 1)))
 
     tiles.bar(range(heads), 100 * plan.fraction[0].cpu().numpy(), color=colors)
     tiles.set(xlabel="head", ylabel="tiles computed, %", ylim=(0, 112), xticks=range(heads))
@@ -35,5 +36,5 @@ def draw(plan: AttentionPlan) -> Figure:
         label = f"{plan.window[0, h]}{field}"
         height = 100 * plan.fraction[0, h].item()
         tiles.annotate(label, (h, height), ha="center", va="bottom", fontsize=7)
-    tiles.set_title("over a bar: window, receptive field of the bias", fontsize=9)
+    tiles.set_title("above each bar: window, receptive field of the bias", fontsize=9)
     return figure

@@ -1,9 +1,9 @@
-"""Plans: which keys each query takes, where it is proved that those it leaves out are worth little.
+"""Plans: the key range of each query, outside of which keys provably carry negligible softmax mass.
 
-A plan is an int32 tensor (2, B, H, tiles of queries). The queries from PLAN_QUERIES t to before
-PLAN_QUERIES (t + 1) take, of the keys they see, plan[0, ..., t] to before plan[1, ..., t]. Neither
-decreases with t. The exponentials of a query's logits of keys left out sum to `tolerance` times the
-sum over those taken, or less.
+A plan is an int32 tensor (2, B, H, tiles of queries). Queries PLAN_QUERIES t to PLAN_QUERIES (t +
+1) - 1 attend to the visible keys in [plan[0, ..., t], plan[1, ..., t]). Neither bound decreases
+with t. For every query, the exponentials of the logits of skipped keys sum to at most `tolerance`
+times the sum over the other keys.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from ..limits import PLAN_QUERIES, TILE_KEYS
 from ..problem import Problem
 from .certificate import Certificate, Keys, reach, sides
 
-# With fewer a plan takes longer than what it saves.
-FEWEST_KEYS = 1024
+# With fewer keys, computing a plan takes longer than it saves.
+MIN_KEYS = 1024
 
 _SAMPLED_QUERIES, _SAMPLED_KEYS = 64, 256
-# How many samples are taken for the queries of a tile, which the most demanding one decides.
+# Samples that stand for the queries of a tile, whose cut is the smallest cut of any query.
 _SAMPLED_TILE = 15
-# The attention of a query to so many keys takes as long as its part of the plan.
+# Computing the plan takes as long, per query, as attention to this many keys.
 _COST_IN_KEYS = 256
-# Exponentials that matter to a sum of this size do not underflow.
-_LEAST_SUM = 2.0**-80
-_ROUNDING = 2.0**-24  # of each addition
+# The smallest sum whose significant terms do not underflow.
+_MIN_SUM = 2.0**-80
+_ROUNDING = 2.0**-24  # relative rounding error of an addition
 
 
 def query_tiles(n_query: int) -> int:
@@ -38,25 +38,26 @@ def query_tiles(n_query: int) -> int:
 
 
 def is_worthwhile(problem: Problem) -> bool:
-    """Whether a plan may save more time than it takes to make."""
-    few = problem.geometry.n_key < FEWEST_KEYS
+    """Returns whether a plan may save more time than computing it takes."""
+    few = problem.geometry.n_key < MIN_KEYS
     return problem.form.may_skip and problem.tolerance > 0 and not few
 
 
-def everything(q: Tensor, geometry: Geometry) -> Tensor:
-    """The plan that leaves out nothing."""
+def full_plan(q: Tensor, geometry: Geometry) -> Tensor:
+    """Returns the plan that skips no key."""
     plan = q.new_zeros((2, *q.shape[:2], query_tiles(geometry.n_query)), dtype=torch.int32)
     plan[1] = geometry.n_key
     return plan
 
 
 def make(problem: Problem) -> Tensor:
-    """A plan of each of the problem's sequences."""
-    return _of_one(problem) if problem.sequences is None else _of_each(problem)
+    """Returns a certified plan of the problem, with one batch entry per sequence."""
+    return _of_sequence(problem) if problem.sequences is None else _per_sequence(problem)
 
 
-def _of_each(problem: Problem) -> Tensor:
-    """That of several. Tiles beyond the queries of a sequence take no key."""
+def _per_sequence(problem: Problem) -> Tensor:
+    """Returns the plan of several sequences. Tiles beyond the queries of a sequence have empty
+    ranges."""
     rows, q = problem.sequences.rows, problem.q
     shape = (2, len(rows), q.shape[1], query_tiles(problem.geometry.n_query))
     plan = torch.empty(shape, dtype=torch.int32, device=q.device)
@@ -66,22 +67,23 @@ def _of_each(problem: Problem) -> Tensor:
     plan[0] = torch.where(exists, 0, plan[1])
     for b, own in enumerate(problem.each_sequence()):
         geometry = own.geometry
-        few = geometry.n_key < FEWEST_KEYS or geometry.n_query == 0
-        if few or geometry.shift:  # beyond the keys, no nearest ones bound a query's lse
+        few = geometry.n_key < MIN_KEYS or geometry.n_query == 0
+        if few or geometry.shift:  # queries beyond the keys have no near keys to bound their lse
             continue
-        made = _of_one(own)
+        made = _of_sequence(own)
         plan[:, b, :, : made.shape[3]] = made[:, 0]
     return plan
 
 
-def _of_one(problem: Problem) -> Tensor:
-    """A certified plan of the heads where it saves enough, and everything for the others."""
-    plan = everything(problem.q, problem.geometry)
+def _of_sequence(problem: Problem) -> Tensor:
+    """Returns the plan of one sequence: certified for heads where it saves enough time, and the
+    full plan for the others."""
+    plan = full_plan(problem.q, problem.geometry)
     log_tolerance = math.log(problem.tolerance)
     if plan.numel() == 0 or not problem.form.decays(problem.geometry, log_tolerance):
         return plan
     group = problem.q.shape[1] // problem.k.shape[1]
-    worth = _promising(problem).unflatten(0, (-1, group)).any(1)
+    worth = _is_promising(problem).unflatten(0, (-1, group)).any(1)
     if not worth.any():
         return plan
     if worth.all():
@@ -93,15 +95,15 @@ def _of_one(problem: Problem) -> Tensor:
 
 
 def certified(problem: Problem) -> Tensor:
-    """The plan that leaves out whatever is proved to be worth no more than the tolerance.
+    """Returns the plan that skips all keys whose mass is proved to be within the tolerance.
 
-    Half of that is spent on what a bound says of keys that are not looked at, half on keys that
-    turn out to be worth little.
+    One half of the tolerance is used for keys that are skipped by the bound alone, the other half
+    for keys that `trim` removes after computing their logits.
     """
     certificates, near = Certificate.of(problem)
     fraction = fraction_of(problem.tolerance, certificates)
-    plan = bounded(certificates, fraction, everything(problem.q, problem.geometry))
-    if fraction < _LEAST_SUM:
+    plan = bounded(certificates, fraction, full_plan(problem.q, problem.geometry))
+    if fraction < _MIN_SUM:
         return plan
     backend, n_key = registry.get(problem.backend), problem.geometry.n_key
     fraction /= 1 + _ROUNDING * n_key
@@ -116,12 +118,12 @@ def certified(problem: Problem) -> Tensor:
 
 
 def fraction_of(tolerance: float, certificates: list[Certificate]) -> float:
-    """What one certificate, or trimming its side, may leave out."""
+    """Returns the fraction of the mass that one certificate, or trimming its side, may skip."""
     return tolerance / (2 * len(certificates))
 
 
 def bounded(certificates: list[Certificate], fraction: float, plan: Tensor) -> Tensor:
-    """The plan without what each certificate bounds by fraction."""
+    """Returns the plan without the keys whose mass each certificate bounds by `fraction`."""
     plan = plan.clone()
     for certificate in certificates:
         side = certificate.mass.side
@@ -135,20 +137,21 @@ def bounded(certificates: list[Certificate], fraction: float, plan: Tensor) -> T
 
 
 def _in_order(cut: Tensor, from_end: bool) -> Tensor:
-    """Cuts that leave out no more than these, and never move back from one tile to the next."""
+    """Returns the largest monotonic cuts that skip no more keys than the given ones."""
     return cut.cummax(-1).values if from_end else cut.flip(-1).cummin(-1).values.flip(-1)
 
 
-def _promising(problem: Problem) -> Tensor:
-    """Whether a head is expected to lose a worthwhile part of its keys, (H,) bool.
+def _is_promising(problem: Problem) -> Tensor:
+    """Returns whether a plan is expected to skip enough keys of a head to save time, (H,) bool.
 
-    A guess, from some of the queries and keys and as if these were Gaussian. It costs little beside
-    the attention of a head that cannot lose any.
+    This is a heuristic, from samples of the queries and keys, under the assumption that their
+    products are Gaussian. Its cost is small compared to the attention of a head that cannot skip
+    any keys.
     """
     q, k, geometry = problem.q, problem.k, problem.geometry
     rows = slice(0, None, max(1, geometry.n_query // _SAMPLED_QUERIES))
     keys = Keys.of(k[:, :, :: max(1, geometry.n_key // _SAMPLED_KEYS)], q.shape[1])
-    logit = abs(problem.scale) * keys.seen_by(q[:, :, rows])[0]
+    logit = abs(problem.scale) * keys.query_terms(q[:, :, rows])[0]
     variance = keys.distance.square().mean(-1, keepdim=True) / q.shape[3]
     lift = logit.square() * variance
     kept = seen = 0
@@ -157,7 +160,8 @@ def _promising(problem: Problem) -> Tensor:
         here = (side.positions[rows] + 1).clamp(0, side.n_key).expand(logit.shape)
         log_tile = logit.new_tensor(math.log(TILE_KEYS))
         near = mass.log_mass(rows, here // TILE_KEYS).logaddexp(log_tile)
-        # Of Gaussian logits, exponentials are on average exp(lift / 2) times those of the bias.
+        # With Gaussian logits, the mean of the exponentials is exp(lift / 2) times that of the
+        # bias.
         certain = lift.new_ones(*lift.shape[:2], side.tiles + 1)
         guess = Certificate(mass, rows, lift / 2, near + lift, certain, 1)
         cuts = guess.last_cut(math.log(problem.tolerance / 2))

@@ -1,4 +1,5 @@
-"""`attention_plan`: what a call would compute, and what the proof of the rest is made from."""
+"""`attention_plan`: reports the tiles that a call computes, and the bounds that justify
+skipping."""
 
 from __future__ import annotations
 
@@ -17,23 +18,24 @@ from .certificate import Certificate, Keys
 
 @dataclass(frozen=True, eq=False)
 class AttentionPlan:
-    """What a call computes. Shapes: B batch, H heads, T tiles of 128 queries.
+    """The keys that a call attends to. Shapes: B batch, H heads, T tiles of 128 queries.
 
-    A query of tile t takes, of the keys it sees, those from first_key to before end_key. The mass
-    of the others is proved to be at most `bound` times that of those it takes.
+    A query of tile t attends to the visible keys in [first_key, end_key). The softmax mass of the
+    other visible keys is proved to be at most `bound` times the mass of these.
 
     Attributes:
-        geometry: how queries and keys lie.
-        tolerance: the fraction of a query's softmax mass that may be skipped.
-        first_key: (B, H, T) int32.
-        end_key: (B, H, T) int32.
-        fraction: of the visible tiles, 128 queries by 64 keys, that is computed, (B, H).
-        window: keys from a query to the farthest that it takes, at most, (B, H) int64.
-        bound: of the mass left out, relative to that taken, at most tolerance, (B, H).
-        content: by how much q.k can lift a key above the average one, (B, H): decay has to make up
-            for it where keys are not looked at.
-        receptive_field: keys that hold all but a fraction `tolerance` of the bias's exponentials,
-            (H,); infinite where these have no finite sum, and None for a bias without distances.
+        geometry: the positions of queries and keys. tolerance: the fraction of a query's softmax
+        mass that may be skipped. first_key: (B, H, T) int32. end_key: (B, H, T) int32. fraction:
+        the fraction of the visible tiles, 128 queries by 64 keys, that is computed, (B, H). window:
+        the largest distance, plus one, of a query and a key it attends to, (B, H) int64. bound: the
+        upper bound on the skipped mass relative to the other mass, at most tolerance, (B, H).
+        content: the largest amount by which q.k can exceed that of the average key, (B, H). The
+        decay of
+            the bias must outweigh it before keys can be skipped without computing their logits.
+        receptive_field: the number of keys that hold all but a fraction `tolerance` of the sum of
+        the
+            bias's exponentials, (H,); infinite if that sum diverges, None for a bias without
+            distances.
     """
 
     geometry: Geometry
@@ -62,9 +64,9 @@ class AttentionPlan:
         return "\n".join(lines)
 
     def draw(self):
-        """A matplotlib figure of what each head of the first sequence computes.
+        """Returns a matplotlib figure of the key ranges of each head of the first sequence.
 
-        Raises ModuleNotFoundError where matplotlib is not installed.
+        Raises ModuleNotFoundError if matplotlib is not installed.
         """
         try:
             from . import figure
@@ -87,19 +89,19 @@ def attention_plan(
     tolerance: float | None = None,
     backend: str | None = None,
 ) -> AttentionPlan:
-    """What `biased_flash_attn` computes of these arguments, and why it computes no less.
+    """Returns the plan by which `biased_flash_attn` would compute these arguments.
 
-    The arguments mean what they mean there, and wrong ones raise the same errors. Keys are left out
-    by kernels, where there are at least 1024 of them, and in heads where that is expected to take
-    less time than to find out which.
+    The arguments and the errors are those of `biased_flash_attn`. Keys are skipped only by backends
+    with kernels, for sequences of at least 1024 keys, and in heads where skipping is expected to
+    save more time than computing the plan takes.
     """
     problem = prepared(q, k, k, bias, causal, window, scale, tolerance, backend)
     geometry = problem.geometry
-    everything = plans.everything(problem.q, geometry)
+    full = plans.full_plan(problem.q, geometry)
     plan = planned(problem).plan
     if plan is None:
-        plan = everything
-    seen, taken = _taken(everything, geometry), _taken(plan, geometry)
+        plan = full
+    seen, taken = _taken(full, geometry), _taken(plan, geometry)
     keys = Keys.of(problem.k, problem.q.shape[1])
     field = getattr(bias, "receptive_field", None)
     return AttentionPlan(
@@ -109,13 +111,16 @@ def attention_plan(
         fraction=taken.sum(-1) / seen.sum(-1).clamp(min=1),
         window=_reach(plan, geometry),
         bound=_bound(problem, plan),
-        content=abs(problem.scale) * _largest(keys.seen_by(problem.q)[0]) * _largest(keys.distance),
+        content=abs(problem.scale)
+        * _largest(keys.query_terms(problem.q)[0])
+        * _largest(keys.distance),
         receptive_field=field(problem.tolerance) if field and problem.tolerance else None,
     )
 
 
 def _ends(plan: Tensor, geometry: Geometry) -> tuple[Tensor, ...]:
-    """The positions of each tile's first and last query, and from and to which keys they take."""
+    """Returns the positions of each tile's first and last query, and their key range [begin,
+    end)."""
     tiles = torch.arange(plan.shape[-1], device=plan.device) * PLAN_QUERIES
     ahead = geometry.n_key - geometry.n_query
     first, last = tiles + ahead, (tiles + PLAN_QUERIES).clamp(max=geometry.n_query) + ahead - 1
@@ -128,14 +133,14 @@ def _ends(plan: Tensor, geometry: Geometry) -> tuple[Tensor, ...]:
 
 
 def _taken(plan: Tensor, geometry: Geometry) -> Tensor:
-    """How many key tiles each tile of queries computes, (B, H, T) float64."""
+    """Returns the number of key tiles computed for each tile of queries, (B, H, T) float64."""
     _, _, begin, end = _ends(plan, geometry)
     tiles = (end + TILE_KEYS - 1) // TILE_KEYS - begin // TILE_KEYS
     return torch.where(begin < end, tiles, 0).double()
 
 
 def _reach(plan: Tensor, geometry: Geometry) -> Tensor:
-    """The largest count of keys from a query to the farthest that it takes, (B, H)."""
+    """Returns the largest distance, plus one, of a query and a key it attends to, (B, H)."""
     first, last, begin, end = _ends(plan, geometry)
     back = last + 1 - begin
     if geometry.window is not None:
@@ -144,13 +149,13 @@ def _reach(plan: Tensor, geometry: Geometry) -> Tensor:
 
 
 def _bound(problem: Problem, plan: Tensor) -> Tensor:
-    """The certified mass of the keys left out, relative to those taken, (B, H) float64."""
+    """Returns the bound on the mass of skipped keys relative to the others, (B, H) float64."""
     bound = torch.zeros(plan.shape[1:3], dtype=torch.float64, device=plan.device)
     if not ((plan[0] > 0) | (plan[1] < problem.geometry.n_key)).any():
         return bound
     certificates, _ = Certificate.of(problem)
     fraction = plans.fraction_of(problem.tolerance, certificates)
-    unseen = plans.bounded(certificates, fraction, plans.everything(problem.q, problem.geometry))
+    unseen = plans.bounded(certificates, fraction, plans.full_plan(problem.q, problem.geometry))
     row = torch.arange(problem.geometry.n_query, device=plan.device) // PLAN_QUERIES
     total = 0
     for certificate in certificates:
@@ -165,5 +170,5 @@ def _bound(problem: Problem, plan: Tensor) -> Tensor:
 
 
 def _largest(x: Tensor) -> Tensor:
-    """(B, H, n) to (B, H), 0 where n is."""
+    """Reduces (B, H, n) to the maxima (B, H), or to 0 if n is 0."""
     return x.amax(-1) if x.shape[-1] else x.sum(-1)

@@ -103,7 +103,7 @@ def test_heads_of_different_cost_are_shared_out(heads, threads):
     try:
         case = Case("cumulative-gain", lengths=(700, 700), dims=(32, 32), heads=heads, batch=1)
         problem = drawn(case)
-        plan = plans.everything(problem.q, case.geometry)
+        plan = plans.full_plan(problem.q, case.geometry)
         plan[0, :, 1:] = torch.arange(6).mul(128)  # the first head is many times the others
         problem.case = PlannedCase(**vars(case), plan=plan)
         first = check_problem(problem, planned)
@@ -118,7 +118,7 @@ def test_what_is_left_out_is_not_read_as_a_number(value):
     """Beside a NaN that a tile holds, its other queries stay what they are."""
     case = Case("linear", lengths=(256, 256), batch=1)
     problem = drawn(case)
-    plan = plans.everything(problem.q, case.geometry)
+    plan = plans.full_plan(problem.q, case.geometry)
     plan[0, ..., 1] = 100  # within a tile, of which the queries from 128 on leave out a part
     problem.case = PlannedCase(**vars(case), plan=plan)
     truth, same = evaluate(problem.double(), naive), evaluate(problem, naive)

@@ -33,7 +33,7 @@ def least_tiles_of_a_part(monkeypatch):
     if KERNELS is not None:
         from biased_flash_attn.triton_kernels.launch import decoding
 
-        monkeypatch.setattr(decoding, "_LEAST_TILES", random.choice([1, 4]))
+        monkeypatch.setattr(decoding, "_MIN_TILES", random.choice([1, 4]))
 
 
 # What the compiler makes other kernels of.
@@ -140,4 +140,4 @@ def test_a_chunk_that_fills_a_ring(monkeypatch):
     spread = float(k.amax() - k.amin())
     assert (o[0] - o[1]).abs().max() <= 1e-4 * spread + 1e-5
     last = chosen[-1]
-    assert last.counts.max() == last.most_tiles == last.lists.shape[1]
+    assert last.counts.max() == last.max_tiles == last.lists.shape[1]
