@@ -16,7 +16,7 @@ from ..processors import Family, Processor
 from .ampere import AMPERE, GEFORCE_AMPERE, SEQUENCES_ON_AMPERE
 from .blackwell import BLACKWELL, SEQUENCES_ON_BLACKWELL
 from .common import SEQUENCES, SINGLE
-from .dense import DENSE
+from .dense import DENSE, DENSE_ON_BLACKWELL
 from .geforce_blackwell import (
     GEFORCE_BLACKWELL,
     SEQUENCES_ON_GEFORCE_BLACKWELL,
@@ -26,17 +26,18 @@ from .hopper import HOPPER
 from .rules import LARGEST_TILE as LARGEST_TILE
 from .rules import Config, Features
 
-# For half precision, half precision with sequences, and single precision: rows by the largest
-# head_dim that they apply to.
+# For half precision, half precision with sequences, single precision, and dense biases in half
+# precision: rows by the largest head_dim that they apply to.
 TABLES = {
-    Family.AMPERE: (AMPERE, SEQUENCES_ON_AMPERE, SINGLE),
-    Family.GEFORCE_AMPERE: (GEFORCE_AMPERE, SEQUENCES_ON_AMPERE, SINGLE),
-    Family.HOPPER: (HOPPER, SEQUENCES, SINGLE),
-    Family.BLACKWELL: (BLACKWELL, SEQUENCES_ON_BLACKWELL, SINGLE),
+    Family.AMPERE: (AMPERE, SEQUENCES_ON_AMPERE, SINGLE, DENSE),
+    Family.GEFORCE_AMPERE: (GEFORCE_AMPERE, SEQUENCES_ON_AMPERE, SINGLE, DENSE),
+    Family.HOPPER: (HOPPER, SEQUENCES, SINGLE, DENSE),
+    Family.BLACKWELL: (BLACKWELL, SEQUENCES_ON_BLACKWELL, SINGLE, DENSE_ON_BLACKWELL),
     Family.GEFORCE_BLACKWELL: (
         GEFORCE_BLACKWELL,
         SEQUENCES_ON_GEFORCE_BLACKWELL,
         SINGLE_ON_GEFORCE_BLACKWELL,
+        DENSE,
     ),
 }
 
@@ -47,12 +48,12 @@ def choose(
 ) -> Config:
     """Returns the configuration of a kernel, a field of Row. width is the larger of the padded
     head_dims of q and v."""
-    half, half_of_sequences, single = TABLES[processor.family]
+    half, half_of_sequences, single, dense = TABLES[processor.family]
     table = half_of_sequences if with_sequences else half
     if features.dtype == torch.float32:
         table = single
     elif features.form == "dense":
-        table = DENSE
+        table = dense
     row = table[min(widest for widest in table if width <= widest)]
     return next(rule.config for rule in getattr(row, kernel) if rule.matches(features))
 

@@ -1,10 +1,12 @@
-"""A bias that is stored as a matrix, on every processor.
+"""Configurations for a dense bias.
 
-Its tiles take shared memory and registers beside those of k and v, and reading them bounds the
-time, so small blocks serve all problems.
+Tiles of the bias take shared memory and registers in addition to those of k and v, and reading them
+bounds the time, so that small blocks serve all problems.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from .rules import Config, Row, Rule
 
@@ -24,4 +26,12 @@ DENSE = {
         backward_queries=[Rule(Config(32, 32, 8))],
         backward_keys=[Rule(Config(16, 32, 8))],
     ),
+}
+DENSE_ON_BLACKWELL = DENSE | {
+    64: replace(
+        DENSE[64],
+        forward=[Rule(Config(64, 32, 4, 2))],
+        backward_queries=[Rule(Config(64, 32))],
+    ),
+    128: replace(DENSE[128], backward_keys=[Rule(Config(16, 64))]),
 }

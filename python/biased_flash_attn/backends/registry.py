@@ -33,7 +33,8 @@ def choose(q: Tensor, backend: str | None) -> str:
     if backend is None:
         return _best(q)
     if backend not in NAMES:
-        raise ValueError(f"backend is {backend!r}; it may be None, {' or '.join(map(repr, NAMES))}")
+        *others, last = map(repr, (None, *NAMES))
+        raise ValueError(f"backend is {backend!r}; it may be {', '.join(others)} or {last}")
     if reason := get(backend).refusal(q):
         raise ValueError(f"backend={backend!r} {reason}")
     return backend
