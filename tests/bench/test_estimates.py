@@ -46,12 +46,14 @@ def kernels():
     return [(gpu, one) for gpu, one in zip([A100] * 3 + [H100] * 3, built, strict=True)]
 
 
+@pytest.mark.slow
 def test_loops_of_the_code_are_those_that_tiles_are_counted_for(kernels):
     for _, kernel in kernels:
         tiling = tiles.tiling("none", True, 4096, kernel.block_m, kernel.block_n)
         assert len(kernel.code.loops) == len(tiles.passes(kernel.name, tiling)[0])
 
 
+@pytest.mark.slow
 def test_the_loop_over_whole_tiles_is_the_one_that_runs_most(kernels):
     for _, kernel in kernels:
         tiling = tiles.tiling("none", True, 65536, kernel.block_m, kernel.block_n)
@@ -60,6 +62,7 @@ def test_the_loop_over_whole_tiles_is_the_one_that_runs_most(kernels):
         assert times.whole_loop(kernel) == kernel.code.body(most)
 
 
+@pytest.mark.slow
 def test_a_pass_multiplies_and_exponentiates_a_tile(kernels):
     for gpu, kernel in kernels:
         loop, pairs = times.whole_loop(kernel), kernel.block_m * kernel.block_n
@@ -73,6 +76,7 @@ def test_a_pass_multiplies_and_exponentiates_a_tile(kernels):
         assert repeated == (max(1, 16 * kernel.warps / rows) if gpu is A100 else 1)
 
 
+@pytest.mark.slow
 def test_who_reads_a_loaded_value_waits_for_its_scoreboard(kernels):
     """Which shows that the control fields are where they are looked for."""
     checked = 0
@@ -91,6 +95,7 @@ def test_who_reads_a_loaded_value_waits_for_its_scoreboard(kernels):
     assert checked > 100
 
 
+@pytest.mark.slow
 def test_no_estimate_is_faster_than_the_peak_rate(kernels):
     problem = times.Problem(4, 32, 4096, 64)
     for gpu, kernel in kernels:
@@ -101,6 +106,7 @@ def test_no_estimate_is_faster_than_the_peak_rate(kernels):
         assert not found.bound_by_memory
 
 
+@pytest.mark.slow
 def test_short_problems_are_bound_by_memory(kernels):
     gpu, kernel = kernels[0]
     slow = replace(gpu, hbm=1e-3)
@@ -109,6 +115,7 @@ def test_short_problems_are_bound_by_memory(kernels):
     assert found.milliseconds == pytest.approx(4 * 2 * 32 * 512 * 64 / 1e-3 * 1e-6)
 
 
+@pytest.mark.slow
 def test_blocks_share_registers_shared_memory_and_warps(kernels):
     gpu, kernel = kernels[0]
     small = replace(kernel, registers=32, shared=0, warps=4)
@@ -157,6 +164,7 @@ def test_some_rows_of_each_gpu_are_fitted_and_more_are_predicted():
         assert 0 < sum(fitted) < len(fitted) / 2
 
 
+@pytest.mark.slow
 def test_committed_estimates_are_those_of_the_kernels():
     """Of three of the kernels, compiled and simulated again in a few seconds."""
     document = (RESULTS / "estimates-sm_90.md").read_text()

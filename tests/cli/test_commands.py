@@ -110,6 +110,7 @@ def test_demo_finds_every_bias_exact(invoke, tmp_path):
     assert (tmp_path / "biases.png").exists()
 
 
+@pytest.mark.slow
 def test_demo_fails_if_a_result_is_wrong(invoke, monkeypatch):
     exact = accuracy.biased_flash_attn
     monkeypatch.setattr(accuracy, "biased_flash_attn", lambda *args: 1.001 * exact(*args))

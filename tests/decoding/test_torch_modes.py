@@ -128,6 +128,7 @@ def test_gains_with_strides():
     check_decoding(problem, *(torch.cat(x, 2) for x in zip(*parts, strict=True)))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")  # where a pool grows
 def test_steps_inside_compiled_code():
     bias = biases.ALiBi(H)

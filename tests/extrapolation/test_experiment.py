@@ -49,6 +49,7 @@ def assert_same(first: dict[str, object], second: dict[str, object]) -> None:
         assert torch.equal(first[name], second[name]), name
 
 
+@pytest.mark.slow
 def test_a_toy_experiment_reproduces_the_papers(tmp_path, seed):
     """Trained on 32 bytes of real text and evaluated on up to 256."""
     size = experiment.Size(2, 32, 4, 350, 16, 5e-3, stream=2000, segments=32, gradients=4)

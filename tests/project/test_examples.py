@@ -39,6 +39,7 @@ def test_patch_bloom():
     assert "12 tokens after each prompt" in done.stdout
 
 
+@pytest.mark.slow
 def test_context_parallel():
     done = run("context_parallel.py")
     assert done.returncode == 0, done.stderr

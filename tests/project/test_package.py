@@ -50,6 +50,7 @@ def wheel_without_compiler(tmp_path_factory) -> Path:
     return built_wheel(folder, CXX=shutil.which("false"))
 
 
+@pytest.mark.slow
 def test_wheel_holds_every_module(wheel):
     modules = set()
     for folder, package in (("python/biased_flash_attn", ""), ("triton_kernels", "triton_kernels")):
@@ -63,6 +64,7 @@ def test_wheel_holds_every_module(wheel):
     assert "biased_flash_attn/py.typed" in names
 
 
+@pytest.mark.slow
 def test_wheel_runs_in_an_empty_environment(wheel, tmp_path):
     python = environment_with(wheel, tmp_path)
     module = run(python, "-W", "error", "-c", ATTENTION, cwd=tmp_path).strip()
@@ -71,6 +73,7 @@ def test_wheel_runs_in_an_empty_environment(wheel, tmp_path):
     assert "portable" in info
 
 
+@pytest.mark.slow
 def test_wheel_without_compiler_says_so_and_runs(wheel_without_compiler, tmp_path):
     assert wheel_without_compiler.name.endswith("-py3-none-any.whl")
     python = environment_with(wheel_without_compiler, tmp_path)

@@ -43,6 +43,7 @@ def peak(length: int) -> float:
     return float(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_t5_of_4096_tokens():
     """One dense bias of an encoder alone would take 128 MiB, a mask of pairs 16 MiB or more."""

@@ -74,6 +74,7 @@ call(128)
 )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
     ("dtype", "heads"), [("float32", (8, 8)), ("bfloat16", (8, 8)), ("float32", (16, 1))]

@@ -27,7 +27,7 @@ processors = pytest.importorskip(
     "biased_flash_attn.triton_kernels.processors", reason="needs Triton"
 )
 
-pytestmark = pytest.mark.compiles
+pytestmark = pytest.mark.slow
 ARCHITECTURES = (80, 86, 89, 90, 100, 120)
 # Instructions of loops that may move registers to memory and back where blocks were not searched
 # for all kernels of an architecture: none elsewhere.
