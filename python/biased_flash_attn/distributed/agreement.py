@@ -8,8 +8,8 @@ from torch import Tensor
 from ..chunk_pairs import Pair
 from .keys import Needed
 from .layout import chunks_of
+from .partition import Partition
 from .selection import KeySummary, Queries, ranges
-from .share import Partition
 
 
 def agree(partition: Partition, lse: Tensor) -> list[Needed]:

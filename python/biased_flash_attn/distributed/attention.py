@@ -17,8 +17,8 @@ from ..skipping import plans
 from .agreement import agree
 from .gradients import Gradients
 from .keys import Keys, Needed
+from .partition import Partition, Settings
 from .ring import Ring
-from .share import Partition, Settings
 
 
 class RingAttention(torch.autograd.Function):

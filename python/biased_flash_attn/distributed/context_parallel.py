@@ -12,9 +12,9 @@ from ..forms import Form, Geometry
 from ..sequences import Sequences
 from ..validation import check_options, check_tensors
 from .attention import RingAttention
+from .partition import Settings
 from .ring import Ring, Traffic
 from .running_sums import exclusive_chunk_sums
-from .share import Settings
 
 
 @torch.compiler.disable  # Data-dependent communication cannot be traced.

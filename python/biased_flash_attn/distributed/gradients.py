@@ -8,8 +8,8 @@ from torch import Tensor
 from .. import operators
 from ..chunk_pairs import Pair
 from .keys import Keys, Needed, any_head
+from .partition import Partition
 from .ring import Messages
-from .share import Partition
 
 
 class KeyGradients:
