@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -9,12 +11,23 @@ from biased_flash_attn import biases
 from tests.support import oracles
 
 HEADS = 3
+SLOPES = [0.5, 0.0, 2.0]
+
+
+def given(num_heads: int) -> list[float]:
+    return SLOPES
+
 
 # id: (bias of HEADS heads, its oracle)
 DISTANCE_CASES = {
     "alibi": (lambda: biases.ALiBi(HEADS), oracles.alibi()),
     "alibi-shift": (lambda: biases.ALiBi(HEADS, shift=-3), oracles.alibi(shift=-3)),
     "alibi-equal": (lambda: biases.ALiBi(HEADS, exponent=4), oracles.alibi(exponent=4)),
+    "alibi-geometric": (
+        lambda: biases.ALiBi(HEADS, slopes="geometric", shift=1),
+        oracles.alibi(shift=1, slopes=oracles.geometric_slopes),
+    ),
+    "alibi-numbers": (lambda: biases.ALiBi(HEADS, slopes=SLOPES), oracles.alibi(slopes=given)),
     "alibi-trained": (lambda: biases.ALiBi(HEADS, trainable=True), oracles.alibi_trained),
     "kerple_log": (lambda: biases.KerpleLog(HEADS), oracles.kerple_log),
     "kerple_power": (lambda: biases.KerplePower(HEADS), oracles.kerple_power),
@@ -32,6 +45,22 @@ DISTANCE_CASES = {
     "inverse_log_distance": (
         lambda: biases.InverseLogDistance(HEADS),
         oracles.inverse_log_distance,
+    ),
+    "type1-slopes": (
+        lambda: biases.Type1(HEADS, slopes="alibi"),
+        oracles.scaled(lambda d: math.log(1 / (1 + d**2)), oracles.published_slopes),
+    ),
+    "type2-slopes": (
+        lambda: biases.Type2(HEADS, slopes="geometric"),
+        oracles.scaled(lambda d: -(math.log(3 + d) ** 2), oracles.geometric_slopes),
+    ),
+    "inverse_distance-slopes": (
+        lambda: biases.InverseDistance(HEADS, slopes=torch.tensor(SLOPES)),
+        oracles.scaled(lambda d: math.log(1 / (1 + d)), given),
+    ),
+    "inverse_log_distance-slopes": (
+        lambda: biases.InverseLogDistance(HEADS, slopes=SLOPES),
+        oracles.scaled(lambda d: math.log(1 / ((3 + d) * math.log(3 + d))), given),
     ),
     "t5": (lambda: biases.T5(HEADS), oracles.t5()),
     "t5-both": (lambda: biases.T5(HEADS, bidirectional=True), oracles.t5(bidirectional=True)),

@@ -41,6 +41,32 @@ def test_context_biases_check_their_sizes(make):
         (lambda: biases.ALiBi(2, shift="3"), TypeError, "shift must be a number, not '3'"),
         (lambda: biases.ALiBi(2, shift=float("nan")), ValueError, "shift must be finite, not nan"),
         (lambda: biases.ALiBi(2, exponent=True), TypeError, "exponent must be a number, not True"),
+        (
+            lambda: biases.ALiBi(2, slopes="press"),
+            ValueError,
+            "slopes is 'press'; it may be 'alibi' or 'geometric', or one number per head",
+        ),
+        (
+            lambda: biases.ALiBi(2, slopes=[1.0]),
+            ValueError,
+            "slopes has 1 numbers; it must have one per head, 2",
+        ),
+        (lambda: biases.Type1(2, slopes=3), TypeError, "slopes is a int; it must be a name or one"),
+        (
+            lambda: biases.Type1(1, slopes=[float("inf")]),
+            ValueError,
+            r"slopes\[0\] must be finite, not inf",
+        ),
+        (
+            lambda: biases.Type2(2, slopes=[1, -1]),
+            ValueError,
+            "slopes has -1.0; it must have no negative number",
+        ),
+        (
+            lambda: biases.ALiBi(1, slopes=[1], shift=1),
+            ValueError,
+            "shift and exponent need named slopes; slopes has numbers",
+        ),
         (lambda: biases.Sandwich(2, dbar=7), ValueError, "dbar must be even, not 7"),
         (lambda: biases.Sandwich(2, dbar=0), ValueError, "dbar must be positive, not 0"),
         (

@@ -35,6 +35,8 @@ CONVERGENT = {
     "kerple 2": kerple(2),
     "type1": biases.Type1(3),
     "type2": biases.Type2(3),
+    "type1, scaled": biases.Type1(3, slopes="alibi"),
+    "type2, scaled": biases.Type2(3, slopes="geometric"),
     "window": of(lambda d: torch.where(d < 5, 0, -torch.inf)),
     "square": of(lambda d: -(d**2)),
     "1 / (n ln^1.01 n)": of(lambda d: -LN(d + 9) - 1.01 * LN(LN(d + 9))),
@@ -44,6 +46,7 @@ CONVERGENT = {
 DIVERGENT = {
     "1/n": biases.InverseDistance(3),
     "1 / (n ln n)": biases.InverseLogDistance(3),
+    "1/n, scaled": biases.InverseDistance(3, slopes="alibi"),
     "kerple 1": kerple(1),
     "kerple 0.999": kerple(0.999),
     "kerple 0.01": kerple(0.01, 0.01),
@@ -64,6 +67,14 @@ def test_numeric_verdicts(name):
     verdict = convergence(bias)
     assert verdict.numeric.tolist() == [name in CONVERGENT] * bias.num_heads
     assert torch.equal(verdict.converges, verdict.numeric)
+
+
+def test_closed_forms_decide_for_scaled_distances():
+    """The logarithm of a slope is not yet negligible where the exponents are fitted."""
+    found = convergence(biases.InverseLogDistance(3, slopes=[0.1, 2.0, 0.0]))
+    assert found.converges.tolist() == [False] * 3
+    assert convergence(biases.Type1(2, slopes=[0.1, 0.0])).converges.tolist() == [True, False]
+    assert convergence(biases.Type2(2, slopes=[0.1, 0.0])).converges.tolist() == [True, False]
 
 
 def test_exponents_of_known_series():

@@ -42,9 +42,14 @@ def published_slopes(num_heads: int) -> list[float]:
     return published_slopes(below) + published_slopes(2 * below)[0::2][: num_heads - below]
 
 
-def alibi(shift: float = 0.0, exponent: float | None = None):
+def geometric_slopes(num_heads: int) -> list[float]:
+    """Those of the Sandwich paper, for any number of heads."""
+    return [1 / 2 ** (8 * n / num_heads) for n in range(1, num_heads + 1)]
+
+
+def alibi(shift: float = 0.0, exponent: float | None = None, slopes=published_slopes):
     def entry(parameters: Parameters, num_heads: int, h: int, p: int, j: int):
-        slope = published_slopes(num_heads)[h] if exponent is None else 1 / 2**exponent
+        slope = slopes(num_heads)[h] if exponent is None else 1 / 2**exponent
         return -slope / 2**shift * abs(p - j)
 
     return entry
@@ -104,6 +109,15 @@ def inverse_distance(parameters: Parameters, num_heads: int, h: int, p: int, j: 
 def inverse_log_distance(parameters: Parameters, num_heads: int, h: int, p: int, j: int):
     n = abs(p - j) + 3
     return math.log(1 / (n * math.log(n)))
+
+
+def scaled(term: Callable[[float], float], slopes: Callable[[int], list[float]]):
+    """A series bias whose distance is multiplied by a slope per head."""
+
+    def entry(parameters: Parameters, num_heads: int, h: int, p: int, j: int):
+        return term(slopes(num_heads)[h] * abs(p - j))
+
+    return entry
 
 
 def t5_bucket(ahead: int, bidirectional: bool, num_buckets: int, max_distance: int) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from numbers import Real
 
 import torch
 from torch import Tensor, nn
@@ -166,3 +168,12 @@ def positive_int(name: str, value: int) -> int:
     if value <= 0:
         raise ValueError(f"{name} must be positive, not {value}")
     return value
+
+
+def finite(name: str, value: float) -> float:
+    """Returns value, or raises an error that names the argument."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number, not {value!r}")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, not {value}")
+    return float(value)

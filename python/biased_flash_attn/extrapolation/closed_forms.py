@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from .. import biases
+from ..biases import slopes
 from ..biases.base import positive
 from ..biases.sandwich import compression_ratios
+from ..biases.series import SeriesBias
 
 Verdict = tuple[str, Tensor | bool]
 
@@ -50,18 +52,30 @@ def _smoothed_sandwich(bias: biases.SmoothedSandwich) -> Verdict:
 
 
 def _type1(bias: biases.Type1) -> Verdict:
+    if bias.slopes is not None:
+        return "like (k d)^-2 where the slope k is positive", _slopes(bias) > 0
     return f"the sum of 1/n^2 is pi^2 / 6 = {math.pi**2 / 6:.4f}", True
 
 
 def _type2(bias: biases.Type2) -> Verdict:
+    if bias.slopes is not None:
+        return "falls below every power of d where the slope k is positive", _slopes(bias) > 0
     return "n^(-ln n) falls below every power of n", True
 
 
+def _slopes(bias: SeriesBias) -> Tensor:
+    return slopes.values(bias.slopes, bias.num_heads, None)
+
+
 def _inverse_distance(bias: biases.InverseDistance) -> Verdict:
+    if bias.slopes is not None:
+        return "harmonic, scaled: terms of at least 1 / (1 + k d)", False
     return "harmonic: the first N terms sum to more than ln(N + 1)", False
 
 
 def _inverse_log_distance(bias: biases.InverseLogDistance) -> Verdict:
+    if bias.slopes is not None:
+        return "terms of 1 / (n ln n) with n = k d + 3", False
     return "the first N terms sum to more than ln ln(N + 3) - ln ln 3", False
 
 
