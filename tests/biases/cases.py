@@ -83,6 +83,14 @@ CONTEXT_CASES = {
         oracles.cable(oracles.softplus, weighted=False),
     ),
     "cable_nw": (lambda: biases.CableNW(DIM, HEADS), oracles.cable(weighted=False)),
+    "cable_nw-code": (
+        lambda: biases.CableNW(DIM, HEADS, activation="softplus", bias=True, init=0.02),
+        oracles.cable(oracles.softplus, weighted=False),
+    ),
+    "kernelized_cable-bias": (
+        lambda: biases.KernelizedCable(DIM, HEADS, bias=True),
+        oracles.cable(kernel=True),
+    ),
     "kernelized_cable": (lambda: biases.KernelizedCable(DIM, HEADS), oracles.cable(kernel=True)),
     "forget_gate": (lambda: biases.ForgetGate(DIM, HEADS), oracles.forget_gate),
 }

@@ -95,6 +95,11 @@ def test_context_biases_check_their_sizes(make):
             "max_distance must be positive, not -1",
         ),
         (
+            lambda: biases.Cable(8, 2, init=-1),
+            ValueError,
+            "init is -1.0; it must be None or a stand",
+        ),
+        (
             lambda: biases.Cable(8, 2, activation="gelu"),
             ValueError,
             r"activation must be one of \['relu', 'softplus'\], not 'gelu'",

@@ -120,6 +120,13 @@ def test_dense_context_biases_follow_the_papers(case, n_query, n_key):
     assert_close_to_float64(x_ours.grad, x_theirs.grad, None, "gradient of x")
 
 
+def test_cable_is_initialized_with_the_given_deviation():
+    bias = biases.Cable(2000, HEADS, bias=True, init=0.02)
+    for layer in (bias.w_c, bias.w_s):
+        assert abs(layer.weight.std() - 0.02) < 0.002
+        assert (layer.bias == 0).all()
+
+
 @pytest.mark.parametrize("kernel", [None, "log1p_square"])
 @pytest.mark.parametrize("gained", [False, True])
 @geometries

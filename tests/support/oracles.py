@@ -173,14 +173,20 @@ def running_sums(values: list[Tensor]) -> list[Tensor]:
     return [sum(row[t] * values[t] for t in range(n)) for row in triangle]
 
 
+def projected(parameters: Parameters, layer: str, row: Tensor, h: int) -> Tensor:
+    """The output h of a linear layer, with or without a bias."""
+    offset = parameters.get(f"{layer}.bias", torch.zeros(h + 1, dtype=row.dtype))[h]
+    return torch.dot(row, parameters[f"{layer}.weight"][h]) + offset
+
+
 def cable(activation: Callable = relu, weighted: bool = True, kernel: bool = False):
     def entry(parameters: Parameters, x: Tensor, h: int, p: int, j: int):
-        f = [activation(torch.dot(row, parameters["w_c.weight"][h])) for row in x]
+        f = [activation(projected(parameters, "w_c", row, h)) for row in x]
         sums = running_sums(f)
         # The paper is causal; a key after the query is as far away as the query is from it.
         beta = sums[p] - sums[j] if p >= j else sums[j] - sums[p]
         if weighted:
-            beta = softplus(torch.dot(x[p], parameters["w_s.weight"][h])) * beta
+            beta = softplus(projected(parameters, "w_s", x[p], h)) * beta
         return -torch.log(1 + beta**2) if kernel else -beta
 
     return entry

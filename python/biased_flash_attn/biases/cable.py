@@ -12,7 +12,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.functional import relu, softplus
 
-from .base import positive_int
+from .base import finite, positive_int
 from .cumulative import CumulativeBias, per_head
 
 ACTIVATIONS = {"relu": relu, "softplus": softplus}
@@ -21,22 +21,40 @@ ACTIVATIONS = {"relu": relu, "softplus": softplus}
 class Cable(nn.Module):
     """b_ij = -g_i (S_i - S_j), S = cumsum(relu(x w_c)), g = softplus(x w_s).
 
-    activation="softplus" replaces the relu, and weighted=False omits g, as in the authors'
-    released code.
+    activation="softplus" replaces the relu, and weighted=False omits g. bias=True adds a bias to
+    the linear layers. With init, their weights are normal with that standard deviation and their
+    biases 0 at initialization; with None, they are initialized as nn.Linear does. The authors'
+    released code is Cable(dim, num_heads, activation="softplus", weighted=False, bias=True,
+    init=0.02).
     """
 
     kernel: str | None = None
 
     def __init__(
-        self, dim: int, num_heads: int, *, activation: str = "relu", weighted: bool = True
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        activation: str = "relu",
+        weighted: bool = True,
+        bias: bool = False,
+        init: float | None = None,
     ):
         super().__init__()
         self.num_heads = positive_int("num_heads", num_heads)
         if activation not in list(ACTIVATIONS):
             raise ValueError(f"activation must be one of {list(ACTIVATIONS)}, not {activation!r}")
         self.activation = activation
-        self.w_c = nn.Linear(positive_int("dim", dim), num_heads, bias=False)
-        self.w_s = nn.Linear(dim, num_heads, bias=False) if weighted else None
+        self.w_c = nn.Linear(positive_int("dim", dim), num_heads, bias=bias)
+        self.w_s = nn.Linear(dim, num_heads, bias=bias) if weighted else None
+        if init is not None:
+            self._initialize(finite("init", init))
+
+    def _initialize(self, std: float) -> None:
+        if std < 0:
+            raise ValueError(f"init is {std}; it must be None or a standard deviation")
+        for name, x in self.named_parameters():
+            nn.init.zeros_(x) if name.endswith("bias") else nn.init.normal_(x, 0, std)
 
     def forward(self, x: Tensor) -> CumulativeBias:
         """The bias for hidden states x (B, N, dim) of the N keys."""
@@ -49,8 +67,17 @@ class Cable(nn.Module):
 class CableNW(Cable):
     """b_ij = -(S_i - S_j): CABLE without weights."""
 
-    def __init__(self, dim: int, num_heads: int, *, activation: str = "relu"):
-        super().__init__(dim, num_heads, activation=activation, weighted=False)
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        activation: str = "relu",
+        bias: bool = False,
+        init: float | None = None,
+    ):
+        options = {"activation": activation, "bias": bias, "init": init}
+        super().__init__(dim, num_heads, weighted=False, **options)
 
 
 class KernelizedCable(Cable):
