@@ -48,7 +48,7 @@ bench: $(INSTALLED)  ## time and memory against other ways to compute the same
 docs: $(INSTALLED)  ## the documentation site, in build/site
 	$(IN_VENV) NO_MKDOCS_2_WARNING=1 mkdocs build --strict
 
-# OpenMP stays outside, as torch brings it: DESIGN.md, "Wheels".
+# OpenMP stays outside, as torch brings it: docs/appendix.md, "Wheels".
 wheel: $(INSTALLED)  ## a manylinux wheel for this Python, in dist/
 	rm -rf build/wheel build/lib.* build/bdist.*
 	$(IN_VENV) pip wheel --no-deps --no-build-isolation --wheel-dir build/wheel .

@@ -274,11 +274,11 @@ void append(const py::dict& values) {
     append_rows(problem);
 }
 
-py::dict built_limits() {
+py::dict built_constants() {
     py::dict numbers;
-#define BFA_LIMIT(name) numbers[#name] = limits::name;
-    BFA_EACH_LIMIT(BFA_LIMIT)
-#undef BFA_LIMIT
+#define BFA_CONSTANT(name) numbers[#name] = constants::name;
+    BFA_EACH_CONSTANT(BFA_CONSTANT)
+#undef BFA_CONSTANT
     return numbers;
 }
 
@@ -299,7 +299,8 @@ PYBIND11_MODULE(_C, m) {
     m.def("trim", &bfa::trim);
     m.def("decode", &bfa::decode);
     m.def("append", &bfa::append);
-    m.def("limits", &bfa::built_limits, "Returns the constants of limits.py at build time.");
+    m.def("constants", &bfa::built_constants,
+          "Returns the constants of shared_constants.py at build time.");
     m.def("instruction_sets", &bfa::supported_instruction_sets,
           "Returns the instruction sets that were built and run on this processor, slowest first.");
     m.def(

@@ -7,9 +7,9 @@ namespace bfa {
 
 // Key j of sequence b is row j % page_size of page block_table[b][j / page_size % columns]: a table
 // that covers the sequence is paged storage, and a shorter one is a ring buffer. A page is divided
-// into tiles of min(page_size, limits::TILE_KEYS) keys. Query i has position lengths[b] - n_query +
-// i. k and v are (pages, kv_heads, page_size, channels); a per-key form tensor is (pages, heads,
-// page_size). first_key, end_key and sequences are not used.
+// into tiles of min(page_size, constants::TILE_KEYS) keys. Query i has position lengths[b] -
+// n_query + i. k and v are (pages, kv_heads, page_size, channels); a per-key form tensor is (pages,
+// heads, page_size). first_key, end_key and sequences are not used.
 struct Decode : Problem {
     int64_t page_size, columns;
     const int64_t* lengths;      // number of keys of each sequence, (batch,)
@@ -26,11 +26,11 @@ struct Decode : Problem {
     View extents;
     // For a form with a per-key tensor: its minimum and maximum in each tile, float64, (pages,
     // heads, tiles per page). For a distance table: `highest` only, the maximum of each block of
-    // limits::PEAK_DISTANCES entries, real, (batch, heads, blocks).
+    // constants::PEAK_DISTANCES entries, real, (batch, heads, blocks).
     View lowest, highest;
 
     int64_t tile_keys() const {
-        return page_size < limits::TILE_KEYS ? page_size : limits::TILE_KEYS;
+        return page_size < constants::TILE_KEYS ? page_size : constants::TILE_KEYS;
     }
     int64_t position(int64_t b, int64_t query) const { return lengths[b] - n_query + query; }
 };

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "bfa_limits.h"
 #include "forms.h"
+#include "shared_constants.h"
 
 namespace bfa {
 
@@ -62,7 +62,7 @@ struct Problem {
     // Backward only: the gradients of form_tensors, of the same element types and zero on entry;
     // data is null if they are not requested.
     FormTensor grad_form[kMaxFormTensors];
-    // The plan, one int32 per limits::PLAN_QUERIES queries: of the visible keys, only those in
+    // The plan, one int32 per constants::PLAN_QUERIES queries: of the visible keys, only those in
     // [first_key, end_key) are attended to. Neither decreases along the queries. data is null
     // without a plan.
     View first_key, end_key;

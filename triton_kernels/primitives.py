@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..limits import PLAN_QUERIES
+from ..shared_constants import PLAN_QUERIES
 
 LOG2E = tl.constexpr(math.log2(math.e))
 LN2 = tl.constexpr(math.log(2))

@@ -9,9 +9,9 @@ import sys
 
 import torch
 
+from bench.common.implementations import ours
 from bench.common.layer import draw
 from bench.common.measure import THREADS
-from bench.common.sides import ours
 from biased_flash_attn.cli.cost import cost
 
 bias, dtype, length = sys.argv[1], getattr(torch, sys.argv[2]), int(sys.argv[3])

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from bench.common.gate import check
+from bench.common.correctness import check
+from bench.common.implementations import make_bias, ours
 from bench.common.layer import HEAD_DIM, HEADS, draw
 from bench.common.measure import alternate, seconds
-from bench.common.sides import make_bias, ours
 from biased_flash_attn import biased_flash_attn
 
 ROUNDS = 31  # many, as both sides differ by only a few percent

@@ -5,9 +5,9 @@ import os
 import pytest
 import torch
 
+from bench.common.implementations import make_bias
 from bench.common.layer import draw
 from bench.common.measure import peak_memory
-from bench.common.sides import make_bias
 from biased_flash_attn import biased_flash_attn
 from biased_flash_attn.cli.cost import CLEAR_REFS
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.common.gate import check
+from bench.common.correctness import check
+from bench.common.implementations import make_bias, ours
 from bench.common.layer import Inputs, Training, draw
 from bench.common.measure import alternate, seconds
-from bench.common.sides import make_bias, ours
 from biased_flash_attn import biased_flash_attn_varlen
 
 # Lengths as fractions of the total.

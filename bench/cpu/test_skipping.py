@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from bench.common.gate import check, check_skipping
+from bench.common.correctness import check, check_skipping
+from bench.common.implementations import ours, sdpa_without_bias
 from bench.common.layer import draw
 from bench.common.measure import THREADS, alternate, seconds
-from bench.common.sides import ours, sdpa_without_bias
 
 # The factor of the length, the target of the speedup, and the number of rounds.
 FASTER = {

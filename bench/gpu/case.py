@@ -20,10 +20,10 @@ from functools import cache, partial
 
 import torch
 
-from bench.common.gate import check_exact, check_same
+from bench.common.correctness import check_exact, check_same
+from bench.common.implementations import ours
 from bench.common.layer import Inputs, Training, draw
 from bench.common.measure import in_turn
-from bench.common.sides import ours
 from bench.gpu.comparisons import (
     BACKWARD,
     DECODING,

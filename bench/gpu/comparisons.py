@@ -1,4 +1,4 @@
-"""The comparisons of the GPU benchmark: our calls and the alternatives for each case."""
+"""The comparisons of the GPU benchmark: our calls and the baselines for each case."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from functools import partial
 
 from torch.nn.attention import SDPBackend
 
+from bench.common.implementations import ours, plain_pytorch
 from bench.common.layer import Inputs, Training
-from bench.common.sides import ours, plain_pytorch
-from bench.gpu.alternatives import flex, sdpa, sdpa_dense
+from bench.gpu.baselines import flex, sdpa, sdpa_dense
 
 FORWARD, BACKWARD, BOTH = "forward", "backward", "forward+backward"
 FLASH = "SDPA's FlashAttention-2"

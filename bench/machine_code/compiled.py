@@ -32,9 +32,9 @@ from triton.runtime.jit import JITFunction
 
 from biased_flash_attn.decoding.key_bounds import KeyBounds
 from biased_flash_attn.forms import Form, Geometry, of_tensors
-from biased_flash_attn.limits import NEAR_KEYS, PLAN_QUERIES
 from biased_flash_attn.problem import Bounds, Pages, Problem
 from biased_flash_attn.sequences import Sequences
+from biased_flash_attn.shared_constants import NEAR_KEYS, PLAN_QUERIES
 
 FORMS = (
     "none",

@@ -14,9 +14,9 @@
 
 namespace bfa::BFA_ISA {
 
-constexpr int kTile = limits::TILE_KEYS;  // keys per tile
-constexpr int kRegisterRows = 6;          // rows of a product whose accumulators fit in registers
-constexpr int kStripRows = 48;  // queries per softmax pass, enough to hide instruction latencies
+constexpr int kTile = constants::TILE_KEYS;  // keys per tile
+constexpr int kRegisterRows = 6;  // rows of a product whose accumulators fit in registers
+constexpr int kStripRows = 48;    // queries per softmax pass, enough to hide instruction latencies
 
 constexpr int64_t round_up(int64_t x, int64_t multiple) {
     return (x + multiple - 1) / multiple * multiple;

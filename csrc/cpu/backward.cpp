@@ -7,8 +7,8 @@
 #include <omp.h>
 
 #include "backward_head.h"
+#include "kernel_types.h"
 #include "schedule.h"
-#include "select.h"
 #include "subnormals.h"
 
 namespace bfa::BFA_ISA {

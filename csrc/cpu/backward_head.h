@@ -13,9 +13,9 @@
 #include "../sequences.h"
 #include "gemm.h"
 #include "math.h"
-#include "shared_sum.h"
-#include "table_sums.h"
-#include "two_way_rows.h"
+#include "ordered_sum.h"
+#include "table_gradient.h"
+#include "transposed_rows.h"
 #include "visibility.h"
 
 namespace bfa::BFA_ISA {

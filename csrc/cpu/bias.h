@@ -223,7 +223,7 @@ public:
             largest = std::max(largest, std::abs(key_sums_[c]));
         }
         // At LARGEST_SUM the rounding error of a float is 4e-6.
-        simple_ = problem_.causal && largest <= Real(limits::LARGEST_SUM);
+        simple_ = problem_.causal && largest <= Real(constants::LARGEST_SUM);
         std::memset(key_gradient_, 0, kTile * sizeof(Real));
     }
 

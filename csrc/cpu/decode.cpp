@@ -8,7 +8,7 @@
 
 #include "buffer.h"
 #include "decode_block.h"
-#include "select.h"
+#include "kernel_types.h"
 #include "subnormals.h"
 
 namespace bfa::BFA_ISA {

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "online_softmax.h"
-#include "rows_in_place.h"
-#include "tile_choice.h"
+#include "tile_selection.h"
+#include "unpacked_rows.h"
 
 namespace bfa::BFA_ISA {
 
@@ -74,7 +74,8 @@ public:
 
     // Returns the first of the near tiles, which are always computed.
     int64_t near_tile() const {
-        const int64_t first = std::max<int64_t>(0, block_->first_position - limits::NEAR_KEYS + 1);
+        const int64_t first =
+            std::max<int64_t>(0, block_->first_position - constants::NEAR_KEYS + 1);
         const Range tiles = block_->tiles(p_);
         return std::clamp(first / p_.tile_keys(), tiles.begin, tiles.end);
     }

@@ -8,10 +8,10 @@
 
 #include "../sequences.h"
 #include "buffer.h"
+#include "kernel_types.h"
 #include "logit_block.h"
 #include "online_softmax.h"
 #include "schedule.h"
-#include "select.h"
 #include "subnormals.h"
 
 namespace bfa::BFA_ISA {

@@ -81,9 +81,9 @@ public:
             return slope * double(slope < 0 ? near : far);
         } else if constexpr (kForm == Form::distance) {
             const Real* peaks = head(row).peaks;
-            Real largest = peaks[near / limits::PEAK_DISTANCES];
-            for (int64_t x = near / limits::PEAK_DISTANCES + 1; x <= far / limits::PEAK_DISTANCES;
-                 ++x)
+            Real largest = peaks[near / constants::PEAK_DISTANCES];
+            for (int64_t x = near / constants::PEAK_DISTANCES + 1;
+                 x <= far / constants::PEAK_DISTANCES; ++x)
                 largest = std::max(largest, peaks[x]);
             return double(largest);
         } else if constexpr (kCumulative) {

@@ -9,15 +9,15 @@
 
 #include <cmath>
 
+#include "kernel_types.h"
 #include "logit_block.h"
-#include "select.h"
 #include "subnormals.h"
 
 namespace bfa::BFA_ISA {
 namespace {
 
 constexpr int64_t kPlanTiles = 3;  // plan tiles per block
-constexpr int64_t kBlockRows = kPlanTiles * limits::PLAN_QUERIES;
+constexpr int64_t kBlockRows = kPlanTiles * constants::PLAN_QUERIES;
 static_assert(kBlockRows % kStripRows == 0);
 
 template <class Arithmetic, class Bias>
@@ -39,11 +39,11 @@ public:
         for (int64_t r = 0; r < rows; ++r)
             pivots_[r] = Real(kLog2e) * near[std::min(r, queries.end - queries.begin - 1)];
         std::memset(sums_, 0, rows * kLane * sizeof(Real));
-        int32_t* cuts = p_.cut.template at<int32_t>(b, h, queries.begin / limits::PLAN_QUERIES);
+        int32_t* cuts = p_.cut.template at<int32_t>(b, h, queries.begin / constants::PLAN_QUERIES);
         bool active[kPlanTiles] = {};
         std::fill(active,
-                  active + (queries.end - queries.begin + limits::PLAN_QUERIES - 1) /
-                               limits::PLAN_QUERIES,
+                  active + (queries.end - queries.begin + constants::PLAN_QUERIES - 1) /
+                               constants::PLAN_QUERIES,
                   true);
 
         const Range first = visible_.keys(queries.begin), last = visible_.keys(queries.end - 1);
@@ -67,8 +67,8 @@ private:
 
     // The rows of plan tile t in the block.
     Range plan_tile(int64_t t) const {
-        return {t * limits::PLAN_QUERIES,
-                std::min((t + 1) * limits::PLAN_QUERIES, block_.end - block_.begin)};
+        return {t * constants::PLAN_QUERIES,
+                std::min((t + 1) * constants::PLAN_QUERIES, block_.end - block_.begin)};
     }
 
     // Whether none of the keys is one that the queries always attend to.
@@ -86,7 +86,7 @@ private:
         for (int64_t row = 0; row < block_.end - block_.begin; row += kStripRows) {
             const Range strip = Logits::strip(row);
             const int64_t last = strip.end - 1 - block_.begin;
-            if (!active[row / limits::PLAN_QUERIES] && !active[last / limits::PLAN_QUERIES])
+            if (!active[row / constants::PLAN_QUERIES] && !active[last / constants::PLAN_QUERIES])
                 continue;
             switch (coverage(visible_, strip, keys)) {
                 case Coverage::none: break;

@@ -35,8 +35,8 @@ public:
         Range seen = {std::max<int64_t>(0, position - p_.window + 1),
                       p_.causal ? std::min(p_.n_key, position + 1) : p_.n_key};
         if (first_) {
-            seen.begin = std::max<int64_t>(seen.begin, first_[query / limits::PLAN_QUERIES]);
-            seen.end = std::min<int64_t>(seen.end, end_[query / limits::PLAN_QUERIES]);
+            seen.begin = std::max<int64_t>(seen.begin, first_[query / constants::PLAN_QUERIES]);
+            seen.end = std::min<int64_t>(seen.end, end_[query / constants::PLAN_QUERIES]);
         }
         return seen;
     }
@@ -56,8 +56,8 @@ public:
     // Returns approximately the number of pairs of these queries and the keys they attend to.
     double pairs(Range queries) const {
         double sum = 0;
-        for (int64_t i = queries.begin; i < queries.end; i += limits::PLAN_QUERIES) {
-            const int64_t last = std::min(i + limits::PLAN_QUERIES, queries.end) - 1;
+        for (int64_t i = queries.begin; i < queries.end; i += constants::PLAN_QUERIES) {
+            const int64_t last = std::min(i + constants::PLAN_QUERIES, queries.end) - 1;
             const Range of_first = keys(i), of_last = keys(last);
             sum += 0.5 * double(last + 1 - i) *
                    double(std::max<int64_t>(of_first.end - of_first.begin, 0) +
@@ -69,12 +69,13 @@ public:
 private:
     // Returns the number of leading queries whose entry of the plan is at most `key`.
     int64_t count_queries(const int32_t* plan, int64_t key) const {
-        int64_t low = 0, high = (p_.n_query + limits::PLAN_QUERIES - 1) / limits::PLAN_QUERIES;
+        int64_t low = 0,
+                high = (p_.n_query + constants::PLAN_QUERIES - 1) / constants::PLAN_QUERIES;
         while (low < high) {
             const int64_t middle = (low + high) / 2;
             plan[middle] <= key ? low = middle + 1 : high = middle;
         }
-        return low * limits::PLAN_QUERIES;
+        return low * constants::PLAN_QUERIES;
     }
 
     const Problem& p_;

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from .geometry import Geometry
-from .limits import TILE_KEYS
 from .sequences import Sequences
+from .shared_constants import TILE_KEYS
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ class Bounds(NamedTuple):
     unknown.
 
     highest: the maxima of prefix sums or, for a distance table, the maxima of its blocks of
-    limits.PEAK_DISTANCES entries, (B or 1, H or 1, blocks).
+    shared_constants.PEAK_DISTANCES entries, (B or 1, H or 1, blocks).
     """
 
     centres: Tensor | None = None

@@ -11,7 +11,7 @@ import torch
 
 from biased_flash_attn import AttentionPlan, attention_plan, biases
 from biased_flash_attn.forms import Geometry
-from biased_flash_attn.limits import PLAN_QUERIES
+from biased_flash_attn.shared_constants import PLAN_QUERIES
 from tests.skipping.test_certificate import taken
 
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from bench import ROOT
-from bench.common.gate import check_same
+from bench.common.correctness import check_same
+from bench.common.implementations import ours
 from bench.common.layer import draw
-from bench.common.sides import ours
 from bench.gpu import run
-from bench.gpu.alternatives import SDPBackend, flex, sdpa_dense
+from bench.gpu.baselines import SDPBackend, flex, sdpa_dense
 from bench.gpu.case import Measurement
 from bench.gpu.comparisons import DECODING, NONE, SKIPPING, TRAINED, Case
 from bench.gpu.decoding import Decoding

@@ -13,7 +13,7 @@ PACKAGE = ROOT / "python" / "biased_flash_attn"
 # From the lowest to the highest; modules of one layer may import each other. The longest name that
 # a module begins with counts.
 LAYERS = [
-    ["limits", "_C"],
+    ["shared_constants", "_C"],
     ["sequences"],
     ["geometry"],
     ["chunk_pairs"],
@@ -81,5 +81,10 @@ def test_backends_do_not_import_each_other():
 
 
 def test_an_arrow_upwards_would_be_found():
-    assert height("cli.cost") > height("attention") > height("forms.linear") > height("limits")
+    assert (
+        height("cli.cost")
+        > height("attention")
+        > height("forms.linear")
+        > height("shared_constants")
+    )
     assert "attention" in set(imported("varlen"))

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from biased_flash_attn import attention_plan, biases
 from biased_flash_attn.forms import Cumulative, Distance, Geometry, Linear
-from biased_flash_attn.limits import PLAN_QUERIES
 from biased_flash_attn.problem import Problem
+from biased_flash_attn.shared_constants import PLAN_QUERIES
 from biased_flash_attn.skipping import plans
 from tests.support.cases import DTYPES
 

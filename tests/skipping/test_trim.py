@@ -11,8 +11,8 @@ from torch import Tensor
 from biased_flash_attn import backends
 from biased_flash_attn.attention import prepared
 from biased_flash_attn.forms import Geometry, Linear
-from biased_flash_attn.limits import PLAN_QUERIES, TILE_KEYS
 from biased_flash_attn.problem import Problem
+from biased_flash_attn.shared_constants import PLAN_QUERIES, TILE_KEYS
 from biased_flash_attn.skipping import plans
 from tests.support.biases import FORMS
 from tests.support.cases import DTYPES, INSTRUCTION_SETS, Case, pairwise

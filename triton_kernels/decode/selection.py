@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ... import limits
+from ... import shared_constants
 from ..bias.tile import log2
 from ..primitives import INFINITY, LN2, LOG2E, dot, row_address
 from .pages import (
@@ -24,9 +24,9 @@ from .pages import (
     tile_rows,
 )
 
-NEAR_KEYS = tl.constexpr(limits.NEAR_KEYS)
-PEAK_DISTANCES = tl.constexpr(limits.PEAK_DISTANCES)
-ROUNDING_FLOOR = tl.constexpr(limits.ROUNDING_FLOOR)
+NEAR_KEYS = tl.constexpr(shared_constants.NEAR_KEYS)
+PEAK_DISTANCES = tl.constexpr(shared_constants.PEAK_DISTANCES)
+ROUNDING_FLOOR = tl.constexpr(shared_constants.ROUNDING_FLOOR)
 # A tile is skipped only if its bound is at most this fraction of the tolerance, so that a single
 # tile cannot use up the budget of many.
 MAX_TILE_FRACTION = tl.constexpr(2**-4)

@@ -13,8 +13,8 @@ from torch import Tensor
 from triton.language import constexpr
 
 from ... import problem as calls
-from ...limits import rounding_of_logits
 from ...sequences import empty_rows
+from ...shared_constants import rounding_of_logits
 from ..decode.append import attn_append_kernel
 from ..decode.attention import attn_decode_kernel, attn_decode_merge_kernel
 from ..decode.selection import attn_choose_kernel

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ... import problem as calls
-from ...limits import PLAN_QUERIES
+from ...shared_constants import PLAN_QUERIES
 from .. import operands
 from ..operands import Plan, PlanOfKeys, Rows, rows
 

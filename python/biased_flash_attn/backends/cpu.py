@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .. import limits
+from .. import shared_constants
 from ..problem import Problem
 from ..sequences import empty_rows
 from .protocol import Report
@@ -25,10 +25,10 @@ except ImportError as error:
     )
 else:
     _MISSING = ""
-    if _C.limits() != limits.numbers():
+    if _C.constants() != shared_constants.numbers():
         raise ImportError(
-            f"the C++ kernels were built with other limits, {_C.limits()}, than those of the"
-            f" package, {limits.numbers()}; rebuild them"
+            f"the C++ kernels were built with other constants, {_C.constants()}, than those of the"
+            f" package, {shared_constants.numbers()}; rebuild them"
         )
 
 _ELEMENTS = {

@@ -1,4 +1,4 @@
-"""The alternatives without this package: causal attention with an N x N bias."""
+"""Baselines without this package: causal attention with an N x N bias."""
 
 import os
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..limits import TILE_KEYS
+from ..shared_constants import TILE_KEYS
 from ..validation import check_each, check_heads, refuse_gradients
 from .caches import Cache
 

@@ -11,8 +11,8 @@ from .. import operators
 from ..attention import DEFAULT_TOLERANCES, attend, lowered_over, under_autocast
 from ..backends import registry
 from ..forms import Form, Geometry
-from ..limits import PEAK_DISTANCES
 from ..problem import Bounds, Pages, Problem
+from ..shared_constants import PEAK_DISTANCES
 from ..skipping.plans import MIN_KEYS
 from ..validation import check_bias, check_options, check_tensors, refuse_gradients
 from .distance_table import DistanceTable

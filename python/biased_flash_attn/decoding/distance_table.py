@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..forms import Distance
-from ..limits import PEAK_DISTANCES
+from ..shared_constants import PEAK_DISTANCES
 
 
 class DistanceTable:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..limits import TILE_KEYS
+from ..shared_constants import TILE_KEYS
 
 _CHUNK = 2**18  # elements that are converted at a time, few enough for the CPU cache
 

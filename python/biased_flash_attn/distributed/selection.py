@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..chunk_pairs import Pair
 from ..forms import Form, Mass, Side, StateBounds
-from ..limits import TILE_KEYS
+from ..shared_constants import TILE_KEYS
 from ..skipping.certificate import Certificate, Keys, rounding
 
 # Key ranges end at a multiple of the kernels' key blocks, so that each block is sent whole or not

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..limits import TILE_KEYS
+from ..shared_constants import TILE_KEYS
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from .. import sequences
 from ..chunk_pairs import Pair
 from ..geometry import Geometry
-from ..limits import LARGEST_SUM
+from ..shared_constants import LARGEST_SUM
 from .base import Layout, SkippableForm, StateBounds, register
 from .bounds import Mass, Side
 

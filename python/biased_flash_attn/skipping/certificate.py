@@ -18,8 +18,8 @@ from torch import Tensor
 
 from ..backends import registry
 from ..forms import Form, Geometry, Mass, Side
-from ..limits import NEAR_KEYS, ROUNDING, ROUNDING_FLOOR, TILE_KEYS, rounding_of_logits
 from ..problem import Problem
+from ..shared_constants import NEAR_KEYS, ROUNDING, ROUNDING_FLOOR, TILE_KEYS, rounding_of_logits
 
 _CHUNK = 2**18  # elements of q or k that are converted at a time, few enough for the CPU cache
 

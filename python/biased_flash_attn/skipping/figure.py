@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
-from ..limits import PLAN_QUERIES
+from ..shared_constants import PLAN_QUERIES
 from .report import AttentionPlan
 
 

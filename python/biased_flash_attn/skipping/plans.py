@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ..backends import registry
 from ..geometry import Geometry
-from ..limits import PLAN_QUERIES, TILE_KEYS
 from ..problem import Problem
+from ..shared_constants import PLAN_QUERIES, TILE_KEYS
 from .certificate import Certificate, Keys, reach, sides
 
 # With fewer keys, computing a plan takes longer than it saves.

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ..attention import planned, prepared
 from ..geometry import Geometry
-from ..limits import PLAN_QUERIES, TILE_KEYS
 from ..problem import Problem
+from ..shared_constants import PLAN_QUERIES, TILE_KEYS
 from . import plans
 from .certificate import Certificate, Keys
 

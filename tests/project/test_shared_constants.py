@@ -1,4 +1,4 @@
-"""Numbers that several languages share are those of limits.py in all of them."""
+"""Numbers that several languages share are those of shared_constants.py in all of them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import importlib
 
 import pytest
 
-from biased_flash_attn import _C, limits
+from biased_flash_attn import _C, shared_constants
 from biased_flash_attn.backends import cpu
 
 
 def test_the_extension_was_built_with_them():
-    assert _C.limits() == limits.numbers()
-    assert len(limits.numbers()) > 5
+    assert _C.constants() == shared_constants.numbers()
+    assert len(shared_constants.numbers()) > 5
 
 
 def test_an_extension_that_was_built_with_others_is_refused(monkeypatch):
-    monkeypatch.setattr(_C, "limits", lambda: limits.numbers() | {"TILE_KEYS": 32})
-    with pytest.raises(ImportError, match="built with other limits"):
+    monkeypatch.setattr(_C, "constants", lambda: shared_constants.numbers() | {"TILE_KEYS": 32})
+    with pytest.raises(ImportError, match="built with other constants"):
         importlib.reload(cpu)
 
 

@@ -1,4 +1,4 @@
-"""The Triton kernels of liger-kernel compute in the emulator what PyTorch computes."""
+"""The Triton kernels of fla-core compute in the emulator what their formulas say."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import pytest
 
 pytest.importorskip("triton", reason="needs Triton")
 
-from tests.emulator.peers.launches import execute, launches_of
+from tests.emulator.third_party.launches import execute, launches_of
 from tests.support.numerics import assert_close_to_float64
 
-LAUNCHES = launches_of("tests.emulator.peers.liger_launches")
+LAUNCHES = launches_of("tests.emulator.third_party.fla_launches")
 
 
 @pytest.mark.parametrize("arch", [80, 90])
 @pytest.mark.parametrize("name", LAUNCHES)
-def test_kernel_of_liger_agrees_with_pytorch(name, arch, seed):
+def test_kernel_of_fla_agrees_with_its_formula(name, arch, seed):
     launch = LAUNCHES[name]()
     execute(launch, arch, seed)
     for parameter, (exact, plain) in launch.expected.items():

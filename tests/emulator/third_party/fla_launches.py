@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tests.emulator.peers.launches import Launch
+from tests.emulator.third_party.launches import Launch
 
 BATCH, TOKENS, HEADS, WIDTH, CHUNK = 1, 100, 2, 64, 64
 CHUNKS = math.ceil(TOKENS / CHUNK)

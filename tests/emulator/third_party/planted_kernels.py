@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tests.emulator.peers.planted import Target
+from tests.emulator.third_party.planted import Target
 from tests.emulator.triton_device import Device, installed, leaves
 
 ROWS, INNER, COLUMNS = 100, 208, 80

@@ -1,4 +1,4 @@
-"""Both sides of every ratio: this package and the alternatives."""
+"""The implementations that benchmarks compare: this package and the baselines."""
 
 from __future__ import annotations
 

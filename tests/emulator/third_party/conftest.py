@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.emulator.peers import nvrtc
+from tests.emulator.third_party import nvrtc
 
 PACKAGES = "nvidia-cuda-nvrtc", "nvidia-cuda-cccl", "nvidia-cuda-runtime", "nvidia-cutlass"
 

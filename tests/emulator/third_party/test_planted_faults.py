@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("triton", reason="needs Triton")
 
-from tests.emulator.peers import planted_kernels
-from tests.emulator.peers.planted import WRONG, Planted
+from tests.emulator.third_party import planted_kernels
+from tests.emulator.third_party.planted import WRONG, Planted
 
 # Beyond a tensor there may be nothing, or another that other blocks read or write.
 OUTSIDE = {"out of bounds", "race"}

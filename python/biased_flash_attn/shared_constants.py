@@ -44,15 +44,15 @@ def header() -> str:
     entries = " ".join(f"X({name})" for name in numbers())
     return "\n".join(
         [
-            "// Generated from python/biased_flash_attn/limits.py.",
+            "// Generated from python/biased_flash_attn/shared_constants.py.",
             "#pragma once",
             "",
             "#include <cstdint>",
             "",
-            "namespace bfa::limits {",
+            "namespace bfa::constants {",
             *lines,
-            "}  // namespace bfa::limits",
-            f"#define BFA_EACH_LIMIT(X) {entries}",
+            "}  // namespace bfa::constants",
+            f"#define BFA_EACH_CONSTANT(X) {entries}",
             "",
         ]
     )

@@ -7,8 +7,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from bench.common.implementations import make_bias, ours
 from bench.common.layer import HEAD_DIM, Inputs, Training, draw
-from bench.common.sides import make_bias, ours
 from biased_flash_attn.backends.reference import attention
 from biased_flash_attn.cli.accuracy import Exact, errors, largest_entries
 from biased_flash_attn.forms import Geometry

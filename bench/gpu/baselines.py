@@ -1,4 +1,4 @@
-"""The alternatives on a GPU: FlexAttention, the backends of SDPA, and dense biases."""
+"""The baselines on a GPU: FlexAttention, the backends of SDPA, and dense biases."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from bench.common.implementations import distances, make_bias
 from bench.common.layer import Inputs, Training
-from bench.common.sides import distances, make_bias
 from biased_flash_attn.cli.flex import captured, score_mod
 from biased_flash_attn.forms import Geometry
 

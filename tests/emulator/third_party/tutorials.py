@@ -1,6 +1,6 @@
 """Runs the kernels of Triton's tutorials, compiled, in the emulator, and compares with PyTorch.
 
-    python -m tests.emulator.peers.tutorials PATH --arch 90 --seed 1
+    python -m tests.emulator.third_party.tutorials PATH --arch 90 --seed 1
 
 PATH is the folder python/tutorials of a checkout of Triton. Only the kernels are taken from there:
 what surrounds them wants a GPU when it is imported, and searches for configurations.

@@ -9,7 +9,7 @@
 // skipping" and "Decoding".
 #pragma once
 
-#include "dots.h"
+#include "dot_products.h"
 #include "page_bias.h"
 
 namespace bfa::BFA_ISA {
@@ -23,8 +23,9 @@ public:
     TileChoice(Arena& arena, const Decode& problem, int rows, int64_t depth)
         : p_(problem),
           depth_(depth),
-          rounding_(limits::ROUNDING * double(limits::ROUNDING_PER_CHANNEL * problem.head_dim +
-                                              limits::ROUNDING_CONSTANT)),
+          rounding_(constants::ROUNDING *
+                    double(constants::ROUNDING_PER_CHANNEL * problem.head_dim +
+                           constants::ROUNDING_CONSTANT)),
           centres_(arena.take<Operand>(problem.tolerance > 0 ? kTile * depth : 0)),
           products_(arena.take<Real>(problem.tolerance > 0 ? rows * kTile : 0)),
           lengths_(arena.take<double>(rows)),
@@ -42,7 +43,7 @@ public:
             lengths_[r] = std::abs(p_.scale) *
                           std::sqrt(length_squared<Arithmetic>(queries + r * depth_, depth_));
             const double uncertain =
-                limits::ROUNDING_FLOOR + rounding_ * (1 + lengths_[r] * longest + std::abs(lse));
+                constants::ROUNDING_FLOOR + rounding_ * (1 + lengths_[r] * longest + std::abs(lse));
             budgets_[r] = std::log(p_.tolerance / double(p_.tile_keys())) + lse - uncertain;
             spent_[r] = 0;
         }

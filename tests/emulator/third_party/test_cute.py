@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.emulator.peers import cute_matmul
-from tests.emulator.peers.planted import Planted
+from tests.emulator.third_party import cute_matmul
+from tests.emulator.third_party.planted import Planted
 
 KERNELS = "matmul_alone", "matmul_cluster"
 

@@ -3,10 +3,15 @@
 import pytest
 import torch
 
-from bench.common.gate import check, check_other
+from bench.common.correctness import check, check_other
+from bench.common.implementations import (
+    ours,
+    plain_pytorch,
+    sdpa_with_dense_mask,
+    sdpa_without_bias,
+)
 from bench.common.layer import draw
 from bench.common.measure import alternate, seconds
-from bench.common.sides import ours, plain_pytorch, sdpa_with_dense_mask, sdpa_without_bias
 
 # Our bias, the alternative, the target of the speedup by dtype, and the number of rounds.
 CASES = {

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.emulator.peers.launches import Launch
+from tests.emulator.third_party.launches import Launch
 
 ROWS, COLUMNS, BLOCK = 3, 1000, 1024
 BF16 = torch.bfloat16

@@ -7,7 +7,7 @@ import re
 import torch
 
 from tests.emulator import TensorMap
-from tests.emulator.peers.planted import Target
+from tests.emulator.third_party.planted import Target
 
 # Two tiles of rows and two of columns, the last ones partly filled, and more tiles along the inner
 # dimension than there are stages.
