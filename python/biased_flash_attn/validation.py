@@ -173,6 +173,12 @@ def refuse_gradients(tensors: dict[str, Tensor]) -> None:
             )
 
 
+def refuse_meta(name: str, x: Tensor) -> None:
+    """Raises ValueError for a meta tensor, where the result depends on values."""
+    if torch.is_tensor(x) and x.is_meta:
+        raise ValueError(f"{name} is on meta and has no values, on which the result depends")
+
+
 def check_bias(bias, q: Tensor) -> None:
     """Validates that `bias` is a bias for q's heads and device."""
     if isinstance(bias, type):

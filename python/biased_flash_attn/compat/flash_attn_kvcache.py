@@ -12,7 +12,7 @@ from ..attention import attend, lowered, prepared
 from ..geometry import Geometry
 from ..problem import Pages, Problem
 from ..sequences import Sequences
-from ..validation import check_scale
+from ..validation import check_scale, refuse_meta
 from . import kvcache_arguments as arguments
 from .arguments import AlibiSlopes, Visibility, alibi, check_softcap, contiguous_rows, visibility
 from .caches import Cache
@@ -98,6 +98,7 @@ def flash_attn_with_kvcache(
             is unchanged.
     """
     check_softcap(softcap), check_scale("softmax_scale", softmax_scale)
+    refuse_meta("q", q)
     q, k, v = contiguous_rows(q), contiguous_rows(k), contiguous_rows(v)
     arguments.check_tensors(q, k_cache, v_cache, k, v, alibi_slopes)
     table = arguments.table(q, k_cache, cache_batch_idx, block_table)

@@ -12,6 +12,7 @@ from ..attention import planned, prepared
 from ..geometry import Geometry
 from ..problem import Problem
 from ..shared_constants import PLAN_QUERIES, TILE_KEYS
+from ..validation import refuse_meta
 from . import plans
 from .certificate import Certificate, Keys
 
@@ -95,6 +96,7 @@ def attention_plan(
     with kernels, for sequences of at least 1024 keys, and in heads where skipping is expected to
     save more time than computing the plan takes.
     """
+    refuse_meta("q", q)
     problem = prepared(q, k, k, bias, causal, window, scale, tolerance, backend)
     geometry = problem.geometry
     full = plans.full_plan(problem.q, geometry)
