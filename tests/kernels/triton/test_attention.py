@@ -101,9 +101,10 @@ def table_factors(table: torch.Tensor, causal: bool, n_query: int, block: int):
     q, k = torch.zeros(1, 1, n_query, 16).half(), torch.zeros(1, 1, n_query, 16).half()
     geometry, form = Geometry(n_query, n_query, causal), Distance(table[None, None])
     call = Problem(q, k, k, form, geometry, 0.25, 0.0, "triton")
-    problem, bias = KERNELS.problem_of(call), KERNELS.kernels_of(call).bias(form.tensors)
-    configured = KERNELS.Configured(Config(block, 16), 16, 16, factored=True)
-    made = KERNELS.with_factors(bias, problem, configured, None)
+    problem = KERNELS.attention.problem_of(call)
+    bias = KERNELS.forms.kernels_of(call).bias(form.tensors)
+    configured = KERNELS.configured.Configured(Config(block, 16), 16, 16, factored=True)
+    made = KERNELS.bias_factors.with_factors(bias, problem, configured, None)
     of_rows, of_keys = made.query_factors.start[0, 0], made.key_factors.start[0, 0]
     found = of_keys.double() @ of_rows.double().T * problem.scale_in_base_2
     return found, made.far.start[0, 0].tolist()
