@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from .. import operators
 from ..attention import DEFAULT_TOLERANCES, attend, lowered_over, under_autocast
 from ..backends import registry
-from ..forms import Form, Geometry
+from ..forms import Form, Geometry, NoBias
 from ..problem import Bounds, Pages, Problem
 from ..shared_constants import PEAK_DISTANCES
 from ..skipping.plans import MIN_KEYS
@@ -180,6 +180,9 @@ def _check_cache(q: Tensor, cache: KVCache, k: Tensor, v: Tensor) -> None:
 def _lowered(bias, q: Tensor, cache: KVCache, tokens: int) -> tuple[Form, Tensor | None]:
     """Returns the form of a bias over all keys including the new ones, or over the new tokens if it
     has a state; and the block maxima of its distance table, if it has one."""
+    if bias is None:
+        _check_state(None, q, cache, tokens)
+        return NoBias(), None
     real = torch.promote_types(q.dtype, torch.float32)
     if DistanceTable.serves(bias):
         _check_state(None, q, cache, tokens)
