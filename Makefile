@@ -27,8 +27,8 @@ test: $(INSTALLED)  ## the test suite, with a few tests of the GPU kernels, draw
 	@echo "make test-all also runs slow tests, and many more of the GPU kernels"
 
 test-all: $(INSTALLED)  ## every other test, and many of the GPU kernels', drawn anew each time
-	$(IN_VENV) $(PYTEST) --gpu=sm_90 --kernel-tests=100
-	$(IN_VENV) $(PYTEST) --gpu=sm_80 -m kernels --kernel-tests=40
+	$(IN_VENV) $(PYTEST) --gpu=sm_90 --kernel-tests=200
+	$(IN_VENV) $(PYTEST) --gpu=sm_80 -m kernels --kernel-tests=60
 
 test-kernels: $(INSTALLED)  ## every test of the GPU kernels, for two architectures
 	$(IN_VENV) $(PYTEST) --gpu=sm_90 -m kernels
