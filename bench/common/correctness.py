@@ -11,6 +11,7 @@ from bench.common.implementations import make_bias, ours
 from bench.common.layer import HEAD_DIM, Inputs, Training, draw
 from biased_flash_attn.backends.reference import attention
 from biased_flash_attn.cli.accuracy import Exact, errors, largest_entries
+from biased_flash_attn.error_bound import error_bound
 from biased_flash_attn.forms import Geometry
 
 LENGTH = 330  # several tiles, the last one partial
@@ -24,17 +25,13 @@ def check(bias: str | None, dtype: torch.dtype, head_dim: int = HEAD_DIM) -> Non
 
 
 def check_exact(inputs: Inputs, bias: str | None, backend: str) -> None:
-    """Fails if our errors exceed twice those of naive attention in dtype, plus rounding.
-
-    Rounding is that of the result to dtype, and of a sum in float32 over all queries.
-    """
+    """Fails if our errors exceed their bounds; gradients sum over all queries."""
     values = ours(inputs.to(torch.float64), bias, backend="reference")()
     exact = Exact(values, largest_entries(values))
     dtype, n_queries = inputs.q.dtype, inputs.q[..., 0].numel() // inputs.q.shape[1]
-    rounding = torch.finfo(dtype).eps + n_queries * torch.finfo(torch.float32).eps
     naive_errors = errors(naive(inputs, bias)(), exact)
     for name, error in errors(ours(inputs, bias, backend)(), exact).items():
-        allowed = 2 * naive_errors[name] + rounding
+        allowed = error_bound(naive_errors[name], dtype, float32_roundings=n_queries)
         assert error <= allowed, f"{bias}, {dtype}: {name} errs by {error:.2g} > {allowed:.2g}"
 
 

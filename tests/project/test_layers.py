@@ -13,7 +13,7 @@ PACKAGE = ROOT / "python" / "biased_flash_attn"
 # From the lowest to the highest; modules of one layer may import each other. The longest name that
 # a module begins with counts.
 LAYERS = [
-    ["shared_constants", "_C"],
+    ["shared_constants", "error_bound", "_C"],
     ["sequences"],
     ["geometry"],
     ["chunk_pairs"],

@@ -1,9 +1,13 @@
-"""How close a result has to be: the only place in the tests where a tolerance is written."""
+"""How close a result has to be, by the rule of `biased_flash_attn.error_bound`."""
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from torch import Tensor
+
+from biased_flash_attn.error_bound import error_bound
 
 # A result is rounded when it is stored, and once more where it is accumulated in its own dtype.
 ROUNDINGS = 2
@@ -36,9 +40,9 @@ def assert_close_to_float64(
 
     roundings = FLOAT64_ROUNDINGS if dtype == torch.float64 else ROUNDINGS
     size = largest(exact[finite]) + (0 if terms is None else largest(terms[finite]) / 2)
-    bound = roundings * torch.finfo(dtype).eps * size
-    if naive is not None:
-        bound += 2 * largest(naive.detach().double()[finite] - exact[finite])
+    naive_error = 0 if naive is None else largest(naive.detach().double()[finite] - exact[finite])
+    size = max(size, sys.float_info.min)
+    bound = size * error_bound(naive_error / size, dtype, roundings=roundings)
     error = largest(actual[finite] - exact[finite])
     assert error <= bound, f"{what}: error {error:.3g}, may be {bound:.3g}"
 

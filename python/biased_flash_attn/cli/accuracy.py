@@ -15,11 +15,14 @@ from torch import Tensor, nn
 
 from .. import biased_flash_attn
 from ..backends.reference import attention
+from ..error_bound import error_bound
 from ..geometry import Geometry
 from .baselines import naive
 from .text import Layer
 
 SMALLEST = sys.float_info.min
+# The gradient of a parameter sums signed terms of all pairs, which largely cancel.
+SUM_ROUNDINGS = 64
 
 
 @dataclass(frozen=True)
@@ -116,12 +119,8 @@ def errors(found: dict[str, Tensor], exact: Exact) -> dict[str, float]:
 
 def tolerated(plain: dict[str, Tensor], exact: Exact, dtype: torch.dtype) -> dict[str, float]:
     """The largest permitted error of each tensor, relative to its size."""
-    return {name: allowed(error, dtype) for name, error in errors(plain, exact).items()}
-
-
-def allowed(naive_error: float | Tensor, dtype: torch.dtype) -> float | Tensor:
-    """Twice the relative error of naive attention in dtype, plus a band for rounding."""
-    # Results are rounded to dtype. Sums are in float32, in a different order than in naive
-    # attention, and the gradient of a parameter sums signed terms of all pairs, which largely
-    # cancel.
-    return 2 * naive_error + torch.finfo(dtype).eps + 64 * torch.finfo(torch.float32).eps
+    naive_errors = errors(plain, exact)
+    return {
+        name: error_bound(error, dtype, float32_roundings=SUM_ROUNDINGS)
+        for name, error in naive_errors.items()
+    }

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ... import backends
-from ..accuracy import SMALLEST, allowed
+from ...error_bound import error_bound
+from ..accuracy import SMALLEST, SUM_ROUNDINGS
 from . import calls, oracle
 from .failures import KERNEL_ERRORS, described, is_out_of_memory
 from .problems import DTYPES, Call, Problem, draw
@@ -98,13 +99,13 @@ def rows(
 def errors(
     problem: Problem, found: dict[str, Tensor], exact: dict[str, Tensor], sizes: dict[str, Tensor]
 ) -> Iterator[Error]:
-    """The worst error of each result, by the rule of `cli.accuracy`."""
+    """The worst error of each result, by the rule of `error_bound`."""
     dtype = problem.leaves["q"].dtype
     naive, _ = oracle.results(problem)
     for name, value in exact.items():
         size = block_maxima(sizes[name]).clamp(min=SMALLEST)
         error, of_naive = (block_maxima(x[name].double() - value) / size for x in (found, naive))
-        bound = allowed(of_naive, dtype)
+        bound = error_bound(of_naive, dtype, float32_roundings=SUM_ROUNDINGS)
         fraction = (error / bound).nan_to_num(torch.inf, torch.inf)
         worst = int(fraction.argmax())
         place = describe_place(value, *divmod(worst, fraction.shape[1]))
