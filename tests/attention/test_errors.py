@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from biased_flash_attn import (
-    attention_plan,
-    biased_flash_attn,
-    biased_flash_attn_varlen,
-    biases,
-)
-from biased_flash_attn.compat import flash_attn_with_kvcache
+from biased_flash_attn import biased_flash_attn, biased_flash_attn_varlen, biases
 from biased_flash_attn.forms import Cumulative, Distance, Linear
 
 Q = torch.randn(2, 4, 6, 8)
@@ -299,15 +293,6 @@ def test_bad_packed_input_is_refused_before_any_work(monkeypatch, error, message
     monkeypatch.setattr("biased_flash_attn.operators.forward", work)
     with pytest.raises(error, match="^" + message):
         biased_flash_attn_varlen(**PACKED | change)
-
-
-def test_results_that_depend_on_values_refuse_meta_tensors():
-    q, cache = Q.to("meta"), torch.empty(2, 64, 4, Q.shape[3], device="meta")
-    message = "^q is on meta and has no values"
-    with pytest.raises(ValueError, match=message):
-        attention_plan(q, q)
-    with pytest.raises(ValueError, match=message):
-        flash_attn_with_kvcache(q, cache, cache, cache_seqlens=3)
 
 
 def test_cpu_backend_refuses_tensors_elsewhere():

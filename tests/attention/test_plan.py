@@ -185,3 +185,9 @@ def test_receptive_field_is_that_of_each_head():
 def test_receptive_field_refuses_other_shares(eps, error):
     with pytest.raises(error, match=r"^eps is .*; it must be a number in \(0, 1\)"):
         biases.Type2(1).receptive_field(eps)
+
+
+def test_meta_tensors_are_refused():
+    q = torch.empty(1, 2, 2048, 16, device="meta")
+    with pytest.raises(ValueError, match=r"^q is on meta and has no values"):
+        attention_plan(q, q)

@@ -266,3 +266,9 @@ def test_flash_attn_with_kvcache_leaves_the_cache_unchanged(wrong):
         flash_attn_with_kvcache(**call)
     assert torch.equal(call["k_cache"], before[0])
     assert torch.equal(call["v_cache"], before[1])
+
+
+def test_caches_on_meta_are_refused():
+    q, cache = torch.empty(2, 1, 4, 16, device="meta"), torch.empty(2, 64, 4, 16, device="meta")
+    with pytest.raises(ValueError, match=r"^q is on meta and has no values"):
+        flash_attn_with_kvcache(q, cache, cache, cache_seqlens=3)
