@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from functools import cache
 
 import pytest
 import torch
@@ -17,26 +18,33 @@ MODULE = "tests.distributed.cases"
 
 @pytest.fixture(scope="module")
 def found(request, tmp_path_factory):
-    """What each rank found, by number of ranks."""
-    seed, found = request.config.option.seed, {}
-    for ranks in (2, 4):
-        directory = tmp_path_factory.mktemp("ranks")
-        found[ranks], errors = outcomes(ranks, directory, MODULE, "everything", seed)
-        assert None not in found[ranks], errors
-    return found
+    """What each of a number of ranks found."""
+
+    @cache
+    def of_ranks(ranks: int) -> list[dict]:
+        directory, seed = tmp_path_factory.mktemp("ranks"), request.config.option.seed
+        results, errors = outcomes(ranks, directory, MODULE, "everything", seed)
+        assert None not in results, errors
+        return results
+
+    return of_ranks
 
 
-@pytest.mark.parametrize(
-    ("ranks", "case"), [(ranks, case) for ranks in (2, 4) for case in cases_of(ranks)], ids=str
-)
+CASES = [
+    *(pytest.param(2, case, id=f"2-{case}") for case in cases_of(2)),
+    *(pytest.param(4, case, id=f"4-{case}", marks=pytest.mark.slow) for case in cases_of(4)),
+]
+
+
+@pytest.mark.parametrize(("ranks", "case"), CASES)
 def test_every_pair_of_settings_is_exact(found, ranks, case):
-    for of_rank in found[ranks]:
+    for of_rank in found(ranks):
         assert of_rank["exact"][str(case)] == ""
 
 
 @pytest.mark.parametrize("what", ["exact", "tolerance", "needle", "infinity"])
 def test_what_is_left_out_does_not_matter(found, what):
-    for of_rank in found[2]:
+    for of_rank in found(2):
         assert of_rank["skipped"][what]
         assert of_rank["skipped"][what] == [""] * len(of_rank["skipped"][what])
 
@@ -55,24 +63,24 @@ def test_wrong_calls_are_named_on_all_ranks(found):
         "ValueError: n_local is 7; it must be even",
         r"ValueError: x.shape\[0\] is 3; it must be even",
     )
-    for of_rank in found[2]:
+    for of_rank in found(2):
         for one, pattern in zip(of_rank["layouts"], expected, strict=True):
             assert re.match(pattern, one), one
 
 
 def test_large_steps_leave_sums_before_them_exact(found):
-    for of_rank in found[2]:
+    for of_rank in found(2):
         assert of_rank["sums_of_large_steps"] == [0, 0]
 
 
 def test_compiled_code_and_another_backward_pass_change_nothing(found):
-    for of_rank in found[2]:
+    for of_rank in found(2):
         assert of_rank["called_again"]["differences"] == [0, 0]
         assert "no second derivatives" in of_rank["called_again"]["error"]
 
 
 def test_a_bias_of_the_users_own_is_as_good(found):
-    for of_rank in found[2]:
+    for of_rank in found(2):
         assert of_rank["biases_of_the_users_own"] == []
 
 
@@ -80,28 +88,30 @@ def test_bytes_are_counted(found):
     """Under a causal mask two ranks need three of four chunks of each other, in either pass."""
     chunk, kv_heads, dim, heads = 32, 2, 4, 4
     keys, sums = 3 * 4 * chunk * kv_heads * dim, 3 * 8 * chunk * heads
-    for of_rank in found[2]:
+    for of_rank in found(2):
         assert of_rank["counted"] == [2 * keys, 2 * keys, 2 * sums, 2 * keys + sums]
 
 
 def test_autocast_casts_the_inputs_and_no_bound(found):
-    for of_rank in found[2]:
+    for of_rank in found(2):
         assert of_rank["autocast"] == [True, True]
 
 
+@pytest.mark.slow
 def test_ranks_whose_keys_do_not_matter_send_none(found):
     """Chunk c needs chunk c - 1, which is that of rank r - 1 or r + 1, or one's own."""
-    assert [of_rank["dropped"] for of_rank in found[4]] == [[1, 2], [2, 1], [2, 1], [1, 2]]
+    assert [of_rank["dropped"] for of_rank in found(4)] == [[1, 2], [2, 1], [2, 1], [1, 2]]
 
 
+@pytest.mark.slow
 def test_heads_may_be_spread_too(found):
     """On a mesh of two by two ranks: the slopes of all heads, not of a rank's number of them."""
-    for of_rank in found[4]:
+    for of_rank in found(4):
         assert max(of_rank["with_tensor_parallelism"]) < 1e-6
 
 
 def test_training_with_fsdp_is_that_of_one_process(found):
-    for of_rank in found[2]:
+    for of_rank in found(2):
         assert max(of_rank["with_fsdp"]) < 1e-5
 
 

@@ -18,12 +18,14 @@ def test_train():
         assert f"{bias}: loss" in done.stdout
 
 
+@pytest.mark.slow
 def test_train_fails_if_nothing_is_learnt():
     done = run("train.py", "alibi", "--steps", "1")
     assert done.returncode == 1
     assert "the model did not learn" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 24])
 def test_serve(window):
     options = ["--window", str(window)] if window else []
@@ -32,6 +34,7 @@ def test_serve(window):
     assert done.stdout.count("26 steps with equal logits") == 15
 
 
+@pytest.mark.slow
 def test_patch_bloom():
     done = run("patch_bloom.py", "--steps", "3", "--tokens", "12")
     assert done.returncode == 0, done.stderr

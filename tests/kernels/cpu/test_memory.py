@@ -86,6 +86,7 @@ def test_peak_memory_at_8192_tokens(dtype, heads):
     assert float(run.stdout) <= 64, f"{run.stdout} MiB"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_kept_memory_can_be_released():
     program = RELEASE.replace("DTYPE", "float32").replace("HEADS", "(8, 8)")
@@ -94,6 +95,7 @@ def test_kept_memory_can_be_released():
     assert float(run.stdout) >= 8, f"{run.stdout} MiB"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_peak_memory_of_many_packed_sequences_beside_a_long_one():
     """A table for each of the 1001 as long as the longest asks for would take 125 MiB."""
