@@ -17,8 +17,8 @@ MODULE = "tests.distributed.cases"
 
 
 @pytest.fixture(scope="module")
-def found(request, tmp_path_factory):
-    """What each of a number of ranks found."""
+def results_of(request, tmp_path_factory):
+    """Returns a function from the number of ranks to what each of them computed."""
 
     @cache
     def of_ranks(ranks: int) -> list[dict]:
@@ -37,19 +37,19 @@ CASES = [
 
 
 @pytest.mark.parametrize(("ranks", "case"), CASES)
-def test_every_pair_of_settings_is_exact(found, ranks, case):
-    for of_rank in found(ranks):
+def test_every_pair_of_settings_is_exact(results_of, ranks, case):
+    for of_rank in results_of(ranks):
         assert of_rank["exact"][str(case)] == ""
 
 
 @pytest.mark.parametrize("what", ["exact", "tolerance", "needle", "infinity"])
-def test_what_is_left_out_does_not_matter(found, what):
-    for of_rank in found(2):
+def test_what_is_left_out_does_not_matter(results_of, what):
+    for of_rank in results_of(2):
         assert of_rank["skipped"][what]
         assert of_rank["skipped"][what] == [""] * len(of_rank["skipped"][what])
 
 
-def test_wrong_calls_are_named_on_all_ranks(found):
+def test_wrong_calls_are_named_on_all_ranks(results_of):
     expected = (
         "ValueError: x has 2 rows in dimension 2; on 2 ranks .* a multiple of 4",
         "ValueError: q has 7 rows and k has 7; both must be the same even number",
@@ -63,55 +63,55 @@ def test_wrong_calls_are_named_on_all_ranks(found):
         "ValueError: n_local is 7; it must be even",
         r"ValueError: x.shape\[0\] is 3; it must be even",
     )
-    for of_rank in found(2):
+    for of_rank in results_of(2):
         for one, pattern in zip(of_rank["layouts"], expected, strict=True):
             assert re.match(pattern, one), one
 
 
-def test_large_steps_leave_sums_before_them_exact(found):
-    for of_rank in found(2):
+def test_large_steps_leave_sums_before_them_exact(results_of):
+    for of_rank in results_of(2):
         assert of_rank["sums_of_large_steps"] == [0, 0]
 
 
-def test_compiled_code_and_another_backward_pass_change_nothing(found):
-    for of_rank in found(2):
+def test_compiled_code_and_another_backward_pass_change_nothing(results_of):
+    for of_rank in results_of(2):
         assert of_rank["called_again"]["differences"] == [0, 0]
         assert "no second derivatives" in of_rank["called_again"]["error"]
 
 
-def test_a_bias_of_the_users_own_is_as_good(found):
-    for of_rank in found(2):
+def test_a_bias_of_the_users_own_is_as_good(results_of):
+    for of_rank in results_of(2):
         assert of_rank["biases_of_the_users_own"] == []
 
 
-def test_bytes_are_counted(found):
+def test_bytes_are_counted(results_of):
     """Under a causal mask two ranks need three of four chunks of each other, in either pass."""
     chunk, kv_heads, dim, heads = 32, 2, 4, 4
     keys, sums = 3 * 4 * chunk * kv_heads * dim, 3 * 8 * chunk * heads
-    for of_rank in found(2):
+    for of_rank in results_of(2):
         assert of_rank["counted"] == [2 * keys, 2 * keys, 2 * sums, 2 * keys + sums]
 
 
-def test_autocast_casts_the_inputs_and_no_bound(found):
-    for of_rank in found(2):
+def test_autocast_casts_the_inputs_and_no_bound(results_of):
+    for of_rank in results_of(2):
         assert of_rank["autocast"] == [True, True]
 
 
 @pytest.mark.slow
-def test_ranks_whose_keys_do_not_matter_send_none(found):
+def test_ranks_whose_keys_do_not_matter_send_none(results_of):
     """Chunk c needs chunk c - 1, which is that of rank r - 1 or r + 1, or one's own."""
-    assert [of_rank["dropped"] for of_rank in found(4)] == [[1, 2], [2, 1], [2, 1], [1, 2]]
+    assert [of_rank["dropped"] for of_rank in results_of(4)] == [[1, 2], [2, 1], [2, 1], [1, 2]]
 
 
 @pytest.mark.slow
-def test_heads_may_be_spread_too(found):
+def test_heads_may_be_spread_too(results_of):
     """On a mesh of two by two ranks: the slopes of all heads, not of a rank's number of them."""
-    for of_rank in found(4):
+    for of_rank in results_of(4):
         assert max(of_rank["with_tensor_parallelism"]) < 1e-6
 
 
-def test_training_with_fsdp_is_that_of_one_process(found):
-    for of_rank in found(2):
+def test_training_with_fsdp_is_that_of_one_process(results_of):
+    for of_rank in results_of(2):
         assert max(of_rank["with_fsdp"]) < 1e-5
 
 
