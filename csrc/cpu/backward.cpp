@@ -62,7 +62,7 @@ void run_backward(const Backward& problem) {
                                      rows_before.data()[problem.batch] * problem.heads *
                                          round_up(problem.head_dim, kLanes<Real>),
                                      partitions);
-    const TableSums<Real> tables(problem);
+    const TableGradients<Real> tables(problem);
 #pragma omp parallel num_threads(threads)
     {
         [[maybe_unused]] const FlushSubnormals flush_subnormals;

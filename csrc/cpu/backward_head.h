@@ -14,8 +14,8 @@
 #include "gemm.h"
 #include "math.h"
 #include "ordered_sum.h"
+#include "packed_rows.h"
 #include "table_gradient.h"
-#include "transposed_rows.h"
 #include "visibility.h"
 
 namespace bfa::BFA_ISA {
@@ -68,7 +68,7 @@ public:
 
     // rows_before: the number of padded queries of all earlier sequences.
     void run(int64_t b, int64_t kv_head, int partition, int64_t rows_before,
-             OrderedSum<Real>& grad_query_sums, const TableSums<Real>& tables) {
+             OrderedSum<Real>& grad_query_sums, const TableGradients<Real>& tables) {
         b_ = b, kv_head_ = kv_head;
         if (whole_.sequences) p_ = of_sequence(whole_, b);
         if (tables.is_per_sequence()) p_.grad_form[0] = tables.of_sequence(b);
@@ -305,11 +305,11 @@ private:
     // between processes, the weights of a strip made some processes 10 % slower.
     Operand *weights_, *grad_logits_, *grad_logit_rows_;
     Real* strip_;
-    TwoWayRows<Arithmetic> keys_, values_;
+    PackedRows<Arithmetic> keys_, values_;
     Operand *keys_transposed_, *values_transposed_;
     Bias bias_;
     Real *row_, *grad_keys_, *grad_values_;
-    TwoWayRows<Arithmetic> queries_, grad_outputs_;
+    PackedRows<Arithmetic> queries_, grad_outputs_;
     Real *grad_queries_, *lse_, *delta_;
 
     int64_t b_, kv_head_, head_;

@@ -11,9 +11,9 @@
 namespace bfa::BFA_ISA {
 
 template <class Real>
-class TableSums {
+class TableGradients {
 public:
-    explicit TableSums(const Backward& problem)
+    explicit TableGradients(const Backward& problem)
         : problem_(problem),
           is_per_sequence_(traits_of(problem.form).is_shared && problem.has_form_gradient() &&
                            problem.batch > 1 && problem.grad_form[0].batch == 0),

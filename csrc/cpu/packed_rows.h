@@ -9,12 +9,12 @@
 namespace bfa::BFA_ISA {
 
 template <class Arithmetic>
-class TwoWayRows {
+class PackedRows {
     using Operand = typename Arithmetic::Operand;
     static constexpr int kPair = Arithmetic::pair;
 
 public:
-    TwoWayRows(Arena& arena, int64_t rows, int64_t channels)
+    PackedRows(Arena& arena, int64_t rows, int64_t channels)
         : channels_(channels),
           columns_(round_up(channels, kLanes<typename Arithmetic::Real>)),
           row_stride_(kPair == 1 ? columns_ : depth()),
