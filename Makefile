@@ -22,7 +22,7 @@ help:  ## list these targets
 demo: $(INSTALLED)  ## every bias on real text: errors, time and memory
 	$(IN_VENV) python -m biased_flash_attn demo
 
-test: $(INSTALLED)  ## the test suite, with a few tests of the GPU kernels, drawn anew each time
+test: $(INSTALLED)  ## every test that is not slow, and a few of the GPU kernels', drawn anew each time
 	$(IN_VENV) $(PYTEST) --kernel-tests=10 -m "not slow"
 	@echo "make test-all also runs slow tests, and many more of the GPU kernels"
 

@@ -20,8 +20,6 @@ from tests.support.problems import drawn, with_leaves
 
 # Importing the default backend of torch.compile makes PyTorch warn of itself.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
-
 OPERATORS = torch.ops.biased_flash_attn
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..forms import Geometry, Linear
 from .base import PositionBias, finite
-from .slopes import checked, exponents, smallest_exponent, values
+from .slopes import check_slopes, slope_exponents, slope_values, smallest_exponent
 
 
 class ALiBi(PositionBias):
@@ -36,7 +36,7 @@ class ALiBi(PositionBias):
         trainable: bool = False,
     ):
         super().__init__(num_heads)
-        self.fixed_slopes = checked(slopes, num_heads)
+        self.fixed_slopes = check_slopes(slopes, num_heads)
         self.shift = finite("shift", shift)
         self.exponent = None if exponent is None else finite("exponent", exponent)
         self._check_exponents()
@@ -60,8 +60,8 @@ class ALiBi(PositionBias):
     def _initial_slopes(self, device: torch.device | str | None = None) -> Tensor:
         """The fixed slopes, or those at initialization, (num_heads,) float64."""
         if not isinstance(self.fixed_slopes, str):
-            return values(self.fixed_slopes, self.num_heads, device)
-        h = exponents(self.fixed_slopes, self.num_heads, device)
+            return slope_values(self.fixed_slopes, self.num_heads, device)
+        h = slope_exponents(self.fixed_slopes, self.num_heads, device)
         if self.exponent is not None:
             h = torch.full_like(h, self.exponent)
         return torch.exp2(-(h + self.shift))

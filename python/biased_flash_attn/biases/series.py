@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .base import DistanceBias
-from .slopes import checked, values
+from .slopes import check_slopes, slope_values
 
 
 class SeriesBias(DistanceBias):
@@ -25,14 +25,15 @@ class SeriesBias(DistanceBias):
 
     def __init__(self, num_heads: int, *, slopes: str | Sequence[float] | Tensor | None = None):
         super().__init__(num_heads)
-        self.slopes = None if slopes is None else checked(slopes, num_heads)
+        self.slopes = None if slopes is None else check_slopes(slopes, num_heads)
         if isinstance(self.slopes, tuple) and min(self.slopes) < 0:
             raise ValueError(f"slopes has {min(self.slopes)}; it must have no negative number")
 
     def formula(self, d: Tensor) -> Tensor:
         if self.slopes is None:
             return self.term(d.abs())
-        return self.scaled_term(values(self.slopes, self.num_heads, d.device)[:, None] * d.abs())
+        k = slope_values(self.slopes, self.num_heads, d.device)[:, None]
+        return self.scaled_term(k * d.abs())
 
     def term(self, d: Tensor) -> Tensor:
         """The bias at distance d >= 0."""

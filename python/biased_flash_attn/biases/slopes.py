@@ -12,7 +12,7 @@ from .base import finite
 NAMES = ("alibi", "geometric")
 
 
-def checked(slopes: str | Sequence[float] | Tensor, num_heads: int) -> str | tuple[float, ...]:
+def check_slopes(slopes: str | Sequence[float] | Tensor, num_heads: int) -> str | tuple[float, ...]:
     """Returns a name, or one finite number per head; otherwise raises an error naming slopes."""
     if isinstance(slopes, str):
         if slopes not in NAMES:
@@ -31,7 +31,7 @@ def checked(slopes: str | Sequence[float] | Tensor, num_heads: int) -> str | tup
     return tuple(finite(f"slopes[{h}]", slope) for h, slope in enumerate(slopes))
 
 
-def exponents(name: str, num_heads: int, device: torch.device | str | None) -> Tensor:
+def slope_exponents(name: str, num_heads: int, device: torch.device | str | None) -> Tensor:
     """The exponents h of slopes 2^-h, (num_heads,) float64.
 
     "geometric" is h = 8n/H for n = 1..H. "alibi" is the same for a power of two; for other H the
@@ -46,17 +46,17 @@ def exponents(name: str, num_heads: int, device: torch.device | str | None) -> T
 
 
 def smallest_exponent(name: str, num_heads: int) -> float:
-    """The smallest of `exponents`, without a tensor."""
+    """The smallest of `slope_exponents`, without a tensor."""
     power = 1 << (num_heads.bit_length() - 1)
     if name == "geometric" or num_heads == power:
         return 8 / num_heads
     return 4 / power
 
 
-def values(
+def slope_values(
     slopes: str | tuple[float, ...], num_heads: int, device: torch.device | str | None
 ) -> Tensor:
-    """The slopes that `checked` returned, (num_heads,) float64."""
+    """The slopes that `check_slopes` returned, (num_heads,) float64."""
     if isinstance(slopes, str):
-        return torch.exp2(-exponents(slopes, num_heads, device))
+        return torch.exp2(-slope_exponents(slopes, num_heads, device))
     return torch.tensor(slopes, dtype=torch.float64, device=device)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from .. import biases
-from ..biases import slopes
 from ..biases.base import positive
 from ..biases.sandwich import compression_ratios
 from ..biases.series import SeriesBias
+from ..biases.slopes import slope_values
 
 Verdict = tuple[str, Tensor | bool]
 
@@ -64,7 +64,7 @@ def _type2(bias: biases.Type2) -> Verdict:
 
 
 def _slopes(bias: SeriesBias) -> Tensor:
-    return slopes.values(bias.slopes, bias.num_heads, None)
+    return slope_values(bias.slopes, bias.num_heads, None)
 
 
 def _inverse_distance(bias: biases.InverseDistance) -> Verdict:
