@@ -47,13 +47,17 @@ class Problem:
     """A call whose arguments have been validated and completed, and whose bias has been lowered.
 
     Attributes:
-        q: (B, H, Nq, D), the last dimension contiguous. k: (B, Hkv, Nk, D); in decoding (pages,
-        Hkv, page_size, D). v: (B, Hkv, Nk, Dv); in decoding (pages, Hkv, page_size, Dv). form: the
-        form of the bias; in decoding, its state is stored in pages. geometry: the positions of
-        queries and keys, and the sequences. scale: factor of q k^T. tolerance: the fraction of each
-        query's softmax mass that may be skipped. backend: the name of the backend that computes the
-        problem. plan: key ranges of the queries, (2, B, H, tiles) int32 (`skipping.plans`); None
-        for all keys. pages: the location of the keys in decoding; None for an ordinary call.
+        q: (B, H, Nq, D), the last dimension contiguous.
+        k: (B, Hkv, Nk, D); in decoding (pages, Hkv, page_size, D).
+        v: (B, Hkv, Nk, Dv); in decoding (pages, Hkv, page_size, Dv).
+        form: the form of the bias; in decoding, its state is stored in pages.
+        geometry: the positions of queries and keys, and the sequences.
+        scale: factor of q k^T.
+        tolerance: the fraction of each query's softmax mass that may be skipped.
+        backend: the name of the backend that computes the problem.
+        plan: key ranges of the queries, (2, B, H, tiles) int32 (`skipping.plans`); None for all
+            keys.
+        pages: the location of the keys in decoding; None for an ordinary call.
     """
 
     q: Tensor

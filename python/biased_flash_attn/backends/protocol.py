@@ -28,10 +28,10 @@ class Backend(Protocol):
     """An implementation of attention.
 
     Attributes:
-        name: its name in `backend=`. device_type: the device type of tensors for which it is the
-        default; None if for none. has_kernels: whether it is a `KernelBackend`. Otherwise PyTorch
-        differentiates `forward`, and
-            every visible tile is computed.
+        name: its name in `backend=`.
+        device_type: the device type of tensors for which it is the default; None if for none.
+        has_kernels: whether it is a `KernelBackend`. Otherwise PyTorch differentiates `forward`,
+            and every visible tile is computed.
     """
 
     name: str

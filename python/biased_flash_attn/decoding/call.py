@@ -38,13 +38,13 @@ def biased_flash_attn_with_kvcache(
     append one token or several. There are no gradients: call it under torch.no_grad().
 
     Args:
-        q: (B, H, Nq, D) in the cache's dtype; H a multiple of the cache's Hkv. cache: the keys and
-        values of previous calls, to which this call appends its tokens. If it has
-            a window, that is the window of the attention.
-        k: (B, Hkv, N, D), the keys of N new tokens of each sequence, or None. v: (B, Hkv, N, Dv),
-        their values; given with k. bias: a bias of `biased_flash_attn.biases`, or None. A
-        cumulative bias has the steps of the N
-            new tokens and the gains of the queries: cable(x) with the hidden states of the new
+        q: (B, H, Nq, D) in the cache's dtype; H a multiple of the cache's Hkv.
+        cache: the keys and values of previous calls, to which this call appends its tokens. If it
+            has a window, that is the window of the attention.
+        k: (B, Hkv, N, D), the keys of N new tokens of each sequence, or None.
+        v: (B, Hkv, N, Dv), their values; given with k.
+        bias: a bias of `biased_flash_attn.biases`, or None. A cumulative bias has the steps of the
+            N new tokens and the gains of the queries: cable(x) with the hidden states of the new
             tokens. The table of a function of the distance is cached until the cache is empty
             again; the function must not change before then.
         scale: factor of q k^T, 1 / sqrt(D) by default.
@@ -59,8 +59,7 @@ def biased_flash_attn_with_kvcache(
 
     Raises:
         TypeError, ValueError: naming the argument, the value it had, and the values it may have.
-        The
-            cache is then unchanged.
+            The cache is then unchanged.
 
     Splitting the keys of a query over threads follows Dao et al., "Flash-Decoding for long-context
     inference", 2023; each bias names its paper.

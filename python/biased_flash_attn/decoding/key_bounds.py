@@ -13,9 +13,9 @@ _CHUNK = 2**18  # elements that are converted at a time, few enough for the CPU 
 class KeyBounds:
     """Bounds on the keys of complete tiles, T per page. Entries of incomplete tiles are undefined.
 
-    centres: the mean of a tile's keys, rounded to their dtype, (pages, Hkv, T, D) extents: the
-    largest distance of a key from the centre, and the largest norm of a key; infinite if a
-        key or value is not finite, (pages, Hkv, T, 2) float32, or float64 for float64
+    centres: the mean of a tile's keys, rounded to their dtype, (pages, Hkv, T, D)
+    extents: the largest distance of a key from the centre, and the largest norm of a key; infinite
+        if a key or value is not finite, (pages, Hkv, T, 2) float32, or float64 for float64
     lowest, highest: the minima and maxima of prefix sums, (pages, H, T) float64, or None
     """
 

@@ -32,10 +32,10 @@ class KVCache:
         window: if given, tokens attend to the last `window` keys, their own included, and the cache
             keeps no others: a sequence of any length takes constant memory (the sliding cache of
             Chi et al., "Dissecting Transformer Length Extrapolation", 2023, appendix B).
-        page_size: keys per page, a power of two of at least 16. pages: the number of pages, if it
-        is fixed. block_table: (batch, columns) int32, the pages that hold the keys of each
-        sequence, or -1 for
-            none: key j is row j % page_size of page block_table[b, j // page_size], or with a
+        page_size: keys per page, a power of two of at least 16.
+        pages: the number of pages, if it is fixed.
+        block_table: (batch, columns) int32, the pages that hold the keys of each sequence, or -1
+            for none: key j is row j % page_size of page block_table[b, j // page_size], or with a
             window, of page block_table[b, j // page_size % columns]. It is copied.
 
     Raises:
@@ -152,8 +152,8 @@ class KVCache:
         """Writes tokens (B, Hkv, n, D or Dv) after the last key of each sequence. They become part
         of the sequence only with `advance`.
 
-        sums (B, H, n) float64: prefix sums from the first token of each sequence. lengths: the
-        lengths including the new tokens. Returns the prefix sums at the last tokens, (B, H).
+        sums, (B, H, n) float64, are prefix sums from the first token of each sequence, and lengths
+        include the new tokens. Returns the prefix sums at the last tokens, (B, H).
         """
         tokens = k.shape[2]
         if tokens == 0:

@@ -53,12 +53,12 @@ def context_parallel_attention(
             of parameters are partial: their sum over ranks is the gradient of the sum of the ranks'
             losses, and their average, as in DDP and FSDP, that of the average loss. A function of
             the distance has a table of all N distances on every rank.
-        group: the ranks over which the sequence is sharded; None for all. causal: whether key j is
-        visible only when j <= p, by the positions in the sequence. window: if given, the number of
-        past keys visible to a query, its own included. scale: factor of q k^T, 1 / sqrt(D) by
-        default. tolerance: the fraction of each query's softmax mass, in [0, 1), that may be
-        skipped over all
-            ranks together: as in `biased_flash_attn`.
+        group: the ranks over which the sequence is sharded; None for all.
+        causal: whether key j is visible only when j <= p, by the positions in the sequence.
+        window: if given, the number of past keys visible to a query, its own included.
+        scale: factor of q k^T, 1 / sqrt(D) by default.
+        tolerance: the fraction of each query's softmax mass, in [0, 1), that may be skipped over
+            all ranks together: as in `biased_flash_attn`.
         return_lse: also return log sum_j exp(scale q k^T + bias), natural logarithm.
         backend: "triton" (GPUs) or "cpu", which runs or raises; None chooses.
         traffic: counts the bytes that this rank sends for this call, its backward pass included.

@@ -25,17 +25,20 @@ class AttentionPlan:
     other visible keys is proved to be at most `bound` times the mass of these.
 
     Attributes:
-        geometry: the positions of queries and keys. tolerance: the fraction of a query's softmax
-        mass that may be skipped. first_key: (B, H, T) int32. end_key: (B, H, T) int32. fraction:
-        the fraction of the visible tiles, 128 queries by 64 keys, that is computed, (B, H). window:
-        the largest distance, plus one, of a query and a key it attends to, (B, H) int64. bound: the
-        upper bound on the skipped mass relative to the other mass, at most tolerance, (B, H).
+        geometry: the positions of queries and keys.
+        tolerance: the fraction of a query's softmax mass that may be skipped.
+        first_key: (B, H, T) int32.
+        end_key: (B, H, T) int32.
+        fraction: the fraction of the visible tiles, 128 queries by 64 keys, that is computed,
+            (B, H).
+        window: the largest distance, plus one, of a query and a key it attends to, (B, H) int64.
+        bound: the upper bound on the skipped mass relative to the other mass, at most tolerance,
+            (B, H).
         content: the largest amount by which q.k can exceed that of the average key, (B, H). The
-        decay of
-            the bias must outweigh it before keys can be skipped without computing their logits.
+            decay of the bias must outweigh it before keys can be skipped without computing their
+            logits.
         receptive_field: the number of keys that hold all but a fraction `tolerance` of the sum of
-        the
-            bias's exponentials, (H,); infinite if that sum diverges, None for a bias without
+            the bias's exponentials, (H,); infinite if that sum diverges, None for a bias without
             distances.
     """
 
