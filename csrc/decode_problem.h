@@ -25,8 +25,9 @@ struct Decode : Problem {
     // and the largest norm of a key; infinite where keys or values are not finite
     View extents;
     // For a form with a per-key tensor: its minimum and maximum in each tile, float64, (pages,
-    // heads, tiles per page). For a distance table: `highest` only, the maximum of each block of
-    // constants::PEAK_DISTANCES entries, real, (batch, heads, blocks).
+    // heads, tiles per page). For a distance table: those of each block of
+    // constants::PEAK_DISTANCES entries, real, (batch, heads, blocks), as far as the form needs
+    // them.
     View lowest, highest;
 
     int64_t tile_keys() const {

@@ -11,9 +11,9 @@
 
 namespace bfa {
 
-enum class Form { none, linear, distance, cumulative, log1p_square, dense };
+enum class Form { none, linear, distance, cumulative, log1p_square, dense, normalized };
 
-constexpr int kMaxFormTensors = 4;
+constexpr int kMaxFormTensors = 5;
 
 struct FormTraits {
     const char* name;
@@ -30,6 +30,7 @@ constexpr FormTraits kForms[] = {
     {"cumulative", {"steps", "gains"}, false},
     {"log1p_square", {"steps", "gains"}, false},
     {"dense", {}, false},
+    {"normalized", {"table values", "gains", "knots", "slopes", "intercepts"}, true},
 };
 
 constexpr const FormTraits& traits_of(Form form) { return kForms[int(form)]; }
@@ -39,6 +40,14 @@ struct FormRows {
     int64_t first, count, first_column = 0;
 };
 
+// Returns the rows of a distance table for the distances that occur in one sequence.
+template <class Problem, class Sequence>
+static FormRows distance_rows(const Problem& whole, const Sequence& rows) {
+    const int64_t first = whole.causal ? 0 : 1 - rows.n_query, end = rows.n_key + rows.shift;
+    return {whole.causal ? 0 : whole.n_query - rows.n_query,
+            std::max<int64_t>(0, std::min(end, whole.window) - first)};
+}
+
 // Returns the rows of a form's tensor that belong to one sequence.
 template <class Problem, class Sequence>
 static FormRows form_rows(const Problem& whole, const Sequence& rows, int tensor) {
@@ -46,17 +55,16 @@ static FormRows form_rows(const Problem& whole, const Sequence& rows, int tensor
     switch (whole.form) {
         case Form::none: break;
         case Form::linear: return {0, 1};
-        case Form::distance: {
-            // The distances that occur in this sequence.
-            const int64_t first = whole.causal ? 0 : 1 - rows.n_query;
-            return {whole.causal ? 0 : whole.n_query - rows.n_query,
-                    std::max<int64_t>(0, std::min(positions, whole.window) - first)};
-        }
+        case Form::distance: return distance_rows(whole, rows);
         case Form::cumulative:
         case Form::log1p_square:
             return tensor == 0 ? FormRows{rows.first_key, positions}
                                : FormRows{rows.first_query, rows.n_query};
         case Form::dense: return {rows.first_query, rows.n_query, rows.first_key};
+        case Form::normalized:
+            if (tensor == 0) return distance_rows(whole, rows);
+            if (tensor == 1) return {rows.first_query, rows.n_query};
+            return {0, whole.form_tensors[tensor].rows};  // the segments of the function
     }
     return {0, 0};
 }

@@ -99,11 +99,25 @@ class Problem(NamedTuple):
     same_row_stride: tl.constexpr = tl.constexpr(False)
 
 
+class Function(NamedTuple):
+    """A piecewise linear function: see bias/segments.py.
+
+    segments: the smallest power of two that exceeds knot_count.
+    """
+
+    knots: Rows
+    slopes: Rows
+    intercepts: Rows
+    knot_count: int
+    segments: tl.constexpr
+
+
 class Bias(NamedTuple):
     """The operands of a form: see launch/forms.py.
 
-    terms: slopes; the table in base 2, padded by padded_table; float64 prefix sums; or a dense
-    bias. high, low: two float32 numbers whose sum is the prefix sum.
+    terms: slopes; the table, padded by padded_table and, for a function of the distance alone, in
+    base 2; float64 prefix sums; or a dense bias. high, low: two float32 numbers whose sum is the
+    prefix sum. function: maps the product of a gain and an entry of the table to the bias.
     squared: the bias is -log(1 + beta^2).
     factored: unmasked tiles use query_factors and key_factors (bias/factors.py). Tiles of a table
     do so only at or beyond the two table indices in far (B or 1, H or 1, 2):
@@ -119,6 +133,7 @@ class Bias(NamedTuple):
     gain: Rows | None
     high: Rows | None = None
     low: Rows | None = None
+    function: Function | None = None
     query_factors: Factors | None = None
     key_factors: Factors | None = None
     far: Rows | None = None

@@ -44,6 +44,7 @@ FORMS = (
     "cumulative-gain",
     "log1p_square-gain",
     "dense",
+    "normalized",
 )
 # Forms with separate block sizes where plans or ranges of rows take registers.
 BIASES = ("linear", "distance", "cumulative-gain")
@@ -53,7 +54,7 @@ VARIANTS = {
     "noncausal": FORMS,
     "window": FORMS,
     "plan": BIASES,
-    "packed": ("none", "dense", *BIASES),
+    "packed": ("none", "dense", "normalized", *BIASES),
     "packed-plan": BIASES,
     "strided": BIASES,
     "far": ("none", "cumulative", *BIASES),
@@ -159,6 +160,7 @@ def attend(form: str, dtype: torch.dtype, head_dim: int, bias_gradient: bool) ->
     batch, heads, n = 1, 16, 4096
     longest = n // 2 if "packed" in words else n
     causal, window = "noncausal" not in words, 1000 if "window" in words else None
+    distances = longest if causal else 2 * longest - 1
 
     def rows(row_stride: int) -> torch.Tensor:
         strides = n * row_stride, head_dim, row_stride, 1
@@ -179,7 +181,10 @@ def attend(form: str, dtype: torch.dtype, head_dim: int, bias_gradient: bool) ->
     if form == "linear":
         tensors = [torch.empty(1, heads)]
     elif form == "distance":
-        tensors = [torch.empty(1, heads, longest if causal else 2 * longest - 1)]
+        tensors = [torch.empty(1, heads, distances)]
+    elif form == "normalized":
+        sizes = (1, distances), (1, n), (1, 32), (heads, 33), (heads, 33)
+        tensors = [torch.empty(1, *size) for size in sizes]
     elif form == "dense":
         tensors = [torch.empty(1, heads, n, n)]
     elif form != "none":
@@ -209,8 +214,9 @@ def decode(q: torch.Tensor, form: Form) -> None:
         form = form.with_state(form.state.view(pages, heads, 64))
     block_table, lengths = torch.empty(1, pages).int(), torch.empty(1).long()
     bounds = Bounds(*KeyBounds(pages, k, heads if form.per_token else None).tensors())
-    if (peaks := form.peaks(64)) is not None:
-        bounds = bounds._replace(highest=peaks)
+    lowest, highest = form.extremes(64)
+    if highest is not None:
+        bounds = bounds._replace(lowest=lowest, highest=highest)
     where = Pages(block_table, lengths, bounds)
     launch.append(k, q, block_table, lengths)
     launch.decode(Problem.of_pages(q, k, v, form, None, q.shape[3] ** -0.5, 1e-6, "triton", where))
@@ -291,7 +297,7 @@ def launched(form: str, dtype: torch.dtype, head_dim: int, bias_gradient: bool) 
     """The kernels that `attend` launches."""
     form, *words = form.split("-")
     names = ["attn_fwd_kernel", "attn_bwd_delta_kernel", *BACKWARD]
-    if form == "distance" and bias_gradient:
+    if form in ("distance", "normalized") and bias_gradient:
         names.append("attn_bwd_table_kernel")
     may_skip = form not in ("none", "dense")
     if may_skip and "packed" not in words:

@@ -11,6 +11,7 @@
 
 #include "arithmetic.h"
 #include "math.h"
+#include "reversed_table.h"
 #include "visibility.h"
 #include "workspace.h"
 
@@ -90,69 +91,44 @@ private:
     double gradient_;
 };
 
-// table[d - first_distance]. The table is reversed, so that it is contiguous along the keys of a
-// row.
+// table[d - first_distance].
 template <class Real>
 class DistanceBias {
 public:
     struct Row {
-        const Real* table;
-        Real* gradient;
+        typename ReversedTable<Real>::Row table;
 
         BFA_INLINE Vector<Real> added_to(Vector<Real> s, int column) const {
-            return s + load(table + column);
+            return s + load(table.values + column);
         }
     };
 
     DistanceBias(Arena& arena, const Problem& problem, bool with_gradient)
-        : problem_(problem),
-          table_(arena.take<Real>(padded_length())),
-          gradient_(with_gradient ? arena.take<Real>(padded_length()) : nullptr) {}
+        : table_(arena, problem, with_gradient) {}
 
-    void begin_head(int64_t b, int64_t h) {
-        const Real* table = problem_.form_tensors[0].at<Real>(b, h);
-        const int64_t n = length();
-        std::memset(table_, 0, padded_length() * sizeof(Real));
-        for (int64_t x = 0; x < n; ++x) table_[kPadding + n - 1 - x] = table[x] * Real(kLog2e);
-        if (gradient_) std::memset(gradient_, 0, padded_length() * sizeof(Real));
-    }
-
-    void begin_tile(Range keys) {
-        const int64_t first_distance = problem_.causal ? 0 : 1 - problem_.n_query;
-        const int64_t distance_of_query_0 = problem_.position(0) - keys.begin;
-        start_of_query_0_ = kPadding + length() - 1 - (distance_of_query_0 - first_distance);
-    }
+    void begin_head(int64_t b, int64_t h) { table_.begin_head(b, h, Real(kLog2e)); }
+    void begin_tile(Range keys) { table_.begin_tile(keys); }
 
     template <class Function>
     BFA_INLINE void with_row(int64_t query, Function function) const {
-        const int64_t start = start_of_query_0_ - query;
-        function(Row{table_ + start, gradient_ + start});
+        function(Row{table_.row(query)});
     }
 
     static constexpr bool has_gradient = true;
 
     BFA_INLINE void add_gradient(Row& row, int column, Vector<Real> gradient) {
-        store(row.gradient + column, load(row.gradient + column) + gradient);
+        Real* target = row.table.gradient + column;
+        store(target, load(target) + gradient);
     }
     void end_row(const Row&, int) {}
     void end_rows(Range) {}
     void end_block(Range) {}
     void end_head(const FormTensor* gradients, int64_t b, int64_t h) {
-        Real* out = gradients[0].at<Real>(b, h);
-        const int64_t n = length();
-        for (int64_t x = 0; x < n; ++x) out[x] += gradient_[kPadding + n - 1 - x];
+        table_.end_head(gradients[0], b, h);
     }
 
 private:
-    // A strip with at least one visible pair reads at most a strip and a tile beyond either end.
-    static constexpr int64_t kPadding = kTile + kStripRows;
-    int64_t length() const { return problem_.form_tensors[0].rows; }
-    int64_t padded_length() const { return length() + 2 * kPadding; }
-
-    const Problem& problem_;
-    Real* table_;
-    Real* gradient_;
-    int64_t start_of_query_0_;
+    ReversedTable<Real> table_;
 };
 
 // beta = gain_i (sums_p - sums_j), negated where j > p; the bias is beta, or -log(1 + beta^2).

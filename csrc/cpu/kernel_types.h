@@ -6,6 +6,7 @@
 #include "arithmetic.h"
 #include "bias.h"
 #include "dense_bias.h"
+#include "normalized_bias.h"
 
 namespace bfa::BFA_ISA {
 
@@ -29,6 +30,8 @@ template <class Real>
 struct BiasOf<Real, Form::log1p_square> : Type<CumulativeBias<Real, true>> {};
 template <class Real>
 struct BiasOf<Real, Form::dense> : Type<DenseBias<Real>> {};
+template <class Real>
+struct BiasOf<Real, Form::normalized> : Type<NormalizedBias<Real>> {};
 
 // Calls function(std::integral_constant<Form, form>).
 template <class Function>
@@ -42,6 +45,7 @@ void select_form(Form form, Function function) {
         BFA_SELECT(cumulative);
         BFA_SELECT(log1p_square);
         BFA_SELECT(dense);
+        BFA_SELECT(normalized);
 #undef BFA_SELECT
     }
 }

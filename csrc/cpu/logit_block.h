@@ -86,7 +86,7 @@ protected:
             const Range visible =
                 kMasked ? visible_.keys(query).relative_to(keys.begin, kTile) : keys;
             Vector<Real> largest = broadcast(-kInfinity);
-            bias_.with_row(query, [&](const auto& bias) {
+            bias_.with_row(query, [&](auto bias) {
 #pragma GCC unroll 4
                 for (int c = 0; c < width; c += kLane) {
                     Vector<Real> s = bias.added_to(load(logits + r * kTile + c) * scale, c);

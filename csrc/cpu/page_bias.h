@@ -5,6 +5,7 @@
 
 #include "math.h"
 #include "pages.h"
+#include "segments.h"
 #include "workspace.h"
 
 namespace bfa::BFA_ISA {
@@ -12,6 +13,8 @@ namespace bfa::BFA_ISA {
 template <class Real, Form kForm>
 class PageBias {
     static constexpr bool kCumulative = kForm == Form::cumulative || kForm == Form::log1p_square;
+    static constexpr bool kNormalized = kForm == Form::normalized;
+    static constexpr bool kTable = kForm == Form::distance || kNormalized;
 
 public:
     static constexpr bool exists = kForm != Form::none;
@@ -19,23 +22,26 @@ public:
     PageBias(Arena& arena, const Decode& problem, int rows)
         : p_(problem),
           heads_(arena.take<Head>(problem.group())),
-          queries_(arena.take<Query>(kCumulative ? rows : 0)) {}
+          queries_(arena.take<Query>(kCumulative || kNormalized ? rows : 0)) {}
 
     void begin_block(const RowBlock& block) {
         block_ = &block;
-        constexpr bool kOfHeads = kForm == Form::linear || kForm == Form::distance;
-        for (int64_t g = 0; kOfHeads && g < p_.group(); ++g) {
+        for (int64_t g = 0; (kTable || kForm == Form::linear) && g < p_.group(); ++g) {
             const int64_t h = block.first_head + g;
             heads_[g].values = p_.form_tensors[0].at<Real>(block.b, h);
-            heads_[g].peaks = p_.highest.at<Real>(block.b, h);
+            heads_[g].lowest = p_.lowest.at<Real>(block.b, h);
+            heads_[g].highest = p_.highest.at<Real>(block.b, h);
+            if (kNormalized) heads_[g].function = Segments<Real>::of_head(p_, block.b, h);
         }
-        for (int r = 0; kCumulative && r < block.rows; ++r) {
+        for (int r = 0; (kCumulative || kNormalized) && r < block.rows; ++r) {
             const int64_t h = block.head(r), position = block.position(r);
             const View& gain = p_.form_tensors[1];
+            queries_[r].segment = 0;
             queries_[r].gain = gain.data ? double(gain.at<Real>(block.b, h)[block.query(r)]) : 1.0;
-            queries_[r].sum = position < 0 ? 0
-                                           : *row_at<double>(p_.form_tensors[0],
-                                                             slot_of(p_, block.b, position), h);
+            if (kCumulative)
+                queries_[r].sum = position < 0 ? 0
+                                               : *row_at<double>(p_.form_tensors[0],
+                                                                 slot_of(p_, block.b, position), h);
         }
     }
 
@@ -51,6 +57,16 @@ public:
         } else if constexpr (kForm == Form::distance) {
             const Real* table = head(row).values + (block_->position(row) - keys.begin);
             for (int c = begin; c < end; ++c) out[c] = table[-c] * Real(kLog2e);
+        } else if constexpr (kNormalized) {
+            // In float64, so that tiles may be skipped by bounds that ignore its rounding errors.
+            const Segments<Real>& function = head(row).function;
+            const Real* table = head(row).values + (block_->position(row) - keys.begin);
+            int& segment = queries_[row].segment;
+            for (int c = begin; c < end; ++c) {
+                const double x = queries_[row].gain * double(table[-c]);
+                segment = function.find(x, segment);
+                out[c] = Real(function.value(x, segment) * kLog2e);
+            }
         } else if constexpr (kForm == Form::dense) {
             const FormTensor& tensor = p_.form_tensors[0];
             const char* values = tensor.at<char>(block_->b, block_->head(row), block_->query(row)) +
@@ -80,12 +96,13 @@ public:
             const double slope = -double(*head(row).values);
             return slope * double(slope < 0 ? near : far);
         } else if constexpr (kForm == Form::distance) {
-            const Real* peaks = head(row).peaks;
-            Real largest = peaks[near / constants::PEAK_DISTANCES];
-            for (int64_t x = near / constants::PEAK_DISTANCES + 1;
-                 x <= far / constants::PEAK_DISTANCES; ++x)
-                largest = std::max(largest, peaks[x]);
-            return double(largest);
+            return largest_in_blocks(head(row).highest, near, far, 1);
+        } else if constexpr (kNormalized) {
+            const double low = -queries_[row].gain *
+                               largest_in_blocks(head(row).lowest, near, far, -1),
+                         high = queries_[row].gain *
+                                largest_in_blocks(head(row).highest, near, far, 1);
+            return head(row).function.maximum(std::min(low, high), std::max(low, high));
         } else if constexpr (kCumulative) {
             const int64_t h = block_->head(row);
             const double low = *tile_at<double>(p_.lowest, slot, h),
@@ -103,11 +120,23 @@ public:
 private:
     static constexpr int kLane = kLanes<Real>;
     struct Head {
-        const Real *values, *peaks;
+        const Real *values, *lowest, *highest;
+        Segments<Real> function;
     };
     struct Query {
         double sum, gain;
+        int segment;  // where a search begins
     };
+
+    // Returns the maximum of sign * extremes[x] over the blocks that hold the distances near to
+    // far.
+    static double largest_in_blocks(const Real* extremes, int64_t near, int64_t far, Real sign) {
+        int64_t x = near / constants::PEAK_DISTANCES;
+        Real largest = sign * extremes[x];
+        while (++x <= far / constants::PEAK_DISTANCES)
+            largest = std::max(largest, sign * extremes[x]);
+        return double(largest);
+    }
 
     const Head& head(int row) const { return heads_[block_->head(row) - block_->first_head]; }
 

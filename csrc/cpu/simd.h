@@ -101,6 +101,25 @@ BFA_INLINE T reduce_max(Vector<T> x) {
     return result;
 }
 
+// Whether some lane is not in [lower, upper).
+template <class T>
+BFA_INLINE bool any_outside(Vector<T> x, Vector<T> lower, Vector<T> upper) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4)
+        return _mm512_cmp_ps_mask((__m512)x, (__m512)lower, _CMP_LT_OQ) |
+               _mm512_cmp_ps_mask((__m512)x, (__m512)upper, _CMP_GE_OQ);
+#elif defined(__AVX2__)
+    if constexpr (sizeof(T) == 4)
+        return _mm256_movemask_ps(
+            _mm256_or_ps(_mm256_cmp_ps((__m256)x, (__m256)lower, _CMP_LT_OQ),
+                         _mm256_cmp_ps((__m256)x, (__m256)upper, _CMP_GE_OQ)));
+#endif
+    const Vector<Bits<T>> outside = (x < lower) | (x >= upper);
+    Bits<T> any = 0;
+    for (int lane = 0; lane < kLanes<T>; ++lane) any |= outside[lane];
+    return any;
+}
+
 template <class T>
 BFA_INLINE T reduce_sum(Vector<T> x) {
 #if defined(__AVX512F__)

@@ -58,10 +58,10 @@ def biased_flash_attn(
         v: (B, Hkv, Nk, Dv).
         bias: a bias of `biased_flash_attn.biases`, or None.
         key_padding_mask: (B, Nk) bool, True for tokens and False for padding before or after them.
-            Padding is excluded, and its values and steps of a bias are never read. Positions are
-            unchanged: p and distances count padding. A query whose position is padding or beyond
-            the keys is padding too, with o = 0, lse = -inf and zero gradients. With causal=False
-            the mask requires Nq = Nk.
+            Padding is excluded, and its values and steps of a bias are never read. p and distances
+            count padding; a bias that depends on p itself, such as FIRE, does not. A query whose
+            position is padding or beyond the keys is padding too, with o = 0, lse = -inf and zero
+            gradients. With causal=False the mask requires Nq = Nk.
         causal: whether key j is visible only when j <= p.
         window: if given, the number of past keys that a query sees, including the one at its own
             position: p - j < window.
@@ -159,7 +159,7 @@ def lowered_over(
     check_bias(bias, q)
     real, geometry = torch.promote_types(q.dtype, torch.float32), tokens
     form = bias.lower(tokens, real, q.device)
-    if isinstance(form, Form) and not (form.per_token or form.of_any_geometry):
+    if isinstance(form, Form) and (form.of_pairs or form.of_whole_sequence):
         geometry = pairs if form.of_pairs else positions
         if geometry is not tokens:
             form = bias.lower(geometry, real, q.device)

@@ -69,6 +69,12 @@ class Geometry:
         end = self.n_key + self.shift
         return torch.arange(end - self.n_query, end, device=device)
 
+    def row_positions(self, device: torch.device | None = None) -> Tensor:
+        """Returns p_i for each row of q, (B or 1, query_rows) int64; arbitrary for padding."""
+        if self.sequences is None:
+            return self.positions(device)[None]
+        return self.sequences.positions()
+
     def running_sums(self, steps: Tensor) -> Tensor:
         """Returns the prefix sums of steps (B or 1, H, places) along each sequence, float64."""
         if self.sequences is None:

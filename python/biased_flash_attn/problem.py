@@ -18,7 +18,7 @@ class Bounds(NamedTuple):
     """Bounds per tile of the keys of a cache, for skipping (`decoding.key_bounds`); None if
     unknown.
 
-    highest: the maxima of prefix sums or, for a distance table, the maxima of its blocks of
+    lowest, highest: the extremes of prefix sums or, for a distance table, those of its blocks of
     shared_constants.PEAK_DISTANCES entries, (B or 1, H or 1, blocks).
     """
 

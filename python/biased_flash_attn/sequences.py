@@ -168,15 +168,23 @@ class Sequences:
         """Returns the index, in its batch entry, of the key at the position of each query, or
         `places` for queries before the first key. (query_rows,) int64; (B, query_rows) unless
         packed."""
-        first_query, n_query, first_key, n_key, shift = self.rows.unbind(1)
-        moved = torch.stack([first_key + n_key + shift - first_query - n_query, first_key], 1)
-        if self.is_packed:
-            moved = moved.repeat_interleave(n_query, 0, output_size=self.query_rows)
-        else:
-            moved = moved[:, None]
-        moved, first = moved.unbind(-1)
-        key = torch.arange(self.query_rows, device=self.rows.device) + moved
-        return torch.where((key >= first) & (key < self.places), key, self.places)
+        position = self.positions()
+        key = position + self._per_query(self.rows[:, 2])
+        key = torch.where((position >= 0) & (key < self.places), key, self.places)
+        return key[0] if self.is_packed else key
+
+    def positions(self) -> Tensor:
+        """Returns the position of each row of q in its sequence, (1, query_rows) int64, or (B,
+        query_rows) unless packed. It is arbitrary for padding."""
+        first_query, n_query, _, n_key, shift = self.rows.unbind(1)
+        of_first_row = self._per_query(n_key + shift - n_query - first_query)
+        return of_first_row + torch.arange(self.query_rows, device=self.rows.device)
+
+    def _per_query(self, x: Tensor) -> Tensor:
+        """Repeats values per sequence (B,): (1, query_rows), or (B, 1) unless packed."""
+        if not self.is_packed:
+            return x[:, None]
+        return x.repeat_interleave(self.rows[:, 1], output_size=self.query_rows)[None]
 
 
 def empty_rows(like: Tensor, channels: int) -> Tensor:

@@ -70,9 +70,9 @@ def check_gradients(bias: nn.Module, parameters, actual, exact) -> None:
 
 
 def test_every_shipped_bias_has_an_oracle():
-    assert set(biases.DISTANCE_BIASES) <= set(DISTANCE_CASES)
+    assert set(biases.POSITION_BIASES) <= set(DISTANCE_CASES)
     assert set(biases.CONTEXT_BIASES) <= set(CONTEXT_CASES)
-    for name, make in biases.DISTANCE_BIASES.items():
+    for name, make in biases.POSITION_BIASES.items():
         assert type(make(HEADS)) is type(DISTANCE_CASES[name][0]())
     for name, make in biases.CONTEXT_BIASES.items():
         assert type(make(DIM, HEADS)) is type(CONTEXT_CASES[name][0]())
@@ -97,8 +97,7 @@ def test_lowered_distance_biases_follow_the_papers(case, geometry):
     make, oracle = case
     bias = drawn(make())
     form = bias.lower(geometry, torch.float32, torch.device("cpu"))
-    (tensor,) = form.tensors
-    assert tensor.dtype == torch.float32
+    assert {tensor.dtype for tensor in form.tensors} == {torch.float32}
     exact = expected_distance(oracle, leaves(bias), geometry.n_query, geometry.n_key)
     exact = torch.where(geometry.visible(), exact, 0).detach()
     actual = torch.where(geometry.visible(), form.dense(geometry)[0], 0).expand_as(exact)

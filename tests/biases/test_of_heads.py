@@ -14,9 +14,9 @@ from biased_flash_attn.forms import Cumulative
 HEADS = 6
 
 
-@pytest.mark.parametrize("name", biases.DISTANCE_BIASES)
+@pytest.mark.parametrize("name", biases.POSITION_BIASES)
 def test_heads_of_a_bias_of_positions(name):
-    bias = biases.DISTANCE_BIASES[name](HEADS)
+    bias = biases.POSITION_BIASES[name](HEADS)
     some = of_heads(bias, 2, 5)
     assert some.num_heads == 3
     assert torch.equal(some.dense(7, 9), bias.dense(7, 9)[2:5])
@@ -58,7 +58,7 @@ def test_groups_of_heads_equal_the_whole_bias(name):
         module = called = biases.DistanceBias.from_function(torch.nn.Softplus(), HEADS)
     else:
         settings = {"trainable": True} if name == "alibi" else {}
-        module = called = biases.DISTANCE_BIASES[name](HEADS, **settings).double()
+        module = called = biases.POSITION_BIASES[name](HEADS, **settings).double()
     parameters = list(module.parameters())
     whole = biased_flash_attn(q, k, v, called)
     groups = [(0, 1), (1, 4), (4, 6)]

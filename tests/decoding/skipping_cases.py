@@ -56,7 +56,18 @@ def three_levels(n: int) -> biases.CumulativeBias:
     return biases.CumulativeBias(sums.diff(prepend=torch.zeros(2, HEADS, 1)), None, "log1p_square")
 
 
+def falling_pieces() -> biases.NormalizedBias:
+    """A function that is not monotonic, of which distances beyond a few hundred are negligible."""
+
+    def function(x: Tensor) -> Tensor:
+        heads = torch.arange(1, HEADS + 1)[:, None]
+        return -40 * heads * x**2 + 10 * torch.sin(12 * heads * x)
+
+    return biases.NormalizedBias.from_function(function, HEADS, error=0.3, init_L=60)
+
+
 BIASES = {
+    "pieces": lambda n: falling_pieces(),
     "slopes": lambda n: steep_slopes(),
     "slopes of both signs": lambda n: mixed_slopes(),
     "type2": lambda n: biases.Type2(HEADS),

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from biased_flash_attn import biased_flash_attn, biased_flash_attn_varlen, biases
 from biased_flash_attn.forms import Geometry, Linear
-from tests.support.biases import SlopesOfSequences
+from tests.support.biases import FreePieces, SlopesOfSequences
 from tests.support.cases import Case
 from tests.support.problems import Problem, drawn
 
@@ -158,13 +158,16 @@ class PaddedCase(Case):
 
 class PaddedProblem(Problem):
     def dense(self) -> Tensor | None:
-        """That of all slots; padding has no steps."""
+        """That of all slots; padding has no steps, and positions are counted from the first token
+        where a bias depends on them."""
         if self.bias is None:
             return None
         bias, (n_query, n_key) = self.called_bias(), self.case.lengths
         if isinstance(bias, biases.CumulativeBias):
             steps = torch.where(self.case.mask[:, None], bias.steps, 0)
             bias = biases.CumulativeBias(steps, bias.gain, bias.kernel)
+        if isinstance(bias, FreePieces):
+            return torch.cat([bias.dense(n_query, n_key, n) for n, _ in self.case.padding])
         return dense_of(bias, n_query, n_key, self.grad_lse.dtype)
 
 

@@ -91,7 +91,9 @@ def test_what_is_stored_in_padding_reaches_nothing(backend, bias, causal):
     assert (exact["lse"].transpose(1, 2)[hidden] == -torch.inf).all()
 
 
-@pytest.mark.parametrize("bias", ["none", "linear", "kerple_log", "cable", "kernelized_cable"])
+@pytest.mark.parametrize(
+    "bias", ["none", "linear", "kerple_log", "fire", "cable", "kernelized_cable"]
+)
 @pytest.mark.parametrize(("before", "after"), [(0, 9), (9, 0), (5, 4)])
 def test_padding_moves_no_token(bias, before, after):
     """To the bit what the same tokens have without padding."""

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from biased_flash_attn import attention_plan, biases
-from biased_flash_attn.forms import Cumulative, Distance, Geometry, Linear
+from biased_flash_attn.forms import Cumulative, Distance, Geometry, Linear, Normalized
 from biased_flash_attn.problem import Problem
 from biased_flash_attn.shared_constants import PLAN_QUERIES
 from biased_flash_attn.skipping import plans
+from tests.support.biases import lines_through
 from tests.support.cases import DTYPES
 
 DIM = 16
@@ -94,7 +95,17 @@ def steps(kernel=None, gain=None):
     return make
 
 
+def pieces(heads, geometry):
+    """A function that falls on both sides of 0, not everywhere, of gains of both signs."""
+    table = torch.log1p(geometry.distances().abs()) + 0.1 * torch.randn(geometry.n_distances)
+    gain = (0.5 + torch.rand(geometry.n_query)) * torch.randint(0, 2, ()).mul(2).sub(1)
+    x = torch.linspace(-9, 9, 13).double() + 0.3 * torch.randn(13)
+    y = -6 * x.abs() ** (0.5 + torch.rand(heads, 1)) + 3 * torch.randn(heads, 13)
+    return Normalized(table[None, None], gain.double()[None, None], *lines_through(x, y))
+
+
 FORMS = {
+    "pieces": pieces,
     "linear": linear,
     "rising": rising,
     "table": rough_table,
@@ -187,13 +198,17 @@ def drawn_call(form, heads=2, n=900, causal=True, **content) -> Call:
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
-@pytest.mark.parametrize("name", ["linear", "table", "cumulative", "positive gain"])
+@pytest.mark.parametrize("name", ["linear", "table", "pieces", "cumulative", "positive gain"])
 def test_decay_is_made_use_of(name, causal):
     call = drawn_call(name, causal=causal)
     if name == "linear":
         call.form = Linear(torch.tensor([[0.5, 0.25]]))
     if name == "table":
         call.form = Distance(-(call.geometry.distances().abs()[None, None].float() ** 0.8))
+    if name == "pieces":
+        table, gain = call.geometry.distances().abs()[None, None], torch.ones(1, 1, 900)
+        function = lines_through(torch.tensor([0.0, 50, 900]), torch.tensor([[0.0, -5, -400]] * 2))
+        call.form = Normalized(table.float(), gain, *function)
     if name in ("cumulative", "positive gain"):
         gain = None if name == "cumulative" else 0.5 + torch.rand(1, 2, 900)
         call.form = Cumulative(-torch.rand(1, 2, 900).double().cumsum(-1), gain)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from biased_flash_attn import biases
-from biased_flash_attn.forms import Form, Geometry, Linear
+from biased_flash_attn.forms import Form, Geometry, Linear, Normalized
 from tests.support.cases import Case
 
 
@@ -23,6 +23,40 @@ class FreeTable(biases.DistanceBias):
     def formula(self, d: Tensor) -> Tensor:
         table = self.r.double()[:, d.long() + self.origin]
         return table[0] if len(self.r) == 1 else table
+
+
+def lines_through(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Knots, slopes and intercepts of the function of each head through the points (x, y[h])."""
+    slopes = y.diff() / x.diff()
+    return x[None, None, 1:-1], slopes[None], (y[:, :-1] - slopes * x[:-1])[None]
+
+
+class FreePieces(nn.Module):
+    """A table, gains and a function with 7 knots, whose numbers are all unrestrained."""
+
+    def __init__(self, case: Case, heads: int):
+        super().__init__()
+        self.num_heads = case.heads[0]
+        self.origin = max(case.lengths)
+        self.table = nn.Parameter(torch.randn(heads, 2 * self.origin + 2))
+        self.of_position = nn.Parameter(torch.randn(heads, 2 * self.origin))
+        self.values = nn.Parameter(torch.randn(self.num_heads, 9))
+        self.register_buffer("ends", torch.randn(9).sort().values)
+
+    def lower(self, geometry: Geometry, dtype: torch.dtype, device: torch.device) -> Normalized:
+        return self._form(geometry, geometry.row_positions(device), dtype)
+
+    def dense(self, n_query: int, n_key: int, before: int = 0) -> Tensor:
+        """With `before` of the keys not counted in the positions of queries."""
+        geometry = Geometry(n_query, n_key, causal=False)
+        form = self._form(geometry, geometry.row_positions() - before, torch.float64)
+        return form.dense(geometry)
+
+    def _form(self, geometry: Geometry, positions: Tensor, dtype: torch.dtype) -> Normalized:
+        table = self.table[:, geometry.distances(positions.device).long() + self.origin]
+        gain = self.of_position[:, positions.clamp(min=-self.origin)].transpose(0, 1)
+        function = lines_through(self.ends.double(), self.values.double())
+        return Normalized(*(x.to(dtype) for x in (table[None], gain, *function)))
 
 
 class SlopesOfSequences(nn.Module):
@@ -107,6 +141,8 @@ FORMS: dict[str, Callable[[Case], nn.Module | None]] = {
     "cumulative-gain": steps(gained=True, shared=True),
     "log1p_square": steps("log1p_square", shared=True),
     "log1p_square-gain": steps("log1p_square", gained=True),
+    "normalized": lambda case: FreePieces(case, 1),
+    "normalized-heads": lambda case: FreePieces(case, case.heads[0]),
 }
 # Those of pairs, whose parts are not those of the others: see tests/forms/test_dense.py.
 DENSE = {
@@ -129,7 +165,7 @@ def context_bias(make: type[nn.Module]):
 
 
 SHIPPED = {
-    **{name: position_bias(make) for name, make in biases.DISTANCE_BIASES.items()},
+    **{name: position_bias(make) for name, make in biases.POSITION_BIASES.items()},
     **{name: context_bias(make) for name, make in biases.CONTEXT_BIASES.items()},
     "sandwich-trained": position_bias(biases.Sandwich, trainable=True),
     "t5-both": position_bias(biases.T5, bidirectional=True),

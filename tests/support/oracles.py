@@ -70,6 +70,17 @@ def kerple_power(parameters: Parameters, num_heads: int, h: int, p: int, j: int)
     return -parameters["r1"][h] * torch.exp(parameters["r2"][h] * math.log(distance))
 
 
+def fire(init_L: float):
+    def bias(parameters: Parameters, num_heads: int, h: int, p: int, j: int):
+        c, length = parameters["c"].abs(), (parameters["L_multiplier"] * init_L).abs()
+        longest = length.clamp(min=float(p))
+        x = torch.log(1 + c * abs(p - j)) / (torch.log(1 + c * longest) + 1e-6)
+        hidden = parameters["mlp.0.weight"][:, 0] * x + parameters["mlp.0.bias"]
+        return parameters["mlp.2.weight"][h] @ hidden.relu() + parameters["mlp.2.bias"][h]
+
+    return bias
+
+
 def sinusoidal_embedding(position: int, dbar: int, first: int) -> list[float]:
     angles = [position / 10000 ** (2 * i / dbar) for i in range(first, first + dbar // 2)]
     return [math.sin(angle) for angle in angles] + [math.cos(angle) for angle in angles]

@@ -16,9 +16,19 @@ from ..bias.factors import (
     tile_query_factors,
     times_factors,
 )
-from ..bias.tile import gains, pair_address, prefix_difference, tile_gradients
+from ..bias.segments import add_segment_gradients
+from ..bias.tile import gains, pair_address, prefix_difference, table_values, tile_gradients
 from ..operands import Rows
-from ..primitives import LOG2E, dot, group_and_block, load_tile, position, row_address, store_tile
+from ..primitives import (
+    LOG2E,
+    dot,
+    group_and_block,
+    load_tile,
+    position,
+    row_address,
+    store_tile,
+    visible,
+)
 from ..sequences import (
     N_QUERY,
     OwnBias,
@@ -124,6 +134,15 @@ def accumulate_over_keys(
             i = p_of_pairs - position(problem, 0)
             exists = (i < problem.n_query) & (j_of_pairs < problem.n_key)
             tl.store(pair_address(grad_gain, b, h, i, j_of_pairs), grad_s, exists)
+        elif BIAS_GRADIENT and bias.form == "normalized":
+            p_of_pairs, j_of_pairs, _, _ = pairs(bias, queries, keys, False)
+            sees = True
+            if MASKED:
+                sees = visible(problem, p_of_pairs, j_of_pairs, queries[3], queries[4])
+            t = table_values(bias, problem, b, h, p_of_pairs, j_of_pairs, sees)
+            grad_gain_sums, sum_gradients = add_segment_gradients(
+                bias.function, b, h, t, queries[1], grad_s, grad_gain_sums, sum_gradients
+            )
         elif PRODUCTS:
             before = products
             if bias.gain is not None:
@@ -150,6 +169,14 @@ def accumulate_over_keys(
         grad_gain_sums += tile_sums[0]
         sum_gradients += tile_sums[1]
     return dq, grad_gain_sums, sum_gradients
+
+
+@triton.jit
+def store_lines(grad_lines, b, h, block, values):
+    """Stores the gradients of intercepts and slopes, [2, segments], of one block of queries."""
+    SEGMENTS: tl.constexpr = values.shape[1]
+    n = tl.arange(0, 2)[:, None] * SEGMENTS + tl.arange(0, SEGMENTS)[None, :]
+    tl.store(row_address(grad_lines, b, h, block) + n, values)
 
 
 @triton.jit
@@ -187,7 +214,10 @@ def backward_tile(
 
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     grad_gain_sums = tl.zeros([BLOCK_M], tl.float32)
-    sum_gradients = tl.zeros([BLOCK_M], tl.float32)
+    if bias.form == "normalized":
+        sum_gradients = tl.zeros([2, bias.function.segments], tl.float32)
+    else:
+        sum_gradients = tl.zeros([BLOCK_M], tl.float32)
     for PART in tl.static_range(KEY_PARTS):
         if key_part_exists(
             *(PART, problem.causal, problem.windowed or problem.plan is not None),
@@ -209,7 +239,10 @@ def backward_tile(
         exists = i < problem.n_query
         if bias.form == "linear" or bias.gain is not None:
             tl.store(row_address(grad_gain, b, h, 0) + i, grad_gain_sums, exists)
-        tl.store(row_address(grad_sums, b, h, 0) + i, sum_gradients * queries[1], exists)
+        if bias.form == "normalized":
+            store_lines(grad_sums, b, h, first // BLOCK_M, sum_gradients)
+        else:
+            tl.store(row_address(grad_sums, b, h, 0) + i, sum_gradients * queries[1], exists)
 
 
 @triton.jit
@@ -234,7 +267,8 @@ def attn_bwd_dq_kernel(
     """dq_i = scale sum_j dS_ij k_j and, with BIAS_GRADIENT, grad_gain_i = sum_j dS_ij dbeta_ij/dg_i
     and grad_sums_i = sum_j dS_ij dbeta_ij/dC[p_i], (B, H, Nq) each, where the bias is a function of
     beta. For a dense bias, grad_gain is dS, (B, H, Nq, Nk); tiles without visible pairs are not
-    written.
+    written. For a normalized bias, grad_sums is (B, H, blocks, 2 * segments): the gradients of
+    intercepts and slopes that each block of queries contributes.
 
     Invariant: after each key tile, the accumulators hold these sums over the keys so far.
     """
@@ -253,7 +287,7 @@ def attn_bwd_dq_kernel(
         own_pairs(grad_gain, problem, b)
         if bias.form == "dense"
         else own_queries(grad_gain, problem, b),
-        own_queries(grad_sums, problem, b),
+        grad_sums if bias.form == "normalized" else own_queries(grad_sums, problem, b),
         OwnBias(bias, own_rows(bias, problem, b)),
         OwnProblem(problem, own_lengths(problem, b)),
         *(b, h, first, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV, BIAS_GRADIENT),

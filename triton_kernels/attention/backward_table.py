@@ -5,9 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..bias.tile import first_distance
-from ..primitives import INFINITY, dot, load_tile, plan_range, position, row_address
-from ..sequences import OwnProblem, own_keys, own_lengths, own_queries
+from ..bias.segments import lines_of
+from ..bias.tile import first_distance, gains
+from ..primitives import INFINITY, LOG2E, dot, load_tile, plan_range, position, row_address
+from ..sequences import OwnBias, OwnProblem, own_keys, own_lengths, own_queries, own_rows
 from .backward import query_statistics
 
 
@@ -20,19 +21,28 @@ def tile_gradient(
     lse_in_base_2,
     delta,
     problem,
+    bias,
     b,
     h,
     i,
     j,
-    tile_bias,
+    table,
+    in_table,
     first_key,
     end_key,
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    """Returns dS of the tile of queries i, i + 1, ... and keys j, j + 1, ..., 0 where masked."""
-    BLOCK: tl.constexpr = tile_bias.shape[0]
+    """Returns the gradient of the table's entries from the tile of queries i, i + 1, ... and keys
+    j, j + 1, ..., whose entries are `table`; 0 where masked."""
+    BLOCK: tl.constexpr = table.shape[0]
     kv_head = h // problem.group
+    factor, tile_bias = 1.0, table
+    if bias.form == "normalized":
+        gain = gains(bias, problem, b, h, i, BLOCK)[:, None]
+        slope, intercept = lines_of(bias.function, b, h, gain * table)
+        factor, tile_bias = gain * slope, (intercept + gain * slope * table) * LOG2E
+        tile_bias = tl.where(in_table, tile_bias, -INFINITY)
     # [BLOCK, BLOCK_D], [BLOCK, BLOCK_DV]
     tile_q = load_tile(q, b, h, i, problem.n_query, problem.head_dim, BLOCK, BLOCK_D)
     tile_do = load_tile(grad_o, b, h, i, problem.n_query, problem.value_dim, BLOCK, BLOCK_DV)
@@ -44,7 +54,7 @@ def tile_gradient(
     if problem.plan is not None or problem.sequences is not None or not problem.causal:
         key = (j + tl.arange(0, BLOCK))[None, :]
         grad_s = tl.where((first_key <= key) & (key < end_key), grad_s, 0.0)
-    return grad_s
+    return grad_s * factor
 
 
 @triton.jit
@@ -73,21 +83,22 @@ def diagonal_sums(
     # The table contains exactly the distances of visible pairs. [BLOCK, BLOCK]
     place = position(problem, diagonal * BLOCK) + r - c - first_distance(problem)
     in_table = (place >= 0) & (place < length)
-    tile_bias = tl.load(row_address(bias.terms, b, h, 0) + place, in_table, other=-INFINITY)
+    missing = 0.0 if bias.form == "normalized" else -INFINITY
+    table = tl.load(row_address(bias.terms, b, h, 0) + place, in_table, other=missing)
     acc = tl.zeros([BLOCK, BLOCK], tl.float32)
     for tile in range(begin, end):
         i, j = tile * BLOCK, (tile - diagonal) * BLOCK
         if problem.plan is None:
             acc += tile_gradient(
-                *(q, k, v, grad_o, lse_in_base_2, delta, problem, b, h, i, j, tile_bias),
-                *(0, problem.n_key, BLOCK_D, BLOCK_DV),
+                *(q, k, v, grad_o, lse_in_base_2, delta, problem, bias, b, h, i, j),
+                *(table, in_table, 0, problem.n_key, BLOCK_D, BLOCK_DV),
             )
         else:
             first_key, end_key = plan_range(problem, b, h, i)
             if (first_key < j + BLOCK) & (j < end_key):
                 acc += tile_gradient(
-                    *(q, k, v, grad_o, lse_in_base_2, delta, problem, b, h, i, j, tile_bias),
-                    *(first_key, end_key, BLOCK_D, BLOCK_DV),
+                    *(q, k, v, grad_o, lse_in_base_2, delta, problem, bias, b, h, i, j),
+                    *(table, in_table, first_key, end_key, BLOCK_D, BLOCK_DV),
                 )
 
     # Rotate row r right by r + 1: each column then holds one value of r - c modulo BLOCK.
@@ -115,10 +126,11 @@ def attn_bwd_table_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    """Sums dS over one diagonal of square tiles, all of which have the same distances.
+    """Sums the gradient of the table over one diagonal of square tiles, all of which have the same
+    distances. For a function of the distance it is dS; for a normalized bias dS f'(g_i t) g_i.
 
     Diagonal t contains the tiles of query tile I and key tile I - t. Their row r and column c have
-    the distance position(t BLOCK) + r - c. dS is first summed elementwise over the tiles of the
+    the distance position(t BLOCK) + r - c. It is first summed elementwise over the tiles of the
     diagonal, then along r - c: partial (B, H, diagonals, 2, BLOCK) holds at [0, x] the sum over r -
     c = x + 1 - BLOCK, and at [1, x] the sum over r - c = x + 1.
 
@@ -134,6 +146,8 @@ def attn_bwd_table_kernel(
         own_queries(grad_o, problem, b),
         own_queries(lse_in_base_2, problem, b),
         own_queries(delta, problem, b),
-        *(partial, diagonal, bias, OwnProblem(problem, own_lengths(problem, b)), b, h, length),
-        *(BLOCK, BLOCK_D, BLOCK_DV),
+        *(partial, diagonal),
+        OwnBias(bias, own_rows(bias, problem, b)),
+        OwnProblem(problem, own_lengths(problem, b)),
+        *(b, h, length, BLOCK, BLOCK_D, BLOCK_DV),
     )

@@ -14,6 +14,7 @@ import triton.language as tl
 from triton.language.extra import libdevice
 
 from ..primitives import LOG2E, load_numbers, position, row_address
+from .segments import lines_of
 
 
 @triton.jit
@@ -81,6 +82,13 @@ def first_distance(problem):
 
 
 @triton.jit
+def table_values(bias, problem, b, h, p, j, sees):
+    """Returns the entries of a table for the distances p - j, 0 where sees is False."""
+    address = row_address(bias.terms, b, h, 0) + (p - j - first_distance(problem))
+    return tl.load(address, sees, other=0.0)
+
+
+@triton.jit
 def negate_future(problem, x, p, j):
     """Returns x, negated for keys after the query."""
     if not problem.causal:
@@ -102,6 +110,10 @@ def tile_bias(bias, problem, b, h, p, j, gain, difference, sees):
         exists = (i < problem.n_query) & (j < problem.n_key) & sees
         numbers = tl.load(pair_address(bias.terms, b, h, i, j), exists, other=0.0)
         values = numbers.to(tl.float32) * LOG2E
+    elif bias.form == "normalized":
+        x = gain * table_values(bias, problem, b, h, p, j, sees)
+        slope, intercept = lines_of(bias.function, b, h, x)
+        values = (intercept + slope * x) * LOG2E
     else:
         beta = gain * negate_future(problem, difference, p, j)
         values = -log2(1 + beta * beta) if bias.squared else beta * LOG2E

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from ... import shared_constants
+from ..bias.segments import largest_value
 from ..bias.tile import log2
 from ..primitives import INFINITY, LN2, LOG2E, dot, row_address
 from .pages import (
@@ -39,7 +40,7 @@ def highest_bias(bias, lows, highs, problem, b, h, p, gain, query_sums, first, p
 
     h, p, gain and query_sums are [BLOCK_M, 1], the others [1, BLOCK_N]. The bound is float64,
     because large terms of opposite sign cancel. lows and highs are the minima and maxima of prefix
-    sums; for a table, highs holds its peaks: see KeyBounds.
+    sums or of the blocks of a table: see Bounds.
     """
     nearest = tl.minimum(p - (first + problem.tile_keys - 1), problem.window - 1)
     farthest = tl.minimum(p - first, problem.window - 1)
@@ -49,6 +50,14 @@ def highest_bias(bias, lows, highs, problem, b, h, p, gain, query_sums, first, p
         of_nearest = tl.load(table + nearest // PEAK_DISTANCES)
         of_farthest = tl.load(table + farthest // PEAK_DISTANCES)
         highest = tl.maximum(of_nearest, of_farthest).to(tl.float64)
+    elif bias.form == "normalized":
+        near, far = nearest // PEAK_DISTANCES, farthest // PEAK_DISTANCES
+        low, high = row_address(lows, b, h, 0), row_address(highs, b, h, 0)
+        low = tl.minimum(tl.load(low + near), tl.load(low + far)).to(tl.float64)
+        high = tl.maximum(tl.load(high + near), tl.load(high + far)).to(tl.float64)
+        low, high = gain.to(tl.float64) * low, gain.to(tl.float64) * high
+        low, high = tl.minimum(low, high), tl.maximum(low, high)
+        highest = largest_value(bias.function, b, h, low, high)
     elif bias.form == "linear":
         slope = gain.to(tl.float64)  # the negative of the slope
         highest = slope * tl.where(slope < 0, nearest, farthest).to(tl.float64)

@@ -80,13 +80,18 @@ def backward(
         for x in (grad_q, grad_k, grad_v, grad_gain, grad_query_sums, grad_key_sums):
             x.zero_()
 
-    tensors = [rows(x) for x in (*given, grad_q, grad_gain, grad_query_sums)]
+    tensors = [rows(x) for x in (*given, grad_q, grad_gain)]
     configured = configure("backward_queries", problem, (*tensors[1:3], problem.geometry.n_key))
     block_m = configured.config.block_m
     own = _kernel_problem(problem, configured, plans.of_queries(problem, block_m))
     grid = problem.batch * q.shape[1], triton.cdiv(own.n_query, block_m)
+    grad_lines = None
+    if bias.function is not None:
+        blocks = problem.batch, q.shape[1], grid[1]
+        grad_lines = lse.new_zeros((*blocks, 2 * bias.function.segments.value))
     start(attn_bwd_dq_kernel, grid, configured.config)(
         *tensors,
+        rows(grad_query_sums if grad_lines is None else grad_lines),
         with_factors(bias, own, configured, problem.sequences),
         own,
         **configured.blocks,
@@ -110,7 +115,11 @@ def backward(
     if not form_gradient:
         return grad_q, grad_k, grad_v, []
     table = partial(table_gradient, problem, plan, given, bias)
-    of_form = kernels.gradients(Gathered(problem, grad_gain, grad_query_sums, grad_key_sums, table))
+    if grad_lines is not None:
+        grad_lines = grad_lines.sum(2).unflatten(2, (2, -1))
+    of_form = kernels.gradients(
+        Gathered(problem, grad_gain, grad_query_sums, grad_key_sums, grad_lines, table)
+    )
     of_form = [
         grad.sum_to_size(x.shape).to(x.dtype) for grad, x in zip(of_form, form.tensors, strict=True)
     ]

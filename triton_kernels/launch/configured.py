@@ -60,9 +60,9 @@ def configure(
         max(16, triton.next_power_of_2(x.shape[3])) for x in (problem.q, problem.v)
     )
     wide = streamed is not None and _needs_wide_offsets(*streamed)
-    trims = kernel == "trim"
+    kernels, trims = kernels_of(problem), kernel == "trim"
     features = Features(
-        PAIRWISE if trims else problem.form.name,
+        PAIRWISE if trims else kernels.configured_as or problem.form.name,
         len(tensors) > 1,
         problem.plan is not None,
         trained,
@@ -86,7 +86,7 @@ def configure(
         problem.q.dtype != torch.float32 and max(problem.q.shape[3], problem.v.shape[3]) <= 128
     )
     has_room = has_room and problem.scale > 0 and geometry.n_key > 0
-    may_be_factored = kernels_of(problem).may_be_factored(config.block_m, *tensors)
+    may_be_factored = kernels.may_be_factored(config.block_m, *tensors)
     return Configured(
         config,
         block_d,

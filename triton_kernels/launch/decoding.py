@@ -148,12 +148,9 @@ def _with_lists(problem: Pages, blocks: tuple[int, int]) -> Pages:
 
 
 def _bounds(bounds: calls.Bounds) -> list[Rows | None]:
-    """Returns centres, extents, and lowest and highest prefix sums or, for a table, its peaks as
-    the highest."""
-    centres, extents, lowest, highest = bounds
-    if lowest is None and highest is not None:
-        return [rows(centres), rows(extents), None, per_head(highest)]
-    return [None if x is None else rows(x) for x in bounds]
+    """Returns the Rows of centres, extents, and lowest and highest values, where they exist."""
+    centres, extents, *extremes = bounds
+    return [rows(centres), rows(extents), *map(per_head, extremes)]
 
 
 def _parts(programs: int, tiles: int) -> int:

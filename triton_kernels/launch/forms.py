@@ -11,13 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import triton
 from torch import Tensor
 from triton.language import constexpr
 
 from ... import problem as calls
 from ...forms import Form
 from ...sequences import Sequences
-from ..operands import Bias, padded_table, per_head, rows
+from ..operands import Bias, Function, padded_table, per_head, rows
 from ..primitives import LOG2E
 
 
@@ -27,14 +28,16 @@ class Gathered:
 
     grad_gain: (B, H, Nq), the gradient of the gains; for a dense bias (B, H, Nq, Nk), that of the
     bias. grad_query_sums: (B, H, Nq), the gradient of the prefix sums at the queries.
-    grad_key_sums: (B, H, Nk), the gradient of the prefix sums at the keys. table: computes the
-    gradient of a distance table.
+    grad_key_sums: (B, H, Nk), the gradient of the prefix sums at the keys. grad_lines: (B, H, 2,
+    segments), the gradients of the intercepts and slopes of a function, or None. table: computes
+    the gradient of a distance table.
     """
 
     problem: calls.Problem
     grad_gain: Tensor
     grad_query_sums: Tensor
     grad_key_sums: Tensor
+    grad_lines: Tensor | None
     table: Callable[[], Tensor]
 
 
@@ -50,6 +53,8 @@ class Kernels:
         given its tensors.
     has_gain, has_sums: whether the backward kernels compute gradients of gains and of prefix sums.
     has_pairs: whether they compute gradients of pairs instead of gains.
+    function: returns the function that the tensors describe, or None.
+    configured_as: the form whose configurations it uses, if not its own.
     """
 
     form: str
@@ -60,17 +65,21 @@ class Kernels:
     has_gain: bool = False
     has_sums: bool = False
     has_pairs: bool = False
+    function: Callable[..., Function | None] = lambda *tensors: None
+    configured_as: str | None = None
 
     def bias(self, tensors: tuple[Tensor, ...]) -> Bias:
         """Returns the kernels' operands, without factors."""
         operands = {"terms": None, "gain": None, **self.operands(*tensors)}
-        return Bias(*self._flags(), **{name: per_head(x) for name, x in operands.items()})
+        operands = {name: per_head(x) for name, x in operands.items()}
+        return Bias(*self._flags(), **operands, function=self.function(*tensors))
 
     def bias_of_pages(self, form: Form) -> Bias:
         """Returns the operands for decoding, where per-token tensors are in pages."""
         terms, gain = (*form.tensors, None, None)[:2]
         terms = rows(terms) if form.per_token else per_head(terms)
-        return Bias(*self._flags(), terms, per_head(gain))
+        function = self.function(*form.tensors)
+        return Bias(*self._flags(), terms, per_head(gain), function=function)
 
     def _flags(self) -> tuple[constexpr, ...]:
         return tuple(map(constexpr, (self.form, self.squared, False)))
@@ -95,6 +104,21 @@ def _sums_gradients(gathered: Gathered) -> list[Tensor]:
     sequences = gathered.problem.sequences
     of_sums = _sums_gradient(gathered.grad_query_sums, gathered.grad_key_sums, sequences)
     return [of_sums, gathered.grad_gain][: len(gathered.problem.form.tensors)]
+
+
+def _function(
+    table: Tensor, gain: Tensor, knots: Tensor, slopes: Tensor, intercepts: Tensor
+) -> Function:
+    count = knots.shape[2]
+    segments = constexpr(triton.next_power_of_2(count + 1))
+    return Function(*map(per_head, (knots, slopes, intercepts)), count, segments)
+
+
+def _normalized_gradients(gathered: Gathered) -> list[Tensor]:
+    _, _, knots, slopes, _ = gathered.problem.form.tensors
+    of_intercepts, of_slopes = gathered.grad_lines[..., : slopes.shape[2]].unbind(2)
+    grad_knots = torch.zeros_like(knots)
+    return [gathered.table(), gathered.grad_gain, grad_knots, of_slopes, of_intercepts]
 
 
 # The form whose configurations suit kernels that evaluate the bias pair by pair.
@@ -123,6 +147,15 @@ FORMS = {
         may_be_factored=_never,
         has_gain=True,
         has_pairs=True,
+    ),
+    "normalized": Kernels(
+        "normalized",
+        lambda table, gain, *function: {"terms": padded_table(table), "gain": gain},
+        _normalized_gradients,
+        may_be_factored=_never,
+        has_gain=True,
+        function=_function,
+        configured_as=PAIRWISE,
     ),
 }
 

@@ -5,6 +5,7 @@ from .base import DistanceBias
 from .cable import Cable, CableNW, KernelizedCable
 from .cumulative import CumulativeBias
 from .dense import DenseBias
+from .fire import FIRE, NormalizedBias
 from .forget_gate import ForgetGate
 from .kerple import KerpleLog, KerplePower
 from .of_heads import of_heads
@@ -12,7 +13,7 @@ from .sandwich import Sandwich, SmoothedSandwich
 from .series import InverseDistance, InverseLogDistance, Type1, Type2
 from .tables import T5, ClippedTable
 
-# Constructed with num_heads.
+# Functions of the distance, constructed with num_heads.
 DISTANCE_BIASES = {
     "alibi": ALiBi,
     "kerple_log": KerpleLog,
@@ -27,6 +28,9 @@ DISTANCE_BIASES = {
     "clipped_table": ClippedTable,
 }
 
+# Functions of the positions, constructed with num_heads.
+POSITION_BIASES = DISTANCE_BIASES | {"fire": FIRE}
+
 # Constructed with dim and num_heads, then called on hidden states (B, N, dim).
 CONTEXT_BIASES = {
     "cable": Cable,
@@ -38,6 +42,8 @@ CONTEXT_BIASES = {
 __all__ = [
     "CONTEXT_BIASES",
     "DISTANCE_BIASES",
+    "FIRE",
+    "POSITION_BIASES",
     "T5",
     "ALiBi",
     "Cable",
@@ -52,6 +58,7 @@ __all__ = [
     "KernelizedCable",
     "KerpleLog",
     "KerplePower",
+    "NormalizedBias",
     "Sandwich",
     "SmoothedSandwich",
     "Type1",

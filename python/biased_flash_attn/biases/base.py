@@ -22,6 +22,8 @@ class PositionBias(nn.Module):
     # True promises that the bias has no parameters and that its settings never change, so that
     # its latest form may be reused.
     fixed = False
+    # Whether it is a function of the distance alone, which `curve` evaluates.
+    of_distance = True
     _latest: tuple | None = None
 
     def __init__(self, num_heads: int):

@@ -56,7 +56,7 @@ class PositionHeads(PositionBias):
     def __init__(self, bias: PositionBias, start: int, stop: int):
         super().__init__(stop - start)
         self.whole, self.heads = bias, slice(start, stop)
-        self.fixed = bias.fixed
+        self.fixed, self.of_distance = bias.fixed, bias.of_distance
 
     def lower(
         self, geometry: Geometry, dtype: torch.dtype, device: torch.device | str | None
@@ -65,3 +65,6 @@ class PositionHeads(PositionBias):
 
     def curve(self, d: Tensor) -> Tensor:
         return self.whole.curve(d)[self.heads]
+
+    def receptive_field(self, eps: float) -> Tensor:
+        return self.whole.receptive_field(eps)[self.heads]

@@ -61,7 +61,7 @@ def bias_of(name: str, heads: int) -> PositionBias:
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
     bias = scheme.bias and scheme.bias(heads, heads)(torch.zeros(1, 1, heads))
-    if not isinstance(bias, PositionBias):
+    if not isinstance(bias, PositionBias) or not bias.of_distance:
         allowed = ", ".join(biases.DISTANCE_BIASES)
         raise click.BadParameter(
             f"{name} has no formula of the distance; these have one: {allowed}"

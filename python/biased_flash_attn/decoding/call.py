@@ -12,6 +12,7 @@ from ..attention import DEFAULT_TOLERANCES, attend, lowered_over, under_autocast
 from ..backends import registry
 from ..forms import Form, Geometry, NoBias
 from ..problem import Bounds, Pages, Problem
+from ..sequences import Sequences
 from ..shared_constants import PEAK_DISTANCES
 from ..skipping.plans import MIN_KEYS
 from ..validation import check_bias, check_options, check_tensors, refuse_gradients
@@ -75,7 +76,7 @@ class Step:
     """A call whose arguments have been validated and completed.
 
     form: its state holds the prefix sums at the new tokens, (B or 1, H or 1, N), counted from the
-    first token of each sequence. peaks: the block maxima of a distance table: see DistanceTable.
+    first token of each sequence. extremes: the minima and maxima of the blocks of a distance table.
     """
 
     q: Tensor
@@ -83,7 +84,7 @@ class Step:
     k: Tensor
     v: Tensor
     form: Form
-    peaks: Tensor | None
+    extremes: tuple[Tensor | None, Tensor | None]
     scale: float
     tolerance: float
     backend: str
@@ -137,12 +138,12 @@ def _prepared(q, cache, k, v, bias, scale, tolerance, backend) -> Step:
     refuse_gradients({"q": q, "k": k, "v": v})
     for x in bias.parameters() if isinstance(bias, nn.Module) else ():
         refuse_gradients({"bias": x})
-    form, peaks = _lowered(bias, q, cache, k.shape[2])
+    form, extremes = _lowered(bias, q, cache, k.shape[2])
     if form.state is not None and any(cache.lengths):
         form = form.continued(cache.last_sums[..., None])
     few = max(cache.lengths) + k.shape[2] < MIN_KEYS
     tolerance = 0.0 if few or not form.may_skip else tolerance
-    return Step(q, cache, k, v, form, peaks, scale, tolerance, backend)
+    return Step(q, cache, k, v, form, extremes, scale, tolerance, backend)
 
 
 def _check_cache(q: Tensor, cache: KVCache, k: Tensor, v: Tensor) -> None:
@@ -176,19 +177,22 @@ def _check_cache(q: Tensor, cache: KVCache, k: Tensor, v: Tensor) -> None:
         )
 
 
-def _lowered(bias, q: Tensor, cache: KVCache, tokens: int) -> tuple[Form, Tensor | None]:
+def _lowered(
+    bias, q: Tensor, cache: KVCache, tokens: int
+) -> tuple[Form, tuple[Tensor | None, Tensor | None]]:
     """Returns the form of a bias over all keys including the new ones, or over the new tokens if it
-    has a state; and the block maxima of its distance table, if it has one."""
+    has a state; and the extremes of the blocks of its distance table, if it has one."""
     if bias is None:
         _check_state(None, q, cache, tokens)
-        return NoBias(), None
+        return NoBias(), (None, None)
     real = torch.promote_types(q.dtype, torch.float32)
     if DistanceTable.serves(bias):
         _check_state(None, q, cache, tokens)
         if cache.distance_table is None or not cache.distance_table.is_of(bias):
             cache.distance_table = DistanceTable(bias, real, q.device)
         with torch.no_grad():
-            return cache.distance_table.upto(_all_keys(q, cache, tokens).n_distances)
+            form, peaks = cache.distance_table.upto(_all_keys(q, cache, tokens).n_distances)
+        return form, (None, peaks)
     every = _all_keys(q, cache, tokens)
     form = lowered_over(bias, q, tokens=Geometry(q.shape[2], tokens), pairs=every, positions=every)
     for x in form.tensors:
@@ -197,12 +201,18 @@ def _lowered(bias, q: Tensor, cache: KVCache, tokens: int) -> tuple[Form, Tensor
     if [*map(id, form.tensors)] != [*map(id, cache.checked)]:
         _refuse_nan(form)
         cache.checked = form.tensors
-    return form, form.peaks(PEAK_DISTANCES)
+    return form, form.extremes(PEAK_DISTANCES)
 
 
 def _all_keys(q: Tensor, cache: KVCache, tokens: int) -> Geometry:
     """Returns the geometry of the queries and all keys, including the new ones."""
-    return Geometry(q.shape[2], max(1, max(cache.lengths) + tokens), True, cache.window)
+    n_query, longest, sequences = q.shape[2], max(cache.lengths), None
+    if min(cache.lengths) < longest:
+        rows = [[0, n_query, 0, length + tokens, 0] for length in cache.lengths]
+        n_key = longest + tokens
+        rows = torch.tensor(rows, device=q.device)
+        sequences = Sequences(rows, n_query, n_key, n_query, n_key, is_packed=False)
+    return Geometry(n_query, max(1, longest + tokens), True, cache.window, sequences)
 
 
 def _check_state(state: Tensor | None, q: Tensor, cache: KVCache, tokens: int) -> None:
@@ -266,8 +276,8 @@ def _append_and_attend(step: Step) -> tuple[Tensor, Tensor]:
     lengths, last_state = step.write()
     form = step.form if step.form.state is None else step.form.with_state(cache.sums)
     bounds = Bounds(*cache.bounds.tensors())
-    if step.peaks is not None:
-        bounds = bounds._replace(lowest=None, highest=step.peaks)
+    if step.extremes[1] is not None:
+        bounds = bounds._replace(lowest=step.extremes[0], highest=step.extremes[1])
     settings = cache.window, step.scale, step.tolerance, step.backend
     pages = Pages(cache.table.entries, lengths, bounds)
     results = operators.decode(Problem.of_pages(step.q, cache.k, cache.v, form, *settings, pages))

@@ -94,7 +94,7 @@ class Gradients:
         states = [x.detach().requires_grad_() for x in partition.states(pair, keys) or ()]
         queries = partition.keys.rows.of(pair.query_chunk)
         with torch.enable_grad():
-            form = partition.form.with_tensors(tensors).of_queries(queries)
+            form = partition.form.with_tensors(tensors).of_queries(partition.queries_of(pair))
             made = form.of_pair(pair, states or None).tensors
         found = torch.autograd.grad(made, [*tensors, *states], grads, materialize_grads=True)
         for total, x in zip(self.of_form, found, strict=False):

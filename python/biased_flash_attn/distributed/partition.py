@@ -69,7 +69,13 @@ class Partition:
 
     def queries(self, pair: Pair) -> Form:
         """Returns the form restricted to the pair's queries."""
-        return self.form.of_queries(self.keys.rows.of(pair.query_chunk))
+        return self.form.of_queries(self.queries_of(pair))
+
+    def queries_of(self, pair: Pair) -> slice:
+        """Returns the pair's queries among those that the form was lowered for."""
+        if self.form.of_whole_sequence:
+            return slice(pair.query_chunk * pair.n, (pair.query_chunk + 1) * pair.n)
+        return self.keys.rows.of(pair.query_chunk)
 
     def states(self, pair: Pair, keys: Keys) -> tuple[Tensor, Tensor] | None:
         """Returns the states of the pair's queries and keys, or None if the form has none."""

@@ -85,9 +85,9 @@ def convergence(bias: PositionBias) -> Convergence:
 
 
 def check_position_bias(name: str, bias) -> None:
-    """Raises TypeError for biases without a formula of the distance, such as CABLE."""
-    if not isinstance(bias, PositionBias):
+    """Raises TypeError for biases without a formula of the distance, such as CABLE and FIRE."""
+    if not isinstance(bias, PositionBias) or not bias.of_distance:
         raise TypeError(
-            f"{name} is a {type(bias).__name__}; it must be a bias of positions alone, as ALiBi is."
-            " For biases of the content see attention_mass"
+            f"{name} is a {type(bias).__name__}; it must be a function of the distance alone, as"
+            " ALiBi is. For other biases see attention_mass"
         )

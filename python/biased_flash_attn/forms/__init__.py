@@ -8,6 +8,7 @@ from .dense import Dense
 from .distance import Distance
 from .linear import Linear
 from .none import NoBias
+from .normalized import Normalized
 
 __all__ = [
     "Cumulative",
@@ -18,6 +19,7 @@ __all__ = [
     "Linear",
     "Mass",
     "NoBias",
+    "Normalized",
     "Side",
     "StateBounds",
     "names",

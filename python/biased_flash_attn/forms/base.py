@@ -54,6 +54,11 @@ class Form(ABC):
     may_skip: ClassVar[bool] = False
 
     @property
+    def of_whole_sequence(self) -> bool:
+        """Whether a rank that has a part of a sequence lowers it for all positions."""
+        return not (self.per_token or self.of_pairs or self.of_any_geometry)
+
+    @property
     @abstractmethod
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors of the form, in the order that `of_tensors` and the kernels expect."""
@@ -121,9 +126,9 @@ class Form(ABC):
         """The form of some of the keys."""
         return self
 
-    def peaks(self, block: int) -> Tensor | None:
-        """The maxima over blocks of `block` distances, or None without values per distance."""
-        return None
+    def extremes(self, block: int) -> tuple[Tensor | None, Tensor | None]:
+        """The minima and maxima that decoding needs over blocks of `block` distances."""
+        return None, None
 
     @abstractmethod
     def of_pair(self, pair: Pair, states: tuple[Tensor, Tensor] | None) -> Form:

@@ -62,9 +62,8 @@ class Distance(SkippableForm):
             table, first = table.flip(-1), 1 - first - table.shape[-1]
         return DistanceMass(side, table, first)
 
-    def peaks(self, block: int) -> Tensor:
-        missing = -self.table.shape[-1] % block
-        return pad(self.table, (0, missing), value=-torch.inf).unflatten(-1, (-1, block)).amax(-1)
+    def extremes(self, block: int) -> tuple[None, Tensor]:
+        return None, block_maxima(self.table, block)
 
     def of_pair(self, pair: Pair, states: None) -> Distance:
         first = pair.geometry.first_distance + pair.distance_offset - pair.whole.first_distance
@@ -78,6 +77,12 @@ class Distance(SkippableForm):
 
     def _entries(self, first: int, count: int) -> Tensor:
         return self.table[..., first : first + count]
+
+
+def block_maxima(table: Tensor, block: int) -> Tensor:
+    """The maxima over blocks of `block` entries of a table (..., n)."""
+    missing = -table.shape[-1] % block
+    return pad(table, (0, missing), value=-torch.inf).unflatten(-1, (-1, block)).amax(-1)
 
 
 def mass_of_pair(table: Tensor, pair: Pair, side: Side) -> DistanceMass:

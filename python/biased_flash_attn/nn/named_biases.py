@@ -6,14 +6,14 @@ from torch import Tensor, nn
 
 from .. import biases
 
-BIASES = (*biases.DISTANCE_BIASES, *biases.CONTEXT_BIASES)
+BIASES = (*biases.POSITION_BIASES, *biases.CONTEXT_BIASES)
 
 
 def make_bias(name: str, num_heads: int, dim: int) -> nn.Module:
     """A module that maps hidden states (B, N, dim) to the bias `name`."""
     if name in biases.CONTEXT_BIASES:
         return biases.CONTEXT_BIASES[name](dim, num_heads)
-    return OfPositions(biases.DISTANCE_BIASES[name](num_heads))
+    return OfPositions(biases.POSITION_BIASES[name](num_heads))
 
 
 class OfPositions(nn.Module):

@@ -101,9 +101,13 @@ def _receptive_fields(
 def _theory(model: CausalLM, length: int) -> dict[str, object]:
     """Receptive fields of the trained biases' series, infinite ones as None, and their mean curve.
 
-    Empty for models without biases of positions.
+    Empty for models without biases that are functions of the distance.
     """
-    found = {name: m for name, m in model.named_modules() if isinstance(m, PositionBias)}
+    found = {
+        name: m
+        for name, m in model.named_modules()
+        if isinstance(m, PositionBias) and m.of_distance
+    }
     if not found:
         return {}
     fields = {name: bias.receptive_field(EPS).tolist() for name, bias in found.items()}

@@ -1,0 +1,74 @@
+"""The piecewise linear function of the normalized form, evaluated on a tile.
+
+On segment s, where knots[s - 1] <= x < knots[s], it is intercepts[s] + slopes[s] x. The values of a
+tile are in few segments, often in one, and only these are iterated over. h is the head of the tile
+or, in decoding, a column with the head of each row.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..primitives import INFINITY, row_address
+
+
+@triton.jit
+def segment_of(function, x):
+    """Returns the segment of a number x."""
+    s = tl.arange(0, function.segments)
+    exists = s < function.knot_count
+    knots = tl.load(function.knots.start + s, exists, other=INFINITY)
+    return tl.sum((exists & (knots <= x)).to(tl.int32), 0)
+
+
+@triton.jit
+def lines_of(function, b, h, x):
+    """Returns the slope and the intercept of the segment that each value of a tile x is in."""
+    first, last = segment_of(function, tl.min(x)), segment_of(function, tl.max(x))
+    slopes = row_address(function.slopes, b, h, 0)
+    intercepts = row_address(function.intercepts, b, h, 0)
+    slope = tl.zeros_like(x) + tl.load(slopes + first)
+    intercept = tl.zeros_like(x) + tl.load(intercepts + first)
+    for s in range(first + 1, last + 1):
+        reached = x >= tl.load(function.knots.start + (s - 1))
+        slope = tl.where(reached, tl.load(slopes + s), slope)
+        intercept = tl.where(reached, tl.load(intercepts + s), intercept)
+    return slope, intercept
+
+
+@triton.jit
+def largest_value(function, b, h, low, high):
+    """Returns the maximum of the function over [low, high], for each element of two tiles."""
+    slope, intercept = lines_of(function, b, h, low)
+    largest = intercept + slope * low
+    slope, intercept = lines_of(function, b, h, high)
+    largest = tl.maximum(largest, intercept + slope * high)
+    slopes = row_address(function.slopes, b, h, 0)
+    intercepts = row_address(function.intercepts, b, h, 0)
+    first, last = segment_of(function, tl.min(low)), segment_of(function, tl.max(high))
+    for s in range(first, last):
+        knot = tl.load(function.knots.start + s).to(low.dtype)
+        value = tl.load(intercepts + s) + tl.load(slopes + s) * knot
+        largest = tl.where((low < knot) & (knot < high), tl.maximum(largest, value), largest)
+    return largest
+
+
+@triton.jit
+def add_segment_gradients(function, b, h, t, gain, grad_s, grad_gain, grad_lines):
+    """Adds the gradients that a tile of dS contributes to the gains, and to the intercepts [0] and
+    the slopes [1] of the segments; t holds the table's values. [BLOCK_M], [2, segments]"""
+    x = gain[:, None] * t
+    first, last = segment_of(function, tl.min(x)), segment_of(function, tl.max(x))
+    slopes = row_address(function.slopes, b, h, 0)
+    segment = tl.arange(0, function.segments)[None, :]
+    is_slope = tl.arange(0, 2)[:, None] == 1
+    for s in range(first, last + 1):
+        lower = tl.load(function.knots.start + (s - 1), s > first, other=-INFINITY)
+        upper = tl.load(function.knots.start + s, s < last, other=INFINITY)
+        own = tl.where((lower <= x) & (x < upper), grad_s, 0.0)
+        of_table = tl.sum(own * t, 1)
+        grad_gain += tl.load(slopes + s) * of_table
+        of_line = tl.where(is_slope, tl.sum(of_table * gain, 0), tl.sum(tl.sum(own, 1), 0))
+        grad_lines += tl.where(segment == s, of_line, 0.0)
+    return grad_gain, grad_lines
