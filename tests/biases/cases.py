@@ -31,7 +31,7 @@ DISTANCE_CASES = {
     "alibi-trained": (lambda: biases.ALiBi(HEADS, trainable=True), oracles.alibi_trained),
     "kerple_log": (lambda: biases.KerpleLog(HEADS), oracles.kerple_log),
     "kerple_power": (lambda: biases.KerplePower(HEADS), oracles.kerple_power),
-    "fire": (lambda: biases.FIRE(HEADS, init_L=3), oracles.fire(3)),
+    "fire": (lambda: biases.FIRE(HEADS, init_length=3), oracles.fire(3)),
     "sandwich": (lambda: biases.Sandwich(HEADS), oracles.sandwich()),
     "sandwich-16": (lambda: biases.Sandwich(HEADS, dbar=16), oracles.sandwich(16)),
     "sandwich-code": (

@@ -13,9 +13,9 @@ from tests.support.numerics import assert_close_to_float64
 HEADS = 3
 
 
-def drawn_fire(init_L: float) -> FIRE:
+def drawn_fire(init_length: float) -> FIRE:
     """FIRE with knots on both sides of the range of its arguments, and a unit without a knot."""
-    bias = FIRE(HEADS, width=16, init_L=init_L).double()
+    bias = FIRE(HEADS, width=16, init_length=init_length).double()
     with torch.no_grad():
         for parameter in bias.mlp.parameters():
             parameter.normal_()
@@ -37,10 +37,10 @@ def published(bias: FIRE, n_query: int, n_key: int) -> torch.Tensor:
     return bias.mlp((rel_distance / pos_normalizer)[..., None]).permute(2, 0, 1)
 
 
-@pytest.mark.parametrize("init_L", [1.0, 12.0, 500.0])
+@pytest.mark.parametrize("init_length", [1.0, 12.0, 500.0])
 @pytest.mark.parametrize("lengths", [(1, 1), (17, 17), (5, 40)])
-def test_equals_the_published_listing(init_L, lengths):
-    bias = drawn_fire(init_L)
+def test_equals_the_published_listing(init_length, lengths):
+    bias = drawn_fire(init_length)
     results, weights = [], torch.randn(HEADS, *lengths).double()
     for make in (bias.dense, lambda *n: published(bias, *n)):
         pairs = make(*lengths)
@@ -75,7 +75,7 @@ def test_function_is_interpolated_within_the_stated_error():
         return torch.stack([-3 * x**2, torch.sin(6 * x), torch.exp(-4 * x)])
 
     for error in (0.1, 1e-3, 1e-5):
-        bias = NormalizedBias.from_function(function, HEADS, error=error, init_L=9)
+        bias = NormalizedBias.from_function(function, HEADS, error=error, init_length=9)
         x = torch.rand(1, 1, 1000, dtype=torch.float64).expand(1, HEADS, -1)
         form = bias.lower(Geometry(20, 20), torch.float64, None)
         found = (form.function(x)[0] - function(x[0, 0])).abs().max()
@@ -86,7 +86,7 @@ def test_function_is_interpolated_within_the_stated_error():
 
 
 def test_keys_after_the_query_are_within_the_sampled_range():
-    bias = NormalizedBias.from_function(lambda x: torch.cos(4 * x), 1, error=1e-3, init_L=2)
+    bias = NormalizedBias.from_function(lambda x: torch.cos(4 * x), 1, error=1e-3, init_length=2)
     distance = (torch.arange(30)[:, None] - torch.arange(30)).abs()
     scale = torch.log1p(0.1 * torch.arange(30).clamp(min=2)) + 1e-6
     expected = torch.cos(4 * torch.log1p(0.1 * distance) / scale[:, None])
@@ -115,7 +115,7 @@ def test_receptive_field_is_infinite():
     [
         (lambda: FIRE(2, width=0), ValueError, "width must be positive"),
         (lambda: FIRE(2, init_c=0.0), ValueError, "init_c must be positive"),
-        (lambda: FIRE(2, init_L="long"), TypeError, "init_L must be a number"),
+        (lambda: FIRE(2, init_length="long"), TypeError, "init_length must be a number"),
         (lambda: NormalizedBias.from_function(3, 2), TypeError, "function must be callable"),
         (
             lambda: NormalizedBias.from_function(torch.sin, 2, error=0),

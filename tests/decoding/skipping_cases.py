@@ -63,7 +63,7 @@ def falling_pieces() -> biases.NormalizedBias:
         heads = torch.arange(1, HEADS + 1)[:, None]
         return -40 * heads * x**2 + 10 * torch.sin(12 * heads * x)
 
-    return biases.NormalizedBias.from_function(function, HEADS, error=0.3, init_L=60)
+    return biases.NormalizedBias.from_function(function, HEADS, error=0.3, init_length=60)
 
 
 BIASES = {

@@ -70,9 +70,9 @@ def kerple_power(parameters: Parameters, num_heads: int, h: int, p: int, j: int)
     return -parameters["r1"][h] * torch.exp(parameters["r2"][h] * math.log(distance))
 
 
-def fire(init_L: float):
+def fire(init_length: float):
     def bias(parameters: Parameters, num_heads: int, h: int, p: int, j: int):
-        c, length = parameters["c"].abs(), (parameters["L_multiplier"] * init_L).abs()
+        c, length = parameters["c"].abs(), (parameters["L_multiplier"] * init_length).abs()
         longest = length.clamp(min=float(p))
         x = torch.log(1 + c * abs(p - j)) / (torch.log(1 + c * longest) + 1e-6)
         hidden = parameters["mlp.0.weight"][:, 0] * x + parameters["mlp.0.bias"]

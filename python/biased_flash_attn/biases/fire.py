@@ -37,15 +37,15 @@ class NormalizedBias(PositionBias):
 
     of_distance = False
 
-    def __init__(self, num_heads: int, init_c: float = 0.1, init_L: float = 512.0):
+    def __init__(self, num_heads: int, init_c: float = 0.1, init_length: float = 512.0):
         super().__init__(num_heads)
-        for name, value in (("init_c", init_c), ("init_L", init_L)):
+        for name, value in (("init_c", init_c), ("init_length", init_length)):
             if finite(name, value) <= 0:
                 raise ValueError(f"{name} must be positive, not {value}")
         self.c = nn.Parameter(torch.tensor(float(init_c)))
         # The paper trains a factor of L, whose learning rate then suits that of other parameters.
         self.L_multiplier = nn.Parameter(torch.tensor(1.0))
-        self.register_buffer("init_L", torch.tensor(float(init_L)))
+        self.register_buffer("init_L", torch.tensor(float(init_length)))
 
     @staticmethod
     def from_function(
@@ -54,7 +54,7 @@ class NormalizedBias(PositionBias):
         *,
         error: float = 1e-3,
         init_c: float = 0.1,
-        init_L: float = 512.0,
+        init_length: float = 512.0,
     ) -> NormalizedBias:
         """A bias with a function of the normalized distance.
 
@@ -63,7 +63,7 @@ class NormalizedBias(PositionBias):
         samples, so many that halfway between them it deviates by at most `error`. If it is a
         module, its parameters become parameters of the bias.
         """
-        return SampledBias(function, num_heads, error, init_c, init_L)
+        return SampledBias(function, num_heads, error, init_c, init_length)
 
     def pieces(self, largest: float) -> Pieces:
         """The function f for arguments in [0, largest]."""
@@ -113,8 +113,10 @@ class FIRE(NormalizedBias):
     the parameters are those of the authors' code.
     """
 
-    def __init__(self, num_heads: int, width: int = 32, init_c: float = 0.1, init_L: float = 512.0):
-        super().__init__(num_heads, init_c, init_L)
+    def __init__(
+        self, num_heads: int, width: int = 32, init_c: float = 0.1, init_length: float = 512.0
+    ):
+        super().__init__(num_heads, init_c, init_length)
         hidden = nn.Linear(1, positive_int("width", width))
         self.mlp = nn.Sequential(hidden, nn.ReLU(), nn.Linear(width, self.num_heads))
 
@@ -139,8 +141,8 @@ class FIRE(NormalizedBias):
 class SampledBias(NormalizedBias):
     """See `NormalizedBias.from_function`."""
 
-    def __init__(self, function, num_heads: int, error: float, init_c: float, init_L: float):
-        super().__init__(num_heads, init_c, init_L)
+    def __init__(self, function, num_heads: int, error: float, init_c: float, init_length: float):
+        super().__init__(num_heads, init_c, init_length)
         if not callable(function):
             raise TypeError(f"function must be callable, not {type(function).__name__}")
         if finite("error", error) <= 0:
