@@ -9,6 +9,7 @@ from .fire import FIRE, NormalizedBias
 from .forget_gate import ForgetGate
 from .kerple import KerpleLog, KerplePower
 from .of_heads import of_heads
+from .relative import RelativeBias
 from .sandwich import Sandwich, SmoothedSandwich
 from .series import InverseDistance, InverseLogDistance, Type1, Type2
 from .tables import T5, ClippedTable
@@ -59,6 +60,7 @@ __all__ = [
     "KerpleLog",
     "KerplePower",
     "NormalizedBias",
+    "RelativeBias",
     "Sandwich",
     "SmoothedSandwich",
     "Type1",

@@ -9,6 +9,7 @@ from .distance import Distance
 from .linear import Linear
 from .none import NoBias
 from .normalized import Normalized
+from .relative import Relative
 
 __all__ = [
     "Cumulative",
@@ -20,6 +21,7 @@ __all__ = [
     "Mass",
     "NoBias",
     "Normalized",
+    "Relative",
     "Side",
     "StateBounds",
     "names",

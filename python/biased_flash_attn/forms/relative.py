@@ -1,0 +1,231 @@
+"""Biases that are products of a vector per query, or per key, and a vector per distance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from .. import sequences
+from ..chunk_pairs import Pair
+from ..geometry import Geometry
+from ..shared_constants import ROUNDING, rounding_of_logits
+from .base import Layout, SkippableForm, StateBounds, register
+from .bounds import Side
+
+MAX_RANK = 128
+BEYOND = ("zero", "last")
+_HALF = (torch.bfloat16, torch.float16)
+_CHUNK = 2**18  # elements that are converted to float64 at a time
+
+
+@dataclass(frozen=True, eq=False)
+class Relative(SkippableForm):
+    """b_ij = sum_r U[i, r] P[r, d] + sum_r W[j, r] Q[r, d], where d = p_i - j.
+
+    query_factors U (B or 1, H or 1, query_rows, R) and key_factors W (B or 1, H or 1, key_rows, R')
+    have their own ranks R and R', from 0 to MAX_RANK. A term that is absent has rank 0, so that
+    there are always four tensors, and sums over r need no exception for it.
+
+    query_tables P (1, H or 1, R, n) and key_tables Q (1, H or 1, R', n) have one column for each of
+    n distances. Where attention is causal, the first column is that of distance 0. Otherwise column
+    n // 2 is that of distance 0, and those before it are of negative distances. The geometry and
+    the shapes thus determine which distances a table has. At distances outside it the bias is 0 or
+    that of the nearest column, if beyond is "zero" or "last"; the name of the form states which.
+
+    All tensors have one dtype: float64 for float64 inputs, else float32, bfloat16 or float16. In
+    half precision, products of factors and table values are exact in float32.
+    """
+
+    query_factors: Tensor
+    query_tables: Tensor
+    key_factors: Tensor
+    key_tables: Tensor
+    beyond: str = "zero"
+
+    tensor_names = ("query factors", "query tables", "key factors", "key tables")
+    of_rows = True
+    of_pairs = True
+
+    def __post_init__(self):
+        for name, factors, table in (
+            ("query_tables", self.query_factors, self.query_tables),
+            ("key_tables", self.key_factors, self.key_tables),
+        ):
+            if table.dim() != 4 or len(table) != 1 or table.shape[3] == 0:
+                raise ValueError(
+                    f"{name} has shape {tuple(table.shape)}; it must be (1, H or 1, R, n), n > 0"
+                )
+            if factors.shape[-1] > MAX_RANK:
+                raise ValueError(f"rank is {factors.shape[-1]}; it must be at most {MAX_RANK}")
+
+    @property
+    def name(self) -> str:
+        return "relative" if self.beyond == "zero" else "relative_last"
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.query_factors, self.query_tables, self.key_factors, self.key_tables
+
+    @property
+    def n_columns(self) -> int:
+        return self.query_tables.shape[-1]
+
+    def layouts(self, geometry: Geometry, real: torch.dtype) -> list[Layout]:
+        own = self.query_factors.dtype
+        dtype = own if own in _HALF and real == torch.float32 else real
+        rows = geometry.query_rows, geometry.key_rows
+        ranks = self.query_factors.shape[-1], self.key_factors.shape[-1]
+        return [
+            Layout(self.query_factors, dtype, (rows[0], ranks[0])),
+            Layout(self.query_tables, dtype, (ranks[0], self.n_columns)),
+            Layout(self.key_factors, dtype, (rows[1], ranks[1])),
+            Layout(self.key_tables, dtype, (ranks[1], self.n_columns)),
+        ]
+
+    def dense(self, geometry: Geometry) -> Tensor:
+        """The bias of every pair, (B or 1, H or 1, n_query, n_key) float64."""
+        column = geometry.pair_distances(self.query_factors.device) - self._first(geometry)
+        u, p, w, q = (x.double() for x in self.tensors)
+        of_queries = self._of_pairs(u @ p, column)
+        return of_queries + self._of_pairs(w @ q, column.mT).mT
+
+    def _of_pairs(self, products: Tensor, column: Tensor) -> Tensor:
+        """Selects from products (B or 1, H or 1, rows, n) by column (rows, other rows)."""
+        nearest = column.clamp(0, self.n_columns - 1)
+        pairs = products.gather(-1, nearest.expand(*products.shape[:2], -1, -1))
+        return pairs if self.beyond == "last" else torch.where(column == nearest, pairs, 0)
+
+    def accumulators(self, batch: int, sequences: int, heads: int) -> list[Tensor]:
+        real = torch.promote_types(self.query_factors.dtype, torch.float32)
+        return [
+            x.new_zeros(entries, heads, *x.shape[2:], dtype=real)
+            for x, entries in zip(self.tensors, (batch, 1, batch, 1), strict=True)
+        ]
+
+    def of_sequence(self, rows: sequences.Sequence, whole: Geometry, own: Geometry) -> Relative:
+        factors = {
+            "query_factors": rows.queries(self.query_factors),
+            "key_factors": rows.keys(self.key_factors),
+        }
+        return replace(self, **factors).within(whole, own)
+
+    def within(self, whole: Geometry, own: Geometry) -> Relative:
+        if whole.causal or not own.causal:
+            return self
+        return self._with_columns(self.n_columns // 2, (self.n_columns + 1) // 2)
+
+    def of_queries(self, queries: slice) -> Relative:
+        return replace(self, query_factors=self.query_factors[:, :, queries])
+
+    def of_keys(self, keys: slice) -> Relative:
+        return replace(self, key_factors=self.key_factors[:, :, keys])
+
+    def of_pair(self, pair: Pair, states: None) -> Relative:
+        form = self.of_keys(slice(pair.key_chunk * pair.n, (pair.key_chunk + 1) * pair.n))
+        if pair.is_own:
+            return form
+        begin = pair.distance_offset - self._first(pair.whole)
+        count = min(pair.geometry.n_distances, max(1, self.n_columns - begin))
+        return form._with_columns(begin, count)
+
+    def decays(self, geometry: Geometry, log_tolerance: float) -> bool:
+        """Whether the bound of some head's bias falls by more than the tolerance up to the farthest
+        quarter of the distances."""
+        if 0 in (geometry.query_rows, geometry.key_rows):
+            return False
+        reach = geometry.n_distances + geometry.first_distance
+        far = min(max(0, 3 * reach // 4 - self._first(geometry)), self.n_columns)
+        falls = 0.0
+        for factors, table in self._terms():
+            largest = self._largest_beyond(table, False)
+            fall = largest[..., 0] - largest[..., far]
+            falls = falls + _norms(factors).amax(-1) * fall
+        return bool((falls > -log_tolerance).any())
+
+    def mass(self, side: Side, geometry: Geometry) -> RelativeMass:
+        first = self._first(geometry)
+        return RelativeMass(side, self, 1 - first - self.n_columns if side.is_mirrored else first)
+
+    def mass_of_pair(self, pair: Pair, side: Side, bounds: StateBounds | None) -> RelativeMass:
+        return RelativeMass(side, self.of_pair(pair, None), int(not pair.is_past))
+
+    def roundings(self) -> Tensor:
+        (u, p), (w, q) = self._terms()
+        of_queries = _norms(u) * _norms(p.mT).amax(-1, keepdim=True)
+        of_keys = _norms(w).amax(-1, keepdim=True) * _norms(q.mT).amax(-1, keepdim=True)
+        ranks = (rounding_of_logits(x.shape[-1]) / ROUNDING for x in (u, w))
+        return sum(rank * size for rank, size in zip(ranks, (of_queries, of_keys), strict=True))
+
+    def _terms(self) -> tuple[tuple[Tensor, Tensor], ...]:
+        return (
+            (self.query_factors, self.query_tables),
+            (self.key_factors, self.key_tables),
+        )
+
+    def _first(self, geometry: Geometry) -> int:
+        """The distance of the first column."""
+        return 0 if geometry.causal else -(self.n_columns // 2)
+
+    def _with_columns(self, begin: int, count: int) -> Relative:
+        tables = (columns(x, begin, count, self.beyond) for _, x in self._terms())
+        return replace(self, **dict(zip(("query_tables", "key_tables"), tables, strict=True)))
+
+    def _largest_beyond(self, table: Tensor, mirrored: bool) -> Tensor:
+        """The largest norm of a column from each one on, and outside the table; (1, H or 1, n + 1)
+        float64, with NaN as infinity."""
+        norms = _norms(table.mT).nan_to_num(torch.inf, torch.inf)
+        norms = norms.flip(-1) if mirrored else norms
+        outside = norms[..., -1:] if self.beyond == "last" else torch.zeros_like(norms[..., -1:])
+        return torch.cat([norms, outside], -1).flip(-1).cummax(-1).values.flip(-1)
+
+
+class RelativeMass:
+    """The bound in which every key before a cut has the largest bias that any of them can have: the
+    norm of the query's factors times the largest norm of a column, and the same for the keys."""
+
+    def __init__(self, side: Side, form: Relative, first: int):
+        self.side, self.first, mirrored = side, first, side.is_mirrored
+        self.of_queries, of_keys = _norms(form.query_factors), _norms(form.key_factors)
+        self.of_keys = side.prefix_max(of_keys.flip(-1) if mirrored else of_keys).clamp(min=0)
+        self.columns = [form._largest_beyond(x, mirrored) for _, x in form._terms()]
+
+    def log_mass(self, rows: slice, tile: Tensor) -> Tensor:
+        cut = self.side.cut(tile)
+        distance = self.side.positions[rows] - cut + 1
+        column = (distance - self.first).clamp(0, self.columns[0].shape[-1] - 1)
+        p, q = (x.expand(*tile.shape[:2], -1).gather(-1, column) for x in self.columns)
+        of_keys = self.of_keys.expand(*tile.shape[:2], -1).gather(-1, tile)
+        return torch.log(cut.double()) + self.of_queries[..., rows] * p + of_keys * q
+
+
+def columns(table: Tensor, begin: int, count: int, beyond: str) -> Tensor:
+    """The columns begin, ..., begin + count - 1 of a table (..., n); those outside it are 0 or the
+    nearest one, if beyond is "zero" or "last"."""
+    before = min(max(0, -begin), count)
+    after = min(max(0, begin + count - table.shape[-1]), count)
+    inside = table[..., max(0, begin) : max(0, begin + count)]
+    if beyond == "zero":
+        return pad(inside, (before, after))
+    first, last = table[..., :1], table[..., -1:]
+    ends = first.expand(*first.shape[:-1], before), last.expand(*last.shape[:-1], after)
+    return torch.cat([ends[0], inside, ends[1]], -1)
+
+
+def _norms(vectors: Tensor) -> Tensor:
+    """The norms of vectors (..., rows, R), float64, by few rows at a time to save memory."""
+    per_row = max(1, vectors.numel() // max(1, vectors.shape[-2]))
+    chunks = vectors.split(max(1, _CHUNK // per_row), -2)
+    return torch.cat([x.double().norm(dim=-1) for x in chunks], -1)
+
+
+def _rebuilt(beyond: str, tensors: Sequence[Tensor]) -> Relative:
+    return Relative(*tensors, beyond=beyond)
+
+
+register("relative", partial(_rebuilt, "zero"))
+register("relative_last", partial(_rebuilt, "last"))

@@ -1,0 +1,134 @@
+"""A `RelativeBias` of the user's own: how its arguments are checked."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from biased_flash_attn import biases
+from biased_flash_attn.forms import Relative
+from tests.forms.relative_cases import REFERENCE
+
+
+def factors(rank=3, heads=2):
+    return torch.randn(1, heads, 5, rank)
+
+
+def table(rank=3, n=4, heads=1):
+    return torch.randn(heads, rank, n)
+
+
+WRONG = {
+    "nothing": (ValueError, "query_factors and key_factors are None", {}),
+    "one of two": (
+        ValueError,
+        "query_factors is given and query_tables is None",
+        {"query_factors": factors()},
+    ),
+    "the other of two": (
+        ValueError,
+        "key_tables is given and key_factors is None",
+        {"key_tables": table()},
+    ),
+    "no tensor": (
+        TypeError,
+        "query_factors must be a floating point tensor, not int",
+        {"query_factors": 3, "query_tables": table()},
+    ),
+    "integers": (
+        TypeError,
+        "query_tables must be a floating point tensor, not a torch.int64",
+        {"query_factors": factors(), "query_tables": table().long()},
+    ),
+    "three dimensions": (
+        ValueError,
+        r"key_factors has shape \(2, 5, 3\); it must be \(B or 1",
+        {"key_factors": factors()[0], "key_tables": table()},
+    ),
+    "rank 0": (
+        ValueError,
+        "query_factors has rank 0; it must be from 1 to 128",
+        {"query_factors": factors(0), "query_tables": table(0)},
+    ),
+    "rank 129": (
+        ValueError,
+        "query_factors has rank 129; it must be from 1 to 128",
+        {"query_factors": factors(129), "query_tables": table(129)},
+    ),
+    "other rank": (
+        ValueError,
+        r"query_tables has shape \(1, 4, 4\); it must be \(H or 1, 3, n\), n > 0",
+        {"query_factors": factors(), "query_tables": table(4)},
+    ),
+    "no distance": (
+        ValueError,
+        r"query_tables has shape \(1, 3, 0\)",
+        {"query_factors": factors(), "query_tables": table(n=0)},
+    ),
+    "other distances": (
+        ValueError,
+        "query_tables has 4 distances and key_tables has 5",
+        {
+            "query_factors": factors(),
+            "query_tables": table(),
+            "key_factors": factors(),
+            "key_tables": table(n=5),
+        },
+    ),
+    "a function and a tensor": (
+        TypeError,
+        "one of query_tables and key_tables is a function",
+        {
+            "query_factors": factors(),
+            "query_tables": table(),
+            "key_factors": factors(),
+            "key_tables": torch.sin,
+        },
+    ),
+    "other heads": (
+        ValueError,
+        r"the factors and tables have \[2, 3\] heads",
+        {"query_factors": factors(), "query_tables": table(heads=3)},
+    ),
+    "first": (
+        TypeError,
+        "first is 0.5; it must be an int",
+        {"query_factors": factors(), "query_tables": table(), "first": 0.5},
+    ),
+    "beyond": (
+        ValueError,
+        "beyond is 'first'; it must be one of",
+        {"query_factors": factors(), "query_tables": table(), "beyond": "first"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("error", "message", "arguments"), WRONG.values(), ids=WRONG)
+def test_wrong_arguments(error, message, arguments):
+    with pytest.raises(error, match=message):
+        biases.RelativeBias(**arguments)
+
+
+def test_wrong_lengths_and_functions():
+    q = torch.randn(1, 2, 6, 8)
+    with pytest.raises(
+        ValueError, match=r"lowered to shape \(1, 2, 5, 3\); .* \(B or 1, H or 1, 6"
+    ):
+        REFERENCE(q, q, q, biases.RelativeBias(factors(), table()))
+    with pytest.raises(ValueError, match=r"returned \(6,\) for 6 .* \(2, 3, 6\) or \(1, 3, 6\)"):
+        REFERENCE(q, q, q, biases.RelativeBias(torch.randn(1, 2, 6, 3), torch.sin))
+    with pytest.raises(ValueError, match=r"query_tables has shape \(2, 1, 3, 4\)"):
+        Relative(factors(), torch.randn(2, 1, 3, 4), factors(0), torch.randn(1, 1, 0, 4))
+    with pytest.raises(ValueError, match="rank is 129; it must be at most 128"):
+        Relative(factors(129), table(129)[None], factors(0), torch.randn(1, 1, 0, 4))
+
+
+def test_a_bias_may_be_a_parameter_of_a_module():
+    """What the tensors are made from is trained by autograd."""
+    proj = nn.Linear(6, 2 * 3)
+    x, q = torch.randn(1, 7, 6), torch.randn(1, 2, 7, 4)
+    profiles = nn.Parameter(torch.randn(1, 3, 4))
+    u = proj(x).unflatten(-1, (2, 3)).transpose(1, 2)
+    REFERENCE(q, q, q, biases.RelativeBias(u, profiles)).square().sum().backward()
+    assert all(p.grad.abs().sum() > 0 for p in (*proj.parameters(), profiles))
