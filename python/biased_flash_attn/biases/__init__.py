@@ -1,18 +1,23 @@
 """The biases: one file per family, with its parameters, its formula and its paper."""
 
 from .alibi import ALiBi
+from .banded import BandedRelative
 from .base import DistanceBias
 from .cable import Cable, CableNW, KernelizedCable
 from .cumulative import CumulativeBias
 from .dense import DenseBias
+from .disentangled import Disentangled
 from .fire import FIRE, NormalizedBias
 from .forget_gate import ForgetGate
+from .gated_table import GatedTable
 from .kerple import KerpleLog, KerplePower
 from .of_heads import of_heads
 from .relative import RelativeBias
 from .sandwich import Sandwich, SmoothedSandwich
 from .series import InverseDistance, InverseLogDistance, Type1, Type2
+from .shaw import Shaw
 from .tables import T5, ClippedTable
+from .transformer_xl import TransformerXL
 
 # Functions of the distance, constructed with num_heads.
 DISTANCE_BIASES = {
@@ -47,13 +52,16 @@ __all__ = [
     "POSITION_BIASES",
     "T5",
     "ALiBi",
+    "BandedRelative",
     "Cable",
     "CableNW",
     "ClippedTable",
     "CumulativeBias",
     "DenseBias",
+    "Disentangled",
     "DistanceBias",
     "ForgetGate",
+    "GatedTable",
     "InverseDistance",
     "InverseLogDistance",
     "KernelizedCable",
@@ -62,7 +70,9 @@ __all__ = [
     "NormalizedBias",
     "RelativeBias",
     "Sandwich",
+    "Shaw",
     "SmoothedSandwich",
+    "TransformerXL",
     "Type1",
     "Type2",
     "of_heads",

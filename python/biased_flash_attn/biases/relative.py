@@ -176,7 +176,11 @@ def rank_of(name: str, value: int) -> int:
 
 def nonnegative_int(name: str, value: int) -> int:
     """Returns value, or raises an error that names the argument."""
-    return 0 if value == 0 and isinstance(value, int) else positive_int(name, value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name} must be an int, not {value!r}")
+    if value < 0:
+        raise ValueError(f"{name} must be 0 or more, not {value}")
+    return value
 
 
 def check_tensor(name: str, x: Tensor, dim: int, shape: str) -> None:
