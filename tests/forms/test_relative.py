@@ -136,6 +136,8 @@ def test_half_precision_is_kept_where_all_tensors_have_it(factors, tables, kept,
     assert {x.dtype for x in form.tensors} == {real if real == torch.float64 else kept}
     expected = {layout.dtype for layout in form.layouts(geometry, real)}
     assert expected == {x.dtype for x in form.tensors}
+    wide = biases.RelativeBias(u, p).lower(geometry, torch.float32, None)
+    assert {x.dtype for x in wide.layouts(geometry, torch.float64)} == {torch.float64}
     made = form.accumulators(1, 1, 2)
     assert {x.dtype for x in made} == {torch.promote_types(real, torch.float32)}
     q = torch.randn(1, 2, 5, 8).to(torch.float64 if real == torch.float64 else torch.bfloat16)
@@ -159,3 +161,4 @@ def test_accumulators_sum_to_the_tensors():
     for x, own in zip(made, form.tensors, strict=True):
         assert x.sum_to_size(own.shape).shape == own.shape
         assert x.shape[1] == 2
+    assert [len(x) for x in made] == [3, 1, 3, 1]  # kernels sum tables over the batch

@@ -103,6 +103,55 @@ def test_bounds_of_other_chunks_are_never_below_their_mass():
                 assert (found >= exact[..., tile] - 1e-9).all()
 
 
+def decreasing(d: Tensor) -> Tensor:
+    """Steep enough for the nearest key to outweigh all others."""
+    return (1e6 * 0.98 ** d.abs() - 1e3 * (d < 0))[None, None]
+
+
+def assert_that_of_the_nearest(mass, dense: Tensor, side: Side) -> None:
+    """The bound is the number of keys before the cut times the exponential of the largest bias."""
+    dense = dense.flip(-1) if side.is_mirrored else dense
+    for tile in range(1, side.tiles + 1):
+        cut = int(side.cut(torch.tensor(tile)).clamp(max=side.n_key))
+        largest = dense[..., :cut].amax(-1)
+        found = mass.log_mass(slice(None), torch.full(largest.shape, tile)) - math.log(cut)
+        before = (cut <= side.positions) & (side.cut(torch.tensor(tile)) == cut)
+        torch.testing.assert_close(found[..., before], largest[..., before], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("terms", ["query", "key"])
+def test_the_bound_is_that_of_the_nearest_key(terms):
+    n, chunks = TILE_KEYS + 10, 3
+    ones = torch.ones(1, 1, n * chunks, 1).double()
+    bias = biases.RelativeBias(**{f"{terms}_factors": ones, f"{terms}_tables": decreasing})
+    whole = Geometry(n * chunks, n * chunks, causal=False)
+    form = bias.lower(whole, torch.float64, None)
+    for side in sides_of(whole):
+        assert_that_of_the_nearest(form.mass(side, whole), form.dense(whole), side)
+    i = torch.arange(n)
+    for pair in (Pair(2, 0, n, chunks, False, None), Pair(0, 2, n, chunks, False, None)):
+        side = Side(n + i, n) if pair.is_past else Side(2 * n - 1 - i, n, -n % TILE_KEYS, True)
+        part = form.of_queries(slice(pair.query_chunk * n, (pair.query_chunk + 1) * n))
+        dense = part.of_pair(pair, None).dense(pair.geometry)
+        assert_that_of_the_nearest(part.mass_of_pair(pair, side, None), dense, side)
+
+
+def test_a_key_counts_only_before_the_cut():
+    n = 3 * TILE_KEYS
+    factors = torch.zeros(1, 1, n, 1).double()
+    factors[:, :, -1] = 7
+    geometry = Geometry(n, n, causal=False)
+    table = torch.ones(1, 1, 2 * n - 1).double()
+    bias = biases.RelativeBias(key_factors=factors, key_tables=table, first=1 - n)
+    form = bias.lower(geometry, torch.float64, None)
+    first_tile = torch.full((1, 1, n), 1)
+    past, after = (
+        form.mass(x, geometry).log_mass(slice(None), first_tile) for x in sides_of(geometry)
+    )
+    torch.testing.assert_close(past, torch.full_like(past, math.log(TILE_KEYS)))
+    torch.testing.assert_close(after, past + 7)
+
+
 @pytest.mark.parametrize("which", range(4))
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_nothing_is_bounded_where_nothing_is_known(which, value):

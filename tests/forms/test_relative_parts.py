@@ -63,7 +63,9 @@ def test_padding_is_never_read():
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("beyond", ["zero", "last"])
-@pytest.mark.parametrize(("first", "extent"), [(0, 1), (0, 6), (0, 40), (-5, 9), (-30, 30)])
+@pytest.mark.parametrize(
+    ("first", "extent"), [(0, 1), (0, 6), (0, 40), (-2, 3), (-5, 9), (-30, 30)]
+)
 def test_pairs_of_chunks_are_parts_of_the_whole(first, extent, beyond, causal):
     n, chunks = 5, 4
     whole = Geometry(n * chunks, n * chunks, causal)
