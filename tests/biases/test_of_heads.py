@@ -77,8 +77,21 @@ def test_groups_of_heads_equal_the_whole_bias(name):
             torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("name", ["xl", "disentangled", "shaw"])
+def test_heads_of_a_relative_bias(name):
+    q, k = torch.randn(2, 2, HEADS, 9, 4)
+    bias = {
+        "xl": lambda: biases.TransformerXL(HEADS, 4)(q),
+        "disentangled": lambda: biases.Disentangled(8, HEADS, 4, max_distance=3)(q, k),
+        "shaw": lambda: biases.Shaw(HEADS, 4)(q),
+    }[name]()
+    some = of_heads(bias, 2, 5)
+    assert some.num_heads == 3
+    torch.testing.assert_close(some.dense(9, 9), bias.dense(9, 9)[:, 2:5])
+
+
 def test_errors_name_the_argument():
-    with pytest.raises(TypeError, match=r"bias is a Cable; .* or a CumulativeBias"):
+    with pytest.raises(TypeError, match=r"bias is a Cable; .* a CumulativeBias or a RelativeBias"):
         of_heads(biases.Cable(5, HEADS), 0, 2)
     for start, stop in ((2, 2), (-1, 2), (3, 7)):
         with pytest.raises(ValueError, match=f"start and stop are {start} and {stop}; they must"):
