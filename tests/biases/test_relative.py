@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from biased_flash_attn import biases
-from biased_flash_attn.forms import Relative
+from biased_flash_attn.forms import Geometry, Relative
 from tests.forms.relative_cases import REFERENCE
 
 
@@ -132,3 +132,27 @@ def test_a_bias_may_be_a_parameter_of_a_module():
     u = proj(x).unflatten(-1, (2, 3)).transpose(1, 2)
     REFERENCE(q, q, q, biases.RelativeBias(u, profiles)).square().sum().backward()
     assert all(p.grad.abs().sum() > 0 for p in (*proj.parameters(), profiles))
+
+
+MODULES = {
+    "banded": lambda: biases.BandedRelative(8, 2, extent=5, log_floor=3, max_norm=1.0),
+    "shaw": lambda: biases.Shaw(2, 4, 3, 1),
+    "transformer_xl": lambda: biases.TransformerXL(2, 4),
+    "disentangled": lambda: biases.Disentangled(8, 2, max_distance=9, buckets=8),
+    "gated_table": lambda: biases.GatedTable(8, 2, 8, 5),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_are_compiled_whole(name):
+    module, geometry = MODULES[name](), Geometry(9, 9, False)
+    inputs = [torch.randn(2, 9, 8)]
+    if name not in ("banded", "gated_table"):
+        inputs = [*torch.randn(1 + (name == "disentangled"), 2, 2, 9, 4)]
+
+    def tensors(*inputs):
+        return module(*inputs).lower(geometry, torch.float32, None).tensors
+
+    torch.compiler.reset()
+    compiled = torch.compile(tensors, backend="eager", fullgraph=True, dynamic=True)
+    torch.testing.assert_close(compiled(*inputs), tensors(*inputs))
