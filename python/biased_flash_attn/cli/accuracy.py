@@ -23,6 +23,7 @@ from .text import Layer
 SMALLEST = sys.float_info.min
 # The gradient of a parameter sums signed terms of all pairs, which largely cancel.
 SUM_ROUNDINGS = 64
+CANCELLED = 1e-12  # what float64 leaves of sums that cancel
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class Exact:
     """Outputs and gradients in float64, and the magnitude of their terms.
 
     Gradients are sums over queries. A sum with cancellation cannot be more accurate than its terms,
-    so its size is the largest entry of the sum of their absolute values.
+    so its size is the largest entry of the sum of their absolute values. Where even the terms are
+    sums that cancel, as for a constant added to all logits, it is the largest size of the others.
     """
 
     values: dict[str, Tensor]
@@ -65,7 +67,12 @@ class Sample:
         module = copy.deepcopy(module).double()
         layer = layer.to(torch.float64)
         totals, sizes = summed(self.contributions(last_query_exactly, module, layer))
-        return Exact(totals, largest_entries(sizes))
+        sizes = largest_entries(sizes)
+        largest = max(sizes.values())
+        sizes = {
+            name: largest if size < CANCELLED * largest else size for name, size in sizes.items()
+        }
+        return Exact(totals, sizes)
 
     def contributions(
         self, attend: Callable, module: nn.Module, layer: Layer
