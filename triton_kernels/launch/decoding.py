@@ -85,7 +85,8 @@ def decode(problem: calls.Problem) -> tuple[Tensor, Tensor]:
             math.log(problem.tolerance / paged.tile_keys.value),
             rounding_of_logits(q.shape[3]),
             BLOCK_N=min(_TILES_AT_ONCE, block_n),
-            num_warps=4,
+            # Bounds of a function take registers for each pair.
+            num_warps=4 if bias.function is None else 8,
             num_stages=3,
             **options,
         )

@@ -67,12 +67,7 @@ class Sample:
         module = copy.deepcopy(module).double()
         layer = layer.to(torch.float64)
         totals, sizes = summed(self.contributions(last_query_exactly, module, layer))
-        sizes = largest_entries(sizes)
-        largest = max(sizes.values())
-        sizes = {
-            name: largest if size < CANCELLED * largest else size for name, size in sizes.items()
-        }
-        return Exact(totals, sizes)
+        return Exact(totals, sizes_of(sizes))
 
     def contributions(
         self, attend: Callable, module: nn.Module, layer: Layer
@@ -112,8 +107,11 @@ def differentiated(module: nn.Module, layer: Layer) -> dict[str, Tensor]:
     return {"q": layer.q, "k": layer.k, "v": layer.v, **dict(module.named_parameters())}
 
 
-def largest_entries(tensors: dict[str, Tensor]) -> dict[str, float]:
-    return {name: float(t.abs().max()) for name, t in tensors.items()}
+def sizes_of(tensors: dict[str, Tensor]) -> dict[str, float]:
+    """The largest entry of each float64 tensor, or of any tensor where it is a rounding error."""
+    largest = {name: float(t.abs().max()) for name, t in tensors.items()}
+    everything = max(largest.values())
+    return {name: x if x > CANCELLED * everything else everything for name, x in largest.items()}
 
 
 def errors(found: dict[str, Tensor], exact: Exact) -> dict[str, float]:
