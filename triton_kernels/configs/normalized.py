@@ -16,7 +16,7 @@ NORMALIZED = {
     128: Row(
         forward=[Rule(Config(64, 64, 8, 2))],
         backward_queries=[Rule(Config(128, 32, 8, 2))],
-        backward_keys=[Rule(Config(16, 64, 8))],
+        backward_keys=[Rule(Config(16, 64, 4, 2))],
         backward_table=[Rule(Config(64, 64, 8))],
     ),
     256: Row(
