@@ -10,7 +10,7 @@ from torch import Tensor
 from bench.common.implementations import make_bias, ours
 from bench.common.layer import HEAD_DIM, Inputs, Training, draw
 from biased_flash_attn.backends.reference import attention
-from biased_flash_attn.cli.accuracy import Exact, errors, largest_entries
+from biased_flash_attn.cli.accuracy import Exact, errors, sizes_of
 from biased_flash_attn.error_bound import error_bound
 from biased_flash_attn.forms import Geometry
 
@@ -27,7 +27,7 @@ def check(bias: str | None, dtype: torch.dtype, head_dim: int = HEAD_DIM) -> Non
 def check_exact(inputs: Inputs, bias: str | None, backend: str) -> None:
     """Fails if our errors exceed their bounds; gradients sum over all queries."""
     values = ours(inputs.to(torch.float64), bias, backend="reference")()
-    exact = Exact(values, largest_entries(values))
+    exact = Exact(values, sizes_of(values))
     dtype, n_queries = inputs.q.dtype, inputs.q[..., 0].numel() // inputs.q.shape[1]
     naive_errors = errors(naive(inputs, bias)(), exact)
     for name, error in errors(ours(inputs, bias, backend)(), exact).items():

@@ -74,19 +74,32 @@ def ours(
 
 
 def plain_pytorch(inputs: Inputs, bias: str) -> Training:
-    """KERPLE as in its formula, with precomputed distances and mask."""
-    assert bias == "kerple_log"
+    """A bias as in its formula, with precomputed distances and mask."""
     module = make_bias(bias, inputs)
     q, k, v, scale = inputs.q, inputs.k, inputs.v, inputs.q.shape[3] ** -0.5
     d, hidden = distances(q.shape[2], q.device)
 
     def attend() -> Tensor:
-        r1, r2 = (parameter[:, None, None] for parameter in module.parameters())
-        b = -r1 * torch.log1p(r2 * d)
-        s = (scale * q) @ k.mT + b.to(q.dtype)
+        s = (scale * q) @ k.mT + FORMULAS[bias](module(inputs.x), d).to(q.dtype)
         return s.masked_fill_(hidden, -torch.inf).softmax(-1) @ v
 
     return Training(inputs, attend, module)
+
+
+def kerple_log(bias: biases.KerpleLog, d: Tensor) -> Tensor:
+    r1, r2 = (parameter[:, None, None] for parameter in (bias.r1, bias.r2))
+    return -r1 * torch.log1p(r2 * d)
+
+
+def fire(bias: biases.FIRE, d: Tensor) -> Tensor:
+    """As in the paper's listing: the network is evaluated on every pair."""
+    length = (bias.L_multiplier * bias.init_L).abs()
+    longest = torch.maximum(torch.arange(len(d), device=d.device), length)[:, None]
+    x = torch.log((bias.c * d).abs() + 1) / (torch.log((bias.c * longest).abs() + 1) + 1e-6)
+    return bias.mlp(x[..., None]).permute(2, 0, 1)
+
+
+FORMULAS = {"kerple_log": kerple_log, "fire": fire}
 
 
 def sdpa_with_dense_mask(inputs: Inputs, bias: str) -> Training:

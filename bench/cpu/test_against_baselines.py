@@ -21,6 +21,12 @@ CASES = {
         {"float32": 8, "bfloat16": 18},
         5,
     ),
+    "fire against plain PyTorch with autograd": (
+        "fire",
+        plain_pytorch,
+        {"float32": 12, "bfloat16": 12},
+        3,
+    ),
     "sandwich against SDPA with a dense mask": (
         "sandwich",
         sdpa_with_dense_mask,

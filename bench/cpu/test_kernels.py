@@ -17,6 +17,7 @@ COSTS = {
     "kerple_log": (1.05, 1.10),
     "sandwich": (1.05, 1.10),
     "t5": (1.05, 1.10),
+    "fire": (1.50, 1.50),
     "cable": (1.05, 1.10),
     "cable, given steps": (1.05, 1.10),
     "forget_gate": (1.05, 1.10),

@@ -14,7 +14,7 @@ from biased_flash_attn.cli.cost import CLEAR_REFS
 
 @pytest.mark.skipif(not os.access(CLEAR_REFS, os.W_OK), reason="needs Linux's /proc")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("bias", ["kerple_log", "kernelized_cable"])
+@pytest.mark.parametrize("bias", ["kerple_log", "fire", "kernelized_cable"])
 def test_peak_memory(record, length, bias, dtype):
     work = f"peak memory beyond inputs, outputs and gradients at N = {4 * length}, {bias}"
     record(work, dtype, [peak_memory(bias, dtype, 4 * length)], " MiB", "<=", 64)

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from biased_flash_attn import biases
 from biased_flash_attn.compat import scaled_dot_product_attention
-from tests.support.biases import FORMS, Content
+from tests.support.biases import FORMS, Content, FreePieces
 from tests.support.cases import Case, pairwise
 from tests.support.numerics import assert_close_to_float64
 
@@ -25,15 +25,16 @@ def key_mask(name: str | None, n_key: int) -> Tensor | None:
     return torch.stack([of_first, torch.ones(n_key, dtype=torch.bool)])[:, None, None]
 
 
-def dense(bias, n_query: int, n_key: int, is_causal: bool) -> Tensor:
+def dense(bias, n_query: int, n_key: int, is_causal: bool, mask: Tensor | None) -> Tensor:
     """The bias of every pair: with is_causal that of as many positions as there may be, cut."""
-    if not is_causal:
-        return bias.dense(n_query, n_key)
-    places = max(n_query, n_key)
+    places = (max(n_query, n_key),) * 2 if is_causal else (n_query, n_key)
+    if isinstance(bias, FreePieces):  # positions are counted from the first token
+        before = [0] if mask is None else mask[:, 0, 0].byte().argmax(-1).tolist()
+        return torch.cat([bias.dense(*places, n)[..., :n_query, :n_key] for n in before])
     if getattr(bias, "gain", None) is not None:
-        gain = functional.pad(bias.gain, (0, places - n_query))
+        gain = functional.pad(bias.gain, (0, places[0] - n_query))
         bias = biases.CumulativeBias(bias.steps, gain, bias.kernel)
-    return bias.dense(places, places)[..., :n_query, :n_key]
+    return bias.dense(*places)[..., :n_query, :n_key]
 
 
 def by_torch(q: Tensor, k: Tensor, v: Tensor, bias, is_causal: bool, mask: Tensor | None) -> Tensor:
@@ -41,7 +42,7 @@ def by_torch(q: Tensor, k: Tensor, v: Tensor, bias, is_causal: bool, mask: Tenso
     n_query, n_key = q.shape[-2], k.shape[-2]
     added = torch.zeros(n_query, n_key, dtype=q.dtype)
     if bias is not None:
-        added = added + dense(bias, n_query, n_key, is_causal).to(q.dtype)
+        added = added + dense(bias, n_query, n_key, is_causal, mask).to(q.dtype)
     seen = torch.ones(n_query, n_key, dtype=torch.bool)
     if is_causal:
         seen = seen.tril()

@@ -216,7 +216,12 @@ def test_fit_of_a_logarithm_is_exact():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: convergence(biases.Cable(8, 2)), TypeError, "bias is a Cable; it must be a bias"),
+        (
+            lambda: convergence(biases.Cable(8, 2)),
+            TypeError,
+            "bias is a Cable; it must be a function of the distance",
+        ),
+        (lambda: convergence(biases.FIRE(2)), TypeError, "bias is a FIRE; it must be a function"),
         (
             lambda: compare_receptive_fields(biases.Type1(2), biases.Type2(3)),
             ValueError,
@@ -225,7 +230,7 @@ def test_fit_of_a_logarithm_is_exact():
         (
             lambda: compare_receptive_fields(biases.Type1(2), "type2"),
             TypeError,
-            "second is a str; it must be a bias",
+            "second is a str; it must be a function of the distance",
         ),
         (lambda: log_fit(biases.Type1(2), 1), ValueError, "points is 1; it must be an int from 2"),
     ],

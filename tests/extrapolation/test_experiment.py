@@ -317,7 +317,7 @@ def test_refuses(change, message, text, tmp_path):
         (["--eval-lengths", "x"], "x must be like"),
         (["--eval-lengths", "0..8"], "0..8 must be like"),
         (["--device", "abacus"], "device is 'abacus', which cannot be used"),
-        (["--biases", "alibi,fire"], "positions is 'fire'; it may be none"),
+        (["--biases", "alibi,rope"], "positions is 'rope'; it may be none"),
         (["--text", "nowhere"], "nowhere"),
     ],
 )

@@ -52,9 +52,9 @@ def test_context_parallel():
 
 @pytest.mark.parametrize("example", ["train.py", "serve.py"])
 def test_other_biases_are_refused(example):
-    done = run(example, "fire")
+    done = run(example, "rope")
     assert done.returncode == 2
-    assert "bias is fire; it may be alibi" in done.stderr
+    assert "bias is rope; it may be alibi" in done.stderr
 
 
 def run(example: str, *options: str) -> subprocess.CompletedProcess[str]:

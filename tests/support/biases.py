@@ -31,17 +31,26 @@ def lines_through(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return x[None, None, 1:-1], slopes[None], (y[:, :-1] - slopes * x[:-1])[None]
 
 
+def _multiples(x: Tensor, unit: float) -> Tensor:
+    return (x / unit).round() * unit
+
+
 class FreePieces(nn.Module):
-    """A table, gains and a function with 7 knots, whose numbers are all unrestrained."""
+    """A table, gains and a function with 7 knots.
+
+    Products of a gain and an entry of the table are multiples of 2^-12, and knots lie between
+    them: the function's slope at a product is the same in any precision.
+    """
 
     def __init__(self, case: Case, heads: int):
         super().__init__()
         self.num_heads = case.heads[0]
         self.origin = max(case.lengths)
-        self.table = nn.Parameter(torch.randn(heads, 2 * self.origin + 2))
-        self.of_position = nn.Parameter(torch.randn(heads, 2 * self.origin))
+        self.table = nn.Parameter(_multiples(torch.randn(heads, 2 * self.origin + 2), 2**-6))
+        self.of_position = nn.Parameter(_multiples(torch.randn(heads, 2 * self.origin), 2**-6))
         self.values = nn.Parameter(torch.randn(self.num_heads, 9))
-        self.register_buffer("ends", torch.randn(9).sort().values)
+        ends = torch.linspace(-2, 2, 9) + 0.3 * torch.rand(9)
+        self.register_buffer("ends", _multiples(ends, 2**-12) + 2**-13)
 
     def lower(self, geometry: Geometry, dtype: torch.dtype, device: torch.device) -> Normalized:
         return self._form(geometry, geometry.row_positions(device), dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..bias.segments import lines_of
+from ..bias.segments import slopes_of, values_of
 from ..bias.tile import first_distance, gains
 from ..primitives import INFINITY, LOG2E, dot, load_tile, plan_range, position, row_address
 from ..sequences import OwnBias, OwnProblem, own_keys, own_lengths, own_queries, own_rows
@@ -40,9 +40,9 @@ def tile_gradient(
     factor, tile_bias = 1.0, table
     if bias.form == "normalized":
         gain = gains(bias, problem, b, h, i, BLOCK)[:, None]
-        slope, intercept = lines_of(bias.function, b, h, gain * table)
-        factor, tile_bias = gain * slope, (intercept + gain * slope * table) * LOG2E
-        tile_bias = tl.where(in_table, tile_bias, -INFINITY)
+        x = gain * table
+        factor = gain * slopes_of(bias.function, b, h, x)
+        tile_bias = tl.where(in_table, values_of(bias.function, b, h, x) * LOG2E, -INFINITY)
     # [BLOCK, BLOCK_D], [BLOCK, BLOCK_DV]
     tile_q = load_tile(q, b, h, i, problem.n_query, problem.head_dim, BLOCK, BLOCK_D)
     tile_do = load_tile(grad_o, b, h, i, problem.n_query, problem.value_dim, BLOCK, BLOCK_DV)

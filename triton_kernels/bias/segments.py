@@ -23,27 +23,34 @@ def segment_of(function, x):
 
 
 @triton.jit
-def lines_of(function, b, h, x):
-    """Returns the slope and the intercept of the segment that each value of a tile x is in."""
+def values_of(function, b, h, x):
+    """Returns the function's value at each element of a tile x."""
     first, last = segment_of(function, tl.min(x)), segment_of(function, tl.max(x))
     slopes = row_address(function.slopes, b, h, 0)
     intercepts = row_address(function.intercepts, b, h, 0)
+    values = tl.load(intercepts + first) + tl.load(slopes + first) * x
+    for s in range(first + 1, last + 1):
+        reached = x >= tl.load(function.knots.start + (s - 1))
+        values = tl.where(reached, tl.load(intercepts + s) + tl.load(slopes + s) * x, values)
+    return values
+
+
+@triton.jit
+def slopes_of(function, b, h, x):
+    """Returns the slope of the segment that each element of a tile x is in."""
+    first, last = segment_of(function, tl.min(x)), segment_of(function, tl.max(x))
+    slopes = row_address(function.slopes, b, h, 0)
     slope = tl.zeros_like(x) + tl.load(slopes + first)
-    intercept = tl.zeros_like(x) + tl.load(intercepts + first)
     for s in range(first + 1, last + 1):
         reached = x >= tl.load(function.knots.start + (s - 1))
         slope = tl.where(reached, tl.load(slopes + s), slope)
-        intercept = tl.where(reached, tl.load(intercepts + s), intercept)
-    return slope, intercept
+    return slope
 
 
 @triton.jit
 def largest_value(function, b, h, low, high):
     """Returns the maximum of the function over [low, high], for each element of two tiles."""
-    slope, intercept = lines_of(function, b, h, low)
-    largest = intercept + slope * low
-    slope, intercept = lines_of(function, b, h, high)
-    largest = tl.maximum(largest, intercept + slope * high)
+    largest = tl.maximum(values_of(function, b, h, low), values_of(function, b, h, high))
     slopes = row_address(function.slopes, b, h, 0)
     intercepts = row_address(function.intercepts, b, h, 0)
     first, last = segment_of(function, tl.min(low)), segment_of(function, tl.max(high))

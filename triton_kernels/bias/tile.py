@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.language.extra import libdevice
 
 from ..primitives import LOG2E, load_numbers, position, row_address
-from .segments import lines_of
+from .segments import values_of
 
 
 @triton.jit
@@ -112,8 +112,7 @@ def tile_bias(bias, problem, b, h, p, j, gain, difference, sees):
         values = numbers.to(tl.float32) * LOG2E
     elif bias.form == "normalized":
         x = gain * table_values(bias, problem, b, h, p, j, sees)
-        slope, intercept = lines_of(bias.function, b, h, x)
-        values = (intercept + slope * x) * LOG2E
+        values = values_of(bias.function, b, h, x) * LOG2E
     else:
         beta = gain * negate_future(problem, difference, p, j)
         values = -log2(1 + beta * beta) if bias.squared else beta * LOG2E

@@ -8,7 +8,9 @@ registers. None has been timed on a GPU.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
+from typing import NamedTuple
 
 import torch
 
@@ -23,21 +25,33 @@ from .geforce_blackwell import (
     SINGLE_ON_GEFORCE_BLACKWELL,
 )
 from .hopper import HOPPER
+from .normalized import NORMALIZED, NORMALIZED_ON_BLACKWELL
 from .rules import LARGEST_TILE as LARGEST_TILE
-from .rules import Config, Features
+from .rules import Config, Features, Row
 
-# For half precision, half precision with sequences, single precision, and dense biases in half
-# precision: rows by the largest head_dim that they apply to.
+
+class Tables(NamedTuple):
+    """Rows by the largest head_dim that they apply to."""
+
+    half: Mapping[int, Row]
+    half_of_sequences: Mapping[int, Row]
+    single: Mapping[int, Row]
+    # Half precision, of the forms that have tables of their own.
+    half_of_forms: Mapping[str, Mapping[int, Row]]
+
+
+OF_FORMS = {"dense": DENSE, "normalized": NORMALIZED}
+OF_FORMS_ON_BLACKWELL = {"dense": DENSE_ON_BLACKWELL, "normalized": NORMALIZED_ON_BLACKWELL}
 TABLES = {
-    Family.AMPERE: (AMPERE, SEQUENCES_ON_AMPERE, SINGLE, DENSE),
-    Family.GEFORCE_AMPERE: (GEFORCE_AMPERE, SEQUENCES_ON_AMPERE, SINGLE, DENSE),
-    Family.HOPPER: (HOPPER, SEQUENCES, SINGLE, DENSE),
-    Family.BLACKWELL: (BLACKWELL, SEQUENCES_ON_BLACKWELL, SINGLE, DENSE_ON_BLACKWELL),
-    Family.GEFORCE_BLACKWELL: (
+    Family.AMPERE: Tables(AMPERE, SEQUENCES_ON_AMPERE, SINGLE, OF_FORMS),
+    Family.GEFORCE_AMPERE: Tables(GEFORCE_AMPERE, SEQUENCES_ON_AMPERE, SINGLE, OF_FORMS),
+    Family.HOPPER: Tables(HOPPER, SEQUENCES, SINGLE, OF_FORMS),
+    Family.BLACKWELL: Tables(BLACKWELL, SEQUENCES_ON_BLACKWELL, SINGLE, OF_FORMS_ON_BLACKWELL),
+    Family.GEFORCE_BLACKWELL: Tables(
         GEFORCE_BLACKWELL,
         SEQUENCES_ON_GEFORCE_BLACKWELL,
         SINGLE_ON_GEFORCE_BLACKWELL,
-        DENSE,
+        OF_FORMS,
     ),
 }
 
@@ -48,12 +62,12 @@ def choose(
 ) -> Config:
     """Returns the configuration of a kernel, a field of Row. width is the larger of the padded
     head_dims of q and v."""
-    half, half_of_sequences, single, dense = TABLES[processor.family]
-    table = half_of_sequences if with_sequences else half
+    tables = TABLES[processor.family]
+    table = tables.half_of_sequences if with_sequences else tables.half
     if features.dtype == torch.float32:
-        table = single
-    elif features.form == "dense":
-        table = dense
+        table = tables.single
+    elif features.form in tables.half_of_forms:
+        table = tables.half_of_forms[features.form]
     row = table[min(widest for widest in table if width <= widest)]
     return next(rule.config for rule in getattr(row, kernel) if rule.matches(features))
 

@@ -84,6 +84,7 @@ SINGLE = {
         ],
         backward_queries=[
             Rule(Config(16, 32), window=True),
+            Rule(Config(16, 32), "normalized"),
             Rule(Config(32, 32)),
         ],
         backward_keys=[

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..bias.segments import lines_of
+from ..bias.segments import values_of
 from ..bias.tile import log2
 from ..primitives import INFINITY, LOG2E, dot, row_address
 
@@ -85,8 +85,7 @@ def page_bias(bias, problem, b, h, p, gain, query_sums, page, row, j, sees):
         # In float64, so that tiles may be skipped by bounds that ignore its rounding errors.
         table = row_address(bias.terms, b, h, 0)[:, None]
         x = gain[:, None].to(tl.float64) * tl.load(table + (p - j), sees, 0.0)
-        slope, intercept = lines_of(bias.function, b, h[:, None], x)
-        values = ((intercept + slope * x) * LOG2E).to(tl.float32)
+        values = (values_of(bias.function, b, h[:, None], x) * LOG2E).to(tl.float32)
     elif bias.form == "dense":
         i = p - (tl.load(problem.lengths + b).to(tl.int32) - problem.n_query)
         address = row_address(bias.terms, b, h, 0)[:, None]

@@ -149,13 +149,13 @@ def attn_choose_kernel(
         )
         extent = row_address(extents, page, kv_head, place)
         radius = tl.load(extent) + rounding * tl.load(extent + 1)
-        # [BLOCK_M, BLOCK_N]
-        logits = dot(tile_q, tl.trans(tile_centres)) * (problem.scale_in_base_2 * LN2)
-        logits = logits.to(tl.float64) + (reach[:, None] * radius[None, :]).to(tl.float64)
-        logits += highest_bias(
+        # Before the product, which leaves few registers. [BLOCK_M, BLOCK_N]
+        highest = highest_bias(
             *(bias, lows, highs, problem, b, h[:, None], p[:, None], gain[:, None]),
             *(query_sums[:, None], key[None, :], page[None, :], place[None, :]),
         )
+        logits = dot(tile_q, tl.trans(tile_centres)) * (problem.scale_in_base_2 * LN2)
+        logits = logits.to(tl.float64) + (reach[:, None] * radius[None, :]).to(tl.float64) + highest
         bound = tl.exp2(((logits - budget[:, None]) * LOG2E).to(tl.float32))
         bound = tl.where(exists[:, None], bound, 0.0)
         small = tl.min((bound <= MAX_TILE_FRACTION).to(tl.int32), 0) == 1

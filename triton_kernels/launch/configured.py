@@ -62,7 +62,7 @@ def configure(
     wide = streamed is not None and _needs_wide_offsets(*streamed)
     kernels, trims = kernels_of(problem), kernel == "trim"
     features = Features(
-        PAIRWISE if trims else kernels.configured_as or problem.form.name,
+        PAIRWISE if trims else problem.form.name,
         len(tensors) > 1,
         problem.plan is not None,
         trained,

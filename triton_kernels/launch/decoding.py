@@ -84,7 +84,8 @@ def decode(problem: calls.Problem) -> tuple[Tensor, Tensor]:
             *(rows(q), rows(k), *_bounds(problem.pages.bounds), bias, paged),
             math.log(problem.tolerance / paged.tile_keys.value),
             rounding_of_logits(q.shape[3]),
-            BLOCK_N=min(_TILES_AT_ONCE, block_n),
+            # The bounds of a function take registers for each tile.
+            BLOCK_N=min(16 if bias.function else _TILES_AT_ONCE, block_n),
             num_warps=4,
             num_stages=3,
             **options,

@@ -54,7 +54,6 @@ class Kernels:
     has_gain, has_sums: whether the backward kernels compute gradients of gains and of prefix sums.
     has_pairs: whether they compute gradients of pairs instead of gains.
     function: returns the function that the tensors describe, or None.
-    configured_as: the form whose configurations it uses, if not its own.
     """
 
     form: str
@@ -66,7 +65,6 @@ class Kernels:
     has_sums: bool = False
     has_pairs: bool = False
     function: Callable[..., Function | None] = lambda *tensors: None
-    configured_as: str | None = None
 
     def bias(self, tensors: tuple[Tensor, ...]) -> Bias:
         """Returns the kernels' operands, without factors."""
@@ -155,7 +153,6 @@ FORMS = {
         may_be_factored=_never,
         has_gain=True,
         function=_function,
-        configured_as=PAIRWISE,
     ),
 }
 

@@ -23,6 +23,7 @@ from .text import Layer
 SMALLEST = sys.float_info.min
 # The gradient of a parameter sums signed terms of all pairs, which largely cancel.
 SUM_ROUNDINGS = 64
+CANCELLED = 1e-12  # what float64 leaves of sums that cancel
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class Exact:
     """Outputs and gradients in float64, and the magnitude of their terms.
 
     Gradients are sums over queries. A sum with cancellation cannot be more accurate than its terms,
-    so its size is the largest entry of the sum of their absolute values.
+    so its size is the largest entry of the sum of their absolute values. Where even the terms are
+    sums that cancel, as for a constant added to all logits, it is the largest size of the others.
     """
 
     values: dict[str, Tensor]
@@ -65,7 +67,7 @@ class Sample:
         module = copy.deepcopy(module).double()
         layer = layer.to(torch.float64)
         totals, sizes = summed(self.contributions(last_query_exactly, module, layer))
-        return Exact(totals, largest_entries(sizes))
+        return Exact(totals, sizes_of(sizes))
 
     def contributions(
         self, attend: Callable, module: nn.Module, layer: Layer
@@ -105,8 +107,11 @@ def differentiated(module: nn.Module, layer: Layer) -> dict[str, Tensor]:
     return {"q": layer.q, "k": layer.k, "v": layer.v, **dict(module.named_parameters())}
 
 
-def largest_entries(tensors: dict[str, Tensor]) -> dict[str, float]:
-    return {name: float(t.abs().max()) for name, t in tensors.items()}
+def sizes_of(tensors: dict[str, Tensor]) -> dict[str, float]:
+    """The largest entry of each float64 tensor, or of any tensor where it is a rounding error."""
+    largest = {name: float(t.abs().max()) for name, t in tensors.items()}
+    everything = max(largest.values())
+    return {name: x if x > CANCELLED * everything else everything for name, x in largest.items()}
 
 
 def errors(found: dict[str, Tensor], exact: Exact) -> dict[str, float]:

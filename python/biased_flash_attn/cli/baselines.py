@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..forms import Cumulative, Geometry, Linear
+from ..forms import Cumulative, Geometry, Linear, Normalized
 
 
 def naive(q: Tensor, k: Tensor, v: Tensor, bias) -> Tensor:
@@ -45,4 +45,6 @@ def dense_bias(bias, geometry: Geometry) -> Tensor:
         beta = sums[..., -geometry.n_query :, None] - sums[..., None, :]
         beta = beta if form.gain is None else form.gain[..., None] * beta
         return beta if form.kernel is None else -torch.log1p(beta.square())
+    if isinstance(form, Normalized):
+        return form.function(form.gain[..., None] * form.table[..., d])
     return form.table[..., d]

@@ -63,10 +63,12 @@ class Normalized(SkippableForm):
         return self.function(self.gain.double()[..., None] * Distance(self.table).dense(geometry))
 
     def function(self, x: Tensor) -> Tensor:
-        """f at x (B or 1, H or 1, ...) in float64."""
-        knots = self.knots.double().flatten()
+        """f at x (B or 1, H or 1, ...), in its dtype."""
+        knots = self.knots.to(x.dtype).flatten()
         segment = torch.searchsorted(knots, x.detach().contiguous(), right=True)
-        slope, intercept = (_gathered(y, segment) for y in (self.slopes, self.intercepts))
+        slope, intercept = (
+            _gathered(y.to(x.dtype), segment) for y in (self.slopes, self.intercepts)
+        )
         return intercept + slope * x
 
     def accumulators(self, batch: int, sequences: int, heads: int) -> list[Tensor]:
@@ -154,10 +156,10 @@ class NormalizedMass:
 
 
 def _gathered(pieces: Tensor, segment: Tensor) -> Tensor:
-    """Selects from pieces (B or 1, H or 1, K + 1) by segment (B or 1, H or 1, ...), float64."""
+    """Selects from pieces (B or 1, H or 1, K + 1) by segment (B or 1, H or 1, ...)."""
     shape = torch.broadcast_shapes(pieces.shape[:2], segment.shape[:2])
     flat = segment.expand(*shape, *segment.shape[2:]).flatten(2)
-    of_pairs = pieces.double().expand(*shape, -1).gather(-1, flat)
+    of_pairs = pieces.expand(*shape, -1).gather(-1, flat)
     return of_pairs.unflatten(-1, segment.shape[2:])
 
 

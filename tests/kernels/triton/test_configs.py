@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="needs Triton")
 from biased_flash_attn.triton_kernels.configs import TABLES, Features
 
 EITHER = (False, True)
-FORMS = ("none", "linear", "distance", "cumulative", "log1p_square", "dense")
+FORMS = ("none", "linear", "distance", "cumulative", "log1p_square", "dense", "normalized")
 FEATURES = [
     Features(form, *flags, dtype)
     for form in FORMS
@@ -24,7 +24,8 @@ FEATURES = [
 @pytest.mark.parametrize("family", TABLES, ids="{0.name}".format)
 def test_every_rule_serves_a_problem(family):
     """And one that serves all comes last."""
-    for row in (row for table in TABLES[family] for row in table.values()):
+    *tables, of_forms = TABLES[family]
+    for row in (row for table in (*tables, *of_forms.values()) for row in table.values()):
         for kernel, rules in vars(row).items():
             chosen = {next(rule for rule in rules if rule.matches(x)) for x in FEATURES if rules}
             assert chosen == set(rules), kernel

@@ -1,0 +1,35 @@
+"""Configurations for a normalized bias, whose evaluation takes registers for each pair."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .rules import Config, Row, Rule
+
+NORMALIZED = {
+    64: Row(
+        forward=[Rule(Config(128, 64, 8, 2))],
+        backward_queries=[Rule(Config(64, 32, 8, 2))],
+        backward_keys=[Rule(Config(32, 64, 8, 2))],
+        backward_table=[Rule(Config(64, 64, 8, 2))],
+    ),
+    128: Row(
+        forward=[Rule(Config(64, 64, 8, 2))],
+        backward_queries=[Rule(Config(128, 32, 8, 2))],
+        backward_keys=[Rule(Config(16, 64, 4, 2))],
+        backward_table=[Rule(Config(64, 64, 8))],
+    ),
+    256: Row(
+        forward=[Rule(Config(64, 16, 8))],
+        backward_queries=[Rule(Config(32, 32, 8))],
+        backward_keys=[Rule(Config(16, 32, 8))],
+        backward_table=[Rule(Config(16, 16))],
+    ),
+}
+NORMALIZED_ON_BLACKWELL = NORMALIZED | {
+    64: replace(
+        NORMALIZED[64],
+        forward=[Rule(Config(64, 32, 4, 2))],
+        backward_queries=[Rule(Config(64, 32))],
+    ),
+}
