@@ -57,8 +57,8 @@ public:
         return x.is_none() ? View() : view_of(x, item_bytes);
     }
 
-    // Reads a list of such tuples, each extended by the number of rows, the channel stride and the
-    // element type.
+    // Reads a list of such tuples, each extended by the number of rows, the channel stride, the
+    // element type and the number of channels.
     void take_form_tensors(const char* name, FormTensor* tensors) {
         const py::handle given = find(name);
         const Py_ssize_t count = PyList_Size(given.ptr());
@@ -68,7 +68,8 @@ public:
             const py::handle x = PyList_GET_ITEM(given.ptr(), n);
             const Element element = element_of(py::cast<std::string>(item(x, 6)));
             const int64_t bytes = element_bytes(element);
-            tensors[n] = {view_of(x, bytes), number(x, 4), number(x, 5) * bytes, element};
+            tensors[n] = {view_of(x, bytes), number(x, 4), number(x, 5) * bytes, element,
+                          number(x, 7)};
         }
     }
 

@@ -11,7 +11,17 @@
 
 namespace bfa {
 
-enum class Form { none, linear, distance, cumulative, log1p_square, dense, normalized };
+enum class Form {
+    none,
+    linear,
+    distance,
+    cumulative,
+    log1p_square,
+    dense,
+    normalized,
+    relative,
+    relative_last
+};
 
 constexpr int kMaxFormTensors = 5;
 
@@ -31,6 +41,8 @@ constexpr FormTraits kForms[] = {
     {"log1p_square", {"steps", "gains"}, false},
     {"dense", {}, false},
     {"normalized", {"table values", "gains", "knots", "slopes", "intercepts"}, true},
+    {"relative", {}, false},
+    {"relative_last", {}, false},
 };
 
 constexpr const FormTraits& traits_of(Form form) { return kForms[int(form)]; }
@@ -65,6 +77,11 @@ static FormRows form_rows(const Problem& whole, const Sequence& rows, int tensor
             if (tensor == 0) return distance_rows(whole, rows);
             if (tensor == 1) return {rows.first_query, rows.n_query};
             return {0, whole.form_tensors[tensor].rows};  // the segments of the function
+        case Form::relative:
+        case Form::relative_last:
+            if (tensor == 0) return {rows.first_query, rows.n_query};
+            if (tensor == 2) return {rows.first_key, rows.n_key};
+            return {0, whole.form_tensors[tensor].rows};  // the ranks
     }
     return {0, 0};
 }

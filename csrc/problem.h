@@ -29,11 +29,12 @@ struct View {
     }
 };
 
-// A tensor of a form. Only a dense bias has channels (its keys), and their stride may be any.
+// A tensor of a form. Channels, if it has any, may have any stride.
 struct FormTensor : View {
     int64_t rows = 0;    // rows per head
     int64_t column = 0;  // stride of the channels in bytes
     Element element = Element::float32;
+    int64_t columns = 1;  // channels
 };
 
 // The rows of a batch entry that belong to one sequence. Its query i has position
@@ -68,7 +69,11 @@ struct Problem {
     View first_key, end_key;
 
     int64_t group() const { return heads / kv_heads; }
-    bool has_form_gradient() const { return grad_form[0].data; }
+    bool has_form_gradient() const {
+        for (const FormTensor& x : grad_form)  // an empty tensor has no address
+            if (x.data) return true;
+        return false;
+    }
     int64_t position(int64_t query) const { return query + n_key - n_query + shift; }
 };
 

@@ -224,6 +224,7 @@ private:
                                 {keys_transposed_, kTile}, {weights, kTile});
         gemm<Arithmetic, false>(rows, width, grad_outputs_.depth(), grad_outputs_.left(strip.begin),
                                 {values_transposed_, kTile}, {grad_logits, kTile});
+        bias_.begin_strip(strip);
         for (int first = 0; first < rows; first += kLane) {
             const int last = std::min(first + kLane, rows);
             for (int r = first; r < last; ++r)
@@ -232,6 +233,7 @@ private:
             if constexpr (kBiasGradient && Bias::has_gradient)
                 bias_.end_rows({strip.begin + first, std::min(strip.begin + last, strip.end)});
         }
+        if constexpr (kBiasGradient && Bias::has_gradient) bias_.end_strip(strip);
         if constexpr (kPair == 2) store_pairs(block_row, rows, width, weights, grad_logits);
     }
 

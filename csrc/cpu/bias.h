@@ -6,7 +6,9 @@
 // The backward pass passes the gradient of the natural-log logits, zero where masked, to
 // add_gradient(row, column, gradient). It then calls end_row(row, r) for each row, where r is its
 // index in a group of at most kLanes<Real> rows; end_rows(queries) for each group; end_block for
-// each block of queries; and end_head, which alone writes to the outputs of the problem.
+// each block of queries; and end_head, which alone writes to the outputs of the problem, or to
+// those of this tile. begin_strip(queries) and, in the backward pass, end_strip(queries) enclose
+// the rows of a strip.
 #pragma once
 
 #include "arithmetic.h"
@@ -17,8 +19,18 @@
 
 namespace bfa::BFA_ISA {
 
+// What most forms have no use for.
+struct BiasDefaults {
+    void begin_strip(Range) {}
+    template <class Row>
+    void end_row(const Row&, int) {}
+    void end_rows(Range) {}
+    void end_strip(Range) {}
+    void end_block(Range) {}
+};
+
 template <class Real>
-class NoBias {
+class NoBias : public BiasDefaults {
 public:
     struct Row {
         BFA_INLINE Vector<Real> added_to(Vector<Real> s, int) const { return s; }
@@ -37,7 +49,7 @@ public:
 
 // -slope |d|, with distances computed relative to the tile.
 template <class Real>
-class LinearBias {
+class LinearBias : public BiasDefaults {
 public:
     struct Row {
         Vector<Real> slope, distance_to_tile, gradient;
@@ -74,7 +86,6 @@ public:
         row.gradient -= gradient * row.distance(column);
     }
     BFA_INLINE void end_row(const Row& row, int) { block_gradient_ += row.gradient; }
-    void end_rows(Range) {}
     void end_block(Range) {
         gradient_ += reduce_sum<Real>(block_gradient_);
         block_gradient_ = Vector<Real>{};
@@ -93,7 +104,7 @@ private:
 
 // table[d - first_distance].
 template <class Real>
-class DistanceBias {
+class DistanceBias : public BiasDefaults {
 public:
     struct Row {
         typename ReversedTable<Real>::Row table;
@@ -120,9 +131,6 @@ public:
         Real* target = row.table.gradient + column;
         store(target, load(target) + gradient);
     }
-    void end_row(const Row&, int) {}
-    void end_rows(Range) {}
-    void end_block(Range) {}
     void end_head(const FormTensor* gradients, int64_t b, int64_t h) {
         table_.end_head(gradients[0], b, h);
     }
@@ -135,7 +143,7 @@ private:
 // The prefix sums are float64. A tile uses their differences from that of its first key, rounded to
 // Real. Where these are too large to resolve neighboring keys, it also adds their rounding errors.
 template <class Real, bool kLogSquare>
-class CumulativeBias {
+class CumulativeBias : public BiasDefaults {
 public:
     // kSimple: causal, and without the rounding errors. Without kGain, the gain is 1.
     template <bool kSimple, bool kGain>

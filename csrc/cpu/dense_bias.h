@@ -1,6 +1,7 @@
 // The dense form: bias_ij = tensor[i, j].
 #pragma once
 
+#include "bias.h"
 #include "element.h"
 #include "math.h"
 #include "visibility.h"
@@ -11,7 +12,7 @@ namespace bfa::BFA_ISA {
 // Implements the interface described in bias.h. Each element of the gradient belongs to exactly one
 // tile, so it is added to the output of the problem directly.
 template <class Real>
-class DenseBias {
+class DenseBias : public BiasDefaults {
 public:
     struct Row {
         const Real* values;
@@ -62,8 +63,6 @@ public:
         const int n = int(keys_.end - keys_.begin);
         for (int c = 0; c < n; ++c) row.target[c] += row.gradient[c];
     }
-    void end_rows(Range) {}
-    void end_block(Range) {}
     void end_head(const FormTensor*, int64_t, int64_t) {}
 
 private:

@@ -7,6 +7,7 @@
 #include "bias.h"
 #include "dense_bias.h"
 #include "normalized_bias.h"
+#include "relative_bias.h"
 
 namespace bfa::BFA_ISA {
 
@@ -14,24 +15,6 @@ template <class T>
 struct Type {
     using type = T;
 };
-
-// The class that evaluates a form in a tile.
-template <class Real, Form kForm>
-struct BiasOf;
-template <class Real>
-struct BiasOf<Real, Form::none> : Type<NoBias<Real>> {};
-template <class Real>
-struct BiasOf<Real, Form::linear> : Type<LinearBias<Real>> {};
-template <class Real>
-struct BiasOf<Real, Form::distance> : Type<DistanceBias<Real>> {};
-template <class Real>
-struct BiasOf<Real, Form::cumulative> : Type<CumulativeBias<Real, false>> {};
-template <class Real>
-struct BiasOf<Real, Form::log1p_square> : Type<CumulativeBias<Real, true>> {};
-template <class Real>
-struct BiasOf<Real, Form::dense> : Type<DenseBias<Real>> {};
-template <class Real>
-struct BiasOf<Real, Form::normalized> : Type<NormalizedBias<Real>> {};
 
 // Calls function(std::integral_constant<Form, form>).
 template <class Function>
@@ -46,6 +29,8 @@ void select_form(Form form, Function function) {
         BFA_SELECT(log1p_square);
         BFA_SELECT(dense);
         BFA_SELECT(normalized);
+        BFA_SELECT(relative);
+        BFA_SELECT(relative_last);
 #undef BFA_SELECT
     }
 }
@@ -60,14 +45,34 @@ void select_arithmetic(Element element, Function function) {
     return function(Type<Plain<float>>());
 }
 
+// Calls function(Type<Bias>) with the class that evaluates the form of a problem in a tile.
+template <class Arithmetic, class Function>
+void select_bias(const Problem& problem, Function function) {
+    using Real = typename Arithmetic::Real;
+    switch (problem.form) {
+        case Form::none: return function(Type<NoBias<Real>>());
+        case Form::linear: return function(Type<LinearBias<Real>>());
+        case Form::distance: return function(Type<DistanceBias<Real>>());
+        case Form::cumulative: return function(Type<CumulativeBias<Real, false>>());
+        case Form::log1p_square: return function(Type<CumulativeBias<Real, true>>());
+        case Form::dense: return function(Type<DenseBias<Real>>());
+        case Form::normalized: return function(Type<NormalizedBias<Real>>());
+        case Form::relative:
+        case Form::relative_last:
+            // Its own products are of pairs if its tensors are bfloat16, whatever q is.
+            if constexpr (Arithmetic::pair == 2)
+                if (problem.form_tensors[0].element == Element::bfloat16)
+                    return function(Type<RelativeBias<Arithmetic>>());
+            return function(Type<RelativeBias<Plain<Real>>>());
+    }
+}
+
 // Calls function(Type<Arithmetic>, Type<Bias>).
 template <class Function>
 void select_kernel(const Problem& problem, Function function) {
     select_arithmetic(problem.element, [&](auto arithmetic) {
-        using Real = typename decltype(arithmetic)::type::Real;
-        select_form(problem.form, [&](auto form) {
-            function(arithmetic, Type<typename BiasOf<Real, decltype(form)::value>::type>());
-        });
+        select_bias<typename decltype(arithmetic)::type>(
+            problem, [&](auto bias) { function(arithmetic, bias); });
     });
 }
 

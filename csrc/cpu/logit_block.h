@@ -81,6 +81,7 @@ protected:
         gemm<Arithmetic, false>(rows, width, depth_, {queries_ + row * depth_, depth_, 1},
                                 {keys_transposed_, kTile}, {logits, kTile});
         const Vector<Real> scale = broadcast(Real(problem_.scale * kLog2e));
+        bias_.begin_strip(strip);
         for (int r = 0; r < rows; ++r) {
             const int64_t query = std::min(strip.begin + r, strip.end - 1);
             const Range visible =

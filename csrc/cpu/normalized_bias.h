@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "bias.h"
 #include "math.h"
 #include "reversed_table.h"
 #include "segments.h"
@@ -14,7 +15,7 @@ namespace bfa::BFA_ISA {
 // Implements the interface described in bias.h. Along a row x = gain_i table[d] varies slowly, so
 // that most vectors lie within one segment: the segment of the previous vector is tried first.
 template <class Real>
-class NormalizedBias {
+class NormalizedBias : public BiasDefaults {
     static constexpr int kLane = kLanes<Real>;
 
     // The sums over the pairs of a segment that the gradient of its line consists of, by lanes.

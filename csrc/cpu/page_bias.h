@@ -15,6 +15,7 @@ class PageBias {
     static constexpr bool kCumulative = kForm == Form::cumulative || kForm == Form::log1p_square;
     static constexpr bool kNormalized = kForm == Form::normalized;
     static constexpr bool kTable = kForm == Form::distance || kNormalized;
+    static constexpr bool kRelative = kForm == Form::relative || kForm == Form::relative_last;
 
 public:
     static constexpr bool exists = kForm != Form::none;
@@ -67,6 +68,18 @@ public:
                 segment = function.find(x, segment);
                 out[c] = Real(function.value(x, segment) * kLog2e);
             }
+        } else if constexpr (kRelative) {
+            std::fill(out + begin, out + end, Real(0));
+            const int64_t b = block_->b, h = block_->head(row);
+            const FormTensor* tensors = p_.form_tensors;
+            const char* of_query = tensors[0].at<char>(b, h, block_->query(row));
+            for (int c = begin; c < end; ++c) {
+                const int64_t key = keys.begin + c, distance = block_->position(row) - key;
+                add_product(of_query, tensors[0], tensors[1], b, h, distance, out[c]);
+                add_product(tensors[2].at<char>(b, h, key), tensors[2], tensors[3], b, h, distance,
+                            out[c]);
+            }
+            for (int c = begin; c < end; ++c) out[c] *= Real(kLog2e);
         } else if constexpr (kForm == Form::dense) {
             const FormTensor& tensor = p_.form_tensors[0];
             const char* values = tensor.at<char>(block_->b, block_->head(row), block_->query(row)) +
@@ -97,6 +110,8 @@ public:
             return slope * double(slope < 0 ? near : far);
         } else if constexpr (kForm == Form::distance) {
             return largest_in_blocks(head(row).highest, near, far, 1);
+        } else if constexpr (kRelative) {
+            return std::numeric_limits<double>::infinity();
         } else if constexpr (kNormalized) {
             const double low = -queries_[row].gain *
                                largest_in_blocks(head(row).lowest, near, far, -1),
@@ -127,6 +142,20 @@ private:
         double sum, gain;
         int segment;  // where a search begins
     };
+
+    // Adds the product of a query's or key's vector and the vector of a distance, both natural.
+    static void add_product(const char* factors, const FormTensor& tensor, const FormTensor& table,
+                            int64_t b, int64_t h, int64_t distance, Real& sum) {
+        const int64_t column = std::min(distance, table.columns - 1);
+        if (kForm == Form::relative && column != distance) return;
+        with_element<Real>(table.element, [&](auto type) {
+            using Number = decltype(type);
+            const char* vectors = table.at<char>(b, h) + column * table.column;
+            for (int64_t r = 0; r < table.rows; ++r)
+                sum += to_real(*reinterpret_cast<const Number*>(factors + r * tensor.column)) *
+                       to_real(*reinterpret_cast<const Number*>(vectors + r * table.row));
+        });
+    }
 
     // Returns the maximum of sign * extremes[x] over the blocks that hold the distances near to
     // far.

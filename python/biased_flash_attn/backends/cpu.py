@@ -233,9 +233,10 @@ def _address(x: Tensor | None) -> tuple[int, int, int, int] | None:
 
 def _rows(x: Tensor) -> tuple:
     """Returns the `_address` of a form's tensor, followed by its rows per head, the stride of its
-    channels or 0, and its element type."""
+    channels or 0, its element type and the number of channels."""
     rows = x.shape[2] if x.dim() > 2 else 1
-    return *_address(x), rows, x.stride(3) if x.dim() > 3 else 0, _ELEMENTS[x.dtype]
+    stride, channels = (x.stride(3), x.shape[3]) if x.dim() > 3 else (0, 1)
+    return *_address(x), rows, stride, _ELEMENTS[x.dtype], channels
 
 
 def _contiguous(x: Tensor) -> Tensor:
