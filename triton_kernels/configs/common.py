@@ -80,6 +80,7 @@ SEQUENCES = {
 SINGLE = {
     64: Row(
         forward=[
+            Rule(Config(32, 64, 8), "normalized"),
             Rule(Config(32, 32)),
         ],
         backward_queries=[
