@@ -112,6 +112,7 @@ SINGLE = {
             Rule(Config(16, 32, 8)),
         ],
         backward_table=[
+            Rule(Config(16, 16), "normalized"),
             Rule(Config(32, 32, 8)),
         ],
     ),

@@ -33,6 +33,7 @@ NORMALIZED_ON_WARPS = NORMALIZED | {
         NORMALIZED[128],
         forward=[Rule(Config(64, 32, 8, 2))],
         backward_queries=[Rule(Config(64, 32, 8, 2))],
+        backward_keys=[Rule(Config(16, 64, 8))],
         backward_table=[Rule(Config(32, 32))],
     ),
 }
