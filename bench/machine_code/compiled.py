@@ -304,7 +304,8 @@ def launched(form: str, dtype: torch.dtype, head_dim: int, bias_gradient: bool) 
         names.append("attn_trim_kernel")
     if words in ([], ["gain"]):
         names += ["attn_append_kernel", "attn_decode_kernel", "attn_decode_merge_kernel"]
-        names += ["attn_choose_kernel"] if may_skip else []
+        chooses = may_skip and (form, dtype) != ("normalized", torch.float32)
+        names += ["attn_choose_kernel"] if chooses else []
     if dtype != torch.float32 and head_dim <= 128:
         if form == "distance":
             names.append("table_factors_kernel")

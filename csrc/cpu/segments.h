@@ -40,7 +40,7 @@ struct Segments {
 
     // Returns the maximum over [low, high], or NaN if there is none.
     double maximum(double low, double high) const {
-        int segment = int(std::upper_bound(knots, knots + count - 1, Real(low)) - knots);
+        int segment = int(std::upper_bound(knots, knots + count - 1, low) - knots);
         double largest = value(low, segment);
         for (; segment + 1 < count && high >= double(knots[segment]); ++segment)
             largest = std::max(value(double(knots[segment]), segment), largest);

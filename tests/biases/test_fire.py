@@ -47,7 +47,8 @@ def test_equals_the_published_listing(init_length, lengths):
         gradients = torch.autograd.grad((pairs * weights).sum(), [*bias.parameters()])
         results.append((pairs, *gradients))
     for name, mine, theirs in zip(["bias", *dict(bias.named_parameters())], *results, strict=True):
-        assert_close_to_float64(mine, theirs, None, name)
+        # The gradients of c and L are sums whose terms, of about 1, may cancel.
+        assert_close_to_float64(mine, theirs, None, name, torch.ones_like(theirs))
 
 
 def test_parameters_and_initial_values_are_the_published_ones():

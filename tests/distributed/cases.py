@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,7 @@ from biased_flash_attn.distributed import (
 )
 from biased_flash_attn.distributed.ring import Ring
 from biased_flash_attn.distributed.running_sums import exclusive_chunk_sums
-from tests.distributed.problems import caught, check_summed, own_bias
+from tests.distributed.problems import attend, caught, check_summed, own_bias
 from tests.distributed.skipping_cases import skipped
 from tests.distributed.training_cases import with_fsdp, with_tensor_parallelism
 from tests.support.biases import FORMS, Lowered
@@ -43,7 +44,7 @@ CASES = [
 
 
 def check_exact(case: Case) -> None:
-    check_summed(drawn(case))
+    check_summed(drawn(case), partial(attend, tolerance=0.0))
 
 
 def cases_of(ranks: int) -> list[Case]:

@@ -37,12 +37,11 @@ def tile_gradient(
     j, j + 1, ..., whose entries are `table`; 0 where masked."""
     BLOCK: tl.constexpr = table.shape[0]
     kv_head = h // problem.group
-    factor, tile_bias = 1.0, table
+    tile_bias = table
     if bias.form == "normalized":
         gain = gains(bias, problem, b, h, i, BLOCK)[:, None]
-        x = gain * table
-        factor = gain * slopes_of(bias.function, b, h, x)
-        tile_bias = tl.where(in_table, values_of(bias.function, b, h, x) * LOG2E, -INFINITY)
+        tile_bias = values_of(bias.function, b, h, gain * table) * LOG2E
+        tile_bias = tl.where(in_table, tile_bias, -INFINITY)
     # [BLOCK, BLOCK_D], [BLOCK, BLOCK_DV]
     tile_q = load_tile(q, b, h, i, problem.n_query, problem.head_dim, BLOCK, BLOCK_D)
     tile_do = load_tile(grad_o, b, h, i, problem.n_query, problem.value_dim, BLOCK, BLOCK_DV)
@@ -54,7 +53,9 @@ def tile_gradient(
     if problem.plan is not None or problem.sequences is not None or not problem.causal:
         key = (j + tl.arange(0, BLOCK))[None, :]
         grad_s = tl.where((first_key <= key) & (key < end_key), grad_s, 0.0)
-    return grad_s * factor
+    if bias.form == "normalized":
+        grad_s *= gain * slopes_of(bias.function, b, h, gain * table)
+    return grad_s
 
 
 @triton.jit

@@ -14,18 +14,20 @@ from ..primitives import INFINITY, row_address
 
 
 @triton.jit
-def segment_of(function, x):
-    """Returns the segment of a number x."""
+def segment_range(function, low, high):
+    """Returns the segments of the smallest element of a tile `low` and the largest of `high`."""
     s = tl.arange(0, function.segments)
     exists = s < function.knot_count
     knots = tl.load(function.knots.start + s, exists, other=INFINITY)
-    return tl.sum((exists & (knots <= x)).to(tl.int32), 0)
+    first = tl.sum((exists & (knots <= tl.min(low))).to(tl.int32), 0)
+    last = tl.sum((exists & (knots <= tl.max(high))).to(tl.int32), 0)
+    return first, last
 
 
 @triton.jit
 def values_of(function, b, h, x):
     """Returns the function's value at each element of a tile x."""
-    first, last = segment_of(function, tl.min(x)), segment_of(function, tl.max(x))
+    first, last = segment_range(function, x, x)
     slopes = row_address(function.slopes, b, h, 0)
     intercepts = row_address(function.intercepts, b, h, 0)
     values = tl.load(intercepts + first) + tl.load(slopes + first) * x
@@ -38,7 +40,7 @@ def values_of(function, b, h, x):
 @triton.jit
 def slopes_of(function, b, h, x):
     """Returns the slope of the segment that each element of a tile x is in."""
-    first, last = segment_of(function, tl.min(x)), segment_of(function, tl.max(x))
+    first, last = segment_range(function, x, x)
     slopes = row_address(function.slopes, b, h, 0)
     slope = tl.zeros_like(x) + tl.load(slopes + first)
     for s in range(first + 1, last + 1):
@@ -53,7 +55,7 @@ def largest_value(function, b, h, low, high):
     largest = tl.maximum(values_of(function, b, h, low), values_of(function, b, h, high))
     slopes = row_address(function.slopes, b, h, 0)
     intercepts = row_address(function.intercepts, b, h, 0)
-    first, last = segment_of(function, tl.min(low)), segment_of(function, tl.max(high))
+    first, last = segment_range(function, low, high)
     for s in range(first, last):
         knot = tl.load(function.knots.start + s).to(low.dtype)
         value = tl.load(intercepts + s) + tl.load(slopes + s) * knot
@@ -66,7 +68,7 @@ def add_segment_gradients(function, b, h, t, gain, grad_s, grad_gain, grad_lines
     """Adds the gradients that a tile of dS contributes to the gains, and to the intercepts [0] and
     the slopes [1] of the segments; t holds the table's values. [BLOCK_M], [2, segments]"""
     x = gain[:, None] * t
-    first, last = segment_of(function, tl.min(x)), segment_of(function, tl.max(x))
+    first, last = segment_range(function, x, x)
     slopes = row_address(function.slopes, b, h, 0)
     segment = tl.arange(0, function.segments)[None, :]
     is_slope = tl.arange(0, 2)[:, None] == 1

@@ -80,6 +80,7 @@ SEQUENCES = {
 SINGLE = {
     64: Row(
         forward=[
+            Rule(Config(32, 64, 8), "normalized"),
             Rule(Config(32, 32)),
         ],
         backward_queries=[
@@ -111,6 +112,7 @@ SINGLE = {
             Rule(Config(16, 32, 8)),
         ],
         backward_table=[
+            Rule(Config(16, 16), "normalized"),
             Rule(Config(32, 32, 8)),
         ],
     ),

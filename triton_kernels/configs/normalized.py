@@ -26,6 +26,17 @@ NORMALIZED = {
         backward_table=[Rule(Config(16, 16))],
     ),
 }
+# Without matrix units of warp groups, whose blocks have 64 rows.
+NORMALIZED_ON_WARPS = NORMALIZED | {
+    64: replace(NORMALIZED[64], backward_table=[Rule(Config(32, 32))]),
+    128: replace(
+        NORMALIZED[128],
+        forward=[Rule(Config(64, 32, 8, 2))],
+        backward_queries=[Rule(Config(64, 32, 8, 2))],
+        backward_keys=[Rule(Config(16, 64, 8))],
+        backward_table=[Rule(Config(32, 32))],
+    ),
+}
 NORMALIZED_ON_BLACKWELL = NORMALIZED | {
     64: replace(
         NORMALIZED[64],

@@ -1,7 +1,7 @@
 """Selects the tiles of a cache that decoding computes. The others are proved to hold at most a
 fraction `tolerance` of the softmax mass.
 
-The bound is the one of csrc/cpu/tile_choice.h; see DESIGN.md, "Decoding".
+The bound is the one of csrc/cpu/tile_selection.h; see DESIGN.md, "Decoding".
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def configure(
     wide = streamed is not None and _needs_wide_offsets(*streamed)
     kernels, trims = kernels_of(problem), kernel == "trim"
     features = Features(
-        PAIRWISE if trims else problem.form.name,
+        problem.form.name if kernels.function or not trims else PAIRWISE,
         len(tensors) > 1,
         problem.plan is not None,
         trained,

@@ -67,8 +67,11 @@ def decode(problem: calls.Problem) -> tuple[Tensor, Tensor]:
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     if lse.numel() == 0:
         return o, lse
-    paged, chooses = _pages_of(problem), problem.tolerance > 0 and problem.form.may_skip
-    bias = kernels_of(problem).bias_of_pages(problem.form)
+    paged, bias = _pages_of(problem), kernels_of(problem).bias_of_pages(problem.form)
+    single = q.dtype == torch.float32
+    chooses = problem.tolerance > 0 and problem.form.may_skip
+    # The bounds of a function, and products in float32, do not fit in registers together.
+    chooses = chooses and not (single and bias.function)
 
     page_size, rows_of_group = paged.page_size, paged.group * paged.n_query
     block_m = min(_MAX_ROWS, max(_MIN_ROWS, triton.next_power_of_2(rows_of_group)))
@@ -76,7 +79,6 @@ def decode(problem: calls.Problem) -> tuple[Tensor, Tensor]:
     fitting = _TILE_BYTES // (max(block_d, block_dv) * q.element_size())
     block_n = min(_MAX_KEYS, page_size, max(16, fitting))
     blocks = paged.batch * paged.kv_heads, triton.cdiv(rows_of_group, block_m)
-    single = q.dtype == torch.float32
     options = {"BLOCK_M": block_m, "BLOCK_D": block_d, **OPTIONS}
     if chooses:
         paged = _with_lists(paged, blocks)

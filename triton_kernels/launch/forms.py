@@ -53,7 +53,7 @@ class Kernels:
         given its tensors.
     has_gain, has_sums: whether the backward kernels compute gradients of gains and of prefix sums.
     has_pairs: whether they compute gradients of pairs instead of gains.
-    function: returns the function that the tensors describe, or None.
+    function: returns the function that the tensors describe, if they describe one.
     """
 
     form: str
@@ -64,20 +64,23 @@ class Kernels:
     has_gain: bool = False
     has_sums: bool = False
     has_pairs: bool = False
-    function: Callable[..., Function | None] = lambda *tensors: None
+    function: Callable[..., Function] | None = None
 
     def bias(self, tensors: tuple[Tensor, ...]) -> Bias:
         """Returns the kernels' operands, without factors."""
         operands = {"terms": None, "gain": None, **self.operands(*tensors)}
         operands = {name: per_head(x) for name, x in operands.items()}
-        return Bias(*self._flags(), **operands, function=self.function(*tensors))
+        return Bias(*self._flags(), **operands, function=self._function(*tensors))
 
     def bias_of_pages(self, form: Form) -> Bias:
         """Returns the operands for decoding, where per-token tensors are in pages."""
         terms, gain = (*form.tensors, None, None)[:2]
         terms = rows(terms) if form.per_token else per_head(terms)
-        function = self.function(*form.tensors)
+        function = self._function(*form.tensors)
         return Bias(*self._flags(), terms, per_head(gain), function=function)
+
+    def _function(self, *tensors: Tensor) -> Function | None:
+        return self.function and self.function(*tensors)
 
     def _flags(self) -> tuple[constexpr, ...]:
         return tuple(map(constexpr, (self.form, self.squared, False)))
