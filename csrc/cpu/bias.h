@@ -240,15 +240,24 @@ public:
         alignas(64) Real gradients[kLane];
         store(gradients, sums_of_lanes(row_sum_gradients_));
         const int64_t position = problem_.position(queries.begin);
-        for (int r = int(std::max<int64_t>(-position, 0)); r < rows; ++r)
-            sum_gradient_[position + r] += gradients[r] * gain(queries.begin + r);
+        for (int r = 0; r < rows; ++r) {
+            const double gradient = double(gradients[r]) * gain(queries.begin + r);
+            block_gradient_ += gradient;
+            if (position + r >= 0) sum_gradient_[position + r] += gradient;
+        }
         if (!gain_) return;
         store(gradients, sums_of_lanes(row_gain_gradients_));
         for (int r = 0; r < rows; ++r) gain_gradient_[queries.begin + r] += gradients[r];
     }
     void end_block(Range keys) {
-        for (int64_t j = keys.begin; j < keys.end; ++j)
+        for (int64_t j = keys.begin; j < keys.end; ++j) {
             sum_gradient_[j] += key_gradient_[j - keys.begin];
+            block_gradient_ += key_gradient_[j - keys.begin];
+        }
+        // The rows and the columns of a block sum the same terms with opposite signs. The gradient
+        // of every earlier step contains both sums, and would contain how they are rounded.
+        sum_gradient_[keys.begin] -= block_gradient_;
+        block_gradient_ = 0;
         std::memset(key_gradient_, 0, kTile * sizeof(Real));
     }
     void end_head(const FormTensor* gradients, int64_t b, int64_t h) {
@@ -294,6 +303,7 @@ private:
     Real *row_sum_gradients_, *row_gain_gradients_;  // one vector per row
     double* sum_gradient_;
     double* gain_gradient_;
+    double block_gradient_ = 0;  // of a block's rows and columns together: 0 up to rounding
 };
 
 }  // namespace bfa::BFA_ISA

@@ -137,6 +137,25 @@ def test_sampled_exact_attention_equals_whole_attention(name):
         torch.testing.assert_close(sampled[leaf], gradient)
 
 
+@pytest.mark.parametrize("name", BIASES)
+def test_errors_are_tolerated_at_a_length_that_shows_accumulated_rounding(name, seed):
+    layer = text.embedded(text.library_source(1500), 4, 16, torch.float32)
+    module = make_bias(name, 4, 64)
+    sample = accuracy.Sample(layer)
+    exact = sample.exact(module, layer)
+    errors = accuracy.errors(sample.ours(module, layer), exact)
+    tolerated = accuracy.tolerated(sample.naive(module, layer), exact, torch.float32)
+    assert {x: e for x, e in errors.items() if e > tolerated[x]} == {}
+
+
+def test_size_of_a_gradient_is_that_of_its_terms(seed):
+    """Terms of opposite signs cancel: here entirely, because the bias is the same for all keys."""
+    layer = text.embedded(text.library_source(40), 2, 16, torch.float64)
+    exact = accuracy.Sample(layer).exact(make_bias("fire", 2, 32), layer)
+    assert exact.values["bias.mlp.2.bias"].abs().max() < 1e-14
+    assert exact.sizes["bias.mlp.2.bias"] > 0.1
+
+
 @pytest.mark.skipif(not CLEAR_REFS.exists(), reason="this system does not tell peaks of memory")
 def test_cost_excludes_earlier_memory():
     held = torch.ones(2**24)

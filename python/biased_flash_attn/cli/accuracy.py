@@ -7,7 +7,7 @@ on the sampled queries.
 
 import copy
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -23,16 +23,14 @@ from .text import Layer
 SMALLEST = sys.float_info.min
 # The gradient of a parameter sums signed terms of all pairs, which largely cancel.
 SUM_ROUNDINGS = 64
-CANCELLED = 1e-12  # what float64 leaves of sums that cancel
 
 
 @dataclass(frozen=True)
 class Exact:
     """Outputs and gradients in float64, and the magnitude of their terms.
 
-    Gradients are sums over queries. A sum with cancellation cannot be more accurate than its terms,
-    so its size is the largest entry of the sum of their absolute values. Where even the terms are
-    sums that cancel, as for a constant added to all logits, it is the largest size of the others.
+    Gradients are sums, and a sum with cancellation cannot be more accurate than its terms. So the
+    size of a gradient is the largest entry of the sum of its terms' absolute values.
     """
 
     values: dict[str, Tensor]
@@ -59,29 +57,52 @@ class Sample:
 
     def naive(self, module: nn.Module, layer: Layer) -> dict[str, Tensor]:
         """The same in plain PyTorch, in the layer's dtype."""
-        totals, _ = summed(self.contributions(naive, module, layer))
+        totals, _ = summed(self.naive_terms(module, layer))
         return totals
 
     def exact(self, module: nn.Module, layer: Layer) -> Exact:
         """The same in float64."""
         module = copy.deepcopy(module).double()
         layer = layer.to(torch.float64)
-        totals, sizes = summed(self.contributions(last_query_exactly, module, layer))
-        return Exact(totals, sizes_of(sizes))
+        totals, sizes = summed(self.exact_terms(module, layer))
+        return Exact(totals, {name: float(t.abs().max()) for name, t in sizes.items()})
 
-    def contributions(
-        self, attend: Callable, module: nn.Module, layer: Layer
-    ) -> Iterator[dict[str, Tensor]]:
-        """The contributions of each query, computed by attend(q, k, v, bias)."""
+    def naive_terms(self, module: nn.Module, layer: Layer) -> Iterator[dict[str, Tensor]]:
+        """The contributions of each query."""
         leaves = differentiated(module, layer)
         for n, i in enumerate(self.queries.tolist()):
-            q, k, v = layer.q[:, :, i : i + 1], layer.k[:, :, : i + 1], layer.v[:, :, : i + 1]
-            row = attend(q, k, v, module(layer.x[:, : i + 1]))
-            grad = self.grad[:, :, n : n + 1].to(row.dtype)
-            gradients = torch.autograd.grad(row, leaves.values(), grad)
-            o = torch.zeros_like(self.grad, dtype=row.dtype)
-            o[:, :, n : n + 1] = row.detach()
-            yield {"o": o, **dict(zip(leaves, gradients, strict=True))}
+            row = naive(*last_query(layer, i), module(layer.x[:, : i + 1]))
+            gradients = torch.autograd.grad(row, leaves.values(), self.grad[:, :, n : n + 1])
+            yield {"o": self.only(n, row), **dict(zip(leaves, gradients, strict=True))}
+
+    def exact_terms(self, module: nn.Module, layer: Layer) -> Iterator[dict[str, Tensor]]:
+        """The contributions of each query, and those of positive and negative dS to parameters.
+
+        The gradients of a query's logits sum to zero. What a parameter changes about alike for all
+        keys therefore cancels within each query: entirely for a constant added to all logits.
+        """
+        qkv = {"q": layer.q, "k": layer.k, "v": layer.v}
+        parameters = dict(module.named_parameters())
+        for n, i in enumerate(self.queries.tolist()):
+            bias = module(layer.x[:, : i + 1]).dense(1, i + 1)
+            row = last_query_exactly(*last_query(layer, i), bias)
+            grad = self.grad[:, :, n : n + 1].double()
+            if not parameters:
+                gradients = torch.autograd.grad(row, qkv.values(), grad)
+            else:
+                *gradients, ds = torch.autograd.grad(
+                    row, [*qkv.values(), bias], grad, retain_graph=True
+                )
+                for part in (ds.clamp(min=0), ds.clamp(max=0)):
+                    terms = torch.autograd.grad(bias, parameters.values(), part, retain_graph=True)
+                    yield dict(zip(parameters, terms, strict=True))
+            yield {"o": self.only(n, row), **dict(zip(qkv, gradients, strict=True))}
+
+    def only(self, n: int, row: Tensor) -> Tensor:
+        """Outputs at the queries: those of the n-th, zero elsewhere."""
+        o = torch.zeros_like(self.grad, dtype=row.dtype)
+        o[:, :, n : n + 1] = row.detach()
+        return o
 
 
 def summed(parts: Iterable[dict[str, Tensor]]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -96,22 +117,19 @@ def summed(parts: Iterable[dict[str, Tensor]]) -> tuple[dict[str, Tensor], dict[
     return totals, sizes
 
 
-def last_query_exactly(q: Tensor, k: Tensor, v: Tensor, bias) -> Tensor:
-    n_key = k.shape[2]
-    o, _ = attention(q, k, v, bias.dense(1, n_key), Geometry(1, n_key), q.shape[-1] ** -0.5)
+def last_query(layer: Layer, i: int) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, and v of the sequence that ends with query i, the other queries left out."""
+    return layer.q[:, :, i : i + 1], layer.k[:, :, : i + 1], layer.v[:, :, : i + 1]
+
+
+def last_query_exactly(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    o, _ = attention(q, k, v, bias, Geometry(1, k.shape[2]), q.shape[-1] ** -0.5)
     return o
 
 
 def differentiated(module: nn.Module, layer: Layer) -> dict[str, Tensor]:
     """The tensors whose gradients are computed, by name."""
     return {"q": layer.q, "k": layer.k, "v": layer.v, **dict(module.named_parameters())}
-
-
-def sizes_of(tensors: dict[str, Tensor]) -> dict[str, float]:
-    """The largest entry of each float64 tensor, or of any tensor where it is a rounding error."""
-    largest = {name: float(t.abs().max()) for name, t in tensors.items()}
-    everything = max(largest.values())
-    return {name: x if x > CANCELLED * everything else everything for name, x in largest.items()}
 
 
 def errors(found: dict[str, Tensor], exact: Exact) -> dict[str, float]:

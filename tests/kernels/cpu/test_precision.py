@@ -199,3 +199,24 @@ def left_of_cancelling(attend, bias: str, dims: tuple[int, int], causal: bool) -
 @pytest.mark.parametrize("bias", ["cumulative", "cumulative-gain"])
 def test_shares_of_queries_and_keys_cancel_in_gradients_of_steps(bias, causal):
     assert left_of_cancelling(fused, bias, (16, 16), causal) <= 2**-12
+
+
+@pytest.mark.parametrize("with_gain", [False, True])
+@pytest.mark.parametrize("causal", [True, False])
+def test_gradients_of_early_steps_contain_no_rounding_errors_of_later_pairs(
+    causal, with_gain, seed
+):
+    """The steps decay so fast that the pairs of the last queries depend on the last steps alone.
+
+    The gradient of an earlier step sums those of all these pairs twice, with opposite signs.
+    """
+    n, last = 300, 100
+    q, k, v = (torch.randn(1, 2, n, 16) for _ in range(3))
+    steps = (-2 - torch.rand(1, 2, n)).requires_grad_()
+    gain = torch.rand(1, 2, n) + 1 if with_gain else None
+    bias = biases.CumulativeBias(steps, gain)
+    o = biased_flash_attn(q, k, v, bias, causal=causal, tolerance=0.0, backend="cpu")
+    o[:, :, -last:].backward(torch.randn(1, 2, last, 16))
+    assert steps.grad[:, :, -last:].abs().max() > 1e-3
+    # Nothing is left of the terms but the rounding of their sums, which are float64.
+    assert steps.grad[:, :, : n - 2 * last].abs().max() < 1e-15 * n
