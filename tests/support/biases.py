@@ -68,6 +68,39 @@ class FreePieces(nn.Module):
         return Normalized(*(x.to(dtype) for x in (table[None], gain, *function)))
 
 
+class Content(nn.Module):
+    """A bias with what it is made from, as parameters; calling it makes the bias."""
+
+
+class FreeFactors(Content):
+    """A vector per query, per key, or both, and one per distance; some distances have none.
+
+    All numbers are multiples of 2^-4, exact in any dtype. Vectors of rows and those of distances
+    differ in sign, so that no sum over r cancels.
+    """
+
+    def __init__(self, case: Case, *, of_queries: int = 0, of_keys: int = 0, beyond: str = "zero"):
+        super().__init__()
+        (n_query, n_key), heads = case.lengths, case.heads[0]
+        self.beyond, n = beyond, max(1, 2 * n_key // 3)
+        self.first = 0 if case.causal else -(n // 3)
+
+        def drawn(*shape: int) -> nn.Parameter:
+            return nn.Parameter(_multiples(torch.randn(shape), 2**-4).abs())
+
+        if of_queries:
+            self.query_factors = drawn(case.batch, heads, n_query, of_queries)
+            self.query_tables = nn.Parameter(-drawn(1, of_queries, n) / 4)
+        if of_keys:
+            self.key_factors = drawn(case.batch, 1 if of_queries else heads, n_key, of_keys)
+            self.key_tables = nn.Parameter(-drawn(heads, of_keys, n) / 4)
+
+    def forward(self) -> biases.RelativeBias:
+        return biases.RelativeBias(
+            **dict(self.named_parameters()), first=self.first, beyond=self.beyond
+        )
+
+
 class SlopesOfSequences(nn.Module):
     """ALiBi with slopes for each sequence: what the form allows and no bias of the package uses."""
 
@@ -90,10 +123,6 @@ class Lowered:
 
     def lower(self, geometry: Geometry, dtype: torch.dtype, device: torch.device) -> Form:
         return self.bias.lower(geometry, dtype, device)
-
-
-class Content(nn.Module):
-    """A cumulative bias with what it is made from, as parameters; calling it makes the bias."""
 
 
 class Steps(Content):
@@ -152,6 +181,9 @@ FORMS: dict[str, Callable[[Case], nn.Module | None]] = {
     "log1p_square-gain": steps("log1p_square", gained=True),
     "normalized": lambda case: FreePieces(case, 1),
     "normalized-heads": lambda case: FreePieces(case, case.heads[0]),
+    "relative": lambda case: FreeFactors(case, of_queries=3, of_keys=5),
+    "relative-keys": lambda case: FreeFactors(case, of_keys=16),
+    "relative_last": lambda case: FreeFactors(case, of_queries=16, beyond="last"),
 }
 # Those of pairs, whose parts are not those of the others: see tests/forms/test_dense.py.
 DENSE = {
