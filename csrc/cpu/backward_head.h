@@ -146,6 +146,8 @@ private:
         for (int64_t i = queries.begin / kRegisterRows * kRegisterRows; i < queries.end;
              i += kBlockRows)
             add_block({i, std::min(i + kBlockRows, queries.end)}, keys);
+        if constexpr (Bias::has_gradient)
+            if (p_.has_form_gradient()) bias_.end_tile(keys);
         if (last_member) {
             write_rows(p_.grad_k, kv_head_, keys.begin, n, p_.head_dim, tile_grad_keys_.data,
                        p_.scale);

@@ -6,9 +6,9 @@
 // The backward pass passes the gradient of the natural-log logits, zero where masked, to
 // add_gradient(row, column, gradient). It then calls end_row(row, r) for each row, where r is its
 // index in a group of at most kLanes<Real> rows; end_rows(queries) for each group; end_block for
-// each block of queries; and end_head, which alone writes to the outputs of the problem, or to
-// those of this tile. begin_strip(queries) and, in the backward pass, end_strip(queries) enclose
-// the rows of a strip.
+// each block of queries; end_tile(keys), which may write to the outputs of these keys; and
+// end_head, which alone writes to the other outputs of the problem. begin_strip(queries) and, in
+// the backward pass, end_strip(queries) enclose the rows of a strip.
 #pragma once
 
 #include "arithmetic.h"
@@ -27,6 +27,7 @@ struct BiasDefaults {
     void end_rows(Range) {}
     void end_strip(Range) {}
     void end_block(Range) {}
+    void end_tile(Range) {}
 };
 
 template <class Real>

@@ -88,8 +88,12 @@ __attribute__((noinline)) void gemm(int rows, int64_t columns, int64_t depth,
                                     LeftMatrix<typename Arithmetic::Operand> a, Right b,
                                     Result<typename Arithmetic::Real> c) {
     constexpr int kLane = kLanes<typename Arithmetic::Real>;
-    for (int64_t column = 0; column < columns; column += kBlockVectors * kLane) {
-        const int vectors = int(std::min<int64_t>((columns - column) / kLane, kBlockVectors));
+    // Blocks of about the same width: one of few columns has few independent sums, and is slow.
+    const int64_t blocks = (columns / kLane + kBlockVectors - 1) / kBlockVectors;
+    const int64_t even = blocks ? (columns / kLane + blocks - 1) / blocks : 0;
+    const int64_t width = round_up(even, Right::kVectors) * kLane;
+    for (int64_t column = 0; column < columns; column += width) {
+        const int vectors = int(std::min(columns - column, width) / kLane);
         with_constant<kBlockVectors / Right::kVectors>(vectors / Right::kVectors, [&](auto n) {
             const auto block = [&](int row, auto n_rows) {
                 gemm_block<Arithmetic, kAccumulate, n_rows, n * Right::kVectors>(

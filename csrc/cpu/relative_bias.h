@@ -1,137 +1,72 @@
 // The relative form: bias_ij = U_i . P[d] + W_j . Q[d], d = p_i - j.
 //
-// For a strip of queries and a tile of keys, the products with the vectors of all their distances
-// are one small matrix product: E = U P has a row per query, and F = W Q a row per key. Entry (i,
-// j) of the bias is on a diagonal of E and F. With P in the order of decreasing distances, the
-// entries of a query are adjacent in E.
+// For a strip of queries and a tile of keys, the products with the vectors of their distances are
+// one small matrix product for each term, whose rows are shifted against each other: U P has a row
+// per query, and W Q a row per key. Where all distances are beyond the same end of the tables, both
+// terms are zero, or those of the last vectors: one number per query and one per key.
 #pragma once
 
-#include <algorithm>
-
-#include "bias.h"
-#include "packed_rows.h"
+#include "sheared_products.h"
 #include "visibility.h"
 
 namespace bfa::BFA_ISA {
 
-// The distances of a strip and a tile, and one for an even start.
-constexpr int kSpan = kStripRows + kTile;
-
-// The vectors of all distances of one head, padded beyond either end by those of the form.
+// What a term has for rows of queries or keys with the vectors beyond either end of its table, and
+// the gradients of these numbers.
 template <class Arithmetic>
-class DistanceVectors {
+class EndProducts {
     using Real = typename Arithmetic::Real;
     using Operand = typename Arithmetic::Operand;
-    static constexpr int kPair = Arithmetic::pair;
-    static constexpr int64_t kPadding = 2 * kSpan;
 
 public:
-    // tensor: the index of the form's (1, H or 1, R, n) tensor. is_reversed: whether places are in
-    // the order of decreasing distances.
-    DistanceVectors(Arena& arena, const Problem& problem, int tensor, bool is_reversed,
-                    bool with_gradient)
-        : problem_(problem),
-          tensor_(tensor),
-          is_reversed_(is_reversed),
-          rank_(problem.form_tensors[tensor].rows),
-          count_(problem.form_tensors[tensor].columns),
-          places_(exists() ? round_up(count_ + 2 * kPadding, kLanes<Real> * kPair) : 0),
-          along_distances_(arena.take<Operand>(depth() * places_)),
-          along_rank_(arena.take<Operand>(with_gradient ? places_ / kPair * columns() : 0)),
-          gradient_(arena.take<Real>(with_gradient ? places_ * columns() : 0)),
-          row_(arena.take<Real>(count_)) {}
+    EndProducts(Arena& arena, int64_t rows, bool with_gradient)
+        : rows_(rows),
+          products_(arena.take<Real>(2 * rows)),
+          gradients_(arena.take<Real>(with_gradient ? 2 * rows : 0)) {}
 
-    bool exists() const { return rank_ > 0; }
-    int64_t depth() const { return round_up(rank_, kPair) / kPair; }
-    int64_t columns() const { return round_up(rank_, kLanes<Real>); }
-    int64_t first_distance() const { return problem_.causal ? 0 : -(count_ / 2); }
+    void compute(const LeftMatrix<Operand>& a, int64_t count,
+                 const DistanceVectors<Arithmetic>& vectors) {
+        for (int end = 0; end < 2; ++end)
+            for (int64_t row = 0; row < rows_; ++row)
+                products_[end * rows_ + row] =
+                    row < count ? dot(a.data + row * a.row, vectors.end(end), vectors.rank()) : 0;
+    }
+    void clear_gradients() { std::memset(gradients_, 0, 2 * rows_ * sizeof(Real)); }
 
-    void begin_head(int64_t b, int64_t h, bool with_gradient) {
-        const FormTensor& table = problem_.form_tensors[tensor_];
-        const bool repeats_ends = problem_.form == Form::relative_last;
-        std::memset(along_distances_, 0, depth() * places_ * sizeof(Operand));
-        if (with_gradient) {
-            std::memset(along_rank_, 0, places_ / kPair * columns() * sizeof(Operand));
-            std::memset(gradient_, 0, places_ * columns() * sizeof(Real));
-        }
-        for (int64_t r = 0; r < rank_; ++r) {
-            read(table.at<char>(b, h, r), table);
-            for (int64_t place = 0; place < places_; ++place) {
-                const int64_t column = column_of(place);
-                const int64_t nearest = std::clamp<int64_t>(column, 0, count_ - 1);
-                if (column != nearest && !repeats_ends) continue;
-                set(along_distances_[r / kPair * places_ + place], r % kPair, row_[nearest]);
-                if (with_gradient)
-                    set(along_rank_[place / kPair * columns() + r], place % kPair, row_[nearest]);
-            }
-        }
-    }
+    const Real* of_rows(int end) const { return products_ + end * rows_; }
+    Real* gradients(int end) const { return gradients_ + end * rows_; }
 
-    // Returns the first place of a span that begins, in the order of places, with `distance`. It is
-    // even, and may be the place before.
-    int64_t place_of(int64_t distance) const {
-        const int64_t column = distance - first_distance();
-        const int64_t place = kPadding + (is_reversed_ ? count_ - 1 - column : column);
-        return std::clamp<int64_t>(place, 0, places_ - kSpan - 2);
-    }
-
-    // Whether all entries of the span from `place` on are zero.
-    bool is_zero(int64_t place) const {
-        return problem_.form == Form::relative &&
-               (place >= kPadding + count_ || place + kSpan <= kPadding);
-    }
-
-    // For products that contract the ranks, and those that contract the distances.
-    RightMatrix<Operand> of_distances(int64_t place) const {
-        return {along_distances_ + place, places_};
-    }
-    RightMatrix<Operand> of_ranks(int64_t even_place) const {
-        return {along_rank_ + even_place / kPair * columns(), columns()};
-    }
-    Result<Real> gradient(int64_t place) const {
-        return {gradient_ + place * columns(), columns()};
-    }
-
-    void end_head(const FormTensor& gradient, int64_t b, int64_t h) const {
-        for (int64_t r = 0; r < rank_; ++r) {
-            Real* out = gradient.at<Real>(b, h, r);
-            for (int64_t place = 0; place < places_; ++place) {
-                const int64_t column = column_of(place);
-                const int64_t nearest = std::clamp<int64_t>(column, 0, count_ - 1);
-                if (column == nearest || problem_.form == Form::relative_last)
-                    out[nearest] += gradient_[place * columns() + r];
+    // Adds to the gradients of the rows and of the vectors.
+    void add_gradients(const LeftMatrix<Operand>& a, int64_t count,
+                       const Result<Real>& row_gradients,
+                       const DistanceVectors<Arithmetic>& vectors) const {
+        for (int end = 0; end < 2; ++end) {
+            const Real* vector = vectors.end(end);
+            Real* vector_gradient = vectors.end_gradient(end);
+            for (int64_t row = 0; row < count; ++row) {
+                const Real gradient = gradients(end)[row];
+                if (gradient == 0) continue;
+                Real* row_gradient = row_gradients.data + row * row_gradients.stride;
+                for (int64_t r = 0; r < vectors.rank(); ++r) {
+                    row_gradient[r] += gradient * vector[r];
+                    vector_gradient[r] += gradient * element(a.data + row * a.row, r);
+                }
             }
         }
     }
 
 private:
-    int64_t column_of(int64_t place) const {
-        const int64_t column = place - kPadding;
-        return is_reversed_ ? count_ - 1 - column : column;
+    static Real element(const Operand* row, int64_t r) {
+        return Arithmetic::element(row[r / Arithmetic::pair], int(r % Arithmetic::pair));
+    }
+    static Real dot(const Operand* row, const Real* vector, int64_t rank) {
+        Real sum = 0;
+        for (int64_t r = 0; r < rank; ++r) sum += element(row, r) * vector[r];
+        return sum;
     }
 
-    void read(const char* source, const FormTensor& table) const {
-        with_element<Real>(table.element, [&](auto type) {
-            for (int64_t d = 0; d < count_; ++d)
-                row_[d] =
-                    to_real(*reinterpret_cast<const decltype(type)*>(source + d * table.column));
-        });
-    }
-
-    static void set(Operand& operand, int64_t half, Real x) {
-        if constexpr (kPair == 1) {
-            operand = x;
-        } else {
-            operand |= Operand(to_bfloat16(x).bits) << (16 * half);
-        }
-    }
-
-    const Problem& problem_;
-    const int tensor_;
-    const bool is_reversed_;
-    const int64_t rank_, count_, places_;
-    Operand *along_distances_, *along_rank_;
-    Real *gradient_, *row_;
+    const int64_t rows_;
+    Real *products_, *gradients_;
 };
 
 // Implements the interface described in bias.h. Arithmetic is that of the products above, which
@@ -139,8 +74,6 @@ private:
 template <class Arithmetic>
 class RelativeBias : public BiasDefaults {
     using Real = typename Arithmetic::Real;
-    using Operand = typename Arithmetic::Operand;
-    static constexpr int kPair = Arithmetic::pair;
 
 public:
     // kOfQuery: whether the tile has products of queries; kOfKey: of keys.
@@ -163,82 +96,65 @@ public:
           query_vectors_(arena, problem, 1, true, with_gradient),
           key_vectors_(arena, problem, 3, false, with_gradient),
           padded_queries_(query_vectors_.exists() ? padded(problem.n_query) : 0),
-          queries_(arena, padded_queries_, problem.form_tensors[1].rows),
-          keys_(arena, key_vectors_.exists() ? kTile : 0, problem.form_tensors[3].rows),
-          of_queries_(arena.take<Real>(query_vectors_.exists() ? kStripRows * kSpan : 0)),
-          of_keys_(arena.take<Real>(key_vectors_.exists() ? kTile * kSpan : 0)),
-          of_keys_transposed_(arena.take<Real>(key_vectors_.exists() ? kStripRows * kTile : 0)),
-          span_gradients_(arena.take<Real>(with_gradient ? kTile * kSpan : 0)),
-          strip_gradients_(arena.take<Real>(with_gradient ? kStripRows * kTile : 0)),
-          pairs_(arena.take<Operand>(with_gradient && kPair == 2 ? kTile * kSpan : 0)),
+          queries_(arena, padded_queries_, query_vectors_.rank()),
+          keys_(arena, key_vectors_.exists() ? kTile : 0, key_vectors_.rank()),
+          query_ends_(arena, padded_queries_, with_gradient),
+          key_ends_(arena, key_vectors_.exists() ? kTile : 0, with_gradient),
+          query_products_(arena, query_vectors_.exists(), with_gradient),
+          key_products_(arena, key_vectors_.exists(), with_gradient),
+          of_keys_(arena.take<Real>(key_vectors_.exists() ? kStripRows * kTile : 0)),
+          of_keys_gradient_(
+              arena.take<Real>(key_vectors_.exists() && with_gradient ? 2 * kTile * kTile : 0)),
           query_gradients_(
               arena.take<Real>(with_gradient ? padded_queries_ * queries_.columns() : 0)),
-          key_gradients_(arena.take<Real>(with_gradient ? kTile * keys_.columns() : 0)) {}
+          key_gradients_(arena.take<Real>(with_gradient ? kTile * key_vectors_.columns() : 0)) {}
 
     void begin_head(int64_t b, int64_t h) {
         b_ = b, h_ = h;
         if (query_vectors_.exists()) {
-            query_vectors_.begin_head(b, h, with_gradient_);
-            const FormTensor& factors = problem_.form_tensors[0];
-            queries_.pack(factors.element, factors.at<char>(b, h), factors.row, problem_.n_query,
-                          padded(problem_.n_query));
-            if (with_gradient_)
+            const bool has_other_vectors = query_vectors_.begin_head(b, h);
+            const bool has_other_queries = pack_queries(b, h);
+            if (repeats_ends() && (has_other_vectors || has_other_queries))
+                query_ends_.compute(queries_.left(0), problem_.n_query, query_vectors_);
+            if (with_gradient_) {
+                query_ends_.clear_gradients();
                 std::memset(query_gradients_, 0,
                             padded_queries_ * queries_.columns() * sizeof(Real));
+            }
         }
-        if (key_vectors_.exists()) key_vectors_.begin_head(b, h, with_gradient_);
+        if (key_vectors_.exists()) key_vectors_.begin_head(b, h);
     }
 
     void begin_tile(Range keys) {
         tile_ = keys;
         if (!key_vectors_.exists()) return;
         const FormTensor& factors = problem_.form_tensors[2];
-        keys_.pack(factors.element, factors.at<char>(b_, h_, keys.begin), factors.row,
-                   keys.end - keys.begin, kTile);
-        if (with_gradient_) std::memset(key_gradients_, 0, kTile * keys_.columns() * sizeof(Real));
+        const int64_t n = keys.end - keys.begin;
+        keys_.pack(factors.element, factors.at<char>(b_, h_, keys.begin), factors.row, n, kTile);
+        if (repeats_ends()) key_ends_.compute(keys_.left(0), n, key_vectors_);
+        if (with_gradient_) {
+            key_ends_.clear_gradients();
+            std::memset(key_gradients_, 0, kTile * keys_.columns() * sizeof(Real));
+        }
     }
 
     void begin_strip(Range strip) {
         strip_ = strip;
-        const int64_t position = problem_.position(strip.begin);
-        if (query_vectors_.exists()) {
-            query_place_ = query_vectors_.place_of(position + kStripRows - 1 - tile_.begin);
-            has_query_products_ = !query_vectors_.is_zero(query_place_);
-            if (has_query_products_) {
-                gemm<Arithmetic, false>(
-                    kStripRows, kSpan, queries_.depth(), queries_.left(strip.begin),
-                    query_vectors_.of_distances(even(query_place_)), {of_queries_, kSpan});
-                if (with_gradient_)
-                    std::memset(span_gradients_, 0, kStripRows * kSpan * sizeof(Real));
-            }
-        }
-        if (key_vectors_.exists()) {
-            key_place_ = key_vectors_.place_of(position - tile_.begin - (kTile - 1));
-            has_key_products_ = !key_vectors_.is_zero(key_place_);
-            if (has_key_products_) {
-                gemm<Arithmetic, false>(kTile, kSpan, keys_.depth(), keys_.left(0),
-                                        key_vectors_.of_distances(even(key_place_)),
-                                        {of_keys_, kSpan});
-                // The entries of a query are on an antidiagonal: rows of a stride that is one less.
-                transpose(of_keys_ + key_offset(), kTile, kStripRows, kSpan - 1,
-                          of_keys_transposed_);
-                if (with_gradient_)
-                    std::memset(strip_gradients_, 0, kStripRows * kTile * sizeof(Real));
-            }
-        }
+        if (query_vectors_.exists()) begin_strip_of_queries();
+        if (key_vectors_.exists()) begin_strip_of_keys();
     }
 
     template <class Function>
     BFA_INLINE void with_row(int64_t query, Function function) const {
-        const int64_t r = query - strip_.begin, place = r * kSpan + query_offset(r);
-        const Real *of_query = of_queries_ + place, *of_key = of_keys_transposed_ + r * kTile;
-        Real *query_gradient = span_gradients_ + place,
-             *key_gradient = strip_gradients_ + r * kTile;
-        if (has_query_products_ && has_key_products_)
+        const int64_t r = query - strip_.begin;
+        const Real *of_query = query_products_.row(r), *of_key = of_key_ + r * key_row_;
+        Real *query_gradient = query_products_.gradient_row(r),
+             *key_gradient = key_gradient_ + r * key_row_;
+        if (has_query_term_ && has_key_term_)
             return function(Row<true, true>{of_query, of_key, query_gradient, key_gradient});
-        if (has_query_products_)
+        if (has_query_term_)
             return function(Row<true, false>{of_query, nullptr, query_gradient, nullptr});
-        if (has_key_products_)
+        if (has_key_term_)
             return function(Row<false, true>{nullptr, of_key, nullptr, key_gradient});
         function(typename NoBias<Real>::Row{});
     }
@@ -254,105 +170,119 @@ public:
     void add_gradient(typename NoBias<Real>::Row&, int, Vector<Real>) {}
 
     void end_strip(Range strip) {
-        if (has_query_products_) add_query_gradients(strip);
-        if (has_key_products_) add_key_gradients();
+        if (has_query_term_) {
+            if (query_end_ < 0) {
+                query_products_.add_gradients(queries_.right(strip.begin),
+                                              gradients_of_queries(strip.begin), query_vectors_);
+            } else {
+                Real* gradients = query_ends_.gradients(query_end_) + strip.begin;
+                for (int r = 0; r < strip.end - strip.begin; ++r)
+                    gradients[r] += query_products_.sum_of_gradients(r);
+            }
+        }
+        if (has_key_term_ && key_end_ < 0) {
+            shear(of_keys_gradient_);
+            key_products_.add_gradients(keys_.right(0), gradients_of_keys(), key_vectors_);
+        }
     }
 
     // Each row of the gradient of W belongs to one tile, so it is added to the output directly.
-    void end_block(Range keys) {
+    void end_tile(Range keys) {
         if (!key_vectors_.exists()) return;
-        const FormTensor& out = problem_.grad_form[2];
-        for (int64_t j = keys.begin; j < keys.end; ++j) {
-            Real* sums = key_gradients_ + (j - keys.begin) * keys_.columns();
-            Real* row = out.at<Real>(b_, h_, j);
-            for (int64_t r = 0; r < problem_.form_tensors[3].rows; ++r) row[r] += sums[r];
-        }
-        std::memset(key_gradients_, 0, kTile * keys_.columns() * sizeof(Real));
+        const int64_t n = keys.end - keys.begin;
+        key_ends_.add_gradients(keys_.left(0), n, gradients_of_keys(), key_vectors_);
+        add_rows(problem_.grad_form[2], keys.begin, n, key_vectors_.rank(), gradients_of_keys());
     }
 
     void end_head(const FormTensor* gradients, int64_t b, int64_t h) {
         if (query_vectors_.exists()) {
+            query_ends_.add_gradients(queries_.left(0), problem_.n_query, gradients_of_queries(0),
+                                      query_vectors_);
             query_vectors_.end_head(gradients[1], b, h);
-            for (int64_t i = 0; i < problem_.n_query; ++i) {
-                Real* row = gradients[0].at<Real>(b, h, i);
-                for (int64_t r = 0; r < problem_.form_tensors[1].rows; ++r)
-                    row[r] += query_gradients_[i * queries_.columns() + r];
-            }
+            add_rows(gradients[0], 0, problem_.n_query, query_vectors_.rank(),
+                     gradients_of_queries(0));
         }
         if (key_vectors_.exists()) key_vectors_.end_head(gradients[3], b, h);
     }
 
 private:
+    static constexpr int kLane = kLanes<Real>;
+    using QueryProducts = ShearedProducts<Arithmetic, kStripRows, kTile>;
+    using KeyProducts = ShearedProducts<Arithmetic, kTile, kStripRows>;
+
     static int64_t padded(int64_t n_query) { return round_up(n_query, 2) + kStripRows; }
-    static int64_t even(int64_t place) { return place / 2 * 2; }
-    int64_t query_offset(int64_t r) const { return kStripRows - 1 - r + query_place_ % 2; }
-    int64_t key_offset() const { return kTile - 1 + key_place_ % 2; }
+    bool repeats_ends() const { return problem_.form == Form::relative_last; }
+    Result<Real> gradients_of_queries(int64_t query) const {
+        return {query_gradients_ + query * queries_.columns(), queries_.columns()};
+    }
+    Result<Real> gradients_of_keys() const { return {key_gradients_, keys_.columns()}; }
+
+    // Returns whether the factors are others than before.
+    bool pack_queries(int64_t b, int64_t h) {
+        const FormTensor& factors = problem_.form_tensors[0];
+        const char* first = factors.at<char>(b, h);
+        if (first == factors_ && problem_.n_query == packed_queries_) return false;
+        factors_ = first, packed_queries_ = problem_.n_query;
+        queries_.pack(factors.element, first, factors.row, problem_.n_query,
+                      padded(problem_.n_query));
+        return true;
+    }
 
     BFA_INLINE static void add(Real* target, Vector<Real> x) { store(target, load(target) + x); }
 
-    // dU += dE P^T and dP += U^T dE.
-    void add_query_gradients(Range strip) {
-        const int64_t place = even(query_place_);
-        const Result<Real> sums = {query_gradients_ + strip.begin * queries_.columns(),
-                                   queries_.columns()};
-        add_products(kStripRows, query_vectors_.of_ranks(place), sums, queries_.right(strip.begin),
-                     query_vectors_.gradient(place));
-    }
-
-    // dW += dF Q^T and dQ += W^T dF.
-    void add_key_gradients() {
-        std::memset(span_gradients_, 0, kTile * kSpan * sizeof(Real));
-        for (int r = 0; r < kStripRows; ++r)
-            for (int c = 0; c < kTile; ++c)
-                span_gradients_[key_offset() + c * (kSpan - 1) + r] =
-                    strip_gradients_[r * kTile + c];
-        const int64_t place = even(key_place_);
-        add_products(kTile, key_vectors_.of_ranks(place), {key_gradients_, keys_.columns()},
-                     keys_.right(0), key_vectors_.gradient(place));
-    }
-
-    // Adds the products of span_gradients_, `rows` rows of kSpan columns, with the vectors of the
-    // columns, and those of its transpose with the vectors of the rows.
-    void add_products(int rows, RightMatrix<Operand> of_columns, Result<Real> row_sums,
-                      RightMatrix<Operand> of_rows, Result<Real> column_sums) {
-        if constexpr (kPair == 1) {
-            gemm<Arithmetic, true>(rows, row_sums.stride, kSpan, {span_gradients_, kSpan, 1},
-                                   of_columns, row_sums);
-            gemm<Arithmetic, true>(kSpan, column_sums.stride, rows, {span_gradients_, 1, kSpan},
-                                   of_rows, column_sums);
+    void begin_strip_of_queries() {
+        const int64_t distance = problem_.position(strip_.begin) + kStripRows - 1 - tile_.begin;
+        const int64_t place = query_vectors_.place_of(distance);
+        query_end_ = query_vectors_.end_of(place);
+        has_query_term_ = query_end_ < 0 || repeats_ends();
+        if (!has_query_term_) return;
+        query_products_.begin(place);
+        if (query_end_ < 0) {
+            query_products_.compute(queries_.left(strip_.begin), query_vectors_);
         } else {
-            pack_pairs(rows, true);
-            gemm<Arithmetic, true>(rows, row_sums.stride, kSpan / 2, {pairs_, kSpan / 2, 1},
-                                   of_columns, row_sums);
-            pack_pairs(rows, false);
-            gemm<Arithmetic, true>(kSpan, column_sums.stride, rows / 2, {pairs_, 1, kSpan}, of_rows,
-                                   column_sums);
+            const Real* products = query_ends_.of_rows(query_end_) + strip_.begin;
+            for (int r = 0; r < strip_.end - strip_.begin; ++r)
+                query_products_.fill(r, products[r]);
         }
+        if (with_gradient_) query_products_.clear_gradients();
     }
 
-    void pack_pairs(int rows, bool along_row) {
-        constexpr int kLane = kLanes<Real>;
-        if constexpr (kPair == 2) {
-            if (along_row) {
-                for (int r = 0; r < rows; ++r) {
-                    const Real* row = span_gradients_ + r * kSpan;
-                    Operand* target = pairs_ + r * (kSpan / 2);
-                    int c = 0;
-                    for (; c + 2 * kLane <= kSpan; c += 2 * kLane)
-                        store(target + c / 2,
-                              Arithmetic::pairs_along_row(load(row + c), load(row + c + kLane)));
-                    for (; c < kSpan; c += 2)
-                        target[c / 2] =
-                            to_bfloat16(row[c]).bits | Operand(to_bfloat16(row[c + 1]).bits) << 16;
-                }
-            } else {
-                for (int r = 0; r < rows; r += 2)
-                    for (int c = 0; c < kSpan; c += kLane)
-                        store(pairs_ + r / 2 * kSpan + c,
-                              Arithmetic::pairs_along_column(
-                                  load(span_gradients_ + r * kSpan + c),
-                                  load(span_gradients_ + (r + 1) * kSpan + c)));
-            }
+    void begin_strip_of_keys() {
+        const int64_t distance = problem_.position(strip_.begin) - tile_.begin - (kTile - 1);
+        const int64_t place = key_vectors_.place_of(distance);
+        key_end_ = key_vectors_.end_of(place);
+        has_key_term_ = key_end_ < 0 || repeats_ends();
+        if (!has_key_term_) return;
+        if (key_end_ >= 0) {  // all rows of the strip have the same products
+            of_key_ = key_ends_.of_rows(key_end_);
+            key_gradient_ = key_ends_.gradients(key_end_);
+            key_row_ = 0;
+            return;
+        }
+        of_key_ = of_keys_, key_gradient_ = of_keys_gradient_, key_row_ = kTile;
+        key_products_.begin(place);
+        key_products_.compute(keys_.left(0), key_vectors_);
+        transpose(key_products_.row(0), kTile, kStripRows, KeyProducts::kNextRow, of_keys_);
+        if (!with_gradient_) return;
+        key_products_.clear_gradients();
+        std::memset(of_keys_gradient_, 0, kStripRows * kTile * sizeof(Real));
+    }
+
+    // Writes gradients (kStripRows, kTile) to the rows of the keys.
+    void shear(const Real* gradients) {
+        Real* of_key = of_keys_gradient_ + kTile * kTile;
+        transpose(gradients, kStripRows, kTile, kTile, of_key);
+        for (int c = 0; c < kTile; ++c)
+            std::memcpy(key_products_.gradient_row(c), of_key + c * kTile,
+                        kStripRows * sizeof(Real));
+    }
+
+    void add_rows(const FormTensor& out, int64_t first, int64_t count, int64_t rank,
+                  const Result<Real>& gradients) const {
+        for (int64_t row = 0; row < count; ++row) {
+            Real* target = out.at<Real>(b_, h_, first + row);
+            for (int64_t r = 0; r < rank; ++r)
+                target[r] += gradients.data[row * gradients.stride + r];
         }
     }
 
@@ -361,16 +291,21 @@ private:
     DistanceVectors<Arithmetic> query_vectors_, key_vectors_;
     const int64_t padded_queries_;
     PackedRows<Arithmetic> queries_, keys_;
-    Real *of_queries_, *of_keys_, *of_keys_transposed_;
-    // The gradients of a strip and tile: by distance, and by key.
-    Real *span_gradients_, *strip_gradients_;
-    Operand* pairs_;
+    EndProducts<Arithmetic> query_ends_, key_ends_;
+    QueryProducts query_products_;
+    KeyProducts key_products_;
+    Real *of_keys_, *of_keys_gradient_;  // (kStripRows, kTile); the latter twice, once transposed
     Real *query_gradients_, *key_gradients_;
 
     int64_t b_ = 0, h_ = 0;
     Range tile_ = {0, 0}, strip_ = {0, 0};
-    int64_t query_place_ = 0, key_place_ = 0;
-    bool has_query_products_ = false, has_key_products_ = false;
+    const char* factors_ = nullptr;  // those of queries_
+    int64_t packed_queries_ = 0;
+    int query_end_ = -1, key_end_ = -1;
+    bool has_query_term_ = false, has_key_term_ = false;
+    const Real* of_key_ = nullptr;
+    Real* key_gradient_ = nullptr;
+    int64_t key_row_ = 0;
 };
 
 }  // namespace bfa::BFA_ISA

@@ -1,0 +1,144 @@
+"""Attention with biases of queries and distances: by this package, plain PyTorch and transformers.
+
+Each function takes the inputs of a layer and returns the layer with the bias of `make`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import DebertaV2Config
+from transformers.models.deberta_v2 import modeling_deberta_v2
+
+from bench.common.implementations import distances
+from bench.common.layer import DIM, Inputs, Training
+from biased_flash_attn import biased_flash_attn, biases
+
+
+def make(name: str, inputs: Inputs) -> nn.Module:
+    """The module of a bias with reproducible parameters, in the dtype of q."""
+    torch.manual_seed(0)
+    heads, head_dim = inputs.q.shape[1], inputs.q.shape[3]
+    modules = {
+        "banded": lambda: biases.BandedRelative(DIM, heads, extent=1024, rank=16),
+        "transformer_xl": lambda: biases.TransformerXL(heads, head_dim),
+        "disentangled": lambda: biases.Disentangled(
+            DIM, heads, head_dim, max_distance=512, buckets=256
+        ),
+    }
+    module = modules[name]().to(inputs.q.dtype)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, 0, 0.1)
+    return module
+
+
+def ours(
+    inputs: Inputs, name: str, backend: str = "cpu", tolerance: float | None = None
+) -> Training:
+    module = make(name, inputs)
+    q, k, v, settings = inputs.q, inputs.k, inputs.v, {"tolerance": tolerance, "backend": backend}
+
+    def attend() -> Tensor:
+        if name == "banded":
+            return biased_flash_attn(q, k, v, module(inputs.x.to(q.dtype)), **settings)
+        if name == "transformer_xl":
+            return biased_flash_attn(module.queries(q), k, v, module(q), **settings)
+        return biased_flash_attn(
+            q, k, v, module(q, k), causal=False, scale=module.scale, **settings
+        )
+
+    return Training(inputs, attend, module)
+
+
+def plain_pytorch(inputs: Inputs, name: str) -> Training:
+    """With the N x N matrix of the bias, differentiated by autograd; causal."""
+    module = make(name, inputs)
+    q, k, v, scale = inputs.q, inputs.k, inputs.v, inputs.q.shape[3] ** -0.5
+    d, hidden = distances(q.shape[2], q.device)
+    d = d.long()
+
+    def attend() -> Tensor:
+        if name == "banded":
+            s = scale * q @ k.mT + banded(module, inputs.x.to(q.dtype), d)
+        else:
+            s = scale * module.queries(q) @ k.mT + transformer_xl(module, q)
+        return s.masked_fill(hidden, -torch.inf).softmax(-1) @ v
+
+    return Training(inputs, attend, module)
+
+
+def banded(module: biases.BandedRelative, x: Tensor, d: Tensor) -> Tensor:
+    """The profiles of all distances of each query, gathered, as in transformers."""
+    factors = module.r_proj(x).unflatten(-1, (module.num_heads, module.rank)).transpose(1, 2)
+    profiles = factors @ module.proj
+    nearest = d.clamp(max=module.extent - 1).expand(*profiles.shape[:2], -1, -1)
+    return profiles.gather(-1, nearest).masked_fill(d >= module.extent, 0)
+
+
+def transformer_xl(module: biases.TransformerXL, q: Tensor) -> Tensor:
+    """The relative shift of the paper's code: the rows are shifted by a view of padded rows."""
+    n = q.shape[2]
+    r = module.table(torch.arange(n - 1, -1, -1.0))
+    products = F.pad((q + module.v[:, None]) @ r, (1, 0))
+    return products.view(*q.shape[:2], n + 1, n)[:, :, 1:]
+
+
+def sdpa_with_dense_bias(inputs: Inputs, name: str) -> Training:
+    """PyTorch's fused attention with the N x N matrix, which gets no gradient."""
+    module = make(name, inputs)
+    q, k, v = inputs.q, inputs.k, inputs.v
+    d, hidden = distances(q.shape[2], q.device)
+    d = d.long()
+
+    def attend() -> Tensor:
+        with torch.no_grad():
+            mask = banded(module, inputs.x.to(q.dtype), d).masked_fill_(hidden, -torch.inf)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    return Training(inputs, attend)
+
+
+def transformers_layer(inputs: Inputs, name: str) -> Training:
+    """DeBERTa v2's own attention of given q, k and v."""
+    module, heads, n = make(name, inputs), inputs.q.shape[1], inputs.q.shape[2]
+    config = DebertaV2Config(
+        hidden_size=DIM,
+        num_attention_heads=heads,
+        attention_head_size=inputs.q.shape[3],
+        relative_attention=True,
+        position_buckets=module.buckets,
+        max_relative_positions=module.max_distance,
+        pos_att_type=list(module.terms),
+        hidden_dropout_prob=0,
+        attention_probs_dropout_prob=0,
+    )
+    layer = modeling_deberta_v2.DisentangledSelfAttention(config)
+    layer.pos_key_proj, layer.pos_query_proj = module.pos_key, module.pos_query
+    layer.query_proj, layer.key_proj, layer.value_proj = (
+        Given(x) for x in (inputs.q, inputs.k, inputs.v)
+    )
+    states, pairs = torch.empty(len(inputs.q), n, 0), torch.ones(1, 1, n, n, dtype=torch.bool)
+    relative = modeling_deberta_v2.build_relative_position(
+        states, states, module.buckets, module.max_distance
+    )
+
+    def attend() -> Tensor:
+        o, _ = layer(states, pairs, relative_pos=relative, rel_embeddings=module.embeddings.weight)
+        return o.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+    return Training(inputs, attend, module)
+
+
+class Given(nn.Module):
+    """A projection whose result (batch, heads, N, head_dim) is given."""
+
+    def __init__(self, heads: Tensor):
+        super().__init__()
+        self.heads = heads
+
+    def forward(self, states: Tensor) -> Tensor:
+        return self.heads.transpose(1, 2).flatten(2)
