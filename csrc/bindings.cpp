@@ -248,7 +248,7 @@ void decode(const py::dict& values) {
     const int64_t element = element_bytes(problem.element), real = real_bytes(problem.element);
     problem.centres = fields.take_view("centres", element);
     problem.extents = fields.take_view("extents", real);
-    const int64_t bound = element_bytes(problem.form_tensors[0].element);
+    const int64_t bound = std::max(element_bytes(problem.form_tensors[0].element), real);
     problem.lowest = fields.take_view("lowest", bound);
     problem.highest = fields.take_view("highest", bound);
     problem.o = fields.take_view("o", element);

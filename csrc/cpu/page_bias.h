@@ -23,7 +23,7 @@ public:
     PageBias(Arena& arena, const Decode& problem, int rows)
         : p_(problem),
           heads_(arena.take<Head>(problem.group())),
-          queries_(arena.take<Query>(kCumulative || kNormalized ? rows : 0)) {}
+          queries_(arena.take<Query>(kCumulative || kNormalized || kRelative ? rows : 0)) {}
 
     void begin_block(const RowBlock& block) {
         block_ = &block;
@@ -34,6 +34,9 @@ public:
             heads_[g].highest = p_.highest.at<Real>(block.b, h);
             if (kNormalized) heads_[g].function = Segments<Real>::of_head(p_, block.b, h);
         }
+        for (int64_t g = 0; kRelative && g < p_.group(); ++g)
+            heads_[g].highest = p_.highest.at<Real>(block.b, block.first_head + g);
+        for (int r = 0; kRelative && r < block.rows; ++r) queries_[r].norm = query_norm(r);
         for (int r = 0; (kCumulative || kNormalized) && r < block.rows; ++r) {
             const int64_t h = block.head(r), position = block.position(r);
             const View& gain = p_.form_tensors[1];
@@ -70,15 +73,8 @@ public:
             }
         } else if constexpr (kRelative) {
             std::fill(out + begin, out + end, Real(0));
-            const int64_t b = block_->b, h = block_->head(row);
-            const FormTensor* tensors = p_.form_tensors;
-            const char* of_query = tensors[0].at<char>(b, h, block_->query(row));
-            for (int c = begin; c < end; ++c) {
-                const int64_t key = keys.begin + c, distance = block_->position(row) - key;
-                add_product(of_query, tensors[0], tensors[1], b, h, distance, out[c]);
-                add_product(tensors[2].at<char>(b, h, key), tensors[2], tensors[3], b, h, distance,
-                            out[c]);
-            }
+            add_query_products(row, keys, begin, end, out);
+            add_key_products(row, keys, begin, end, out);
             for (int c = begin; c < end; ++c) out[c] *= Real(kLog2e);
         } else if constexpr (kForm == Form::dense) {
             const FormTensor& tensor = p_.form_tensors[0];
@@ -111,7 +107,12 @@ public:
         } else if constexpr (kForm == Form::distance) {
             return largest_in_blocks(head(row).highest, near, far, 1);
         } else if constexpr (kRelative) {
-            return std::numeric_limits<double>::infinity();
+            // |U . P[d]| <= |U| |P[d]|. No bound is known of the term of the keys.
+            if (p_.form_tensors[3].rows > 0) return std::numeric_limits<double>::infinity();
+            const int64_t last = p_.form_tensors[1].columns - 1;
+            if (kForm == Form::relative && near > last) return 0;
+            return queries_[row].norm * largest_in_blocks(head(row).highest, std::min(near, last),
+                                                          std::min(far, last), 1);
         } else if constexpr (kNormalized) {
             const double low = -queries_[row].gain *
                                largest_in_blocks(head(row).lowest, near, far, -1),
@@ -139,22 +140,69 @@ private:
         Segments<Real> function;
     };
     struct Query {
-        double sum, gain;
+        double sum, gain, norm;
         int segment;  // where a search begins
     };
 
-    // Adds the product of a query's or key's vector and the vector of a distance, both natural.
-    static void add_product(const char* factors, const FormTensor& tensor, const FormTensor& table,
-                            int64_t b, int64_t h, int64_t distance, Real& sum) {
-        const int64_t column = std::min(distance, table.columns - 1);
-        if (kForm == Form::relative && column != distance) return;
+    // The norm of U, rounded up by more than the errors of the products.
+    double query_norm(int row) const {
+        const FormTensor& factors = p_.form_tensors[0];
+        const char* query = factors.at<char>(block_->b, block_->head(row), block_->query(row));
+        double squares = 0;
+        with_element<Real>(factors.element, [&](auto type) {
+            for (int64_t r = 0; r < p_.form_tensors[1].rows; ++r) {
+                const double x = number<decltype(type)>(query + r * factors.column);
+                squares += x * x;
+            }
+        });
+        return std::sqrt(squares) * (1 + 0x1p-16);
+    }
+
+    // Adds U . P[d] of one query to the columns of a tile, whose distances decrease.
+    void add_query_products(int row, Range keys, int begin, int end, Real* out) const {
+        const FormTensor &factors = p_.form_tensors[0], &table = p_.form_tensors[1];
+        const int64_t h = block_->head(row), distance = block_->position(row) - keys.begin,
+                      last = table.columns - 1;
+        const int inside = int(std::clamp<int64_t>(distance - last, begin, end));
+        const char* query = factors.at<char>(block_->b, h, block_->query(row));
         with_element<Real>(table.element, [&](auto type) {
             using Number = decltype(type);
-            const char* vectors = table.at<char>(b, h) + column * table.column;
-            for (int64_t r = 0; r < table.rows; ++r)
-                sum += to_real(*reinterpret_cast<const Number*>(factors + r * tensor.column)) *
-                       to_real(*reinterpret_cast<const Number*>(vectors + r * table.row));
+            for (int64_t r = 0; r < table.rows; ++r) {
+                const Real factor = number<Number>(query + r * factors.column);
+                const char* values = table.at<char>(block_->b, h, r);
+                if (kForm == Form::relative_last) {
+                    const Real beyond = factor * number<Number>(values + last * table.column);
+                    for (int c = begin; c < inside; ++c) out[c] += beyond;
+                }
+                for (int c = inside; c < end; ++c)
+                    out[c] += factor * number<Number>(values + (distance - c) * table.column);
+            }
         });
+    }
+
+    // Adds W . Q[d] of each key.
+    void add_key_products(int row, Range keys, int begin, int end, Real* out) const {
+        const FormTensor &factors = p_.form_tensors[2], &table = p_.form_tensors[3];
+        const int64_t h = block_->head(row);
+        if (table.rows == 0) return;
+        with_element<Real>(table.element, [&](auto type) {
+            using Number = decltype(type);
+            for (int c = begin; c < end; ++c) {
+                const int64_t key = keys.begin + c, distance = block_->position(row) - key;
+                const int64_t column = std::min(distance, table.columns - 1);
+                if (kForm == Form::relative && column != distance) continue;
+                const char* vector = factors.at<char>(block_->b, h, key);
+                const char* values = table.at<char>(block_->b, h) + column * table.column;
+                for (int64_t r = 0; r < table.rows; ++r)
+                    out[c] += number<Number>(vector + r * factors.column) *
+                              number<Number>(values + r * table.row);
+            }
+        });
+    }
+
+    template <class Number>
+    static Real number(const char* address) {
+        return to_real(*reinterpret_cast<const Number*>(address));
     }
 
     // Returns the maximum of sign * extremes[x] over the blocks that hold the distances near to

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from biased_flash_attn import KVCache, biased_flash_attn_with_kvcache, biases
-from tests.support.biases import Dense, OfHiddenStates, SlopesOfSequences, Steps
+from tests.support.biases import Dense, FreeFactors, OfHiddenStates, SlopesOfSequences, Steps
 from tests.support.numerics import assert_close_to_float64
 from tests.support.problems import Problem, magnitudes, naive
 
@@ -47,12 +47,16 @@ def bias_of(problem: Problem, tokens: slice):
         return biases.CumulativeBias(bias.steps[..., tokens], gain, bias.kernel)
     if isinstance(bias, Dense):
         return biases.DenseBias(bias.tensor[..., tokens, : tokens.stop])
+    if isinstance(bias, FreeFactors):
+        return bias.of_tokens(tokens)
     return bias
 
 
 def bias_at(problem: Problem, positions: list[int]):
     """The bias of one token of each sequence, at positions of their own."""
     bias = problem.bias
+    if isinstance(bias, FreeFactors):
+        return bias.of_positions(positions)
     if not isinstance(bias, Steps):
         return bias
     steps, gain = (
@@ -68,6 +72,8 @@ def sequence(problem: Problem, b: int, length: int) -> Problem:
     if isinstance(bias, Steps):
         gain = None if bias.gain is None else bias.gain[one, :, :length]
         bias = Steps(bias.steps[min(b, len(bias.steps) - 1), None, :, :length], gain, bias.kernel)
+    elif isinstance(bias, FreeFactors):
+        bias.of_sequence(one, length)
     elif isinstance(bias, SlopesOfSequences):
         bias.slopes = nn.Parameter(bias.slopes[one])
     case = replace(problem.case, batch=1, lengths=(length, length))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from biased_flash_attn import KVCache, biased_flash_attn_with_kvcache, biases
-from biased_flash_attn.forms import Geometry
+from biased_flash_attn.forms import Form, Geometry
 
 HEADS, KV_HEADS, DIM = 4, 2, 16
 
@@ -66,7 +66,23 @@ def falling_pieces() -> biases.NormalizedBias:
     return biases.NormalizedBias.from_function(function, HEADS, error=0.3, init_length=60)
 
 
+class Band:
+    """Profiles of 300 distances that raise the nearest keys, or lower them for some queries."""
+
+    def __init__(self, beyond: str, signs: Tensor):
+        self.beyond = beyond
+        self.factors = signs * (1 + torch.rand(2, HEADS, 5, 3).double())
+        self.tables = 20 * torch.exp(-torch.arange(300.0).double() / 60) * torch.rand(1, 3, 1)
+
+    def lower(self, geometry: Geometry, dtype: torch.dtype, device: torch.device) -> Form:
+        factors = self.factors[:, :, : geometry.query_rows]
+        bias = biases.RelativeBias(factors, self.tables, beyond=self.beyond)
+        return bias.lower(geometry, dtype, device)
+
+
 BIASES = {
+    "band": lambda n: Band("zero", torch.ones(())),
+    "band of both signs": lambda n: Band("last", torch.randn(2, HEADS, 5, 1).sign()),
     "pieces": lambda n: falling_pieces(),
     "slopes": lambda n: steep_slopes(),
     "slopes of both signs": lambda n: mixed_slopes(),
@@ -159,7 +175,7 @@ def decoded(
 
 # Whether the first tile of 4000 keys can go.
 CAN_GO = {
-    **dict.fromkeys(("slopes", "type2", "table", "sums"), True),
+    **dict.fromkeys(("band", "slopes", "type2", "table", "sums"), True),
     **dict.fromkeys(("slopes of both signs", "log1p_square"), False),
 }
 

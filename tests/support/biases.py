@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -99,6 +100,34 @@ class FreeFactors(Content):
         return biases.RelativeBias(
             **dict(self.named_parameters()), first=self.first, beyond=self.beyond
         )
+
+    def of_tokens(self, tokens: slice) -> biases.RelativeBias:
+        """That of some queries with all keys up to them."""
+        bias = self()
+        return replace(
+            bias,
+            query_factors=_rows(bias.query_factors, tokens),
+            key_factors=_rows(bias.key_factors, slice(tokens.stop)),
+        )
+
+    def of_positions(self, positions: list[int]) -> biases.RelativeBias:
+        """That of one query of each batch entry with all keys up to the last of these queries."""
+        bias = self.of_tokens(slice(max(positions), max(positions) + 1))
+        if bias.query_factors is None:
+            return bias
+        rows = [self.query_factors[b, :, i, None] for b, i in enumerate(positions)]
+        return replace(bias, query_factors=torch.stack(rows))
+
+    def of_sequence(self, entry: slice, length: int) -> None:
+        """Keeps the first tokens of one batch entry."""
+        for name in ("query_factors", "key_factors"):
+            if hasattr(self, name):
+                rows = getattr(self, name)[entry, :, :length]
+                setattr(self, name, nn.Parameter(rows.detach()))
+
+
+def _rows(factors: Tensor | None, rows: slice) -> Tensor | None:
+    return None if factors is None else factors[:, :, rows]
 
 
 class SlopesOfSequences(nn.Module):

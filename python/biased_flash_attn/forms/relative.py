@@ -16,6 +16,7 @@ from ..geometry import Geometry
 from ..shared_constants import ROUNDING, rounding_of_logits
 from .base import Layout, SkippableForm, StateBounds, register
 from .bounds import Side
+from .distance import block_maxima
 
 MAX_RANK = 128
 BEYOND = ("zero", "last")
@@ -134,6 +135,12 @@ class Relative(SkippableForm):
         begin = pair.distance_offset - self._first(pair.whole)
         count = min(pair.geometry.n_distances, max(1, self.n_columns - begin))
         return form._with_columns(begin, count)
+
+    def extremes(self, block: int) -> tuple[None, Tensor]:
+        """The largest norms of P over blocks of `block` distances, from distance 0 on."""
+        real = torch.promote_types(self.query_tables.dtype, torch.float32)
+        norms = _norms(self.query_tables.mT) * (1 + 2**-16)  # not rounded down
+        return None, block_maxima(norms.nan_to_num(torch.inf, torch.inf), block).to(real)
 
     def decays(self, geometry: Geometry, log_tolerance: float) -> bool:
         """Whether the bound of some head's bias falls by more than the tolerance up to the farthest
