@@ -11,7 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from biased_flash_attn import KVCache, biased_flash_attn_with_kvcache, biases
-from tests.support.biases import Dense, FreeFactors, OfHiddenStates, SlopesOfSequences, Steps
+from tests.support.biases import (
+    Dense,
+    FreeFactors,
+    OfHiddenStates,
+    SlopesOfSequences,
+    Steps,
+    of_rows,
+)
 from tests.support.numerics import assert_close_to_float64
 from tests.support.problems import Problem, magnitudes, naive
 
@@ -48,20 +55,24 @@ def bias_of(problem: Problem, tokens: slice):
     if isinstance(bias, Dense):
         return biases.DenseBias(bias.tensor[..., tokens, : tokens.stop])
     if isinstance(bias, FreeFactors):
-        return bias.of_tokens(tokens)
+        return of_rows(bias(), tokens, slice(tokens.stop))
     return bias
 
 
 def bias_at(problem: Problem, positions: list[int]):
     """The bias of one token of each sequence, at positions of their own."""
     bias = problem.bias
+    at = list(enumerate(positions))
     if isinstance(bias, FreeFactors):
-        return bias.of_positions(positions)
+        each = [of_rows(bias(), slice(i, i + 1), entries=slice(b, b + 1)) for b, i in at]
+        rows = [x.query_factors for x in each if x.query_factors is not None]
+        all_keys = of_rows(bias(), keys=slice(max(positions) + 1))
+        return replace(all_keys, query_factors=torch.cat(rows) if rows else None)
     if not isinstance(bias, Steps):
         return bias
     steps, gain = (
         None if x is None else torch.stack([x[b % len(x), :, i, None] for b, i in at])
-        for x, at in ((bias.steps, enumerate(positions)), (bias.gain, enumerate(positions)))
+        for x in (bias.steps, bias.gain)
     )
     return biases.CumulativeBias(steps, gain, bias.kernel)
 
@@ -73,7 +84,7 @@ def sequence(problem: Problem, b: int, length: int) -> Problem:
         gain = None if bias.gain is None else bias.gain[one, :, :length]
         bias = Steps(bias.steps[min(b, len(bias.steps) - 1), None, :, :length], gain, bias.kernel)
     elif isinstance(bias, FreeFactors):
-        bias.of_sequence(one, length)
+        bias.keep_rows(one, length)
     elif isinstance(bias, SlopesOfSequences):
         bias.slopes = nn.Parameter(bias.slopes[one])
     case = replace(problem.case, batch=1, lengths=(length, length))

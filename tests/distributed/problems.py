@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from biased_flash_attn import biases
 from biased_flash_attn.distributed import context_parallel_attention, shard, unshard
-from tests.support.biases import Dense, OfHiddenStates, Steps
+from tests.support.biases import Dense, FreeFactors, OfHiddenStates, Steps
 from tests.support.problems import check_problem, evaluate
 
 
@@ -35,6 +36,10 @@ def own_bias(bias):
         return biases.CumulativeBias(shard(bias.steps, 2), gain, bias.kernel)
     if isinstance(bias, Dense):
         return biases.DenseBias(shard(bias.tensor, bias.tensor.dim() - 2))
+    if isinstance(bias, FreeFactors):
+        bias = bias()
+        factors = bias.query_factors
+        return replace(bias, query_factors=None if factors is None else shard(factors, 2))
     return bias
 
 

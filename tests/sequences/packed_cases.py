@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from biased_flash_attn import biased_flash_attn, biased_flash_attn_varlen, biases
 from biased_flash_attn.forms import Geometry, Linear
-from tests.support.biases import FreePieces, SlopesOfSequences
+from tests.support.biases import FreePieces, SlopesOfSequences, of_rows
 from tests.support.cases import Case
 from tests.support.problems import Problem, drawn
 
@@ -84,6 +84,8 @@ class PackedProblem(Problem):
                 own = biases.CumulativeBias(steps, gain, bias.kernel)
             elif isinstance(bias, biases.DenseBias):
                 own = biases.DenseBias(bias.tensor[..., i : i + n_query, j : j + n_key])
+            elif isinstance(bias, biases.RelativeBias):
+                own = of_rows(bias, slice(i, i + n_query), slice(j, j + n_key))
             yield own, i, j
             i, j = i + n_query, j + n_key
 

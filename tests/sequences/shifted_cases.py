@@ -17,7 +17,7 @@ from biased_flash_attn.forms import Geometry, Linear
 from biased_flash_attn.sequences import Sequences
 from tests.sequences.packed_cases import dense_of
 from tests.skipping.test_certificate import taken
-from tests.support.biases import FORMS, SlopesOfSequences
+from tests.support.biases import FORMS, SlopesOfSequences, of_rows
 from tests.support.cases import Case
 from tests.support.problems import Problem, drawn
 
@@ -70,6 +70,8 @@ def of_entry(bias, b: int, n_place: int):
     """What batch entry b has of a bias, for a sequence of n_place keys."""
     if isinstance(bias, SlopesOfSequences):
         return Linear(bias.slopes[b : b + 1])
+    if isinstance(bias, biases.RelativeBias):
+        return of_rows(bias, keys=slice(n_place), entries=slice(b, b + 1))
     if not isinstance(bias, biases.CumulativeBias):
         return bias
     steps, gain = (x if x is None or len(x) == 1 else x[b : b + 1] for x in (bias.steps, bias.gain))
@@ -85,9 +87,11 @@ def drawn_shifted(case: ShiftedCase) -> ShiftedProblem:
 
 
 def shifted(problem: ShiftedProblem, backend: str = "cpu") -> tuple[Tensor, Tensor]:
-    case = problem.case
+    case, bias = problem.case, problem.called_bias()
+    if isinstance(bias, biases.RelativeBias):
+        bias = of_rows(bias, keys=slice(case.lengths[1]))
     call = prepared(
-        *(problem.q, problem.k, problem.v, problem.called_bias()),
+        *(problem.q, problem.k, problem.v, bias),
         *(case.causal, case.window, case.scale, None, backend),
         sequences=case.sequences,
     )

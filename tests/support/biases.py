@@ -101,33 +101,26 @@ class FreeFactors(Content):
             **dict(self.named_parameters()), first=self.first, beyond=self.beyond
         )
 
-    def of_tokens(self, tokens: slice) -> biases.RelativeBias:
-        """That of some queries with all keys up to them."""
-        bias = self()
-        return replace(
-            bias,
-            query_factors=_rows(bias.query_factors, tokens),
-            key_factors=_rows(bias.key_factors, slice(tokens.stop)),
-        )
-
-    def of_positions(self, positions: list[int]) -> biases.RelativeBias:
-        """That of one query of each batch entry with all keys up to the last of these queries."""
-        bias = self.of_tokens(slice(max(positions), max(positions) + 1))
-        if bias.query_factors is None:
-            return bias
-        rows = [self.query_factors[b, :, i, None] for b, i in enumerate(positions)]
-        return replace(bias, query_factors=torch.stack(rows))
-
-    def of_sequence(self, entry: slice, length: int) -> None:
-        """Keeps the first tokens of one batch entry."""
+    def keep_rows(self, entry: slice, length: int) -> None:
+        """Keeps the first rows of one batch entry."""
         for name in ("query_factors", "key_factors"):
             if hasattr(self, name):
                 rows = getattr(self, name)[entry, :, :length]
                 setattr(self, name, nn.Parameter(rows.detach()))
 
 
-def _rows(factors: Tensor | None, rows: slice) -> Tensor | None:
-    return None if factors is None else factors[:, :, rows]
+def of_rows(
+    bias: biases.RelativeBias,
+    queries: slice = slice(None),
+    keys: slice = slice(None),
+    entries: slice = slice(None),
+) -> biases.RelativeBias:
+    """That of some queries and keys of some batch entries."""
+    parts = {"query_factors": queries, "key_factors": keys}
+    given = {name: getattr(bias, name) for name in parts}
+    return replace(
+        bias, **{k: None if x is None else x[entries, :, parts[k]] for k, x in given.items()}
+    )
 
 
 class SlopesOfSequences(nn.Module):
