@@ -9,13 +9,14 @@ import sys
 
 import torch
 
-from bench.common.implementations import ours
+from bench.common import implementations, relative
 from bench.common.layer import draw
 from bench.common.measure import THREADS
 from biased_flash_attn.cli.cost import cost
 
 bias, dtype, length = sys.argv[1], getattr(torch, sys.argv[2]), int(sys.argv[3])
 torch.set_num_threads(THREADS)
+ours = relative.ours if bias in relative.NAMES else implementations.ours
 ours(draw(64, dtype), bias)()  # initializes libraries
 
 training = ours(draw(length, dtype), bias)

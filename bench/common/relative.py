@@ -5,9 +5,6 @@ Each function takes the inputs of a layer and returns the layer with the bias of
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -17,6 +14,8 @@ from transformers.models.deberta_v2 import modeling_deberta_v2
 from bench.common.implementations import distances
 from bench.common.layer import DIM, Inputs, Training
 from biased_flash_attn import biased_flash_attn, biases
+
+NAMES = ("banded", "transformer_xl", "disentangled")
 
 
 def make(name: str, inputs: Inputs) -> nn.Module:
