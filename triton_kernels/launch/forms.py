@@ -162,7 +162,13 @@ FORMS = {
 
 def kernels_of(problem: calls.Problem) -> Kernels:
     """Returns the entry of FORMS for the problem's form."""
-    return FORMS[problem.form.name]
+    name = problem.form.name
+    if name not in FORMS:
+        raise ValueError(
+            f"the bias has the form {name!r}, for which backend 'triton' has no kernels; it has"
+            f" those of {', '.join(FORMS)}. backend='reference' computes it with O(N^2) memory"
+        )
+    return FORMS[name]
 
 
 def _sum_of_rows(x: Tensor, entries: int, sequences: Sequences | None) -> Tensor:

@@ -105,9 +105,7 @@ class Relative(SkippableForm):
         real = torch.promote_types(self.query_factors.dtype, torch.float32)
         return [
             x.new_zeros(entries, heads, *x.shape[2:], dtype=real)
-            for x, entries in zip(
-                self.tensors, (batch, sequences, batch, sequences), strict=True
-            )
+            for x, entries in zip(self.tensors, (batch, sequences, batch, sequences), strict=True)
         ]
 
     def of_sequence(self, rows: sequences.Sequence, whole: Geometry, own: Geometry) -> Relative:

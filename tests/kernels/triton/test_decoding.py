@@ -19,7 +19,7 @@ from tests.decoding.skipping_cases import (
     check_tolerance,
 )
 from tests.kernels.triton.backend import KERNELS, MARKS
-from tests.support.biases import FORMS
+from tests.support.biases import TRITON_FORMS
 from tests.support.cases import Case, pairwise
 from tests.support.problems import drawn
 
@@ -38,7 +38,7 @@ def least_tiles_of_a_part(monkeypatch):
 
 # What the compiler makes other kernels of.
 COMBINATIONS = pairwise(
-    bias=list(FORMS),
+    bias=list(TRITON_FORMS),
     dtype=DTYPES,
     dims=[(16, 16), (19, 40)],
     heads=[(4, 2), (3, 1)],
