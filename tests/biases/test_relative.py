@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from biased_flash_attn import biases
+from biased_flash_attn import biased_flash_attn, biases
 from biased_flash_attn.forms import Geometry, Relative
 from tests.forms.relative_cases import REFERENCE
 
@@ -156,3 +156,25 @@ def test_modules_are_compiled_whole(name):
     torch.compiler.reset()
     compiled = torch.compile(tensors, backend="eager", fullgraph=True, dynamic=True)
     torch.testing.assert_close(compiled(*inputs), tensors(*inputs))
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_tensors_may_have_any_strides(backend, seed):
+    q, k, v = torch.randn(3, 1, 2, 70, 8).double()
+    u, w = torch.randn(2, 1, 2, 5, 70).double().mT
+    every_other = torch.randn(1, 2, 70, 10).double()[..., ::2]
+    same = torch.randn(1, 1, 70, 1).double().expand(1, 2, 70, 5)
+    table = torch.randn(1, 33, 5).double().mT
+    for factors in (w, every_other, same):
+        given = u, table, factors, table
+        strided, contiguous = (
+            biased_flash_attn(q, k, v, biases.RelativeBias(*x), backend=backend)
+            for x in (given, [x.contiguous() for x in given])
+        )
+        torch.testing.assert_close(strided, contiguous)
+
+
+def test_forms_need_contiguous_rows():
+    factors, table = torch.randn(1, 1, 3, 8).mT, torch.randn(1, 1, 3, 4)
+    with pytest.raises(ValueError, match="last dimension of query_factors must be contiguous"):
+        Relative(factors, table, torch.randn(1, 1, 8, 0), torch.randn(1, 1, 0, 4))

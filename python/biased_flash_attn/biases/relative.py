@@ -110,6 +110,8 @@ class RelativeBias:
             table = columns(table, begin - self.first, end - begin, self.beyond)
         else:
             table = self._evaluated(table, factors, geometry)
+        if factors.shape[-1] > 1 and factors.stride(-1) != 1:
+            factors = factors.contiguous()
         return factors, table[None]
 
     def _evaluated(self, function: Callable, factors: Tensor, geometry: Geometry) -> Tensor:
