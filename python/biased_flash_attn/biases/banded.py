@@ -95,8 +95,7 @@ class BandedRelative(nn.Module):
                 f" N = {q.shape[2]}"
             )
         real = torch.promote_types(q.dtype, torch.float32)
-        ratio = (positions + 1).to(real) / self.log_floor
-        tau = 1 + self.log_alpha * torch.log(ratio.clamp(min=1))
+        tau = log_scaling(positions, self.log_floor, self.log_alpha, real)
         return (q * tau.reshape(-1, 1, q.shape[2], 1)).to(q.dtype)
 
     def _clipped(self, factors: Tensor) -> Tensor:
@@ -104,3 +103,9 @@ class BandedRelative(nn.Module):
         scaled = factors.to(real) * self.clip_scale.to(real)[:, None]
         norm = scaled.norm(dim=-1, keepdim=True)
         return (scaled * (self.max_norm / (norm + 1e-6)).clamp(max=1)).to(factors.dtype)
+
+
+def log_scaling(positions: Tensor, floor: float, alpha: float, dtype: torch.dtype) -> Tensor:
+    """1 + alpha log(max(1, (p + 1) / floor)) for every position p, in the shape of positions."""
+    ratio = (positions + 1).to(dtype) / floor
+    return 1 + alpha * torch.log(ratio.clamp(min=1))

@@ -16,10 +16,10 @@ VOCABULARY = 97
 
 def decoder(name: str, implementation: str = "eager", **config):
     """The causal language model of a family. Weights are large enough for attention to choose."""
-    config = getattr(transformers, f"{name}Config")(
+    model = getattr(transformers, f"{name}ForCausalLM")
+    config = model.config_class(
         **{"vocab_size": VOCABULARY, "initializer_range": 0.15, "pad_token_id": 0, **config}
     )
-    model = getattr(transformers, f"{name}ForCausalLM")
     return model._from_config(config, attn_implementation=implementation).eval()
 
 
@@ -65,6 +65,51 @@ def t5(family: str = "T5", heads: int = 4, layers: int = 2, **config):
     return model._from_config(config, attn_implementation="eager").eval()
 
 
+def inkling(family: str = "Inkling", **config):
+    return decoder(family, **inkling_config(family, **config))
+
+
+def inkling2(**config):
+    return inkling("Inkling2", **config)
+
+
+def inkling_config(family: str, layers: int = 3, **config) -> dict:
+    """Layers with a window, then one without; the band of either is shorter than most inputs.
+
+    Logits of full layers are scaled from position 10 on, and many vectors of Inkling 2 are clipped.
+    """
+    shared = {
+        "hidden_size": 32,
+        "num_hidden_layers": layers,
+        "layer_types": ["hybrid_sliding"] * (layers - 1) + ["hybrid"],
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "swa_num_attention_heads": 6,
+        "swa_num_key_value_heads": 2,
+        "swa_head_dim": 12,
+        "sliding_window_size": 11,
+        "d_rel": 4,
+        "rel_extent": 17,
+        "log_scaling_n_floor": 10,
+        "log_scaling_alpha": 0.4,
+        "moe_intermediate_size": 16,
+        # All experts are chosen, as rounding may change which of them are.
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 4,
+        "route_scale": 1.0,
+        # Normalization magnifies the rounding of vectors that happen to be almost 0.
+        "rms_norm_eps": 1e-2,
+        "unpadded_vocab_size": VOCABULARY,
+        "eos_token_id": 2,
+    }
+    own = {
+        "Inkling": {"logits_mup_width_multiplier": 1.0},
+        "Inkling2": {"qk_l2_clip_threshold": 2.0, "rel_l2_clip_threshold": 1.0},
+    }
+    return shared | own[family] | config
+
+
 DECODERS = {
     "bloom": bloom,
     "bloom, 12 heads": partial(bloom, 12),
@@ -76,6 +121,12 @@ DECODERS = {
     "falcon, new": partial(
         falcon, new_decoder_architecture=True, num_kv_heads=2, parallel_attn=True
     ),
+}
+# Their positions count padding between tokens, which is refused.
+INKLINGS = {
+    "inkling": inkling,
+    "inkling, not scaled": partial(inkling, log_scaling_n_floor=None),
+    "inkling 2": inkling2,
 }
 ENCODER_DECODERS = {
     "t5": t5,

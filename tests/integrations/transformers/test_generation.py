@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,8 +11,11 @@ from torch import Tensor
 from tests.integrations.transformers.cases import (
     DECODERS,
     ENCODER_DECODERS,
+    INKLINGS,
     accelerated,
     bloom,
+    inkling,
+    inkling2,
     lengths_mask,
     t5,
     tokens,
@@ -48,9 +53,9 @@ def assert_same_steps(actual, expected) -> None:
 
 
 @pytest.mark.parametrize("side", ["none", "left"])
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", [*DECODERS, *INKLINGS])
 def test_greedy(name, side):
-    model, inputs = DECODERS[name](), inputs_for(name, side)
+    model, inputs = (DECODERS | INKLINGS)[name](), inputs_for(name, side)
     assert_same_steps(generate(accelerated(model), inputs), generate(model, inputs))
 
 
@@ -79,10 +84,11 @@ def test_greedy_of_encoder_decoders(name, side):
     assert_same_steps(generate(accelerated(model), inputs), generate(model, inputs))
 
 
-@pytest.mark.parametrize("name", [*DECODERS, *ENCODER_DECODERS])
+@pytest.mark.parametrize("name", [*DECODERS, *INKLINGS, *ENCODER_DECODERS])
 def test_beam_search(name):
     """Rounding decides between beams that are equally good, so what they are worth is compared."""
-    model, inputs = (DECODERS | ENCODER_DECODERS)[name](), inputs_for(name, "left")
+    model = (DECODERS | INKLINGS | ENCODER_DECODERS)[name]()
+    inputs = inputs_for(name, "left")
     options = {
         "num_beams": 3,
         "num_return_sequences": 2,
@@ -107,14 +113,17 @@ def mean_logprobs(model, inputs: dict, sequences: Tensor) -> Tensor:
         given = inputs["input_ids"].shape[1]
         mask = torch.cat([inputs["attention_mask"], torch.ones_like(sequences[:, given:])], 1)
         inputs = {"input_ids": sequences, "attention_mask": mask}
+        if "position_ids" in inspect.signature(model.forward).parameters:
+            # As `generate` passes them: without padding.
+            inputs["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
     with torch.no_grad():
         logprobs = model(**inputs).logits[:, given - 1 : -1].log_softmax(2)
     return logprobs.gather(2, sequences[:, given:, None]).mean((1, 2))
 
 
-@pytest.mark.parametrize("name", ["bloom", "mpt", "falcon", "t5", "umt5"])
+@pytest.mark.parametrize("name", ["bloom", "mpt", "falcon", "inkling", "inkling 2", "t5", "umt5"])
 def test_cached_steps_equal_one_pass(name):
-    model = accelerated((DECODERS | ENCODER_DECODERS)[name]())
+    model = accelerated((DECODERS | INKLINGS | ENCODER_DECODERS)[name]())
     ids, cache, key = tokens(2, 30), None, "input_ids"
     inputs = {}
     if name in ENCODER_DECODERS:
@@ -141,9 +150,10 @@ def test_decoder_prompts_of_different_lengths():
     assert_same_steps(generate(accelerated(model), inputs), generate(model, inputs))
 
 
-def test_prompt_lookup():
+@pytest.mark.parametrize("make", [bloom, inkling, inkling2])
+def test_prompt_lookup(make):
     """It proposes several tokens at once, and takes back from the cache those that are refused."""
-    model, inputs = bloom(), {"input_ids": tokens(1, 8).repeat(1, 4)}
+    model, inputs = make(), {"input_ids": tokens(1, 8).repeat(1, 4)}
     options = {"prompt_lookup_num_tokens": 4, "max_new_tokens": 24, "output_logits": False}
     ours = generate(accelerated(model), inputs, **options)
     assert torch.equal(ours.sequences, generate(model, inputs, **options).sequences)

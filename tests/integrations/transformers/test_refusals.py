@@ -17,6 +17,8 @@ from tests.integrations.transformers.cases import (
     bloom,
     decoder,
     falcon,
+    inkling,
+    inkling2,
     lengths_mask,
     mpt,
     t5,
@@ -79,7 +81,7 @@ def calls(model) -> dict:
     return inputs
 
 
-@pytest.mark.parametrize("make", [bloom, mpt, falcon, t5])
+@pytest.mark.parametrize("make", [bloom, mpt, falcon, inkling, inkling2, t5])
 def test_attention_weights_are_refused(make):
     model = accelerated(make())
     with pytest.raises(NotImplementedError, match="output_attentions"):
@@ -87,14 +89,14 @@ def test_attention_weights_are_refused(make):
     model(**calls(model))
 
 
-@pytest.mark.parametrize("make", [bloom, mpt, falcon, t5])
+@pytest.mark.parametrize("make", [bloom, mpt, falcon, inkling, inkling2, t5])
 def test_masks_of_pairs_are_refused(make):
     model = accelerated(make())
     with pytest.raises(NotImplementedError, match=r"attention_mask has shape \(2, 1, 9, 9\)"):
         model(**calls(model), attention_mask=torch.zeros(2, 1, 9, 9))
 
 
-@pytest.mark.parametrize("make", [bloom, mpt, falcon])
+@pytest.mark.parametrize("make", [bloom, mpt, falcon, inkling, inkling2])
 def test_masks_of_another_length_are_refused(make):
     model = accelerated(make())
     with pytest.raises(ValueError, match=r"attention_mask has shape \(2, 8\)"):
@@ -102,7 +104,7 @@ def test_masks_of_another_length_are_refused(make):
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("make", [bloom, mpt, falcon, t5])
+@pytest.mark.parametrize("make", [bloom, mpt, falcon, inkling, inkling2, t5])
 def test_masks_of_another_batch_are_refused(make, batch):
     model = accelerated(make())
     with pytest.raises(ValueError, match=rf"attention_mask has shape \({batch}, 9\).*\(2, 9\)"):
@@ -136,9 +138,11 @@ def mpt_with_dropout():
         lambda: decoder("Bloom", attention_dropout=0.1),
         mpt_with_dropout,
         lambda: falcon(attention_dropout=0.1),
+        lambda: inkling(attention_dropout=0.1),
+        lambda: inkling2(attention_dropout=0.1),
         t5,
     ],
-    ids=["bloom", "mpt", "falcon", "t5"],
+    ids=["bloom", "mpt", "falcon", "inkling", "inkling 2", "t5"],
 )
 def test_dropout_is_refused_in_training(model):
     model = accelerated(model())
@@ -155,7 +159,7 @@ def test_other_implementations_are_refused_after_acceleration(implementation):
         model(**calls(model))
 
 
-@pytest.mark.parametrize("make", [bloom, mpt, falcon])
+@pytest.mark.parametrize("make", [bloom, mpt, falcon, inkling, inkling2])
 def test_static_caches_are_refused(make):
     model = accelerated(make())
     cache = transformers.StaticCache(model.config, max_cache_len=20)
@@ -163,7 +167,7 @@ def test_static_caches_are_refused(make):
         model(tokens(2, 9), past_key_values=cache)
 
 
-@pytest.mark.parametrize("make", [bloom, t5])
+@pytest.mark.parametrize("make", [bloom, inkling2, t5])
 def test_generation_with_static_caches_is_refused(make):
     model = accelerated(make())
     with pytest.raises(NotImplementedError, match="static caches are not supported"):
@@ -178,12 +182,13 @@ def test_padding_between_tokens_of_t5_is_refused(side):
         model(**inputs, **{side: lengths_mask("between", 3, 30)})
 
 
-def test_acceleration_is_idempotent():
-    model = accelerated(bloom())
-    config, hooks = model.config, len(model.transformer._forward_pre_hooks)
+@pytest.mark.parametrize("make", [bloom, inkling, inkling2])
+def test_acceleration_is_idempotent(make):
+    model = accelerated(make())
+    config, hooks = model.config, len(model.base_model._forward_pre_hooks)
     assert accelerate(model) is model
     assert model.config is config
-    assert len(model.transformer._forward_pre_hooks) == hooks
+    assert len(model.base_model._forward_pre_hooks) == hooks
 
 
 def test_acceleration_of_a_part_before_the_whole():
@@ -196,7 +201,7 @@ def test_acceleration_of_a_part_before_the_whole():
     assert torch.equal(model(**inputs).logits, expected(**inputs).logits)
 
 
-@pytest.mark.parametrize("make", [bloom, mpt, falcon, t5])
+@pytest.mark.parametrize("make", [bloom, mpt, falcon, inkling, inkling2, t5])
 def test_parameters_and_other_models_are_unchanged(make):
     """Two models may share a config."""
     config = make().config
@@ -213,7 +218,7 @@ def test_parameters_and_other_models_are_unchanged(make):
     assert config._attn_implementation != model.config._attn_implementation
 
 
-@pytest.mark.parametrize("make", [bloom, mpt, falcon])
+@pytest.mark.parametrize("make", [bloom, mpt, falcon, inkling, inkling2])
 def test_another_model_of_the_same_config(make):
     """It has layers of transformers, which take no attention by name, until it is accelerated."""
     model = accelerated(make())
@@ -225,7 +230,7 @@ def test_another_model_of_the_same_config(make):
     assert torch.equal(accelerate(other)(**inputs).logits, model(**inputs).logits)
 
 
-@pytest.mark.parametrize("make", [bloom, mpt, falcon, t5])
+@pytest.mark.parametrize("make", [bloom, mpt, falcon, inkling, inkling2, t5])
 def test_copies_and_files(make, tmp_path):
     model = accelerated(make())
     inputs = calls(model)
@@ -241,7 +246,7 @@ def test_copies_and_files(make, tmp_path):
         assert torch.equal(loaded(**inputs).logits, expected)
 
 
-@pytest.mark.parametrize("make", [bloom, mpt, t5])
+@pytest.mark.parametrize("make", [bloom, mpt, inkling2, t5])
 def test_models_whose_parameters_are_loaded_later(make):
     expected = accelerated(make())
     with torch.device("meta"):

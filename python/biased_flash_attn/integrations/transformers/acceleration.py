@@ -6,10 +6,15 @@ import copy
 import inspect
 
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from .bloom import FusedBloomAttention
 from .falcon import FusedFalconAttention
+from .inkling import (
+    FusedInkling2FullAttention,
+    FusedInkling2SlidingAttention,
+    FusedInklingAttention,
+)
 from .interface import NAME, refuse
 from .mpt import FusedMptAttention
 from .t5 import FusedMT5Attention, FusedT5Attention, FusedUMT5Attention
@@ -24,18 +29,23 @@ _FUSED = {
         FusedT5Attention,
         FusedMT5Attention,
         FusedUMT5Attention,
+        FusedInklingAttention,
+        FusedInkling2SlidingAttention,
+        FusedInkling2FullAttention,
     )
 }
-_SUPPORTED = "BLOOM, MPT, Falcon with ALiBi, T5, mT5 and UMT5"
+_SUPPORTED = "BLOOM, MPT, Falcon with ALiBi, T5, mT5, UMT5, Inkling and Inkling 2"
 
 
 def accelerate(model: PreTrainedModel) -> PreTrainedModel:
-    """Runs the attention layers of BLOOM, MPT, Falcon with ALiBi, T5, mT5 or UMT5 on this package.
+    """Runs the attention layers of a model on this package.
+
+    Supported are BLOOM, MPT, Falcon with ALiBi, T5, mT5, UMT5, Inkling and Inkling 2.
 
     Forward and backward passes, `generate()` with a cache, padding and beams give the same results
     up to rounding, in memory proportional to the number of tokens. Parameters, their names and the
-    state dict are unchanged. The model's config is replaced by a copy, as other models may share
-    it.
+    state dict are unchanged. The model's configs are replaced by copies, as other models may share
+    them.
 
     Returns:
         model, which is changed in place. A model that is already accelerated is left unchanged.
@@ -45,7 +55,7 @@ def accelerate(model: PreTrainedModel) -> PreTrainedModel:
         NotImplementedError: the model is not supported; the message names the reason, and the model
             is left unchanged. Calls of an accelerated model raise it for unsupported features:
             dropout of attention weights in training, output_attentions, masks of pairs, static
-            caches, a different attn_implementation and, for T5, padding between tokens.
+            caches, a different attn_implementation and, for T5 and Inkling, padding between tokens.
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"model is a {type(model).__name__}; it must be a PreTrainedModel")
@@ -85,12 +95,16 @@ def _check(model: PreTrainedModel, layers: list[nn.Module]) -> None:
 
 
 def _name_in_configs(model: PreTrainedModel, types: tuple[type, ...]) -> None:
-    """Sets the name in copies of the configs; modules that share a config share its copy."""
+    """Sets the name in copies of the configs; modules that share a config share its copy.
+
+    All configs are copied, because that of a multimodal model contains that of its text model.
+    """
     copies = {}
     for module in model.modules():
-        if isinstance(config := getattr(module, "config", None), types):
+        if isinstance(config := getattr(module, "config", None), PreTrainedConfig):
             module.config = copy.deepcopy(config, copies)
-            module.config._attn_implementation = NAME
+            if isinstance(config, types):
+                module.config._attn_implementation = NAME
 
 
 def _check_call(trunk: PreTrainedModel, args: tuple, kwargs: dict) -> None:

@@ -20,20 +20,33 @@ def attend(mask: TokenMask, q: Tensor, k: Tensor, v: Tensor, bias, scale: float)
     _check_mask(mask, q, k)
     if mask.has_holes:
         return _packed(mask, q, k, v, bias, scale)
+    return _padded(mask, q, k, v, bias, scale)[0]
+
+
+def attend_with_lse(
+    mask: TokenMask, q: Tensor, k: Tensor, v: Tensor, bias, scale: float, counted_by: str
+) -> tuple[Tensor, Tensor]:
+    """Like `attend`, with lse (B, Nq, H): 0 and -inf for padding queries.
+
+    Raises NotImplementedError for padding between tokens, which counted_by explains.
+    """
+    _check_mask(mask, q, k)
+    refuse_holes(mask, counted_by)
+    return _padded(mask, q, k, v, bias, scale)
+
+
+def _padded(mask: TokenMask, q, k, v, bias, scale: float) -> tuple[Tensor, Tensor]:
     sequences = None
     if mask.tokens is not None:
         sequences = mask.padded if mask.causal or bias is not None else mask.padded_keys
     options = (bias, mask.causal, mask.window, scale, None, None)
-    o, _ = attend_to(prepared(q, k, v, *options, sequences=sequences))
-    return o.transpose(1, 2)
+    o, lse = attend_to(prepared(q, k, v, *options, sequences=sequences))
+    return o.transpose(1, 2), lse.transpose(1, 2)
 
 
 def _packed(mask: TokenMask, q: Tensor, k: Tensor, v: Tensor, bias, scale: float) -> Tensor:
     if mask.window is not None:
-        raise NotImplementedError(
-            "attention_mask has padding between tokens, which a sliding window counts; place the"
-            " padding before or after the tokens"
-        )
+        refuse_holes(mask, "a sliding window counts")
     packing = mask.packing
     taken = ((q, packing.queries), (k, packing.keys), (v, packing.keys))
     rows = (x.transpose(1, 2).flatten(0, 1)[row].transpose(0, 1)[None] for x, row in taken)
@@ -56,6 +69,15 @@ def _check_mask(mask, q: Tensor, k: Tensor) -> None:
         raise ValueError(
             f"attention_mask is of {mask.n_key} keys and {mask.n_query} queries; it must be of"
             f" {k.shape[2]} keys and {q.shape[2]} queries"
+        )
+
+
+def refuse_holes(mask: TokenMask, counted_by: str) -> None:
+    """Raises NotImplementedError for padding between tokens."""
+    if mask.has_holes:
+        raise NotImplementedError(
+            f"attention_mask has padding between tokens, which {counted_by}; place the padding"
+            " before or after the tokens"
         )
 
 

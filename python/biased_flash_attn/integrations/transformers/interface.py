@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.models.falcon.modeling_falcon import FALCON_ATTENTION_CLASSES, FalconAttention
 
-from .attend import attend, check_dropout
+from .attend import attend, check_dropout, refuse_holes
 from .biases import SharedTable
 from .token_mask import TokenMask, create_token_mask
 
@@ -47,7 +47,6 @@ def attention_forward(
     Raises NotImplementedError for unsupported features, ValueError for inconsistent windows.
     """
     check_dropout(module, dropout)
-    refuse(kwargs)
     if attention_mask is None:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         if sliding_window is not None and not causal:
@@ -59,6 +58,7 @@ def attention_forward(
         raise ValueError(f"sliding_window is {sliding_window}, which the mask does not have")
     if position_bias is not None:
         _check_position_bias(position_bias, attention_mask)
+    refuse(kwargs)
     o = attend(attention_mask, query, key, value, position_bias, scaling)
     return o.contiguous(), None
 
@@ -77,11 +77,8 @@ def refuse(kwargs: dict) -> None:
 def _check_position_bias(bias, mask) -> None:
     if not isinstance(bias, SharedTable):
         raise NotImplementedError(
-            "position_bias is a dense tensor, which is not supported; pass models of the T5 family"
-            " to biased_flash_attn.integrations.transformers.accelerate"
+            "position_bias is a dense tensor, which is not supported; pass models of the T5 and"
+            " Inkling families to biased_flash_attn.integrations.transformers.accelerate"
         )
-    if isinstance(mask, TokenMask) and mask.has_holes:
-        raise NotImplementedError(
-            "attention_mask has padding between tokens, which T5's positions count; place the"
-            " padding before or after the tokens"
-        )
+    if isinstance(mask, TokenMask):
+        refuse_holes(mask, "T5's positions count")

@@ -1,0 +1,118 @@
+"""Inkling and Inkling 2 on this package: bands, sinks, positions and the multimodal models."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from transformers.models.inkling.modeling_inkling import InklingRelativeLogits
+from transformers.models.inkling2.modeling_inkling2 import Inkling2RelativeLogits
+
+from biased_flash_attn.integrations.transformers import NAME, accelerate
+from tests.integrations.transformers.cases import (
+    INKLINGS,
+    VOCABULARY,
+    accelerated,
+    differentiated,
+    inkling,
+    inkling2,
+    inkling_config,
+    lengths_mask,
+    tokens,
+)
+from tests.support.numerics import assert_same_model
+
+
+@pytest.mark.parametrize("make", [inkling, inkling2])
+def test_the_dense_bias_is_not_computed(make, monkeypatch):
+    def fail(*_):
+        raise AssertionError("a dense bias was computed")
+
+    for kind in (InklingRelativeLogits, Inkling2RelativeLogits):
+        monkeypatch.setattr(kind, "forward", fail)
+    model = make()
+    with pytest.raises(AssertionError, match="dense bias"):
+        model(tokens(2, 30))
+    accelerate(model)
+    model(tokens(2, 30)).logits.sum().backward()
+    for layer in model.model.layers:
+        assert layer.self_attn.rel_logits_proj.proj.grad.any()
+        assert layer.self_attn.r_proj.weight.grad.any()
+    model.generate(tokens(2, 9), max_new_tokens=20, eos_token_id=None)
+
+
+@pytest.mark.parametrize("name", INKLINGS)
+@pytest.mark.parametrize("length", [1, 5])
+def test_inputs_shorter_than_the_bands(name, length):
+    model, ids = INKLINGS[name](), tokens(2, length)
+    with torch.no_grad():
+        assert_same_model(accelerated(model)(ids).logits, model(ids).logits, "logits")
+
+
+@pytest.mark.parametrize("positions", [torch.arange(30) + 70, torch.arange(60).view(2, 30)])
+@pytest.mark.parametrize("make", [inkling, inkling2])
+def test_logits_are_scaled_by_the_models_positions(make, positions):
+    """Inkling counts all tokens, padding and cached ones included; Inkling 2 takes position_ids."""
+    model, inputs = make(), {"input_ids": tokens(2, 30), "position_ids": positions.view(-1, 30)}
+    inputs["attention_mask"] = torch.ones(2, 30).long()
+    with torch.no_grad():
+        expected = model(**inputs).logits
+        assert_same_model(accelerated(model)(**inputs).logits, expected, "logits")
+
+
+@pytest.mark.parametrize("make", [inkling, inkling2])
+def test_padding_between_tokens_is_refused(make):
+    model = accelerated(make())
+    with pytest.raises(NotImplementedError, match="padding between tokens, which Inkling's pos"):
+        model(tokens(3, 30), attention_mask=lengths_mask("between", 3, 30))
+
+
+@pytest.mark.parametrize("make", [inkling, inkling2])
+def test_sequences_packed_by_position_ids_are_refused(make):
+    model, positions = accelerated(make()), torch.arange(10).repeat(3)[None]
+    with pytest.raises(NotImplementedError, match="sequences packed by position_ids"):
+        model(tokens(1, 30), position_ids=positions, use_cache=False)
+
+
+def multimodal(family: str):
+    """A model of text and images, whose config contains that of the text model."""
+    text = inkling_config(family, vocab_size=VOCABULARY, pad_token_id=0, initializer_range=0.15)
+    parts = {
+        "text_config": text,
+        "vision_config": {
+            "hidden_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "text_hidden_size": text["hidden_size"],
+        },
+        "image_token_id": 1,
+    }
+    if family == "Inkling":
+        parts |= {"audio_config": {"n_mel_bins": 2, "mel_vocab_size": 4}, "audio_token_id": 1}
+    config = getattr(transformers, f"{family}Config")(**parts)
+    model = getattr(transformers, f"{family}ForConditionalGeneration")
+    return model._from_config(config, attn_implementation="eager").eval()
+
+
+@pytest.mark.parametrize("side", ["none", "left"])
+@pytest.mark.parametrize("family", ["Inkling", "Inkling2"])
+def test_multimodal_models(family, side):
+    model = multimodal(family)
+    ours, config = accelerated(model), model.config
+    mask = lengths_mask(side, 2, 40)
+    inputs = {"input_ids": tokens(2, 40), "attention_mask": mask}
+    kept = torch.ones(2, 40, dtype=torch.bool) if mask is None else mask.bool()
+    logits, gradients = differentiated(ours, inputs, kept)
+    expected, expected_gradients = differentiated(model, inputs, kept)
+    assert_same_model(logits, expected, "logits")
+    name = "model.language_model.layers.2.self_attn.rel_logits_proj.proj"
+    assert_same_model(gradients[name], expected_gradients[name], "gradient of proj")
+    generated = [
+        m.generate(**inputs, max_new_tokens=20, do_sample=False, eos_token_id=None)
+        for m in (ours, model)
+    ]
+    assert torch.equal(*generated)
+    assert config.text_config._attn_implementation == "eager"
+    assert ours.config.text_config is ours.model.language_model.config
+    assert ours.config.text_config._attn_implementation == NAME
+    assert ours.config.vision_config._attn_implementation == "eager"
