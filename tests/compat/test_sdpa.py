@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +11,7 @@ from torch.nn import functional
 
 from biased_flash_attn import biases
 from biased_flash_attn.compat import scaled_dot_product_attention
-from tests.support.biases import FORMS, Content, FreePieces
+from tests.support.biases import FORMS, Content, FreePieces, of_rows
 from tests.support.cases import Case, pairwise
 from tests.support.numerics import assert_close_to_float64
 
@@ -34,6 +36,9 @@ def dense(bias, n_query: int, n_key: int, is_causal: bool, mask: Tensor | None) 
     if getattr(bias, "gain", None) is not None:
         gain = functional.pad(bias.gain, (0, places[0] - n_query))
         bias = biases.CumulativeBias(bias.steps, gain, bias.kernel)
+    if isinstance(bias, biases.RelativeBias) and bias.query_factors is not None:
+        factors = functional.pad(bias.query_factors, (0, 0, 0, places[0] - n_query))
+        bias = dataclasses.replace(bias, query_factors=factors)
     return bias.dense(*places)[..., :n_query, :n_key]
 
 
@@ -74,8 +79,11 @@ def test_outputs_and_gradients_equal_pytorch(row):
     parameters = [] if made is None else list(made.double().parameters())
     bias = made() if isinstance(made, Content) else made
     inputs = leaf(2, 4, n_query, 8), leaf(2, kv_heads, n_key, 8), leaf(2, kv_heads, n_key, 5)
+    given = bias
+    if isinstance(bias, biases.RelativeBias):  # vectors of the keys that a query may see
+        given = of_rows(bias, keys=slice(min(n_query, n_key) if is_causal else n_key))
     ours = scaled_dot_product_attention(
-        *inputs, mask, is_causal=is_causal, enable_gqa=kv_heads != HEADS, bias=bias
+        *inputs, mask, is_causal=is_causal, enable_gqa=kv_heads != HEADS, bias=given
     )
     exact = by_torch(*inputs, bias, is_causal, mask)
     cotangent = torch.randn_like(exact)
