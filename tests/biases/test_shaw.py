@@ -97,7 +97,9 @@ def test_equals_the_layers_of_speecht5():
         o = REFERENCE(q, k, v, bias(q), causal=False)
         return layer.out_proj(o.transpose(1, 2).flatten(2))
 
-    exact = lambda: layer(x, position_bias=positions(x))[0]  # noqa: E731
+    def exact():
+        return layer(x, position_bias=positions(x))[0]
+
     assert_alike(ours, exact, named(layer, positions, x=x))
 
 
