@@ -56,7 +56,8 @@ def scaled_dot_product_attention(
         enable_gqa: whether kv_heads may be a divisor of heads; otherwise they must be equal.
         bias: a bias of `biased_flash_attn.biases`, or None. Its batch comprises all leading
             dimensions. Biases that sum steps have steps for S positions or, with is_causal, for
-            max(L, S).
+            max(L, S). `RelativeBias` has key_factors for the keys that are visible: with is_causal,
+            for the first min(L, S).
 
     Returns:
         (..., heads, L, Ev) in the dtype of query.
