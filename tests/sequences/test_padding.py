@@ -115,7 +115,7 @@ def test_padding_moves_no_token(bias, before, after):
 
 
 def test_a_mask_of_tokens_alone_changes_nothing():
-    """The float64 sums of the steps' gradients run over all sequences at once, in another order."""
+    """But for float64 rounding: with a mask, sums over steps run through all sequences."""
     case = PaddedCase("cumulative-gain", lengths=(33, 70), padding=((0, 0), (0, 0)))
     problem = drawn_padded(case)
     with_mask = evaluate(problem, padded)
