@@ -112,6 +112,22 @@ class Function(NamedTuple):
     segments: tl.constexpr
 
 
+class Tables(NamedTuple):
+    """The tables of a relative bias: a row for each of `columns` distances.
+
+    queries, keys: the vectors that those of the queries and of the keys are multiplied by, with
+    query_rank and key_rank numbers each; None for a term that is absent. last: beyond a table, its
+    nearest row is used; otherwise the bias is 0 there.
+    """
+
+    queries: Rows | None
+    keys: Rows | None
+    columns: int
+    query_rank: tl.constexpr
+    key_rank: tl.constexpr
+    last: tl.constexpr
+
+
 class Bias(NamedTuple):
     """The operands of a form: see launch/forms.py.
 
@@ -119,6 +135,7 @@ class Bias(NamedTuple):
     base 2; float64 prefix sums; or a dense bias. high, low: two float32 numbers whose sum is the
     prefix sum. function: maps the product of a gain and an entry of the table to the bias.
     squared: the bias is -log(1 + beta^2).
+    query_vectors, key_vectors, tables: those of a relative bias (bias/relative.py).
     factored: unmasked tiles use query_factors and key_factors (bias/factors.py). Tiles of a table
     do so only at or beyond the two table indices in far (B or 1, H or 1, 2):
     bias/table_polynomials.py.
@@ -134,6 +151,9 @@ class Bias(NamedTuple):
     high: Rows | None = None
     low: Rows | None = None
     function: Function | None = None
+    query_vectors: Rows | None = None
+    key_vectors: Rows | None = None
+    tables: Tables | None = None
     query_factors: Factors | None = None
     key_factors: Factors | None = None
     far: Rows | None = None

@@ -33,7 +33,10 @@ class OwnBias(Bias):
     """A bias with the per-token operands replaced by `rows`, a result of own_rows."""
 
     def __new__(cls, bias, rows):
-        names = "terms", "gain", "high", "low", "query_factors", "key_factors"
+        names = (
+            *("terms", "gain", "high", "low", "query_vectors", "key_vectors"),
+            *("query_factors", "key_factors"),
+        )
         own = {name: x for name, x in zip(names, rows, strict=True) if len(x)}
         return Bias(**dict(zip(Bias._fields, bias, strict=True)) | own)
 
@@ -96,9 +99,10 @@ def factors_from(x, row):
 
 @triton.jit
 def own_rows(bias, problem, b):
-    """Returns terms, gain, high, low, query_factors and key_factors, restricted to sequence b; ()
-    for those that are not per token."""
-    terms, gain, high, low, query_factors, key_factors = (), (), (), (), (), ()
+    """Returns terms, gain, high, low, query_vectors, key_vectors, query_factors and key_factors,
+    restricted to sequence b; () for those that are not per token."""
+    terms, gain, high, low = (), (), (), ()
+    query_vectors, key_vectors, query_factors, key_factors = (), (), (), ()
     if bias.form == "cumulative":
         terms = own_keys(bias.terms, problem, b)
         high, low = own_keys(bias.high, problem, b), own_keys(bias.low, problem, b)
@@ -106,11 +110,15 @@ def own_rows(bias, problem, b):
         terms = own_pairs(bias.terms, problem, b)
     if bias.gain is not None:
         gain = own_queries(bias.gain, problem, b)
+    if bias.query_vectors is not None:
+        query_vectors = own_queries(bias.query_vectors, problem, b)
+    if bias.key_vectors is not None:
+        key_vectors = own_keys(bias.key_vectors, problem, b)
     # The factors of tables are per distance, not per token.
     if bias.query_factors is not None and bias.form != "distance":
         query_factors = own_factors(bias.query_factors, problem, b, FIRST_QUERY)
         key_factors = own_factors(bias.key_factors, problem, b, FIRST_KEY)
-    return terms, gain, high, low, query_factors, key_factors
+    return terms, gain, high, low, query_vectors, key_vectors, query_factors, key_factors
 
 
 @triton.jit

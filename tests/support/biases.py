@@ -207,8 +207,6 @@ FORMS: dict[str, Callable[[Case], nn.Module | None]] = {
     "relative-keys": lambda case: FreeFactors(case, of_keys=16),
     "relative_last": lambda case: FreeFactors(case, of_queries=16, beyond="last"),
 }
-# Those that the Triton kernels have.
-TRITON_FORMS = {name: make for name, make in FORMS.items() if not name.startswith("relative")}
 # Those of pairs, whose parts are not those of the others: see tests/forms/test_dense.py.
 DENSE = {
     "dense": lambda case: Dense(case.batch, case.heads[0], *case.lengths),

@@ -15,6 +15,7 @@ from ..bias.factors import (
     tile_query_factors,
     times_factors,
 )
+from ..bias.relative import add_vector_gradients, padded_rank
 from ..bias.tile import shared_gain, tile_gradients
 from ..operands import Rows
 from ..primitives import (
@@ -151,6 +152,11 @@ def accumulate_over_queries(
         dk = dot(grad_s.to(tile_q.dtype), tile_q, dk)
         if PRODUCTS:
             products = times_factors(grad_s, factors, products, tile_q.dtype == tl.float16)
+        elif BIAS_GRADIENT and bias.form == "relative":
+            sum_gradients = add_vector_gradients(
+                *(bias, problem, h, bias.tables.keys, queries[0], keys[0], grad_s, sum_gradients),
+                *(bias.tables.key_rank, True),
+            )
         elif BIAS_GRADIENT:
             if bias.factored:
                 grad_s = round_to_operand(grad_s, tile_q.dtype == tl.float16)
@@ -209,7 +215,10 @@ def backward_tile(
     for h in range(kv_head * problem.group, (kv_head + 1) * problem.group):
         keys = key_side(bias, problem, b, h, first, BLOCK_N)
         bounds = query_ranges(problem, bias, b, h, first, BLOCK_M, BLOCK_N)
-        sum_gradients = tl.zeros([BLOCK_N], tl.float32)
+        if BIAS_GRADIENT and bias.form == "relative":
+            sum_gradients = tl.zeros([BLOCK_N, padded_rank(bias.tables.key_rank)], tl.float32)
+        else:
+            sum_gradients = tl.zeros([BLOCK_N], tl.float32)
         for PART in tl.static_range(QUERY_PARTS):
             if query_part_exists(
                 *(PART, problem.causal, problem.plan is not None, bias.form, bias.factored)
@@ -223,7 +232,11 @@ def backward_tile(
                     SIDE=query_part_side(PART),
                     BIAS_GRADIENT=BIAS_GRADIENT,
                 )
-        if BIAS_GRADIENT:
+        if BIAS_GRADIENT and bias.form == "relative":
+            store_tile(
+                *(grad_sums, b, h, first, problem.n_key, sum_gradients, bias.tables.key_rank)
+            )
+        elif BIAS_GRADIENT:
             j = first + tl.arange(0, BLOCK_N)
             tl.store(row_address(grad_sums, b, h, 0) + j, sum_gradients, j < problem.n_key)
 
@@ -252,7 +265,7 @@ def attn_bwd_dkv_kernel(
 ):
     """dv_j = sum_i P_ij grad_o_i and dk_j = scale sum_i dS_ij q_i, summed over all query heads that
     share the key head; with BIAS_GRADIENT, also grad_sums_j = sum_i dS_ij dbeta_ij/dC[j] for each
-    query head.
+    query head, or the gradient of the vectors of the keys, (B, H, Nk, R), for a relative bias.
 
     Invariant: after each query tile, the accumulators hold these sums over the queries so far.
     """

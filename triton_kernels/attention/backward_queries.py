@@ -16,6 +16,7 @@ from ..bias.factors import (
     tile_query_factors,
     times_factors,
 )
+from ..bias.relative import add_vector_gradients, padded_rank
 from ..bias.segments import add_segment_gradients
 from ..bias.tile import gains, pair_address, prefix_difference, table_values, tile_gradients
 from ..operands import Rows
@@ -143,6 +144,11 @@ def accumulate_over_keys(
             grad_gain_sums, sum_gradients = add_segment_gradients(
                 bias.function, b, h, t, queries[1], grad_s, grad_gain_sums, sum_gradients
             )
+        elif BIAS_GRADIENT and bias.form == "relative":
+            sum_gradients = add_vector_gradients(
+                *(bias, problem, h, bias.tables.queries, queries[0], j, grad_s, sum_gradients),
+                *(bias.tables.query_rank, False),
+            )
         elif PRODUCTS:
             before = products
             if bias.gain is not None:
@@ -216,6 +222,8 @@ def backward_tile(
     grad_gain_sums = tl.zeros([BLOCK_M], tl.float32)
     if bias.form == "normalized":
         sum_gradients = tl.zeros([2, bias.function.segments], tl.float32)
+    elif BIAS_GRADIENT and bias.form == "relative":
+        sum_gradients = tl.zeros([BLOCK_M, padded_rank(bias.tables.query_rank)], tl.float32)
     else:
         sum_gradients = tl.zeros([BLOCK_M], tl.float32)
     for PART in tl.static_range(KEY_PARTS):
@@ -241,6 +249,10 @@ def backward_tile(
             tl.store(row_address(grad_gain, b, h, 0) + i, grad_gain_sums, exists)
         if bias.form == "normalized":
             store_lines(grad_sums, b, h, first // BLOCK_M, sum_gradients)
+        elif bias.form == "relative":
+            store_tile(
+                *(grad_sums, b, h, first, problem.n_query, sum_gradients, bias.tables.query_rank)
+            )
         else:
             tl.store(row_address(grad_sums, b, h, 0) + i, sum_gradients * queries[1], exists)
 
@@ -268,7 +280,8 @@ def attn_bwd_dq_kernel(
     and grad_sums_i = sum_j dS_ij dbeta_ij/dC[p_i], (B, H, Nq) each, where the bias is a function of
     beta. For a dense bias, grad_gain is dS, (B, H, Nq, Nk); tiles without visible pairs are not
     written. For a normalized bias, grad_sums is (B, H, blocks, 2 * segments): the gradients of
-    intercepts and slopes that each block of queries contributes.
+    intercepts and slopes that each block of queries contributes. For a relative bias, grad_sums is
+    (B, H, Nq, R): the gradient of the vectors of the queries.
 
     Invariant: after each key tile, the accumulators hold these sums over the keys so far.
     """

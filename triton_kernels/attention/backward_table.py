@@ -132,8 +132,8 @@ def attn_bwd_table_kernel(
 
     Diagonal t contains the tiles of query tile I and key tile I - t. Their row r and column c have
     the distance position(t BLOCK) + r - c. It is first summed elementwise over the tiles of the
-    diagonal, then along r - c: partial (B, H, diagonals, 2, BLOCK) holds at [0, x] the sum over r -
-    c = x + 1 - BLOCK, and at [1, x] the sum over r - c = x + 1.
+    diagonal, then along r - c: partial (B, H, diagonals, 2 BLOCK) holds at x the sum over r - c = x
+    + 1 - BLOCK.
 
     length: the length of the table. first_diagonal: an int or, with sequences, (B,) int32.
     """

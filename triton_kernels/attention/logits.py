@@ -5,8 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..bias.relative import relative_bias
 from ..bias.tile import load_prefix_sums, tile_bias
-from ..primitives import INFINITY, dot, plan_range, position, visible
+from ..primitives import INFINITY, LOG2E, dot, plan_range, position, visible
 
 
 @triton.jit
@@ -74,7 +75,14 @@ def tile_logits(
         p, j, gain, difference = pairs(bias, queries, keys, KEYS_FIRST)
         if MASKED:
             sees = visible(problem, p, j, queries[3], queries[4])
-        x = x * multiplier + tile_bias(bias, problem, b, h, p, j, gain, difference, sees)
+        if bias.form == "relative":
+            values = LOG2E * relative_bias(
+                *(bias, problem, b, h, queries[0], keys[0]),
+                *(tile_q.shape[0], tile_k.shape[0], KEYS_FIRST),
+            )
+        else:
+            values = tile_bias(bias, problem, b, h, p, j, gain, difference, sees)
+        x = x * multiplier + values
         if MASKED:
             x = tl.where(sees, x, -INFINITY)
         multiplier = 1.0

@@ -26,6 +26,7 @@ from .geforce_blackwell import (
 )
 from .hopper import HOPPER
 from .normalized import NORMALIZED, NORMALIZED_ON_BLACKWELL, NORMALIZED_ON_WARPS
+from .relative import RELATIVE
 from .rules import LARGEST_TILE as LARGEST_TILE
 from .rules import Config, Features, Row
 
@@ -40,9 +41,13 @@ class Tables(NamedTuple):
     half_of_forms: Mapping[str, Mapping[int, Row]]
 
 
-OF_FORMS = {"dense": DENSE, "normalized": NORMALIZED}
-OF_FORMS_ON_WARPS = {"dense": DENSE, "normalized": NORMALIZED_ON_WARPS}
-OF_FORMS_ON_BLACKWELL = {"dense": DENSE_ON_BLACKWELL, "normalized": NORMALIZED_ON_BLACKWELL}
+OF_RELATIVE_FORMS = {"relative": RELATIVE, "relative_last": RELATIVE}
+OF_FORMS = OF_RELATIVE_FORMS | {"dense": DENSE, "normalized": NORMALIZED}
+OF_FORMS_ON_WARPS = OF_FORMS | {"normalized": NORMALIZED_ON_WARPS}
+OF_FORMS_ON_BLACKWELL = OF_RELATIVE_FORMS | {
+    "dense": DENSE_ON_BLACKWELL,
+    "normalized": NORMALIZED_ON_BLACKWELL,
+}
 TABLES = {
     Family.AMPERE: Tables(AMPERE, SEQUENCES_ON_AMPERE, SINGLE, OF_FORMS_ON_WARPS),
     Family.GEFORCE_AMPERE: Tables(GEFORCE_AMPERE, SEQUENCES_ON_AMPERE, SINGLE, OF_FORMS_ON_WARPS),

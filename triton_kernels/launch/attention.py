@@ -27,6 +27,7 @@ from .bias_factors import with_factors
 from .configured import Configured, configure
 from .forms import Gathered, kernels_of
 from .options import SUMS_OVER_LANES, on_its_device, start
+from .relative_gradient import tables_gradients
 from .table_gradient import table_gradient
 
 
@@ -42,7 +43,7 @@ def forward(problem: calls.Problem) -> tuple[Tensor, Tensor]:
     configured = configure("forward", problem, (*tensors[1:3], problem.geometry.n_key))
     block_m = configured.config.block_m
     own = _kernel_problem(problem, configured, plans.of_queries(problem, block_m))
-    bias = kernels_of(problem).bias(problem.form.tensors)
+    bias = kernels_of(problem).bias(problem.form.tensors, q.dtype)
     bias = with_factors(bias, own, configured, problem.sequences)
     grid = problem.batch * q.shape[1], triton.cdiv(own.n_query, block_m)
     start(attn_fwd_kernel, grid, configured.config)(*tensors, bias, own, **configured.blocks)
@@ -64,7 +65,7 @@ def backward(
     grad_o = grad_o if grad_o.stride(3) == 1 else grad_o.contiguous()
     q, k, v, form = problem.q, problem.k, problem.v, problem.form
     kernels = kernels_of(problem)
-    bias = kernels.bias(form.tensors)
+    bias = kernels.bias(form.tensors, q.dtype)
     # Gains are interleaved with D, so that one load reads both.
     delta = torch.empty_like(lse) if bias.gain is None else lse.new_empty((*lse.shape, 2))
     statistics = torch.empty_like(lse), delta
@@ -76,6 +77,10 @@ def backward(
     if kernels.has_pairs and form_gradient:
         grad_gain = lse.new_zeros((*lse.shape, k.shape[2]))
     grad_key_sums = lse.new_empty((*lse.shape[:2], k.shape[2]))
+    if bias.tables is not None:
+        ranks = bias.tables.query_rank.value, bias.tables.key_rank.value
+        grad_query_sums = lse.new_empty((*grad_query_sums.shape, ranks[0]))
+        grad_key_sums = lse.new_empty((*grad_key_sums.shape, ranks[1]))
     if problem.sequences is not None:
         for x in (grad_q, grad_k, grad_v, grad_gain, grad_query_sums, grad_key_sums):
             x.zero_()
@@ -95,10 +100,10 @@ def backward(
         with_factors(bias, own, configured, problem.sequences),
         own,
         **configured.blocks,
-        BIAS_GRADIENT=form_gradient and kernels.has_gain,
+        BIAS_GRADIENT=form_gradient and kernels.has_gain and grad_query_sums.numel() > 0,
     )
     plan = own.plan
-    trained = form_gradient and kernels.has_sums
+    trained = form_gradient and kernels.has_sums and grad_key_sums.numel() > 0
     tensors = [rows(x) for x in (*given, grad_k, grad_v, grad_key_sums)]
     streamed = tensors[0], tensors[3], problem.geometry.n_query
     configured = configure("backward_keys", problem, streamed, trained=trained)
@@ -114,7 +119,8 @@ def backward(
     )
     if not form_gradient:
         return grad_q, grad_k, grad_v, []
-    table = partial(table_gradient, problem, plan, given, bias)
+    of_table = table_gradient if bias.tables is None else tables_gradients
+    table = partial(of_table, problem, plan, given, bias)
     if grad_lines is not None:
         grad_lines = grad_lines.sum(2).unflatten(2, (2, -1))
     of_form = kernels.gradients(
@@ -140,7 +146,7 @@ def trim(
     cut = problem.plan.new_empty((*q.shape[:2], blocks))
     start(attn_trim_kernel, (q.shape[0] * q.shape[1], blocks), configured.config)(
         *map(rows, (q, k, near.contiguous(), cut)),
-        kernels_of(problem).bias(problem.form.tensors),
+        kernels_of(problem).bias(problem.form.tensors, q.dtype),
         problem_of(problem, plans.of_queries(problem, block_m)),
         fraction,
         reach,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import triton
@@ -18,7 +19,7 @@ from triton.language import constexpr
 from ... import problem as calls
 from ...forms import Form
 from ...sequences import Sequences
-from ..operands import Bias, Function, padded_table, per_head, rows
+from ..operands import Bias, Function, Tables, padded_table, per_head, rows
 from ..primitives import LOG2E
 
 
@@ -28,9 +29,10 @@ class Gathered:
 
     grad_gain: (B, H, Nq), the gradient of the gains; for a dense bias (B, H, Nq, Nk), that of the
     bias. grad_query_sums: (B, H, Nq), the gradient of the prefix sums at the queries.
-    grad_key_sums: (B, H, Nk), the gradient of the prefix sums at the keys. grad_lines: (B, H, 2,
+    grad_key_sums: (B, H, Nk), the gradient of the prefix sums at the keys. For a relative bias,
+    these two are (B, H, Nq, R) and (B, H, Nk, R'), those of the vectors. grad_lines: (B, H, 2,
     segments), the gradients of the intercepts and slopes of a function, or None. table: computes
-    the gradient of a distance table.
+    the gradient of a distance table, or those of the two tables of a relative bias.
     """
 
     problem: calls.Problem
@@ -38,7 +40,7 @@ class Gathered:
     grad_query_sums: Tensor
     grad_key_sums: Tensor
     grad_lines: Tensor | None
-    table: Callable[[], Tensor]
+    table: Callable[[], Tensor | list[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Kernels:
     has_gain, has_sums: whether the backward kernels compute gradients of gains and of prefix sums.
     has_pairs: whether they compute gradients of pairs instead of gains.
     function: returns the function that the tensors describe, if they describe one.
+    tables: returns the tables of a relative bias.
     """
 
     form: str
@@ -65,12 +68,16 @@ class Kernels:
     has_sums: bool = False
     has_pairs: bool = False
     function: Callable[..., Function] | None = None
+    tables: Callable[..., Tables] | None = None
 
-    def bias(self, tensors: tuple[Tensor, ...]) -> Bias:
-        """Returns the kernels' operands, without factors."""
+    def bias(self, tensors: tuple[Tensor, ...], dtype: torch.dtype) -> Bias:
+        """Returns the kernels' operands, without factors. dtype: that of q."""
+        if self.tables is not None:  # operands of matrix products
+            tensors = [x.to(dtype) for x in tensors]
         operands = {"terms": None, "gain": None, **self.operands(*tensors)}
         operands = {name: per_head(x) for name, x in operands.items()}
-        return Bias(*self._flags(), **operands, function=self._function(*tensors))
+        tables = self.tables and self.tables(*tensors)
+        return Bias(*self._flags(), **operands, function=self._function(*tensors), tables=tables)
 
     def bias_of_pages(self, form: Form) -> Bias:
         """Returns the operands for decoding, where per-token tensors are in pages."""
@@ -122,6 +129,36 @@ def _normalized_gradients(gathered: Gathered) -> list[Tensor]:
     return [gathered.table(), gathered.grad_gain, grad_knots, of_slopes, of_intercepts]
 
 
+def _vectors(query_vectors: Tensor, _, key_vectors: Tensor, __) -> dict:
+    vectors = {"query_vectors": query_vectors, "key_vectors": key_vectors}
+    return {name: x if x.shape[3] else None for name, x in vectors.items()}
+
+
+def _tables(_, query_tables: Tensor, __, key_tables: Tensor, *, last: bool) -> Tables:
+    of_terms = [
+        per_head(x.mT.contiguous()) if x.shape[2] else None for x in (query_tables, key_tables)
+    ]
+    ranks = (constexpr(x.shape[2]) for x in (query_tables, key_tables))
+    return Tables(*of_terms, query_tables.shape[3], *ranks, constexpr(last))
+
+
+def _relative_gradients(gathered: Gathered) -> list[Tensor]:
+    of_query_tables, of_key_tables = gathered.table()
+    return [gathered.grad_query_sums, of_query_tables, gathered.grad_key_sums, of_key_tables]
+
+
+def _relative(*, last: bool) -> Kernels:
+    return Kernels(
+        "relative",
+        _vectors,
+        _relative_gradients,
+        may_be_factored=_never,
+        has_gain=True,
+        has_sums=True,
+        tables=partial(_tables, last=last),
+    )
+
+
 # The form whose configurations suit kernels that evaluate the bias pair by pair.
 PAIRWISE = "log1p_square"
 FORMS = {
@@ -157,6 +194,8 @@ FORMS = {
         has_gain=True,
         function=_function,
     ),
+    "relative": _relative(last=False),
+    "relative_last": _relative(last=True),
 }
 
 

@@ -18,7 +18,7 @@ from tests.kernels.cpu.test_precision import (
     one_large_step,
 )
 from tests.kernels.triton.backend import EMULATED, KERNELS, MARKS, Config, attend
-from tests.support.biases import DENSE, SHIPPED, TRITON_FORMS
+from tests.support.biases import DENSE, FORMS, SHIPPED
 from tests.support.cases import LAYOUTS, Case, pairwise
 from tests.support.problems import check, check_problem, drawn, evaluate
 
@@ -29,7 +29,7 @@ pytestmark = MARKS
 # What the compiler makes other kernels of. Numbers that differ by nothing but their value are few,
 # and none is 1 or a multiple of 16, so that tests share what is compiled.
 COMBINATIONS = pairwise(
-    bias=[*TRITON_FORMS, *DENSE],
+    bias=[*FORMS, *DENSE],
     dtype=DTYPES,
     lengths=[(17, 63), (63, 17), (130, 130)],
     dims=[(16, 16), (64, 64), (19, 80)],
@@ -58,7 +58,7 @@ def test_numbers_that_compilers_treat_apart_are_exact(lengths, heads):
     check(Case("cumulative-gain", torch.bfloat16, lengths, (1, 16), heads, batch=1), attend)
 
 
-@pytest.mark.parametrize("bias", TRITON_FORMS)
+@pytest.mark.parametrize("bias", FORMS)
 def test_every_form_is_exact_over_many_tiles(bias, drawn_dtype):
     """Whole tiles on both sides of the queries, tiles among them, and a rest."""
     settings = {"dims": (16, 16), "heads": (4, 2), "batch": 1, "causal": False}
@@ -66,7 +66,7 @@ def test_every_form_is_exact_over_many_tiles(bias, drawn_dtype):
 
 
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128)], ids=str)
-@pytest.mark.parametrize("bias", TRITON_FORMS)
+@pytest.mark.parametrize("bias", FORMS)
 def test_every_form_is_exact_with_heads_as_they_are_used(bias, dims):
     """Causal, with more tiles than a pipeline has stages."""
     check(Case(bias, torch.bfloat16, (450, 450), dims, heads=(4, 2), batch=1), attend)
@@ -75,7 +75,7 @@ def test_every_form_is_exact_with_heads_as_they_are_used(bias, dims):
 @pytest.mark.skipif(EMULATED, reason="too slow to emulate")
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128), (256, 256), (96, 80)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("bias", TRITON_FORMS)
+@pytest.mark.parametrize("bias", FORMS)
 def test_every_form_is_exact_at_real_sizes(bias, dtype, dims):
     for trained in (True, False):
         check(Case(bias, dtype, (2000, 2000), dims, heads=(4, 2), trained=trained), attend)
@@ -102,7 +102,7 @@ def table_factors(table: torch.Tensor, causal: bool, n_query: int, block: int):
     geometry, form = Geometry(n_query, n_query, causal), Distance(table[None, None])
     call = Problem(q, k, k, form, geometry, 0.25, 0.0, "triton")
     problem = KERNELS.attention.problem_of(call)
-    bias = KERNELS.forms.kernels_of(call).bias(form.tensors)
+    bias = KERNELS.forms.kernels_of(call).bias(form.tensors, q.dtype)
     configured = KERNELS.configured.Configured(Config(block, 16), 16, 16, factored=True)
     made = KERNELS.bias_factors.with_factors(bias, problem, configured, None)
     of_rows, of_keys = made.query_factors.start[0, 0], made.key_factors.start[0, 0]
@@ -231,7 +231,7 @@ def test_expanded_cotangents_are_read_right():
     check_problem(problem, attend)
 
 
-@pytest.mark.parametrize("bias", TRITON_FORMS)
+@pytest.mark.parametrize("bias", FORMS)
 def test_queries_that_see_no_key_give_zero_and_no_gradient(bias, drawn_dtype):
     problem = drawn(Case(bias, drawn_dtype, lengths=(60, 25), heads=(4, 2)))
     problem.grad_o[:, :, :35] = 1e4
@@ -248,7 +248,7 @@ def test_queries_that_see_no_key_give_zero_and_no_gradient(bias, drawn_dtype):
         assert torch.equal(ours[name], quiet), f"{name} has a part of queries without keys"
 
 
-@pytest.mark.parametrize("bias", TRITON_FORMS)
+@pytest.mark.parametrize("bias", FORMS)
 @pytest.mark.parametrize(("batch", "lengths"), [(0, (5, 5)), (2, (0, 5)), (2, (5, 0))])
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
 def test_nothing_in_gives_nothing_out(bias, batch, lengths, causal):
@@ -261,7 +261,7 @@ def test_nothing_in_gives_nothing_out(bias, batch, lengths, causal):
     assert all((x == 0).all() for name, x in ours.items() if name.startswith("gradient"))
 
 
-@pytest.mark.parametrize("bias", TRITON_FORMS)
+@pytest.mark.parametrize("bias", FORMS)
 def test_two_runs_give_the_same_bits(bias):
     problem = drawn(Case(bias, torch.float16, lengths=(40, 70), heads=(4, 2)))
     first, second = evaluate(problem, attend), evaluate(problem, attend)
@@ -280,8 +280,8 @@ def test_tensors_elsewhere_are_refused():
         biased_flash_attn(x, x, x, backend="triton")
 
 
-@pytest.mark.parametrize("bias", ["relative", "relative_last"])
-def test_forms_without_kernels_are_refused(bias):
-    problem = drawn(Case(bias, torch.float16))
-    with pytest.raises(ValueError, match=f"the form '{bias}', for which backend 'triton' has no"):
+def test_forms_without_kernels_are_refused(monkeypatch):
+    monkeypatch.delitem(KERNELS.forms.FORMS, "relative")
+    problem = drawn(Case("relative", torch.float16))
+    with pytest.raises(ValueError, match="the form 'relative', for which backend 'triton' has no"):
         attend(problem)

@@ -19,7 +19,7 @@ from tests.decoding.skipping_cases import (
     check_tolerance,
 )
 from tests.kernels.triton.backend import KERNELS, MARKS
-from tests.support.biases import TRITON_FORMS
+from tests.support.biases import FORMS
 from tests.support.cases import Case, pairwise
 from tests.support.problems import drawn
 
@@ -41,7 +41,7 @@ SUPPORTED = {name: make for name, make in BIASES.items() if "band" not in name}
 
 # What the compiler makes other kernels of.
 COMBINATIONS = pairwise(
-    bias=list(TRITON_FORMS),
+    bias=list(FORMS),
     dtype=DTYPES,
     dims=[(16, 16), (19, 40)],
     heads=[(4, 2), (3, 1)],

@@ -22,7 +22,7 @@ from tests.sequences.packed_cases import (
     padded,
 )
 from tests.sequences.shifted_cases import ShiftedCase, drawn_shifted, shifted
-from tests.support.biases import TRITON_FORMS
+from tests.support.biases import FORMS
 from tests.support.cases import Case, pairwise
 from tests.support.problems import check_problem, evaluate
 
@@ -34,7 +34,7 @@ attend_shifted = functools.partial(shifted, backend="triton")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 # What the compiler makes other kernels of, but for the dtype. Lengths are drawn.
 COMBINATIONS = pairwise(
-    bias=list(TRITON_FORMS),
+    bias=list(FORMS),
     dims=[(16, 16), (19, 80)],
     heads=[(4, 2)],
     causal=[True, False],
@@ -84,7 +84,7 @@ def test_plans_of_shifted_sequences_leave_out_what_they_say(bias, causal):
     check_problem(drawn_shifted(case), attend_shifted)
 
 
-@pytest.mark.parametrize("bias", TRITON_FORMS)
+@pytest.mark.parametrize("bias", FORMS)
 def test_some_queries_of_padded_keys_are_exact(bias):
     case = PaddedCase(bias, lengths=(20, 50), padding=((3, 4), (0, 18)), heads=(2, 1))
     check_problem(drawn_padded(case), attend_padded)
@@ -93,7 +93,7 @@ def test_some_queries_of_padded_keys_are_exact(bias):
 @pytest.mark.skipif(EMULATED, reason="too slow to emulate")
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128), (256, 256)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("bias", TRITON_FORMS)
+@pytest.mark.parametrize("bias", FORMS)
 def test_sequences_of_real_sizes_are_exact(bias, dtype, dims):
     lengths = ((1000, 1000), (37, 37), (300, 900), (0, 0), (513, 513))
     settings = {"bias": bias, "dtype": dtype, "dims": dims, "heads": (4, 2)}

@@ -1,0 +1,139 @@
+"""The bias of a tile that is a product of a vector per query, or per key, and one per distance.
+
+The distances p - j of a tile of M queries and N keys are M + N - 1 consecutive numbers. So one
+matrix product E of the vectors of the queries and those of the distances has the bias of every
+pair, though not in its place: that of row m and column n is at distance m - n + N - 1 from the
+smallest. `shear` moves it there, and `unshear` moves gradients back. The same holds for the vectors
+of keys, with rows and columns exchanged.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..primitives import dot, load_tile, position, row_address
+
+
+@triton.constexpr_function
+def padded_rank(rank):
+    """Returns the number of columns of a tile of vectors: at least the minimum of matrix units."""
+    return max(16, triton.next_power_of_2(rank))
+
+
+@triton.constexpr_function
+def distances_of(block_m, block_n):
+    """Returns the number of distances that a tile's matrix products include."""
+    return triton.next_power_of_2(block_m + block_n)
+
+
+@triton.jit
+def first_column(bias, problem):
+    """Returns the distance of the first row of the tables."""
+    return 0 if problem.causal else -(bias.tables.columns // 2)
+
+
+@triton.jit
+def may_be_biased(bias, problem, smallest, COUNT: tl.constexpr):
+    """Returns whether the bias may differ from 0 at the distances smallest, smallest + 1, ..."""
+    first = first_column(bias, problem)
+    inside = (smallest + COUNT > first) & (smallest < first + bias.tables.columns)
+    return inside | bias.tables.last
+
+
+@triton.jit
+def table_rows(bias, problem, table, h, smallest, RANK: tl.constexpr, COUNT: tl.constexpr):
+    """Returns the vectors of the distances smallest, smallest + 1, ... [COUNT, padded rank]"""
+    n = smallest - first_column(bias, problem) + tl.arange(0, COUNT)[:, None]
+    nearest = tl.minimum(tl.maximum(n, 0), bias.tables.columns - 1)
+    channel = tl.arange(0, padded_rank(RANK))[None, :]
+    exists = ((n == nearest) | bias.tables.last) & (channel < RANK)
+    return tl.load(row_address(table, 0, h, 0) + (nearest * table.row + channel), exists, other=0.0)
+
+
+@triton.jit
+def query_vectors(bias, problem, b, h, first, BLOCK_M: tl.constexpr):
+    """Returns the vectors of queries first, first + 1, ... [BLOCK_M, padded rank]"""
+    RANK: tl.constexpr = bias.tables.query_rank
+    return load_tile(
+        bias.query_vectors, b, h, first, problem.n_query, RANK, BLOCK_M, padded_rank(RANK)
+    )
+
+
+@triton.jit
+def key_vectors(bias, problem, b, h, first, BLOCK_N: tl.constexpr):
+    """Returns the vectors of keys first, first + 1, ... [BLOCK_N, padded rank]"""
+    RANK: tl.constexpr = bias.tables.key_rank
+    return load_tile(bias.key_vectors, b, h, first, problem.n_key, RANK, BLOCK_N, padded_rank(RANK))
+
+
+@triton.jit
+def shear(products, COLUMNS: tl.constexpr, OF_KEYS: tl.constexpr):
+    """Returns the elements of products [rows, distances] that belong to the pairs of a tile: rows
+    are queries and columns keys, or the reverse with OF_KEYS. [rows, COLUMNS]"""
+    ROWS: tl.constexpr = products.shape[0]
+    row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
+    place = column - row + (ROWS - 1) if OF_KEYS else row - column + (COLUMNS - 1)
+    return tl.gather(products, place, 1)
+
+
+@triton.jit
+def unshear(tile, OF_KEYS: tl.constexpr):
+    """Returns the transposed operation of shear: the elements of a tile [rows, columns] by
+    distance, 0 where the tile has no such pair. [rows, distances]"""
+    ROWS: tl.constexpr = tile.shape[0]
+    COLUMNS: tl.constexpr = tile.shape[1]
+    row = tl.arange(0, ROWS)[:, None]
+    distance = tl.arange(0, distances_of(ROWS, COLUMNS))[None, :]
+    place = distance + row - (ROWS - 1) if OF_KEYS else row - distance + (COLUMNS - 1)
+    exists = (place >= 0) & (place < COLUMNS)
+    return tl.where(exists, tl.gather(tile, tl.where(exists, place, 0), 1), 0.0)
+
+
+@triton.jit
+def relative_bias(
+    bias,
+    problem,
+    b,
+    h,
+    p_first,
+    j_first,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    KEYS_FIRST: tl.constexpr,
+):
+    """Returns the bias of a tile, [BLOCK_M, BLOCK_N], or its transpose with KEYS_FIRST."""
+    COUNT: tl.constexpr = distances_of(BLOCK_M, BLOCK_N)
+    smallest = p_first - j_first - (BLOCK_N - 1)
+    values = tl.zeros([BLOCK_N, BLOCK_M] if KEYS_FIRST else [BLOCK_M, BLOCK_N], tl.float32)
+    if may_be_biased(bias, problem, smallest, COUNT):
+        if bias.query_vectors is not None:
+            rows = table_rows(
+                *(bias, problem, bias.tables.queries, h, smallest, bias.tables.query_rank, COUNT)
+            )
+            vectors = query_vectors(bias, problem, b, h, p_first - position(problem, 0), BLOCK_M)
+            of_queries = shear(dot(vectors, tl.trans(rows)), BLOCK_N, OF_KEYS=False)
+            values += tl.trans(of_queries) if KEYS_FIRST else of_queries
+        if bias.key_vectors is not None:
+            rows = table_rows(
+                *(bias, problem, bias.tables.keys, h, smallest, bias.tables.key_rank, COUNT)
+            )
+            vectors = key_vectors(bias, problem, b, h, j_first, BLOCK_N)
+            of_keys = shear(dot(vectors, tl.trans(rows)), BLOCK_M, OF_KEYS=True)
+            values += of_keys if KEYS_FIRST else tl.trans(of_keys)
+    return values
+
+
+@triton.jit
+def add_vector_gradients(
+    bias, problem, h, table, p_first, j_first, grad_s, gradients, RANK, OF_KEYS: tl.constexpr
+):
+    """Adds to the gradients [rows, padded rank] of the vectors of a tile's rows what its dS
+    contributes. grad_s is [BLOCK_M, BLOCK_N], or its transpose with OF_KEYS."""
+    BLOCK_N: tl.constexpr = grad_s.shape[0] if OF_KEYS else grad_s.shape[1]
+    COUNT: tl.constexpr = distances_of(grad_s.shape[0], grad_s.shape[1])
+    smallest = p_first - j_first - (BLOCK_N - 1)
+    if may_be_biased(bias, problem, smallest, COUNT):
+        rows = table_rows(bias, problem, table, h, smallest, RANK, COUNT)
+        gradients = dot(unshear(grad_s, OF_KEYS).to(rows.dtype), rows, gradients)
+    return gradients

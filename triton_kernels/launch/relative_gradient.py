@@ -1,0 +1,72 @@
+"""Launches the kernel of the gradients of the tables of a relative bias."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ... import problem as calls
+from ..attention.backward_relative import attn_bwd_relative_kernel
+from ..operands import Bias, Plan, Rows, of_entries, rows
+from .configured import configure
+from .diagonals import diagonals
+from .options import start
+
+
+def tables_gradients(
+    problem: calls.Problem, plan: Plan | None, given: tuple[Tensor, ...], bias: Bias
+) -> list[Tensor]:
+    """Returns the gradients of the tables that queries and keys are multiplied by, (1, H, R, n)
+    each; see attn_bwd_relative_kernel.
+
+    given: q, k, v, grad_o, lse in base 2 and delta. plan: the key ranges of the queries.
+    """
+    configured, geometry, columns = (
+        configure("backward_table", problem),
+        problem.geometry,
+        bias.tables.columns,
+    )
+    block = configured.config.block_m
+    ranks = bias.tables.query_rank.value, bias.tables.key_rank.value
+    # The distances that contribute: those of the table or, where its ends continue, all.
+    of_table = 0 if geometry.causal else -(columns // 2)
+    first, end = geometry.first_distance, geometry.first_distance + geometry.n_distances
+    if not bias.tables.last:
+        first, end = max(first, of_table), min(end, of_table + columns)
+    count = max(1, end - first)
+    gradients = [0, 0]
+    for part in diagonals(problem, plan, block, first, count, 2 * block * sum(ranks)):
+        shape = part.batch, part.problem.heads, part.count, 2 * block
+        sums = [problem.q.new_empty((*shape, rank), dtype=torch.float32) for rank in ranks]
+        start(attn_bwd_relative_kernel, part.grid, configured.config)(
+            *map(rows, given),
+            *(Rows(x, *x.flatten(0, 1).stride()[:3]) for x in sums),
+            part.first,
+            bias._replace(
+                query_vectors=of_entries(bias.query_vectors, part.entries),
+                key_vectors=of_entries(bias.key_vectors, part.entries),
+            ),
+            part.problem,
+            BLOCK=block,
+            BLOCK_D=configured.block_d,
+            BLOCK_DV=configured.block_dv,
+        )
+        for n, x in enumerate(sums):
+            of_distances = part.of_distances(x).sum(0, keepdim=True)
+            gradients[n] += _to_columns(of_distances, first - of_table, columns)
+    return [x.mT for x in gradients]
+
+
+def _to_columns(x: Tensor, first: int, columns: int) -> Tensor:
+    """Maps sums over distances (1, H, distances, R), the first of which has the column `first`, to
+    columns. The first and the last column also receive the sums of all distances beyond them."""
+    if first < 0:
+        x, first = (
+            torch.cat([x[:, :, : 1 - first].sum(2, keepdim=True), x[:, :, 1 - first :]], 2),
+            0,
+        )
+    inside = columns - 1 - first
+    if x.shape[2] > inside + 1:
+        x = torch.cat([x[:, :, :inside], x[:, :, inside:].sum(2, keepdim=True)], 2)
+    return pad(x, (0, 0, first, columns - first - x.shape[2]))
