@@ -137,3 +137,18 @@ def add_vector_gradients(
         rows = table_rows(bias, problem, table, h, smallest, RANK, COUNT)
         gradients = dot(unshear(grad_s, OF_KEYS).to(rows.dtype), rows, gradients)
     return gradients
+
+
+@triton.jit
+def key_terms(bias, b, h, p, j, sees):
+    """Returns the products of the vectors of keys j [1, BLOCK_N] and those of the distances to
+    positions p [BLOCK_M, 1] that are not negative, for few queries. h is [BLOCK_M, 1]."""
+    vectors = row_address(bias.key_vectors, b, h, j)
+    column = tl.minimum(p - j, bias.tables.columns - 1)
+    table = row_address(bias.tables.keys, 0, h, column)
+    exists = sees & ((p - j == column) | bias.tables.last)
+    values = tl.zeros(sees.shape, tl.float32)
+    for r in range(bias.tables.key_rank):
+        of_keys = tl.load(vectors + r, exists, 0.0).to(tl.float32)
+        values += of_keys * tl.load(table + r, exists, 0.0).to(tl.float32)
+    return values

@@ -8,6 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..bias.relative import key_terms
 from ..bias.segments import values_of
 from ..bias.tile import log2
 from ..primitives import INFINITY, LOG2E, dot, row_address
@@ -73,6 +74,12 @@ def range_of_tiles(problem, p, exists, length, TILE: tl.constexpr):
 
 
 @triton.jit
+def query_at(problem, b, p):
+    """Returns the number of the query at position p of sequence b."""
+    return p - (tl.load(problem.lengths + b).to(tl.int32) - problem.n_query)
+
+
+@triton.jit
 def page_bias(bias, problem, b, h, p, gain, query_sums, page, row, j, sees):
     """Returns the bias in base 2 of queries at positions p [BLOCK_M, 1] and keys j [1, BLOCK_N].
     Where sees is False, the value is arbitrary."""
@@ -86,8 +93,16 @@ def page_bias(bias, problem, b, h, p, gain, query_sums, page, row, j, sees):
         table = row_address(bias.terms, b, h, 0)[:, None]
         x = gain[:, None].to(tl.float64) * tl.load(table + (p - j), sees, 0.0)
         values = (values_of(bias.function, b, h[:, None], x) * LOG2E).to(tl.float32)
+    elif bias.form == "relative":
+        values = tl.zeros(sees.shape, tl.float32)
+        if bias.terms is not None:
+            terms = row_address(bias.terms, b, h[:, None], query_at(problem, b, p))
+            values += tl.load(terms + tl.minimum(p - j, bias.tables.columns), sees, 0.0)
+        if bias.key_vectors is not None:
+            values += key_terms(bias, b, h[:, None], p, j, sees)
+        values *= LOG2E
     elif bias.form == "dense":
-        i = p - (tl.load(problem.lengths + b).to(tl.int32) - problem.n_query)
+        i = query_at(problem, b, p)
         address = row_address(bias.terms, b, h, 0)[:, None]
         address += tl.cast(i, tl.int64) * bias.terms.row + j
         values = tl.load(address, sees, 0.0).to(tl.float32) * LOG2E

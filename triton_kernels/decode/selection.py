@@ -20,6 +20,7 @@ from .pages import (
     load_rows,
     page_logits,
     page_of,
+    query_at,
     query_bias,
     range_of_tiles,
     tile_rows,
@@ -40,7 +41,7 @@ def highest_bias(bias, lows, highs, problem, b, h, p, gain, query_sums, first, p
 
     h, p, gain and query_sums are [BLOCK_M, 1], the others [1, BLOCK_N]. The bound is float64,
     because large terms of opposite sign cancel. lows and highs are the minima and maxima of prefix
-    sums or of the blocks of a table: see Bounds.
+    sums or of the blocks of a table: see Bounds; for a relative bias, those of each query's terms.
     """
     nearest = tl.minimum(p - (first + problem.tile_keys - 1), problem.window - 1)
     farthest = tl.minimum(p - first, problem.window - 1)
@@ -49,6 +50,12 @@ def highest_bias(bias, lows, highs, problem, b, h, p, gain, query_sums, first, p
         table = row_address(highs, b, h, 0)
         of_nearest = tl.load(table + nearest // PEAK_DISTANCES)
         of_farthest = tl.load(table + farthest // PEAK_DISTANCES)
+        highest = tl.maximum(of_nearest, of_farthest).to(tl.float64)
+    elif bias.form == "relative":
+        table = row_address(highs, b, h, query_at(problem, b, p))
+        beyond = (bias.tables.columns - 1) // PEAK_DISTANCES + 1
+        of_nearest = tl.load(table + tl.minimum(nearest // PEAK_DISTANCES, beyond))
+        of_farthest = tl.load(table + tl.minimum(farthest // PEAK_DISTANCES, beyond))
         highest = tl.maximum(of_nearest, of_farthest).to(tl.float64)
     elif bias.form == "normalized":
         near, far = nearest // PEAK_DISTANCES, farthest // PEAK_DISTANCES

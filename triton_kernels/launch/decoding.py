@@ -14,11 +14,11 @@ from triton.language import constexpr
 
 from ... import problem as calls
 from ...sequences import empty_rows
-from ...shared_constants import rounding_of_logits
+from ...shared_constants import PEAK_DISTANCES, rounding_of_logits
 from ..decode.append import attn_append_kernel
 from ..decode.attention import attn_decode_kernel, attn_decode_merge_kernel
 from ..decode.selection import attn_choose_kernel
-from ..operands import Rows, per_head, rows
+from ..operands import Bias, Rows, per_head, rows
 from ..primitives import LOG2E
 from .forms import kernels_of
 from .options import OPTIONS, SUMS_OVER_LANES, on_its_device
@@ -70,6 +70,8 @@ def decode(problem: calls.Problem) -> tuple[Tensor, Tensor]:
     paged, bias = _pages_of(problem), kernels_of(problem).bias_of_pages(problem.form)
     single = q.dtype == torch.float32
     chooses = problem.tolerance > 0 and problem.form.may_skip
+    # The vectors of keys have no bounds in the cache.
+    chooses = chooses and bias.key_vectors is None
     # The bounds of a function, and products in float32, do not fit in registers together.
     chooses = chooses and not (single and bias.function)
 
@@ -83,7 +85,7 @@ def decode(problem: calls.Problem) -> tuple[Tensor, Tensor]:
     if chooses:
         paged = _with_lists(paged, blocks)
         attn_choose_kernel[blocks](
-            *(rows(q), rows(k), *_bounds(problem.pages.bounds), bias, paged),
+            *(rows(q), rows(k), *_bounds(problem.pages.bounds, bias), bias, paged),
             math.log(problem.tolerance / paged.tile_keys.value),
             rounding_of_logits(q.shape[3]),
             # The bounds of a function take registers for each tile.
@@ -150,10 +152,21 @@ def _with_lists(problem: Pages, blocks: tuple[int, int]) -> Pages:
     return problem._replace(max_tiles=most, lists=lists, counts=lists.new_empty(len(lists)))
 
 
-def _bounds(bounds: calls.Bounds) -> list[Rows | None]:
+def _bounds(bounds: calls.Bounds, bias: Bias) -> list[Rows | None]:
     """Returns the Rows of centres, extents, and lowest and highest values, where they exist."""
     centres, extents, *extremes = bounds
+    if bias.tables is not None:
+        extremes = [None, _largest_terms(bias)]
     return [rows(centres), rows(extents), *map(per_head, extremes)]
+
+
+def _largest_terms(bias: Bias) -> Tensor:
+    """Returns the largest value that a relative bias has in each block of distances, and last the
+    one beyond its tables, (B or 1, H or 1, Nq, blocks + 1)."""
+    terms, columns = bias.terms.start, bias.tables.columns
+    missing = PEAK_DISTANCES * (triton.cdiv(columns, PEAK_DISTANCES) + 1) - columns
+    whole = torch.cat([terms[..., :-1], terms[..., -1:].expand(*terms.shape[:-1], missing)], -1)
+    return whole.unflatten(-1, (-1, PEAK_DISTANCES)).amax(-1)
 
 
 def _parts(programs: int, tiles: int) -> int:

@@ -81,10 +81,26 @@ class Kernels:
 
     def bias_of_pages(self, form: Form) -> Bias:
         """Returns the operands for decoding, where per-token tensors are in pages."""
+        if self.tables is not None:
+            return self._products_of_queries(form.tensors)
         terms, gain = (*form.tensors, None, None)[:2]
         terms = rows(terms) if form.per_token else per_head(terms)
         function = self._function(*form.tensors)
         return Bias(*self._flags(), terms, per_head(gain), function=function)
+
+    def _products_of_queries(self, tensors: tuple[Tensor, ...]) -> Bias:
+        """Returns a relative bias of few queries, of which terms holds every value: (B or 1, H or
+        1, Nq, n + 1), the last one for all distances beyond the tables."""
+        vectors, table, key_vectors, _ = tensors
+        tables, terms = self.tables(*tensors), None
+        if table.shape[2]:
+            products = vectors.double() @ table.double()
+            beyond = (
+                products[..., -1:] if tables.last.value else torch.zeros_like(products[..., :1])
+            )
+            terms = per_head(torch.cat([products, beyond], -1).float())
+        key_vectors = per_head(key_vectors) if key_vectors.shape[3] else None
+        return Bias(*self._flags(), terms, None, key_vectors=key_vectors, tables=tables)
 
     def _function(self, *tensors: Tensor) -> Function | None:
         return self.function and self.function(*tensors)
