@@ -45,6 +45,8 @@ FORMS = (
     "log1p_square-gain",
     "dense",
     "normalized",
+    "relative",
+    "relative_last",
 )
 # Forms with separate block sizes where plans or ranges of rows take registers.
 BIASES = ("linear", "distance", "cumulative-gain")
@@ -54,7 +56,7 @@ VARIANTS = {
     "noncausal": FORMS,
     "window": FORMS,
     "plan": BIASES,
-    "packed": ("none", "dense", "normalized", *BIASES),
+    "packed": ("none", "dense", "normalized", "relative", *BIASES),
     "packed-plan": BIASES,
     "strided": BIASES,
     "far": ("none", "cumulative", *BIASES),
@@ -187,6 +189,12 @@ def attend(form: str, dtype: torch.dtype, head_dim: int, bias_gradient: bool) ->
         tensors = [torch.empty(1, *size) for size in sizes]
     elif form == "dense":
         tensors = [torch.empty(1, heads, n, n)]
+    elif form.startswith("relative"):
+        # A band of Inkling's rank; both terms of DeBERTa's, where all distances count.
+        rank, key_rank, columns = (16, 0, 1024) if form == "relative" else (64, 64, 512)
+        tensors = []
+        for r in (rank, key_rank):
+            tensors += [torch.empty(1, heads, n, r), torch.empty(1, heads, r, columns)]
     elif form != "none":
         gain = [torch.empty(batch, heads, n)] if "gain" in words else []
         tensors = [torch.empty(batch, heads, n).double(), *gain]
@@ -299,12 +307,16 @@ def launched(form: str, dtype: torch.dtype, head_dim: int, bias_gradient: bool) 
     names = ["attn_fwd_kernel", "attn_bwd_delta_kernel", *BACKWARD]
     if form in ("distance", "normalized") and bias_gradient:
         names.append("attn_bwd_table_kernel")
+    if form.startswith("relative") and bias_gradient:
+        names.append("attn_bwd_relative_kernel")
     may_skip = form not in ("none", "dense")
     if may_skip and "packed" not in words:
         names.append("attn_trim_kernel")
     if words in ([], ["gain"]):
         names += ["attn_append_kernel", "attn_decode_kernel", "attn_decode_merge_kernel"]
-        chooses = may_skip and (form, dtype) != ("normalized", torch.float32)
+        # Nothing bounds the vectors of keys; products in float32 leave no room for pieces.
+        chooses = may_skip and form != "relative_last"
+        chooses = chooses and (form, dtype) != ("normalized", torch.float32)
         names += ["attn_choose_kernel"] if chooses else []
     if dtype != torch.float32 and head_dim <= 128:
         if form == "distance":

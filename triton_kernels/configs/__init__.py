@@ -26,7 +26,7 @@ from .geforce_blackwell import (
 )
 from .hopper import HOPPER
 from .normalized import NORMALIZED, NORMALIZED_ON_BLACKWELL, NORMALIZED_ON_WARPS
-from .relative import RELATIVE
+from .relative import RELATIVE, SINGLE_RELATIVE
 from .rules import LARGEST_TILE as LARGEST_TILE
 from .rules import Config, Features, Row
 
@@ -41,13 +41,9 @@ class Tables(NamedTuple):
     half_of_forms: Mapping[str, Mapping[int, Row]]
 
 
-OF_RELATIVE_FORMS = {"relative": RELATIVE, "relative_last": RELATIVE}
-OF_FORMS = OF_RELATIVE_FORMS | {"dense": DENSE, "normalized": NORMALIZED}
-OF_FORMS_ON_WARPS = OF_FORMS | {"normalized": NORMALIZED_ON_WARPS}
-OF_FORMS_ON_BLACKWELL = OF_RELATIVE_FORMS | {
-    "dense": DENSE_ON_BLACKWELL,
-    "normalized": NORMALIZED_ON_BLACKWELL,
-}
+OF_FORMS = {"dense": DENSE, "normalized": NORMALIZED}
+OF_FORMS_ON_WARPS = {"dense": DENSE, "normalized": NORMALIZED_ON_WARPS}
+OF_FORMS_ON_BLACKWELL = {"dense": DENSE_ON_BLACKWELL, "normalized": NORMALIZED_ON_BLACKWELL}
 TABLES = {
     Family.AMPERE: Tables(AMPERE, SEQUENCES_ON_AMPERE, SINGLE, OF_FORMS_ON_WARPS),
     Family.GEFORCE_AMPERE: Tables(GEFORCE_AMPERE, SEQUENCES_ON_AMPERE, SINGLE, OF_FORMS_ON_WARPS),
@@ -64,17 +60,25 @@ TABLES = {
 
 @cache
 def choose(
-    kernel: str, processor: Processor, width: int, features: Features, with_sequences: bool = False
+    kernel: str,
+    processor: Processor,
+    width: int,
+    features: Features,
+    with_sequences: bool = False,
+    ranks: int = 0,
 ) -> Config:
     """Returns the configuration of a kernel, a field of Row. width is the larger of the padded
-    head_dims of q and v."""
+    head_dims of q and v. ranks: the sum of the padded ranks of a relative bias, or 0."""
     tables = TABLES[processor.family]
     table = tables.half_of_sequences if with_sequences else tables.half
-    if features.dtype == torch.float32:
+    single = features.dtype == torch.float32
+    if ranks:
+        table = SINGLE_RELATIVE if single else RELATIVE
+    elif single:
         table = tables.single
     elif features.form in tables.half_of_forms:
         table = tables.half_of_forms[features.form]
-    row = table[min(widest for widest in table if width <= widest)]
+    row = table[min(widest for widest in table if width + ranks <= widest)]
     return next(rule.config for rule in getattr(row, kernel) if rule.matches(features))
 
 

@@ -1,27 +1,30 @@
 """Configurations for a relative bias, whose products take registers and shared memory for the
-distances of a tile in addition to its pairs."""
+distances of a tile in addition to its pairs.
+
+Rows apply by the sum of the width of the heads and the padded ranks of both terms. A tile has most
+use of its products where it has as many queries as keys: they include 2 n distances then.
+"""
 
 from __future__ import annotations
 
 from .rules import Config, Row, Rule
 
+
+def _row(forward: Config, queries: Config, keys: Config, table: Config) -> Row:
+    return Row(*([Rule(config)] for config in (forward, queries, keys, table)))
+
+
+_SMALLEST = Config(16, 16, 8)
 RELATIVE = {
-    64: Row(
-        forward=[Rule(Config(64, 32, 4, 2))],
-        backward_queries=[Rule(Config(64, 32, 4, 2))],
-        backward_keys=[Rule(Config(32, 64, 8, 2))],
-        backward_table=[Rule(Config(32, 32))],
-    ),
-    128: Row(
-        forward=[Rule(Config(64, 32, 8, 2))],
-        backward_queries=[Rule(Config(64, 32, 8))],
-        backward_keys=[Rule(Config(32, 32, 8))],
-        backward_table=[Rule(Config(32, 32, 8))],
-    ),
-    256: Row(
-        forward=[Rule(Config(32, 16, 8))],
-        backward_queries=[Rule(Config(32, 16, 8))],
-        backward_keys=[Rule(Config(16, 16, 8))],
-        backward_table=[Rule(Config(16, 16, 8))],
-    ),
+    96: _row(Config(64, 64, 8, 2), Config(32, 32, 4, 2), Config(32, 64, 8, 2), Config(32, 32)),
+    160: _row(Config(64, 64, 8), Config(32, 32, 8, 2), Config(32, 32, 8), Config(32, 32, 8)),
+    192: _row(Config(32, 32, 8, 2), Config(32, 32, 8, 2), Config(32, 32, 8), _SMALLEST),
+    256: _row(Config(32, 32, 8), Config(32, 16, 8), Config(16, 32, 8), _SMALLEST),
+    288: _row(Config(32, 32, 8), Config(32, 32, 8), Config(16, 32, 8), _SMALLEST),
+    512: _row(Config(32, 16, 8), _SMALLEST, _SMALLEST, _SMALLEST),
+}
+# float32: products of two terms spill registers at any size of block.
+SINGLE_RELATIVE = {
+    96: _row(Config(16, 32, 8), Config(32, 32, 8), Config(16, 16), Config(16, 16)),
+    512: _row(_SMALLEST, _SMALLEST, _SMALLEST, _SMALLEST),
 }

@@ -62,7 +62,7 @@ def configure(
     wide = streamed is not None and _needs_wide_offsets(*streamed)
     kernels, trims = kernels_of(problem), kernel == "trim"
     features = Features(
-        problem.form.name if kernels.function or not trims else PAIRWISE,
+        problem.form.name if kernels.function or kernels.tables or not trims else PAIRWISE,
         len(tensors) > 1,
         problem.plan is not None,
         trained,
@@ -73,7 +73,8 @@ def configure(
     )
     width, with_sequences = max(block_d, block_dv), problem.sequences is not None
     row = "forward" if trims else kernel
-    config = configs.choose(row, processor(), width, features, with_sequences)
+    ranks = kernels.padded_ranks(tensors)
+    config = configs.choose(row, processor(), width, features, with_sequences, ranks)
     if trims:
         config = replace(config, block_n=max(16, config.block_n // 2))
     # Computing products one tile ahead spills registers where offsets take 64 bits and, in forward

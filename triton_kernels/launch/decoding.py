@@ -166,7 +166,8 @@ def _largest_terms(bias: Bias) -> Tensor:
     terms, columns = bias.terms.start, bias.tables.columns
     missing = PEAK_DISTANCES * (triton.cdiv(columns, PEAK_DISTANCES) + 1) - columns
     whole = torch.cat([terms[..., :-1], terms[..., -1:].expand(*terms.shape[:-1], missing)], -1)
-    return whole.unflatten(-1, (-1, PEAK_DISTANCES)).amax(-1)
+    largest = whole.unflatten(-1, (-1, PEAK_DISTANCES)).amax(-1)
+    return largest.nan_to_num(torch.inf, torch.inf, -torch.inf)  # so that a NaN is not skipped
 
 
 def _parts(programs: int, tiles: int) -> int:

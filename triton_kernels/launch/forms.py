@@ -79,6 +79,11 @@ class Kernels:
         tables = self.tables and self.tables(*tensors)
         return Bias(*self._flags(), **operands, function=self._function(*tensors), tables=tables)
 
+    def padded_ranks(self, tensors: tuple[Tensor, ...]) -> int:
+        """Returns the sum of the padded ranks of both terms of a relative bias, 0 for others."""
+        ranks = (x.shape[3] for x in (tensors[0], tensors[2])) if self.tables is not None else ()
+        return sum(max(16, triton.next_power_of_2(rank)) for rank in ranks if rank)
+
     def bias_of_pages(self, form: Form) -> Bias:
         """Returns the operands for decoding, where per-token tensors are in pages."""
         if self.tables is not None:
@@ -94,11 +99,10 @@ class Kernels:
         vectors, table, key_vectors, _ = tensors
         tables, terms = self.tables(*tensors), None
         if table.shape[2]:
-            products = vectors.double() @ table.double()
-            beyond = (
-                products[..., -1:] if tables.last.value else torch.zeros_like(products[..., :1])
-            )
-            terms = per_head(torch.cat([products, beyond], -1).float())
+            products = (vectors.double() @ table.double()).float()
+            last = products[..., -1:]
+            beyond = last if tables.last.value else torch.zeros_like(last)
+            terms = per_head(torch.cat([products, beyond], -1))
         key_vectors = per_head(key_vectors) if key_vectors.shape[3] else None
         return Bias(*self._flags(), terms, None, key_vectors=key_vectors, tables=tables)
 

@@ -37,6 +37,7 @@ WITH_PRODUCTS = (
     "attn_bwd_dq_kernel",
     "attn_bwd_dkv_kernel",
     "attn_bwd_table_kernel",
+    "attn_bwd_relative_kernel",
     "attn_trim_kernel",
     "attn_choose_kernel",
     "attn_decode_kernel",
