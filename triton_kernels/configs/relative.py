@@ -16,12 +16,12 @@ def _row(forward: Config, queries: Config, keys: Config, table: Config) -> Row:
 
 _SMALLEST = Config(16, 16, 8)
 RELATIVE = {
-    96: _row(Config(64, 64, 8, 2), Config(32, 32, 4, 2), Config(32, 64, 8, 2), Config(32, 32)),
+    96: _row(Config(64, 64, 8, 2), Config(32, 32, 4, 2), Config(32, 64, 8), Config(32, 32)),
     160: _row(Config(64, 64, 8), Config(32, 32, 8, 2), Config(32, 32, 8), Config(32, 32, 8)),
     192: _row(Config(32, 32, 8, 2), Config(32, 32, 8, 2), Config(32, 32, 8), _SMALLEST),
-    256: _row(Config(32, 32, 8), Config(32, 16, 8), Config(16, 32, 8), _SMALLEST),
+    256: _row(Config(32, 32, 8), Config(32, 16, 8), _SMALLEST, _SMALLEST),
     288: _row(Config(32, 32, 8), Config(32, 32, 8), Config(16, 32, 8), _SMALLEST),
-    512: _row(Config(32, 16, 8), _SMALLEST, _SMALLEST, _SMALLEST),
+    512: _row(_SMALLEST, _SMALLEST, _SMALLEST, _SMALLEST),
 }
 # float32: products of two terms spill registers at any size of block.
 SINGLE_RELATIVE = {
