@@ -126,7 +126,16 @@ def relative_bias(
 
 @triton.jit
 def add_vector_gradients(
-    bias, problem, h, table, p_first, j_first, grad_s, gradients, RANK, OF_KEYS: tl.constexpr
+    bias,
+    problem,
+    h,
+    table,
+    p_first,
+    j_first,
+    grad_s,
+    gradients,
+    RANK: tl.constexpr,
+    OF_KEYS: tl.constexpr,
 ):
     """Adds to the gradients [rows, padded rank] of the vectors of a tile's rows what its dS
     contributes. grad_s is [BLOCK_M, BLOCK_N], or its transpose with OF_KEYS."""

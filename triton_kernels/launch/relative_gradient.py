@@ -22,12 +22,8 @@ def tables_gradients(
 
     given: q, k, v, grad_o, lse in base 2 and delta. plan: the key ranges of the queries.
     """
-    configured, geometry, columns = (
-        configure("backward_table", problem),
-        problem.geometry,
-        bias.tables.columns,
-    )
-    block = configured.config.block_m
+    configured, geometry = configure("backward_table", problem), problem.geometry
+    block, columns = configured.config.block_m, bias.tables.columns
     ranks = bias.tables.query_rank.value, bias.tables.key_rank.value
     # The distances that contribute: those of the table or, where its ends continue, all.
     of_table = 0 if geometry.causal else -(columns // 2)
@@ -61,12 +57,10 @@ def tables_gradients(
 def _to_columns(x: Tensor, first: int, columns: int) -> Tensor:
     """Maps sums over distances (1, H, distances, R), the first of which has the column `first`, to
     columns. The first and the last column also receive the sums of all distances beyond them."""
-    if first < 0:
-        x, first = (
-            torch.cat([x[:, :, : 1 - first].sum(2, keepdim=True), x[:, :, 1 - first :]], 2),
-            0,
-        )
-    inside = columns - 1 - first
-    if x.shape[2] > inside + 1:
-        x = torch.cat([x[:, :, :inside], x[:, :, inside:].sum(2, keepdim=True)], 2)
-    return pad(x, (0, 0, first, columns - first - x.shape[2]))
+    inside = max(first, 0)
+    before, x = x[:, :, : inside - first], x[:, :, inside - first :]
+    beyond, x = x[:, :, columns - inside :], x[:, :, : columns - inside]
+    gradient = pad(x, (0, 0, inside, columns - inside - x.shape[2]))
+    gradient[:, :, 0] += before.sum(2)
+    gradient[:, :, -1] += beyond.sum(2)
+    return gradient
