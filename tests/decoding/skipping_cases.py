@@ -72,7 +72,8 @@ class Band:
     def __init__(self, beyond: str, signs: Tensor):
         self.beyond = beyond
         self.factors = signs * (1 + torch.rand(2, HEADS, 5, 3).double())
-        self.tables = 20 * torch.exp(-torch.arange(300.0).double() / 60) * torch.rand(1, 3, 1)
+        heights = 10 + 10 * torch.rand(1, 3, 1)
+        self.tables = heights * torch.exp(-torch.arange(300.0).double() / 60)
 
     def lower(self, geometry: Geometry, dtype: torch.dtype, device: torch.device) -> Form:
         factors = self.factors[:, :, : geometry.query_rows]
