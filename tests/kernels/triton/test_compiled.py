@@ -29,9 +29,10 @@ processors = pytest.importorskip(
 
 pytestmark = pytest.mark.slow
 ARCHITECTURES = (80, 86, 89, 90, 100, 120)
-# Instructions of loops that may move registers to memory and back where blocks were not searched
-# for all kernels of an architecture: none elsewhere.
-SPILLS = {86: 128, 89: 128, 120: 128}
+# Instructions of loops that may move registers to memory and back: more where blocks were not
+# searched for all kernels of an architecture. The one elsewhere is a scalar that ptxas keeps in
+# memory although registers are free.
+SPILLS = {80: 1, 86: 128, 89: 128, 90: 1, 100: 1, 120: 128}
 SPILLS_OF_BOTH_TERMS = 2000
 WITH_PRODUCTS = (
     "attn_fwd_kernel",
@@ -149,7 +150,7 @@ def test_no_loop_spills_registers(arch, kernels):
 def allowed_spills(arch: int, one: dict) -> int:
     """In float32, both terms of a relative bias leave too few registers at any size of block."""
     both_terms = one["dtype"] == "float32" and one["form"].startswith("relative_last")
-    return SPILLS_OF_BOTH_TERMS if both_terms else SPILLS.get(arch, 0)
+    return SPILLS_OF_BOTH_TERMS if both_terms else SPILLS[arch]
 
 
 def test_half_precision_runs_on_matrix_units(arch, kernels):
