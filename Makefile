@@ -1,7 +1,7 @@
 PYTHON := python3
 IN_VENV := . .venv/bin/activate &&
 INSTALLED := .venv/installed
-KERNELS := $(shell find csrc -type f)
+KERNELS := $(shell find csrc -type f -not -name '*.py*')
 # A file's tests run one after another, as they share what takes long to make.
 PYTEST := pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 OLDEST_TRITON = $(shell sed -n 's/.*"triton>=\([0-9.]*\);.*/\1/p' pyproject.toml)
@@ -12,8 +12,10 @@ SANITIZER_RUNTIME = $(foreach library,libasan.so libstdc++.so,$(shell $(CXX) -pr
 # Of our kernels alone: those of libraries have errors that they expect.
 COMPUTE_SANITIZER := compute-sanitizer --kernel-name kns=attn_ --kernel-name kns=_factors_kernel \
 	--report-api-errors no --error-exitcode 1
+# A few tests of the CUDA kernels; on a GPU other than Hopper they are skipped, with the reason.
+SANITIZED := "repeatable or skipped_keys"
 
-.PHONY: help demo test test-all test-kernels compiled lint oldest sanitize bench docs wheel gpu gpu-build gpu-check \
+.PHONY: help demo test test-all compiled lint oldest sanitize bench docs wheel gpu gpu-build gpu-check \
 	gpu-test gpu-sanitize gpu-bench clean
 
 help:  ## list these targets
@@ -24,15 +26,12 @@ demo: $(INSTALLED)  ## every bias on real text: errors, time and memory
 
 test: $(INSTALLED)  ## every test that is not slow, and a few of the GPU kernels', drawn anew each time
 	$(IN_VENV) $(PYTEST) --kernel-tests=10 -m "not slow"
-	@echo "make test-all also runs slow tests, and many more of the GPU kernels"
+	@echo "make test-all also runs slow tests, and all of the GPU kernels"
 
-test-all: $(INSTALLED)  ## every other test, and many of the GPU kernels', drawn anew each time
-	$(IN_VENV) $(PYTEST) --gpu=sm_90 --kernel-tests=200
-	$(IN_VENV) $(PYTEST) --gpu=sm_80 -m kernels --kernel-tests=60
-
-test-kernels: $(INSTALLED)  ## every test of the GPU kernels, for two architectures
-	$(IN_VENV) $(PYTEST) --gpu=sm_90 -m kernels
-	$(IN_VENV) $(PYTEST) --gpu=sm_80 -m kernels
+test-all: $(INSTALLED)  ## every test; of the GPU kernels', all for sm_90 and some for others, drawn anew
+	$(IN_VENV) $(PYTEST) --gpu=sm_90
+	$(IN_VENV) $(PYTEST) --gpu=sm_80 -m kernels --ignore=tests/kernels/cuda --kernel-tests=100
+	$(IN_VENV) $(PYTEST) --gpu=sm_100 -m kernels --ignore=tests/kernels/cuda --kernel-tests=20
 
 compiled: $(INSTALLED)  ## every Triton kernel for every architecture, compiled: takes hours
 	$(IN_VENV) pytest tests/kernels/triton/test_compiled.py --all-kernels
@@ -40,7 +39,7 @@ compiled: $(INSTALLED)  ## every Triton kernel for every architecture, compiled:
 lint: $(INSTALLED)  ## ruff and clang-format
 	$(IN_VENV) ruff check
 	$(IN_VENV) ruff format --check
-	$(IN_VENV) clang-format --dry-run -Werror $(KERNELS) tests/emulator/core/*
+	$(IN_VENV) clang-format --dry-run -Werror $(KERNELS) tests/emulator/core/* tests/kernels/cuda/*.cpp
 
 bench: $(INSTALLED)  ## time and memory against other ways to compute the same
 	$(IN_VENV) pytest bench -v --benchmark-quiet
@@ -56,7 +55,7 @@ wheel: $(INSTALLED)  ## a manylinux wheel for this Python, in dist/
 
 oldest: $(INSTALLED)  ## tests of GPU kernels with the oldest Triton that is supported
 	$(IN_VENV) pip install --upgrade --no-deps --target build/oldest triton==$(OLDEST_TRITON)
-	$(IN_VENV) PYTHONPATH=build/oldest $(PYTEST) -m kernels --kernel-tests=12 --gpu=sm_80
+	$(IN_VENV) PYTHONPATH=build/oldest $(PYTEST) -m kernels --ignore=tests/kernels/cuda --kernel-tests=12 --gpu=sm_80
 
 # A second copy of the package, so that the installed one keeps its fast kernels. The emulator of
 # GPUs stays out, as importing it may build it.
@@ -70,7 +69,7 @@ sanitize: $(INSTALLED)  ## kernel tests under AddressSanitizer and UBSan
 	$(IN_VENV) cmake --install build/sanitize --prefix build/sanitize/package/biased_flash_attn
 	$(IN_VENV) PYTHONPATH=build/sanitize/package LD_PRELOAD="$(SANITIZER_RUNTIME)" \
 		ASAN_OPTIONS=detect_leaks=0 $(PYTEST) -m sanitize \
-		--ignore=tests/emulator
+		--ignore=tests/emulator --ignore=tests/kernels/cuda
 
 # In an environment that already holds torch for the GPU, Triton, the build tools and pytest, and
 # compute-sanitizer: works offline.
@@ -80,13 +79,16 @@ gpu-build:  ## build in place
 	$(PYTHON) -m pip install --no-deps --no-build-isolation -e .
 	$(PYTHON) -m biased_flash_attn info
 
-gpu-check:  ## results against float64 and times in two minutes, with a report
+gpu-check:  ## results against float64 and times in two minutes per backend, with reports
 	$(PYTHON) -m biased_flash_attn check --backend triton
+	if $(PYTHON) -c "import torch; exit(torch.cuda.get_device_capability() != (9, 0))"; then \
+		$(PYTHON) -m biased_flash_attn check --backend cuda --report check-report-cuda.md; \
+	else echo "The CUDA kernels are not checked: they need a GPU of compute capability 9.0."; fi
 
 # Most of the time goes to compiling. With pytest-xdist there it is done side by side, by as many
 # as have room: each takes up to 5 GiB of the GPU's memory.
-gpu-test:  ## tests of the Triton kernels
-	$(PYTHON) -m pytest $(addprefix tests/kernels/triton/test_,attention.py plans.py sequences.py) \
+gpu-test:  ## tests of the GPU kernels
+	$(PYTHON) -m pytest -m kernels tests/kernels/triton tests/kernels/cuda tests/attention/test_results.py \
 		$$($(PYTHON) -c "import xdist" 2>/dev/null && echo --numprocesses 10)
 
 # PyTorch's cache of memory would hide what is read or written beyond a tensor.
@@ -95,6 +97,10 @@ gpu-sanitize:  ## some of these tests under compute-sanitizer
 		$(PYTHON) -m pytest tests/kernels/triton/test_attention.py -k over_many_tiles
 	$(COMPUTE_SANITIZER) --tool racecheck \
 		$(PYTHON) -m pytest tests/kernels/triton/test_attention.py -k "over_many_tiles and bfloat16"
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(COMPUTE_SANITIZER) --tool memcheck \
+		$(PYTHON) -m pytest -rs tests/kernels/cuda/test_attention.py -k $(SANITIZED)
+	$(COMPUTE_SANITIZER) --tool racecheck \
+		$(PYTHON) -m pytest -rs tests/kernels/cuda/test_attention.py -k $(SANITIZED)
 
 gpu-bench:  ## time and memory against FlexAttention, SDPA and others; GPU_BENCH="--help"
 	$(PYTHON) -m bench.gpu.run $(GPU_BENCH)

@@ -1,6 +1,5 @@
 // The Python module `_C`. Python passes addresses, strides and sizes by name, and the kernels run
-// on raw pointers. Python has validated the tensors behind the addresses; only the check for NaN is
-// done here.
+// on raw pointers. Python has validated the tensors behind the addresses, except for NaN.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -30,8 +29,8 @@ Element element_of(const std::string& dtype) {
                                 "; it may be float64, float32, bfloat16 or float16");
 }
 
-// The named arguments that Python passes. finish() raises unless every one of them was read, so
-// that a name misspelled on either side is an error.
+// The named arguments from Python. finish() raises unless all of them were read, so that a
+// misspelled name on either side is an error.
 class Fields {
 public:
     explicit Fields(const py::dict& values) : values_(values) {}
@@ -161,7 +160,7 @@ int worthwhile_threads(const Problem& problem, int threads) {
     return int(std::clamp<double>(work / kMultiplicationsPerThread, 1, threads));
 }
 
-// Reads the arguments that all kernels have, decoding included.
+// Reads the arguments that all kernels have, including decoding.
 void take_operands(Fields& fields, Problem& problem) {
     problem.element = element_of(fields.take<std::string>("element"));
     problem.form = form_of(fields.take<std::string>("form"));
@@ -251,6 +250,8 @@ void decode(const py::dict& values) {
     const int64_t bound = std::max(element_bytes(problem.form_tensors[0].element), real);
     problem.lowest = fields.take_view("lowest", bound);
     problem.highest = fields.take_view("highest", bound);
+    problem.table_lowest = fields.take_view("table_lowest", real);
+    problem.table_highest = fields.take_view("table_highest", real);
     problem.o = fields.take_view("o", element);
     problem.lse = fields.take_view("lse", real);
     fields.finish();
@@ -309,6 +310,5 @@ PYBIND11_MODULE(_C, m) {
         "instruction_set", [] { return std::string(bfa::active_instruction_set().name); },
         "Returns the instruction set in use.");
     m.def("use_instruction_set", &bfa::use_instruction_set, "Selects an instruction set by name.");
-    m.def("release_memory", &bfa::release_scratch,
-          "Returns the scratch memory that is kept between calls to the system.");
+    m.def("release_memory", &bfa::release_scratch, "Returns cached scratch memory to the system.");
 }

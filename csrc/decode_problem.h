@@ -9,7 +9,7 @@ namespace bfa {
 // that covers the sequence is paged storage, and a shorter one is a ring buffer. A page is divided
 // into tiles of min(page_size, constants::TILE_KEYS) keys. Query i has position lengths[b] -
 // n_query + i. k and v are (pages, kv_heads, page_size, channels); a per-key form tensor is (pages,
-// heads, page_size). first_key, end_key and sequences are not used.
+// heads, page_size), or has channels in addition. first_key, end_key and sequences are not used.
 struct Decode : Problem {
     int64_t page_size, columns;
     const int64_t* lengths;      // number of keys of each sequence, (batch,)
@@ -24,11 +24,12 @@ struct Decode : Problem {
     // (pages, kv_heads, tiles per page, 2), real: the largest distance of a key from the centre,
     // and the largest norm of a key; infinite where keys or values are not finite
     View extents;
-    // For a form with a per-key tensor: its minimum and maximum in each tile, float64, (pages,
-    // heads, tiles per page). For a distance table: those of each block of
-    // constants::PEAK_DISTANCES entries, real, (batch, heads, blocks), as far as the form needs
-    // them.
+    // For a form with a per-key tensor, as far as the form needs them: its minimum and maximum in
+    // each tile or, for vectors, their largest norm, (pages, heads, tiles per page).
     View lowest, highest;
+    // The same for tables over distances: those of each block of constants::PEAK_DISTANCES entries,
+    // real, (batch, heads, blocks).
+    View table_lowest, table_highest;
 
     int64_t tile_keys() const {
         return page_size < constants::TILE_KEYS ? page_size : constants::TILE_KEYS;

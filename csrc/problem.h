@@ -51,7 +51,7 @@ struct Problem {
     double scale;
     bool causal = true;
     int64_t shift = 0;  // position of the last query minus that of the last key
-    int64_t window;     // keys visible per query, its own included; n_key + shift without a window
+    int64_t window;     // visible keys per query, including its own; n_key + shift without a window
     int threads;
     // One record per sequence, or null if every batch entry is one whole sequence. Packed sequences
     // share one batch entry, whose batch stride is 0; padded ones have a batch entry each. n_query,
@@ -60,8 +60,8 @@ struct Problem {
 
     View q, k, v;                              // element type
     FormTensor form_tensors[kMaxFormTensors];  // in the order of forms.h; data is null if absent
-    // Backward only: the gradients of form_tensors, of the same element types and zero on entry;
-    // data is null if they are not requested.
+    // Backward only: the gradients of form_tensors, real or of the same element types, zero on
+    // entry. data is null if they are not requested.
     FormTensor grad_form[kMaxFormTensors];
     // The plan, one int32 per constants::PLAN_QUERIES queries: of the visible keys, only those in
     // [first_key, end_key) are attended to. Neither decreases along the queries. data is null

@@ -16,15 +16,16 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from torch import Tensor
 
-from biased_flash_attn import attention_plan, biases, nn
-from biased_flash_attn.cli.plot import figure_of, hidden_states
+from biased_flash_attn import attention_plan, biases
+from biased_flash_attn.cli.plot import HEAD_DIM, bias_of, figure_of, random_layer
 from biased_flash_attn.distributed.layout import chunks_of
-from biased_flash_attn.extrapolation import normalized_receptive_field, pictures
-from biased_flash_attn.nn.named_biases import make_bias
+from biased_flash_attn.extrapolation import mean_receptive_field, pictures
+from biased_flash_attn.nn.named_biases import NAMED, QUERY_DEPENDENT, LayerBias
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
 HEADS, LENGTH = 8, 512
+QUERY_LENGTH = 1536  # beyond the ends of all tables
 RANKS = 4
 DPI = 100
 log = logging.getLogger("mkdocs.hooks")
@@ -59,7 +60,8 @@ def png(name: str) -> bytes:
 
 def drawings() -> dict[str, Callable[[], Figure]]:
     """The functions that draw the pictures, by name."""
-    bias_figures = {name: partial(figure_of, name, HEADS, LENGTH) for name in nn.BIASES}
+    lengths = dict.fromkeys(NAMED, LENGTH) | dict.fromkeys(QUERY_DEPENDENT, QUERY_LENGTH)
+    bias_figures = {name: partial(figure_of, name, HEADS, n) for name, n in lengths.items()}
     plans = {
         f"plan_{name}": partial(plan_of, biases.DISTANCE_BIASES[name])
         for name in ("alibi", "type2", "sandwich")
@@ -69,8 +71,9 @@ def drawings() -> dict[str, Callable[[], Figure]]:
 
 
 def all_biases() -> Figure:
-    x = hidden_states(HEADS, LENGTH)
-    made = {name: make_bias(name, HEADS, x.shape[-1])(x) for name in nn.BIASES}
+    layer = random_layer(HEADS, LENGTH)
+    modules = {name: LayerBias(name, HEADS, HEADS * HEAD_DIM) for name in NAMED}
+    made = {name: bias_of(module, layer, 1) for name, module in modules.items()}
     return pictures.all_biases({name: pictures.curves(b, LENGTH) for name, b in made.items()})
 
 
@@ -82,8 +85,8 @@ def heat_maps() -> Figure:
 def receptive_fields() -> Figure:
     fields = {}
     for name, bias in biases.DISTANCE_BIASES.items():
-        weights = torch.from_numpy(pictures.curves(bias(HEADS), LENGTH)).exp().mean(0)
-        fields[name] = tuple(x.numpy() for x in normalized_receptive_field(weights))
+        weights = torch.from_numpy(pictures.curves(bias(HEADS), LENGTH)).exp()
+        fields[name] = tuple(x.numpy() for x in mean_receptive_field(weights))
     return pictures.receptive_fields(fields)
 
 

@@ -70,12 +70,12 @@ def pytest_collection_modifyitems(config, items):
     if n is None:
         return
     of_kernels = [item for item in items if item.get_closest_marker("kernels")]
-    left_out = set(drawn_in_turns(of_kernels, random.Random(config.option.seed))[n:])
-    items[:] = [item for item in items if item not in left_out]
-    config.hook.pytest_deselected(items=list(left_out))
+    deselected = set(one_case_of_each_first(of_kernels, random.Random(config.option.seed))[n:])
+    items[:] = [item for item in items if item not in deselected]
+    config.hook.pytest_deselected(items=list(deselected))
 
 
-def drawn_in_turns(items: list, draw: random.Random) -> list:
+def one_case_of_each_first(items: list, draw: random.Random) -> list:
     """One case of each test function, in random order, before a second one of any."""
     shuffled = draw.sample(items, len(items))
     nth = Counter()
@@ -167,9 +167,15 @@ def emulated_gpu(request):
 
 
 @pytest.fixture
-def drawn_dtype(seed) -> torch.dtype:
-    """One of those that GPU kernels take; compiling each test's kernels for all takes too long."""
-    dtype = random.Random(seed).choice([torch.float32, torch.float16, torch.bfloat16])
+def drawn_dtype(request) -> torch.dtype:
+    """One of those that GPU kernels take, drawn for each bias.
+
+    Compiling kernels for all of them takes too long. The tests of a bias have the same one in a
+    run, so that they share compiled kernels.
+    """
+    parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    draw = random.Random(f"{request.config.option.seed} {parameters.get('bias')}")
+    dtype = draw.choice([torch.float32, torch.float16, torch.bfloat16])
     print(dtype)
     return dtype
 

@@ -112,16 +112,16 @@ class Function(NamedTuple):
     segments: tl.constexpr
 
 
-class Tables(NamedTuple):
+class VectorTables(NamedTuple):
     """The tables of a relative bias: a row for each of `columns` distances.
 
     queries, keys: the vectors that those of the queries and of the keys are multiplied by, with
-    query_rank and key_rank numbers each; None for a term that is absent. last: beyond a table, its
+    query_rank and key_rank numbers each: none for a term that is absent. last: beyond a table, its
     nearest row is used; otherwise the bias is 0 there.
     """
 
-    queries: Rows | None
-    keys: Rows | None
+    queries: Rows
+    keys: Rows
     columns: int
     query_rank: tl.constexpr
     key_rank: tl.constexpr
@@ -129,34 +129,41 @@ class Tables(NamedTuple):
 
 
 class Bias(NamedTuple):
-    """The operands of a form: see launch/forms.py.
+    """The operands of a bias. Kernels do not know its form, but ask which operands are not None;
+    launch/forms.py has those of each form.
 
-    terms: slopes; the table, padded by padded_table and, for a function of the distance alone, in
-    base 2; float64 prefix sums; or a dense bias. high, low: two float32 numbers whose sum is the
-    prefix sum. function: maps the product of a gain and an entry of the table to the bias.
-    squared: the bias is -log(1 + beta^2).
-    query_vectors, key_vectors, tables: those of a relative bias (bias/relative.py).
-    factored: unmasked tiles use query_factors and key_factors (bias/factors.py). Tiles of a table
-    do so only at or beyond the two table indices in far (B or 1, H or 1, 2):
+    slopes: one per head. sums: float64 prefix sums; high, low: two float32 numbers whose sum is the
+    prefix sum. table: values by distance, padded by padded_table and, without `function`, in base
+    2; in decoding, they are neither, and a relative bias has a table per query. function: maps the
+    product of a gain and an entry of the table to the bias. of_pairs: the bias of every pair.
+    query_vectors, key_vectors, vector_tables: those of a relative bias (bias/relative.py).
+    exists: whether the bias has any operands, and is not 0. squared: it is -log(1 + beta^2).
+    factored: unmasked tiles use query_factors and key_factors (bias/factors.py) or, beyond the band
+    of a relative bias, have none. only_far: they do so only far from the queries: beyond that band
+    or, with a table, at or beyond the two table indices in far (B or 1, H or 1, 2):
     bias/table_polynomials.py.
     ahead: the product of the factors is computed one tile ahead.
     sum_columns: the number of columns of factors that gradients of sums use.
     """
 
-    form: tl.constexpr
+    exists: tl.constexpr
     squared: tl.constexpr
-    factored: tl.constexpr
-    terms: Rows | None
-    gain: Rows | None
+    factored: tl.constexpr = tl.constexpr(False)
+    slopes: Rows | None = None
+    sums: Rows | None = None
+    table: Rows | None = None
+    of_pairs: Rows | None = None
+    gain: Rows | None = None
     high: Rows | None = None
     low: Rows | None = None
     function: Function | None = None
     query_vectors: Rows | None = None
     key_vectors: Rows | None = None
-    tables: Tables | None = None
+    vector_tables: VectorTables | None = None
     query_factors: Factors | None = None
     key_factors: Factors | None = None
     far: Rows | None = None
+    only_far: tl.constexpr = tl.constexpr(False)
     ahead: tl.constexpr = tl.constexpr(False)
     sum_columns: tl.constexpr = tl.constexpr(8)
 

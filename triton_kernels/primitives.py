@@ -148,6 +148,12 @@ def visible(problem, p, j, begin, end):
 
 
 @triton.jit
+def along(x, COLUMNS: tl.constexpr):
+    """Returns a vector [n] as a row [1, n] with COLUMNS, else as a column [n, 1]."""
+    return x[None, :] if COLUMNS else x[:, None]
+
+
+@triton.jit
 def round_down(n, SIZE: tl.constexpr):
     """Returns the largest multiple of SIZE that is at most n, or 0 if n is negative."""
     return tl.maximum(n, 0) // SIZE * SIZE

@@ -31,7 +31,7 @@ class Family(Enum):
 
 # KiB of shared memory per block that the configurations of a family need.
 _NEEDED = {
-    Family.AMPERE: 99,
+    Family.AMPERE: 163,
     Family.GEFORCE_AMPERE: 99,
     Family.HOPPER: 227,
     Family.BLACKWELL: 227,

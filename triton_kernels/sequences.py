@@ -2,7 +2,8 @@
 
 A kernel passes the restricted operands to a function that computes one sequence as if there were no
 others: rows start at 0, and lengths are those of the sequence. Without sequences, operands are
-returned unchanged.
+returned unchanged. Operands that are None become (), because some versions of Triton cannot return
+None from functions.
 
 Restricted operands must be passed as arguments directly. If they are assigned to variables or, in
 some versions of Triton, returned from functions, their constexpr fields lose their compile-time
@@ -30,12 +31,12 @@ class OwnProblem(Problem):
 
 
 class OwnBias(Bias):
-    """A bias with the per-token operands replaced by `rows`, a result of own_rows."""
+    """A bias with its per-token operands replaced by `rows`, a result of own_rows."""
 
     def __new__(cls, bias, rows):
         names = (
-            *("terms", "gain", "high", "low", "query_vectors", "key_vectors"),
-            *("query_factors", "key_factors"),
+            *("sums", "of_pairs", "gain", "high", "low"),
+            *("query_vectors", "key_vectors", "query_factors", "key_factors"),
         )
         own = {name: x for name, x in zip(names, rows, strict=True) if len(x)}
         return Bias(**dict(zip(Bias._fields, bias, strict=True)) | own)
@@ -66,19 +67,24 @@ def own_lengths(problem, b):
 
 
 @triton.jit
+def own(x, problem, b, FIRST: tl.constexpr):
+    return x if problem.sequences is None else rows_from(x, number(problem, b, FIRST))
+
+
+@triton.jit
 def own_queries(x, problem, b):
-    return x if problem.sequences is None else rows_from(x, number(problem, b, FIRST_QUERY))
+    return () if x is None else own(x, problem, b, FIRST_QUERY)
 
 
 @triton.jit
 def own_keys(x, problem, b):
-    return x if problem.sequences is None else rows_from(x, number(problem, b, FIRST_KEY))
+    return () if x is None else own(x, problem, b, FIRST_KEY)
 
 
 @triton.jit
 def own_pairs(x, problem, b):
     """Restricts x (B, H, Nq, Nk) to the pairs of sequence b."""
-    return x if problem.sequences is None else pairs_from(x, problem, b)
+    return () if x is None else x if problem.sequences is None else pairs_from(x, problem, b)
 
 
 @triton.jit
@@ -99,28 +105,25 @@ def factors_from(x, row):
 
 @triton.jit
 def own_rows(bias, problem, b):
-    """Returns terms, gain, high, low, query_vectors, key_vectors, query_factors and key_factors,
-    restricted to sequence b; () for those that are not per token."""
-    terms, gain, high, low = (), (), (), ()
-    query_vectors, key_vectors, query_factors, key_factors = (), (), (), ()
-    if bias.form == "cumulative":
-        terms = own_keys(bias.terms, problem, b)
-        high, low = own_keys(bias.high, problem, b), own_keys(bias.low, problem, b)
-    if bias.form == "dense":
-        terms = own_pairs(bias.terms, problem, b)
-    if bias.gain is not None:
-        gain = own_queries(bias.gain, problem, b)
-    if bias.query_vectors is not None:
-        query_vectors = own_queries(bias.query_vectors, problem, b)
-    if bias.key_vectors is not None:
-        key_vectors = own_keys(bias.key_vectors, problem, b)
-    # The factors of tables are per distance, not per token.
-    if bias.query_factors is not None and bias.form != "distance":
-        query_factors = own_factors(bias.query_factors, problem, b, FIRST_QUERY)
-        key_factors = own_factors(bias.key_factors, problem, b, FIRST_KEY)
-    return terms, gain, high, low, query_vectors, key_vectors, query_factors, key_factors
+    """Returns the operands that OwnBias replaces, restricted to sequence b; () for those that are
+    None or not per token."""
+    return (
+        own_keys(bias.sums, problem, b),
+        own_pairs(bias.of_pairs, problem, b),
+        own_queries(bias.gain, problem, b),
+        own_keys(bias.high, problem, b),
+        own_keys(bias.low, problem, b),
+        own_queries(bias.query_vectors, problem, b),
+        own_keys(bias.key_vectors, problem, b),
+        own_factors(bias, bias.query_factors, problem, b, FIRST_QUERY),
+        own_factors(bias, bias.key_factors, problem, b, FIRST_KEY),
+    )
 
 
 @triton.jit
-def own_factors(x, problem, b, FIRST: tl.constexpr):
-    return x if problem.sequences is None else factors_from(x, number(problem, b, FIRST))
+def own_factors(bias, x, problem, b, FIRST: tl.constexpr):
+    factors = ()
+    # The factors of tables are per distance, not per token.
+    if x is not None and bias.table is None:
+        factors = x if problem.sequences is None else factors_from(x, number(problem, b, FIRST))
+    return factors

@@ -1,1 +1,1 @@
-"""What benchmarks on CPUs and GPUs share: what is measured, and how."""
+"""Shared by the benchmarks on CPUs and GPUs: implementations, checks and measurements."""

@@ -16,7 +16,7 @@ from biased_flash_attn.forms import Geometry
 
 LENGTH = 330  # several tiles, the last one partial
 SKIPPING_LENGTH = 4000  # most tiles are skipped
-CANCELLED = 1e-12  # what float64 leaves of sums that cancel
+CANCELLED = 1e-12  # the float64 residual of sums that cancel
 
 
 @cache
@@ -33,11 +33,11 @@ def check_exact(inputs: Inputs, bias: str | None, backend: str) -> None:
     naive_errors = errors(naive(inputs, bias)(), exact)
     for name, error in errors(ours(inputs, bias, backend)(), exact).items():
         allowed = error_bound(naive_errors[name], dtype, float32_roundings=n_queries)
-        assert error <= allowed, f"{bias}, {dtype}: {name} errs by {error:.2g} > {allowed:.2g}"
+        assert error <= allowed, f"{bias}, {dtype}: error of {name}: {error:.2g} > {allowed:.2g}"
 
 
 def sizes_of(values: dict[str, Tensor]) -> dict[str, float]:
-    """The largest entry of each float64 tensor, or of any tensor where it is a rounding error."""
+    """The largest entry of each float64 tensor, or of any tensor if it is a rounding error."""
     sizes = {name: float(t.abs().max()) for name, t in values.items()}
     largest = max(sizes.values())
     return {name: x if x > CANCELLED * largest else largest for name, x in sizes.items()}
@@ -71,7 +71,7 @@ def check_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         difference = float((found[name].float() - x.float()).norm() / expected_norm)
         # The gradient of a parameter sums signed terms of all pairs, which largely cancel.
         allowed = 0.2 if name in ("o", "q", "k", "v") else 0.5
-        assert difference <= allowed, f"another result: {name} differs by {difference:.2g}"
+        assert difference <= allowed, f"different results: {name} differs by {difference:.2g}"
 
 
 def naive(inputs: Inputs, bias: str | None) -> Training:

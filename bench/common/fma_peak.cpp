@@ -1,5 +1,5 @@
-// Prints the fused multiply-adds that this machine's cores reach together, in GFLOP/s: chains in
-// registers, no memory. Usage: fma_peak THREADS
+// Prints the rate of fused multiply-adds of all cores of this machine, in GFLOP/s, for chains in
+// registers without memory accesses. Usage: fma_peak THREADS
 #include <omp.h>
 
 #include <algorithm>
@@ -29,7 +29,7 @@ int main(int, char** argv) {
 #pragma GCC unroll 12
                 for (int chain = 0; chain < kChains; ++chain) {
                     sum[chain] = sum[chain] * factor + factor;
-                    asm volatile("" : "+v"(sum[chain]));  // keeps every step
+                    asm volatile("" : "+v"(sum[chain]));  // prevents the removal of steps
                 }
         }
         const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;

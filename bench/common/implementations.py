@@ -53,7 +53,7 @@ def make_bias(name: str | None, inputs: Inputs) -> nn.Module | None:
     heads, device = inputs.q.shape[1], inputs.q.device
     if (name, variant) == ("alibi", "trained"):
         return named_biases.OfPositions(biases.ALiBi(heads, trainable=True)).to(device)
-    bias = named_biases.make_bias(name, heads, DIM).to(device)
+    bias = named_biases.NAMED[name].make(heads, DIM).to(device)
     if variant == "given steps":
         return Given(bias(inputs.x))
     return Fixed(bias, inputs.x) if variant == "fixed" else bias

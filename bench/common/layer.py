@@ -59,7 +59,8 @@ class Training:
         self.grad_o = inputs.grad_o
         self.leaves = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
         parameters = bias.named_parameters() if bias else ()
-        self.leaves.update((name, p) for name, p in parameters if p.requires_grad)
+        # With a prefix: TransformerXL has a parameter v.
+        self.leaves.update((f"bias.{name}", p) for name, p in parameters if p.requires_grad)
 
     def __call__(self) -> dict[str, Tensor]:
         o = self.attend()

@@ -39,11 +39,12 @@ def ours(
     inputs: Inputs, name: str, backend: str = "cpu", tolerance: float | None = None
 ) -> Training:
     module = make(name, inputs)
-    q, k, v, settings = inputs.q, inputs.k, inputs.v, {"tolerance": tolerance, "backend": backend}
+    q, k, v, x = inputs.q, inputs.k, inputs.v, inputs.x.to(inputs.q.dtype)
+    settings = {"tolerance": tolerance, "backend": backend}
 
     def attend() -> Tensor:
         if name == "banded":
-            return biased_flash_attn(q, k, v, module(inputs.x.to(q.dtype)), **settings)
+            return biased_flash_attn(q, k, v, module(x), **settings)
         if name == "transformer_xl":
             return biased_flash_attn(module.queries(q), k, v, module(q), **settings)
         return biased_flash_attn(
@@ -58,11 +59,11 @@ def plain_pytorch(inputs: Inputs, name: str) -> Training:
     module = make(name, inputs)
     q, k, v, scale = inputs.q, inputs.k, inputs.v, inputs.q.shape[3] ** -0.5
     d, hidden = distances(q.shape[2], q.device)
-    d = d.long()
+    d, x = d.long(), inputs.x.to(q.dtype)
 
     def attend() -> Tensor:
         if name == "banded":
-            s = scale * q @ k.mT + banded(module, inputs.x.to(q.dtype), d)
+            s = scale * q @ k.mT + banded(module, x, d)
         else:
             s = scale * module.queries(q) @ k.mT + transformer_xl(module, q)
         return s.masked_fill(hidden, -torch.inf).softmax(-1) @ v
@@ -91,11 +92,11 @@ def sdpa_with_dense_bias(inputs: Inputs, name: str) -> Training:
     module = make(name, inputs)
     q, k, v = inputs.q, inputs.k, inputs.v
     d, hidden = distances(q.shape[2], q.device)
-    d = d.long()
+    d, x = d.long(), inputs.x.to(q.dtype)
 
     def attend() -> Tensor:
         with torch.no_grad():
-            mask = banded(module, inputs.x.to(q.dtype), d).masked_fill_(hidden, -torch.inf)
+            mask = banded(module, x, d).masked_fill_(hidden, -torch.inf)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
     return Training(inputs, attend)

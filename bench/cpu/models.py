@@ -12,7 +12,7 @@ from transformers import BloomConfig, BloomModel, PreTrainedModel, T5Config, T5E
 from biased_flash_attn.integrations.transformers import accelerate
 
 LAYERS = 4
-VOCABULARY = 1024  # small, as embeddings do not matter for attention
+VOCABULARY = 1024  # small, as embeddings are irrelevant to attention
 
 
 @dataclass(frozen=True)

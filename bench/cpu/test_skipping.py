@@ -39,7 +39,7 @@ def test_cost_where_nothing_can_be_skipped(benchmark, record, length, bias, dtyp
     whole = seconds(ours(inputs, bias, tolerance=0.0))
     mine, theirs = alternate(benchmark, ours(inputs, bias), whole, 31)
     ratios = [m / t for m, t in zip(mine, theirs, strict=True)]
-    work = f"{bias}, of which nothing can go, against itself at tolerance 0"
+    work = f"{bias}, without negligible keys, against itself at tolerance 0"
     record(work, dtype, ratios, "x", "<=", 1.02, mine, theirs)
 
 
@@ -55,7 +55,7 @@ def test_long_sequence_against_sdpa(benchmark, record, length):
     record(work, "float32", ratios, "x", ">=", 15, mine, theirs)
 
 
-def test_threads_share_heads_of_different_cost(benchmark, record, length):
+def test_threads_balance_heads_of_unequal_cost(benchmark, record, length):
     inputs = draw(4 * length, torch.float32)
 
     def alone() -> float:

@@ -5,5 +5,5 @@ multiprocessor (simulate.py): schedulers, arithmetic units, matrix units, shared
 cache (pipes.py, gpu.py). The number of iterations of each loop follows from the problem (tiles.py),
 and blocks are assigned to multiprocessors as they become free (times.py). Two undocumented
 parameters of a GPU are fitted to some published timings (calibration.py, published.py); the stated
-error is that of predicting the others.
+error is that of predicting the others. The CUDA kernels have estimates of their own (cuda).
 """

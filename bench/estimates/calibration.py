@@ -28,6 +28,8 @@ FRACTION = 0.9  # of predicted rows with at most the stated error
 
 @dataclass(frozen=True)
 class Prediction:
+    """row: a timing, of these kernels or, in cuda/, of those in CUDA."""
+
     row: Row
     milliseconds: float
 
@@ -60,6 +62,7 @@ def predictions(gpu: Gpu) -> list[Prediction]:
 
 
 def stated_error(found: Iterable[Prediction]) -> float:
+    """An upper bound of the errors of nine in ten of the rows that were predicted."""
     errors = sorted(abs(one.error) for one in found if not one.row.is_fitted)
     return errors[math.ceil(FRACTION * len(errors)) - 1]
 

@@ -12,10 +12,10 @@ from biased_flash_attn.triton_kernels.configs import Config
 from triton.runtime import driver
 
 from bench.machine_code import compiled
+from bench.machine_code.sass import Code, disassemble
 
 from . import banks
 from .gpu import Gpu
-from .sass import Code, disassemble
 from .tiles import DELTA, DKV, DQ, FORWARD, TABLE
 
 # The names of kernels in configs.choose, which has no entry for the kernel of D.

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 
+from bench.machine_code.sass import Instruction
+
 from .gpu import PARTITIONS, Gpu
-from .sass import Instruction
 
 MATRIX, EXP, ISSUE, FP32, ALU, FP64 = "matrix", "exp", "issue", "FP32", "ALU", "FP64"
 SHARED, L2, FENCE = "shared", "L2", "fence"
@@ -20,7 +21,7 @@ OF_ALL = frozenset({SHARED, L2})
 WARPS_OF_A_GROUP = 4  # warps that issue products together on Hopper
 SHARED_BYTES = 128  # bytes per cycle of shared memory, without bank conflicts
 
-# Instructions that take a partition's 16 lanes two cycles (CUDA C++ programming guide).
+# Instructions that occupy the 16 lanes of a partition for two cycles (CUDA C++ programming guide).
 _ALU = {
     *("FMNMX", "FSEL", "FSETP", "F2FP", "FCHK", "IADD3", "IABS", "IMNMX", "ISETP", "LEA", "LOP3"),
     *("MOV", "PLOP3", "PRMT", "SEL", "SGXT", "SHF", "VIADD", "VIMNMX", "P2R", "R2P", "BMSK"),
@@ -69,21 +70,13 @@ def uses(one: Instruction, gpu: Gpu, conflicts: int = 1) -> tuple[Use, ...]:
 
 
 def _access(one: Instruction, gpu: Gpu, conflicts: int) -> tuple[Use, ...]:
-    size, found = access_bytes(one), []
+    size, found = one.access_bytes, []
     if one.name in _SHARED:
         cycles = size / SHARED_BYTES * (conflicts if one.name == "LDSM" else 1)
         found.append(Use(SHARED, cycles, gpu.shared_latency))
     if one.name in _GLOBAL:
         found.append(Use(L2, size / gpu.l2_bytes, gpu.l2_latency))
     return tuple(found)
-
-
-def access_bytes(one: Instruction) -> int:
-    """The bytes that a warp reads or writes if all of its lanes are active."""
-    if matrices := re.search(r"\.MT?88(?:\.(\d))?", one.opcode):
-        return 128 * int(matrices[1] or 1)
-    width = re.search(r"\.[US]?(128|64|16|8)\b", one.opcode)
-    return 32 * int(width[1] if width else 32) // 8
 
 
 def multiply_adds(one: Instruction) -> int:
@@ -98,11 +91,16 @@ def _product(one: Instruction, gpu: Gpu) -> Use:
         # Fixed latencies are part of the control fields.
         rate = gpu.products * gpu.warp_products / PARTITIONS
         return Use(MATRIX, multiply_adds(one) / rate)
+    cycles = max(multiply_adds(one) / gpu.products, operand_bytes(one) / SHARED_BYTES)
+    return Use(MATRIX, cycles, 32)
+
+
+def operand_bytes(one: Instruction) -> int:
+    """What a product of a warp group reads from shared memory: the right operand and, unless it is
+    in registers, the left one."""
     rows, columns, depth = map(int, re.match(r"HGMMA\.(\d+)x(\d+)x(\d+)", one.opcode).groups())
-    # The right operand and, unless it is in registers, the left one come from shared memory.
     left_is_shared = re.match(r"R\d+, gdesc", one.operands) is not None
-    operands = 2 * depth * (columns + rows * left_is_shared)
-    return Use(MATRIX, max(multiply_adds(one) / gpu.products, operands / SHARED_BYTES), 32)
+    return 2 * depth * (columns + rows * left_is_shared)
 
 
 def pipe_cycles(

@@ -1,8 +1,8 @@
 """Timings published by others, to which the model is fitted and on which it is tested.
 
-None of these kernels is ours. Our kernel without a bias stands in for each of them, compiled with
-the same block sizes where they are known. It differs in how it scales logits, in the order in which
-it starts blocks (which is taken into account), and in the version of Triton.
+None of these kernels is ours. Each is represented by our kernel without a bias, compiled with the
+same block sizes if they are known. It differs in how it scales logits, in the order in which it
+starts blocks (which is taken into account), and in the version of Triton.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def problem(head_dim: int) -> times.Problem:
 
 
 def lines(gpu: Gpu, form: str, head_dim: int) -> list[Line]:
-    """The kernels of both directions; the bias is trained where it has parameters."""
+    """The kernels of both directions; a bias with parameters is trained."""
     names = [name for name in NAMES if name != tiles.TABLE or form == "distance"]
     trained = form != "none"
     kernels = (build(gpu.arch, name, form, head_dim, trained=trained) for name in names)

@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from bench.machine_code.sass import NO_SCOREBOARD, Instruction
+
 from .gpu import PARTITIONS, Gpu
 from .pipes import OF_ALL, Use, uses
-from .sass import NO_SCOREBOARD, Instruction
 
 BARRIER_CYCLES = 20  # from the arrival of the last warp to the release of all
 READ_CYCLES = 12  # until an instruction has read its operands
@@ -37,6 +38,8 @@ class Kind(Enum):
     COPY = auto()
     END_OF_COPIES = auto()
     WAIT_FOR_COPIES = auto()
+    WAIT = auto()  # for an event, and the signal of one, between warps that do different things
+    SIGNAL = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,7 @@ class Step:
     uses: tuple[Use, ...]
     kind: Kind
     allowed: int  # the number of groups that may be pending after a wait
+    event: str = ""  # of WAIT and SIGNAL
 
 
 @dataclass(slots=True)
@@ -62,6 +66,7 @@ class Block:
 class Warp:
     partition: int
     block: Block
+    steps: Sequence[Step]
     at: int = 0
     scoreboards: list[float] = field(default_factory=lambda: [0.0] * 6)
     product_end: float = 0.0
@@ -103,12 +108,16 @@ def cycles_of_a_pass(steps: Sequence[Step], warps: int, blocks: int) -> float:
 
 def simulate(steps: Sequence[Step], warps: int, blocks: int = 1) -> float:
     """Cycles until all blocks, of `warps` warps each, have executed the steps."""
-    return _Multiprocessor(steps, warps, blocks).run()
+    multiprocessor = Multiprocessor()
+    for number in range(blocks):
+        block = Block(warps)
+        for warp in range(warps):
+            multiprocessor.push(number * STAGGER, Warp(warp % PARTITIONS, block, steps))
+    return multiprocessor.run()
 
 
-class _Multiprocessor:
-    def __init__(self, steps: Sequence[Step], warps: int, blocks: int):
-        self.steps = steps
+class Multiprocessor:
+    def __init__(self) -> None:
         self.next_issue = [0.0] * PARTITIONS
         # The cycle in which each unit is free: units of a partition, and shared ones.
         self.units: list[dict[str, float]] = [{} for _ in range(PARTITIONS)]
@@ -116,28 +125,24 @@ class _Multiprocessor:
         self.end = 0.0
         self.pushed = 0
         self.ready: list[tuple[float, int, Warp]] = []
-        for number in range(blocks):
-            block = Block(warps)
-            for warp in range(warps):
-                self._push(number * STAGGER, Warp(warp % PARTITIONS, block))
 
     def run(self) -> float:
         while self.ready:
             time, _, warp = heapq.heappop(self.ready)
             possible = self._possible(warp, time)
             if possible > time:
-                self._push(possible, warp)
+                self.push(possible, warp)
             else:
                 self._issue(warp, time)
         return self.end
 
-    def _push(self, time: float, warp: Warp) -> None:
+    def push(self, time: float, warp: Warp) -> None:
         self.pushed += 1
         heapq.heappush(self.ready, (time, self.pushed, warp))
 
     def _possible(self, warp: Warp, time: float) -> float:
         """The earliest cycle in which the warp can issue its next instruction."""
-        step = self.steps[warp.at]
+        step = warp.steps[warp.at]
         time = max(time, self.next_issue[warp.partition])
         for scoreboard in step.waits:
             time = max(time, warp.scoreboards[scoreboard])
@@ -155,7 +160,7 @@ class _Multiprocessor:
         return time
 
     def _issue(self, warp: Warp, time: float) -> None:
-        step = self.steps[warp.at]
+        step = warp.steps[warp.at]
         self.next_issue[warp.partition] = time + 1
         end = self._use(step, warp, time)
         read = end if step.kind is Kind.FENCE else time + READ_CYCLES
@@ -167,8 +172,8 @@ class _Multiprocessor:
         warp.at += 1
         if step.kind is Kind.BARRIER:
             self._arrive(warp, time + step.stall)
-        elif warp.at < len(self.steps):
-            self._push(time + max(1, step.stall), warp)
+        elif warp.at < len(warp.steps):
+            self.push(time + max(1, step.stall), warp)
 
     def _use(self, step: Step, warp: Warp, time: float) -> float:
         """Occupies each unit in turn and returns the cycle of the last result."""
@@ -195,6 +200,6 @@ class _Multiprocessor:
         arrived.append(warp)
         if len(arrived) == warp.block.warps:
             for one in arrived:
-                if one.at < len(self.steps):
-                    self._push(time + BARRIER_CYCLES, one)
+                if one.at < len(one.steps):
+                    self.push(time + BARRIER_CYCLES, one)
             arrived.clear()

@@ -7,11 +7,12 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 
+from bench.machine_code.sass import Instruction
+
 from . import tiles
 from .gpu import Gpu
 from .kernels import Kernel
 from .pipes import PIPES, WARPS_OF_A_GROUP, multiply_adds, pipe_cycles
-from .sass import Instruction
 from .simulate import cycles_of_a_pass, prepare, simulate
 
 FLOPS = 4  # of a forward pass, per pair of query and key and per channel
@@ -77,7 +78,7 @@ def estimate(kernel: Kernel, gpu: Gpu, problem: Problem, longest_first: bool = T
     ]
     if not longest_first:
         of_blocks.reverse()
-    busy = gpu.nanoseconds(_last_end(of_blocks, groups, gpu.multiprocessors * at_once))
+    busy = gpu.nanoseconds(last_end(of_blocks, groups, gpu.multiprocessors * at_once))
     memory = _bytes(kernel.name, problem) / gpu.hbm
     return Estimate(max(busy, memory) * 1e-6, memory >= busy)
 
@@ -121,7 +122,7 @@ def _tiling(kernel: Kernel, n: int) -> tiles.Tiling:
     return tiles.tiling(kernel.form, kernel.causal, n, kernel.block_m, kernel.block_n)
 
 
-def _last_end(of_blocks: list[float], groups: int, places: int) -> float:
+def last_end(of_blocks: list[float], groups: int, places: int) -> float:
     """The end of the last block, if each place starts the next block as soon as it is free."""
     free = [0.0] * places
     for block in of_blocks:

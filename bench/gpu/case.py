@@ -1,6 +1,6 @@
 """Measures one case of the GPU benchmark in a separate process.
 
-    python -m bench.gpu.case BIAS HEAD_DIM LENGTH [--rehearse]
+    python -m bench.gpu.case BACKEND BIAS HEAD_DIM LENGTH [--rehearse]
 
 Checks and compiles everything, prints "ready", and waits for a line: several such processes may
 prepare in parallel, and then measure one after another. Prints one JSON row per line. In separate
@@ -49,8 +49,9 @@ class Measurement:
         self.inputs = self.drawn(case.length, max(1, device.tokens // case.length))
         self.comparisons = comparisons(case, device.compiled)
         self.failures: dict[Comparison, str] = {}
+        self.refusals: dict[str | None, str] = {}  # of biases that the backend does not support
         # Cached, like the code compiled for them.
-        self.ours = cache(partial(ours, self.inputs, backend="triton"))
+        self.ours = cache(partial(ours, self.inputs, backend=case.backend))
         self.others = cache(lambda make: make(self.inputs))
 
     def drawn(self, length: int, batch: int) -> Inputs:
@@ -59,10 +60,15 @@ class Measurement:
         return draw(length, DTYPE, self.case.head_dim, **size)
 
     def prepare(self) -> None:
-        """Fails if our results are wrong; records failures of alternatives."""
+        """Fails if our results are wrong; records refusals, and failures of alternatives."""
         small = self.drawn(self.device.checked_length, batch=2)
         for bias in dict.fromkeys(comparison.bias for comparison in self.comparisons):
-            check_exact(small, bias, "triton")
+            try:
+                check_exact(small, bias, self.case.backend)
+            except ValueError as error:
+                if not str(error).startswith(f"backend='{self.case.backend}'"):
+                    raise
+                self.refusals[bias] = str(error)
         for comparison in self.comparisons:
             if not comparison.matrices:
                 self.attempt(comparison, self.check)
@@ -70,6 +76,8 @@ class Measurement:
 
     def attempt(self, comparison: Comparison, what: Callable):
         """Returns what(comparison), or None if it fails, and records the reason."""
+        if refusal := self.refusals.get(comparison.bias):
+            self.failures[comparison] = refusal
         if comparison in self.failures:
             return None
         try:
@@ -97,7 +105,9 @@ class Measurement:
 
     def rows(self) -> Iterator[Row]:
         if self.case.bias in TRAINED:
-            yield self.memory()
+            bias = TRAINED[self.case.bias] or f"{self.case.bias}, fixed"
+            if bias not in self.refusals:
+                yield self.memory(bias)
         for comparison in self.comparisons:
             if comparison.matrices:
                 self.attempt(comparison, self.check)
@@ -128,13 +138,11 @@ class Measurement:
             self.failures.get(comparison),
         )
 
-    def memory(self) -> Row:
-        """The row of the peak memory, forward and backward, with trained parameters."""
-        bias = TRAINED[self.case.bias] or f"{self.case.bias}, fixed"
+    def memory(self, bias: str) -> Row:
+        """The row of the peak memory, forward and backward."""
         peaks = [self.device.peak_bytes(self.ours(name, tolerance=0.0)) for name in (bias, None)]
-        work = f"D = {self.case.head_dim}, N = {self.case.length}, peak memory: {bias}"
         return Row(
-            f"{work} against no bias",
+            f"{self.case.size}, peak memory: {bias} against no bias",
             "bfloat16",
             [peaks[0] / peaks[1]],
             "x",
@@ -150,14 +158,14 @@ def called(side: Training, mode: str) -> Callable:
     return side.forward if mode == FORWARD else side
 
 
-def main(bias: str, head_dim: str, length: str, *rehearse: str) -> None:
+def main(backend: str, bias: str, head_dim: str, length: str, *rehearse: str) -> None:
     # Redirects the output of libraries.
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     device = Rehearsal() if rehearse else Gpu()
     kind = Decoding if bias == DECODING else Measurement
     with device.used():
-        measurement = kind(Case(bias, int(head_dim), int(length)), device)
+        measurement = kind(Case(bias, int(head_dim), int(length), backend), device)
         measurement.prepare()
         print("ready", file=channel, flush=True)
         if sys.stdin.readline():

@@ -36,16 +36,26 @@ SKIPPING = "alibi, skipping"
 DECODING = "decoding"  # with and without a bias, in decoding.py
 
 
+TRITON, CUDA = "triton", "cuda"
+KERNELS = {TRITON: "Triton kernels", CUDA: "CUDA kernels"}
+
+
 @dataclass(frozen=True)
 class Case:
-    """A bias, NONE, SKIPPING or DECODING, at one size. All cases are causal and in bfloat16."""
+    """A bias, NONE, SKIPPING or DECODING, at one size, and the backend whose kernels are measured.
+    All cases are causal and in bfloat16."""
 
     bias: str
     head_dim: int
     length: int
+    backend: str = TRITON
+
+    @property
+    def size(self) -> str:
+        return f"{KERNELS[self.backend]}, D = {self.head_dim}, N = {self.length}"
 
     def __str__(self) -> str:
-        return f"D = {self.head_dim}, N = {self.length}: {self.bias}"
+        return f"{self.size}: {self.bias}"
 
 
 @dataclass(frozen=True)
@@ -74,17 +84,17 @@ class Comparison:
         bias = self.bias or "no bias"
         if self.tolerance is None:
             bias += ", keys skipped,"
-        return f"D = {case.head_dim}, N = {case.length}, {self.mode}: {bias} against {self.other}"
+        return f"{case.size}, {self.mode}: {bias} against {self.other}"
 
 
 def comparisons(case: Case, compiled: Callable) -> list[Comparison]:
     if case.bias == NONE:
         return without_bias(case, compiled)
     if case.bias == SKIPPING:
-        return with_keys_left_out(compiled)
+        return with_skipping(case, compiled)
     fixed, trained = f"{case.bias}, fixed", TRAINED[case.bias]
     as_shipped = fixed if case.bias in SHIPPED_FIXED else trained
-    no_bias = partial(ours, bias=None, backend="triton")
+    no_bias = partial(ours, bias=None, backend=case.backend)
     flex_fixed = partial(flex, bias=fixed, compiled=compiled)
     found = [
         Comparison(FORWARD, fixed, "no bias", no_bias, cost(case.bias, FORWARD, 1.04), same=False),
@@ -100,7 +110,9 @@ def comparisons(case: Case, compiled: Callable) -> list[Comparison]:
     for mode, bias in ((FORWARD, fixed), (BACKWARD, as_shipped)):
         if aim := over_flash(case, mode):
             found.append(Comparison(mode, bias, f"{FLASH} without bias", flash, aim, same=False))
-    if case.bias == "kerple_log":
+    if case.backend == CUDA:
+        found += against_triton({FORWARD: fixed, BOTH: as_shipped})
+    elif case.bias == "kerple_log":
         found += against_matrices(case.bias)
     return found
 
@@ -114,12 +126,22 @@ def without_bias(case: Case, compiled: Callable) -> list[Comparison]:
     flex_none = partial(flex, bias=None, compiled=compiled)
     for mode in (FORWARD, BOTH):
         found.append(Comparison(mode, None, "FlexAttention", flex_none))
+    if case.backend == CUDA:
+        found += against_triton({FORWARD: None, BACKWARD: None})
     return found
 
 
-def with_keys_left_out(compiled: Callable) -> list[Comparison]:
+def against_triton(biases: dict[str, str | None]) -> list[Comparison]:
+    """The biases of each mode, computed by the Triton kernels."""
+    return [
+        Comparison(mode, bias, "the Triton kernels", partial(ours, bias=bias, backend=TRITON))
+        for mode, bias in biases.items()
+    ]
+
+
+def with_skipping(case: Case, compiled: Callable) -> list[Comparison]:
     bias, aim = "alibi, fixed", Aim(f"keys skipped, {BOTH}", ">=", 6)
-    everything = partial(ours, bias=bias, backend="triton", tolerance=0.0)
+    everything = partial(ours, bias=bias, backend=case.backend, tolerance=0.0)
     sides = [
         ("itself at tolerance 0", everything),
         ("FlexAttention", partial(flex, bias=bias, compiled=compiled)),

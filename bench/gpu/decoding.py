@@ -66,7 +66,7 @@ class Decoding:
     def against_flex(self, step: Decoder, work: str) -> Row:
         other = flex_step(step, self.device.compiled)
         error = (other() - step.last()).abs().max().item()
-        assert error <= 0.05, f"FlexAttention computes something else: it differs by {error:.2g}"
+        assert error <= 0.05, f"the result of FlexAttention differs by {error:.2g}"
         mine, others = in_turn(step, other, self.device)
         ratios = [o / m for m, o in zip(mine, others, strict=True)]
         work = f"{work} against FlexAttention"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 import torch
 
+from biased_flash_attn import backends
 from biased_flash_attn.cli.clock import GpuClock
+from biased_flash_attn.cuda_kernels import nvrtc
+from biased_flash_attn.cuda_kernels.launch import Launcher
 
 
 class Gpu(GpuClock):
@@ -30,6 +33,11 @@ class Gpu(GpuClock):
     def used(self) -> AbstractContextManager:
         """A context in which the kernels run on this device."""
         return nullcontext()
+
+    def refusal(self) -> str:
+        """The reason why the CUDA kernels cannot run on this device, or an empty string."""
+        report = backends.get("cuda").report()
+        return "" if report.available else report.detail
 
     def compiled(self, function: Callable) -> Callable:
         return torch.compile(function, dynamic=False, fullgraph=True)
@@ -56,10 +64,17 @@ class Rehearsal(Gpu):
     rounds = least_rounds = 1
 
     def used(self) -> AbstractContextManager:
-        from tests.emulator.triton_backend import emulated
+        from tests.emulator import cuda_backend, triton_backend
+        from tests.emulator.cuda_driver import EmulatedDriver
         from tests.emulator.triton_device import Device
 
-        return emulated(Device(arch=90))
+        stack = ExitStack()
+        stack.enter_context(triton_backend.emulated(Device(arch=90)))
+        stack.enter_context(cuda_backend.emulated(Launcher(EmulatedDriver())))
+        return stack
+
+    def refusal(self) -> str:
+        return nvrtc.missing()
 
     def compiled(self, function: Callable) -> Callable:
         return function

@@ -2,10 +2,12 @@
 
     python -m bench.gpu.run [--lengths N ...] [--head-dims D ...] [--biases NAME ...] [--minutes M]
 
-Every bias, at every length and head_dim, is a case with a separate process (bench/gpu/case.py). The
-processes of a wave check and compile in parallel, which takes longer than the measurements, and
-then measure one after another. Rows are written as soon as they are measured, so that an
-interrupted run keeps its results.
+Every bias, at every length and head_dim, is a case with a separate process (bench/gpu/case.py). On
+a Hopper GPU, cases are of the CUDA kernels, which are also compared with the Triton kernels, and at
+the first length of the latter too; on other GPUs, all are of the Triton kernels. The processes of a
+wave check and compile in parallel, which takes longer than the measurements, and then measure one
+after another. Rows are written as soon as they are measured, so that an interrupted run keeps its
+results.
 """
 
 from __future__ import annotations
@@ -19,24 +21,24 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from itertools import chain, product
 from pathlib import Path
 
 from bench import ROOT
-from bench.gpu.comparisons import DECODING, NONE, SKIPPING, TRAINED, Case
+from bench.gpu.comparisons import CUDA, DECODING, KERNELS, NONE, SKIPPING, TRAINED, TRITON, Case
 from bench.gpu.device import Gpu, Rehearsal
 from bench.reports import environment, results
 
 # Estimates. A process takes half a minute to start and check, and half a minute to compile each of
 # the three calls of FlexAttention and ours; a case has some 7 ratios of 0.2 to 1.5 s. The defaults,
-# four waves on 16 cores, take 8 minutes.
+# five waves on 16 cores of a machine with a Hopper GPU, take 11 minutes.
 SECONDS_PER_WAVE, SECONDS_PER_CASE = 70, 5
 LENGTHS = (8192, 2048, 32768)
 HEAD_DIMS = (128, 64)
 BIASES = (NONE, *TRAINED)
-MINUTES = 9
+MINUTES = 12
 SKIPPING_LENGTH = 65536
 # Compilation must leave some cores to the system.
 AT_ONCE = max(1, min(len(HEAD_DIMS) * len(BIASES), (os.cpu_count() or 1) - 2))
@@ -52,7 +54,7 @@ class Process:
         command = ["-m", "bench.gpu.case"]
         sizes = [str(case.head_dim), str(case.length)]
         self.running = subprocess.Popen(
-            [sys.executable, *command, case.bias, *sizes, *["--rehearse"] * rehearse],
+            [sys.executable, *command, case.backend, case.bias, *sizes, *["--rehearse"] * rehearse],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -99,20 +101,24 @@ class Process:
 def main() -> None:
     arguments = parsed()
     device = Rehearsal if arguments.rehearse else Gpu
-    order = product(arguments.lengths, arguments.head_dims, arguments.biases)
-    cases = [Case(bias, head_dim, length) for length, head_dim, bias in order]
+    refusal = device().refusal()
+    cases = cases_of(arguments.lengths, arguments.head_dims, arguments.biases, not refusal)
     waves = [cases[i : i + AT_ONCE] for i in range(0, len(cases), AT_ONCE)]
     if "alibi" in arguments.biases:
         length = device.checked_length if arguments.rehearse else SKIPPING_LENGTH
         lengths = {SKIPPING: length, DECODING: device.decoding_length}
         head_dim = max(arguments.head_dims)
-        waves.append([Case(what, head_dim, length) for what, length in lengths.items()])
+        last = [Case(what, head_dim, length) for what, length in lengths.items()]
+        if not refusal:
+            last.append(Case(SKIPPING, head_dim, length, CUDA))
+        waves.append(last)
+    skipped = [f"{KERNELS[CUDA]}: {refusal}"] * bool(refusal)
     machine = {"gpu": "rehearsal", "driver": "none"} if arguments.rehearse else environment.gpu()
     where = {
         "machine": machine,
         "versions": environment.gpu_versions(),
         "commit": arguments.commit or environment.commit(),
-        "setting": {"tokens": device.tokens, "hidden": device.hidden, "not_measured": []},
+        "setting": {"tokens": device.tokens, "hidden": device.hidden, "not_measured": skipped},
     }
     start, now = time.monotonic(), datetime.now(timezone.utc)
     rows, failed, slowest = [], [], 0.0
@@ -121,10 +127,12 @@ def main() -> None:
         start,
         f"{sum(map(len, waves))} cases in waves of {AT_ONCE}: about {seconds / 60:.0f} minutes",
     )
+    for reason in skipped:
+        say(start, f"skipped: {reason}")
     for n, wave in enumerate(waves):
         begun = time.monotonic()
         if n and begun - start + slowest > 60 * arguments.minutes:
-            where["setting"]["not_measured"] = [str(case) for case in chain(*waves[n:])]
+            where["setting"]["not_measured"] = skipped + [str(case) for case in chain(*waves[n:])]
             break
         say(start, f"wave {n + 1} of {len(waves)}: checks and compiles {len(wave)} cases")
         processes = []
@@ -144,10 +152,24 @@ def main() -> None:
     print(f"\n{path.with_suffix('.md').read_text()}")
     print(results.table([results.AIM_HEADINGS, *results.aims(rows)]))
     print(f"written to {path} and, as a table, to {path.stem}.md")
-    if left := where["setting"]["not_measured"]:
+    if left := where["setting"]["not_measured"][len(skipped) :]:
         print(f"not measured within {arguments.minutes} minutes: {'; '.join(left)}")
     if failed:
         sys.exit(f"failed cases: {'; '.join(map(str, failed))}")
+
+
+def cases_of(
+    lengths: Sequence[int], head_dims: Sequence[int], biases: Sequence[str], cuda: bool
+) -> list[Case]:
+    """The cases of some sizes and biases. cuda: whether the CUDA kernels can run."""
+    sizes = list(product(lengths, head_dims, biases))
+    of_each = {CUDA: sizes, TRITON: [x for x in sizes if x[0] == lengths[0]]}
+    found = [
+        Case(bias, head_dim, length, backend)
+        for backend, of_backend in (of_each if cuda else {TRITON: sizes}).items()
+        for length, head_dim, bias in of_backend
+    ]
+    return sorted(found, key=lambda case: lengths.index(case.length))
 
 
 def say(start: float, what: str) -> None:

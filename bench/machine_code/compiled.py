@@ -13,13 +13,11 @@ from __future__ import annotations
 import functools
 import json
 import re
-import subprocess
 import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -32,9 +30,12 @@ from triton.runtime.jit import JITFunction
 
 from biased_flash_attn.decoding.key_bounds import KeyBounds
 from biased_flash_attn.forms import Form, Geometry, of_tensors
-from biased_flash_attn.problem import Bounds, Pages, Problem
+from biased_flash_attn.problem import Pages, Problem, TileBounds
 from biased_flash_attn.sequences import Sequences
 from biased_flash_attn.shared_constants import NEAR_KEYS, PLAN_QUERIES
+
+from .hazards import overwrites
+from .sass import Instruction, disassemble, tool
 
 FORMS = (
     "none",
@@ -65,7 +66,6 @@ SUMS = ("linear", "cumulative")  # forms whose kernels differ between float16 an
 
 WIDTHS = (64, 128, 256)
 BACKWARD = ("attn_bwd_dq_kernel", "attn_bwd_dkv_kernel")
-TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
 class Task(NamedTuple):
@@ -94,10 +94,12 @@ class Compiled:
     stack: int
     shared: int
     instructions: float  # per pair of query and key, in the loop with the fewest
+    most_instructions: float  # in the loop with the most: within a band, at the edge of a mask
     spills: int  # instructions of all loops that move registers to memory or back
     matrix: int  # matrix instructions in all loops
     warpgroup: int  # those of Hopper's warp groups among them
     blocks: list[tuple[int, int]]  # rows and columns of the accumulators of Blackwell
+    overwrites: list[str]  # instructions that write registers of a product in flight; see hazards
 
 
 class Processor:
@@ -218,13 +220,10 @@ def decode(q: torch.Tensor, form: Form) -> None:
     k, v = (q.new_empty(pages, heads // 4, 64, q.shape[3]) for _ in range(2))
     if form.per_token or form.of_pairs:
         form = form.of_queries(slice(0, 1))
-    if form.per_token:
-        form = form.with_state(form.state.view(pages, heads, 64))
+    if form.state is not None:
+        form = form.with_state(form.state.view(pages, heads, 64, *form.state.shape[3:]))
     block_table, lengths = torch.empty(1, pages).int(), torch.empty(1).long()
-    bounds = Bounds(*KeyBounds(pages, k, heads if form.per_token else None).tensors())
-    lowest, highest = form.extremes(64)
-    if highest is not None:
-        bounds = bounds._replace(lowest=lowest, highest=highest)
+    bounds = TileBounds(*KeyBounds(pages, k, form.state).tensors(), *form.extremes(64))
     where = Pages(block_table, lengths, bounds)
     launch.append(k, q, block_table, lengths)
     launch.decode(Problem.of_pages(q, k, v, form, None, q.shape[3] ** -0.5, 1e-6, "triton", where))
@@ -237,46 +236,30 @@ def facts(binary) -> dict:
         file.write(binary.asm["cubin"])
         file.flush()
         usage = tool("cuobjdump", "-res-usage", file.name)
-        loops = loops_of(tool("nvdisasm", "-c", "--no-dataflow", file.name))
+    code = disassemble(binary.asm["cubin"])
+    loops = [code.body(loop) for loop in code.loops]
     registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
     memory = r"tensor_memory_encoding<blockM = (\d+), blockN = (\d+)"
     blocks = re.findall(memory, binary.asm["ttgir"])
     # Each pair has one exponential.
     over_pairs = [loop for loop in loops if count(loop, r"MUFU\.EX2")]
-    a_pair = (len(loop) / count(loop, r"MUFU\.EX2") for loop in over_pairs)
+    a_pair = [len(loop) / count(loop, r"MUFU\.EX2") for loop in over_pairs]
     return {
         "registers": registers,
         "stack": stack,
         "shared": binary.metadata.shared,
         "instructions": min(a_pair, default=0.0),
+        "most_instructions": max(a_pair, default=0.0),
         "spills": sum(count(loop, "LDL|STL") for loop in loops),
         "matrix": sum(count(loop, r"\w*MMA") for loop in loops),
         "warpgroup": sum(count(loop, "HGMMA") for loop in loops),
         "blocks": [(int(rows), int(columns)) for rows, columns in set(blocks)],
+        "overwrites": [f"{one.opcode} {one.operands}" for one in overwrites(code)],
     }
 
 
-def tool(name: str, *arguments: str) -> str:
-    command = [TOOLS / name, *arguments]
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-
-
-def loops_of(assembly: str) -> list[list[str]]:
-    """The instructions of each loop, from a label to a branch back to it."""
-    labels, instructions, loops = {}, [], []
-    for line in assembly.splitlines():
-        if label := re.match(r"(\.L_x_\d+):", line):
-            labels[label[1]] = len(instructions)
-        elif instruction := re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(\S+)(.*)", line):
-            target = re.search(r"`\((\.L_x_\d+)\)", instruction[2])
-            instructions.append(instruction[1].rstrip(";"))
-            if target and instruction[1].startswith("BRA") and target[1] in labels:
-                loops.append(instructions[labels[target[1]] :])
-    return loops
-
-
-def count(instructions: list[str], name: str) -> int:
-    return sum(bool(re.match(rf"({name})(\.|$)", one)) for one in instructions)
+def count(instructions: Iterable[Instruction], name: str) -> int:
+    return sum(bool(re.match(rf"({name})(\.|$)", one.opcode)) for one in instructions)
 
 
 def problems() -> Iterator[tuple]:

@@ -1,1 +1,1 @@
-"""What is written of measurements: results, tables and plots."""
+"""Output of measurements: results, tables and plots."""

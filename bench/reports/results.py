@@ -1,8 +1,8 @@
-"""Measurements and how they are stored: a JSON file, and a table for readers.
+"""Measurements, stored as a JSON file and as a table for readers.
 
 Targets are stored in the JSON file and shown where a benchmark runs; the table has results only.
 
-    python -m bench.reports.results    writes the tables of all JSON files in bench/results/ again
+    python -m bench.reports.results    rewrites the tables of all JSON files in bench/results/
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Row:
     target: float | None
     ours: list[float] | None = None  # seconds, one per round
     other: list[float] | None = None  # seconds of the alternative
-    aim: str | None = None  # the name of the target, where several rows share it
+    aim: str | None = None  # the name of the target, if several rows share it
     failure: str | None = None  # why there are no values
 
     @property
@@ -163,6 +163,7 @@ def heading(result: dict) -> str:
 
 def gpu_heading(result: dict) -> str:
     machine, setting, versions = result["machine"], result["setting"], result["versions"]
+    left = "; ".join(setting.get("not_measured", ()))
     return (
         f"{machine['gpu']}, driver {machine['driver']}; torch {versions['torch']}, "
         f"triton {versions['triton']}, CUDA {versions['cuda']}, cuDNN {versions['cudnn']}; commit "
@@ -170,7 +171,7 @@ def gpu_heading(result: dict) -> str:
         f"{setting['tokens']} tokens in all, H = {setting['hidden']} / D, causal, bfloat16.\n"
         "Both sides of a ratio are timed alternately, without launch overhead and with a flushed "
         "cache. `measured` is the median of the ratios of all rounds, with their range; times are "
-        "medians."
+        "medians." + f"\nNot measured: {left}." * bool(left)
     )
 
 

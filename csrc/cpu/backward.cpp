@@ -62,7 +62,11 @@ void run_backward(const Backward& problem) {
                                      rows_before.data()[problem.batch] * problem.heads *
                                          round_up(problem.head_dim, kLanes<Real>),
                                      partitions);
-    const TableGradients<Real> tables(problem);
+    Arena counting(nullptr);
+    OrderedSum<Real> form_sums(
+        problem.batch * problem.heads,
+        problem.batch * problem.heads * Head(counting, shared).form_sum_elements(), partitions);
+    const PackedTableGradient<Real> tables(problem);
 #pragma omp parallel num_threads(threads)
     {
         [[maybe_unused]] const FlushSubnormals flush_subnormals;
@@ -72,7 +76,7 @@ void run_backward(const Backward& problem) {
             const int64_t kv_head = schedule.order.data()[task / partitions].id;
             const int64_t b = kv_head / problem.kv_heads;
             head.run(b, kv_head % problem.kv_heads, int(task % partitions), rows_before.data()[b],
-                     grad_query_sums, tables);
+                     grad_query_sums, form_sums, tables);
         }
     }
     tables.add_up();

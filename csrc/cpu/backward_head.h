@@ -15,7 +15,7 @@
 #include "math.h"
 #include "ordered_sum.h"
 #include "packed_rows.h"
-#include "table_gradient.h"
+#include "packed_table_gradient.h"
 #include "visibility.h"
 
 namespace bfa::BFA_ISA {
@@ -61,14 +61,19 @@ public:
           queries_(arena, padded_queries_, problem.head_dim),
           grad_outputs_(arena, padded_queries_, problem.value_dim),
           grad_queries_(arena.take<Real>(grad_query_elements())),
-          lse_(arena.take<Real>(padded_queries_)),
-          delta_(arena.take<Real>(padded_queries_)) {}
+          lse_(arena.take<Real>(problem.n_query)),
+          delta_(arena.take<Real>(problem.n_query)) {}
 
     int64_t grad_query_elements() const { return padded_queries_ * queries_.columns(); }
+    int64_t form_sum_elements() const {
+        if constexpr (Bias::has_sums) return bias_.sum_elements();
+        return 0;
+    }
 
     // rows_before: the number of padded queries of all earlier sequences.
     void run(int64_t b, int64_t kv_head, int partition, int64_t rows_before,
-             OrderedSum<Real>& grad_query_sums, const TableGradients<Real>& tables) {
+             OrderedSum<Real>& grad_query_sums, OrderedSum<Real>& form_sums,
+             const PackedTableGradient<Real>& tables) {
         b_ = b, kv_head_ = kv_head;
         if (whole_.sequences) p_ = of_sequence(whole_, b);
         if (tables.is_per_sequence()) p_.grad_form[0] = tables.of_sequence(b);
@@ -82,13 +87,11 @@ public:
             const int64_t begin =
                 (rows_before * p_.heads + head_ * padded_queries_) * queries_.columns();
             grad_query_sums.add(b_ * p_.heads + head_, begin, begin + grad_query_elements(),
-                                partition, grad_queries_, [&] {
-                                    if constexpr (Bias::has_gradient)
-                                        if (p_.has_form_gradient())
-                                            bias_.end_head(p_.grad_form, b_, head_);
-                                });
+                                partition, grad_queries_);
             if (partition == partitions_ - 1)
                 write_rows(p_.grad_q, head_, 0, p_.n_query, p_.head_dim, grad_queries_, p_.scale);
+            if constexpr (Bias::has_gradient)
+                if (p_.has_form_gradient()) add_form_gradients(partition, form_sums);
         }
     }
 
@@ -111,10 +114,19 @@ private:
                             : dot_rows(p_.o.at(b_, head, i), p_.grad_o.at(b_, head, i)) -
                                   p_.grad_lse.at<Real>(b_, head)[i];
         }
-        for (int64_t i = p_.n_query; i < padded_queries_; ++i) lse_[i] = kInfinity, delta_[i] = 0;
         std::memset(grad_queries_, 0, grad_query_elements() * sizeof(Real));
         bias_.begin_head(b_, head);
         visible_.begin_head(b_, head);
+    }
+
+    void add_form_gradients(int partition, OrderedSum<Real>& form_sums) {
+        const int64_t head = b_ * p_.heads + head_, elements = form_sum_elements();
+        Real* sums = nullptr;
+        if constexpr (Bias::has_sums) sums = bias_.end_sums();
+        form_sums.add(head, head * elements, (head + 1) * elements, partition, sums, [&] {
+            if (!Bias::has_sums || partition == partitions_ - 1)
+                bias_.end_head(p_.grad_form, b_, head_);
+        });
     }
 
     Real dot_rows(const char* a, const char* b) {
@@ -146,14 +158,14 @@ private:
         for (int64_t i = queries.begin / kRegisterRows * kRegisterRows; i < queries.end;
              i += kBlockRows)
             add_block({i, std::min(i + kBlockRows, queries.end)}, keys);
-        if constexpr (Bias::has_gradient)
-            if (p_.has_form_gradient()) bias_.end_tile(keys);
         if (last_member) {
             write_rows(p_.grad_k, kv_head_, keys.begin, n, p_.head_dim, tile_grad_keys_.data,
                        p_.scale);
             write_rows(p_.grad_v, kv_head_, keys.begin, n, p_.value_dim, tile_grad_values_.data,
                        1.0);
         }
+        if constexpr (Bias::has_gradient)
+            if (p_.has_form_gradient()) bias_.end_tile(keys);
     }
 
     void add_block(Range queries, Range keys) {
@@ -244,12 +256,15 @@ private:
     template <bool kMasked, bool kBiasGradient>
     BFA_INLINE void add_row(int64_t query, int r, Range keys, int width, Real* weights,
                             Real* grad_logits) {
+        if (query >= p_.n_query) {  // a padding row
+            std::memset(weights, 0, width * sizeof(Real));
+            std::memset(grad_logits, 0, width * sizeof(Real));
+            return;
+        }
         const Vector<Real> scale = broadcast(Real(p_.scale * kLog2e));
         const Vector<Real> lse = broadcast(lse_[query]), delta = broadcast(delta_[query]);
-        const int64_t real_query = std::min(query, p_.n_query - 1);  // padded rows have P = 0
-        const Range visible =
-            kMasked ? visible_.keys(real_query).relative_to(keys.begin, kTile) : keys;
-        bias_.with_row(real_query, [&](auto bias) {
+        const Range visible = kMasked ? visible_.keys(query).relative_to(keys.begin, kTile) : keys;
+        bias_.with_row(query, [&](auto bias) {
 #pragma GCC unroll 4
             for (int c = 0; c < width; c += kLane) {
                 const Vector<Real> logits = bias.added_to(load(weights + c) * scale, c);

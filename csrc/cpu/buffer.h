@@ -12,9 +12,8 @@
 
 namespace bfa::BFA_ISA {
 
-// Standard containers are not used here: their functions would be compiled for this instruction set
-// under symbols that other files share, and the linker might keep these copies, which processors
-// without the instruction set cannot run.
+// Standard containers are not used here: the linker might keep the copies of their functions that
+// are compiled for this instruction set for all files, and other processors cannot run those.
 template <class T>
 class Buffer {
 public:

@@ -84,7 +84,7 @@ public:
     // the number of these.
     int64_t add_near(const State& state, int32_t* taken) {
         const Range tiles = block_->tiles(p_), far = {tiles.begin, near_tile()};
-        const bool choose = p_.tolerance > 0 && kForm != Form::none && !far.empty();
+        const bool choose = p_.tolerance > 0 && bias_.exists && !far.empty();
         double longest = 0;
         for (int64_t tile = tiles.end - 1; tile >= far.end; --tile) {
             add_tile(state, tile);

@@ -101,4 +101,13 @@ void write_row(Element element, const Real* source, Real factor, int64_t n, char
     });
 }
 
+// target += source.
+template <class Real>
+void add_row(Element element, const Real* source, int64_t n, char* target) {
+    with_element<Real>(element, [&](auto type) {
+        auto* y = reinterpret_cast<decltype(type)*>(target);
+        for (int64_t c = 0; c < n; ++c) from_real(to_real(y[c]) + source[c], y[c]);
+    });
+}
+
 }  // namespace bfa::BFA_ISA

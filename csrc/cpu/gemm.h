@@ -88,7 +88,7 @@ __attribute__((noinline)) void gemm(int rows, int64_t columns, int64_t depth,
                                     LeftMatrix<typename Arithmetic::Operand> a, Right b,
                                     Result<typename Arithmetic::Real> c) {
     constexpr int kLane = kLanes<typename Arithmetic::Real>;
-    // Blocks of about the same width: one of few columns has few independent sums, and is slow.
+    // Blocks of similar width: one with few columns has few independent sums, and is slow.
     const int64_t blocks = (columns / kLane + kBlockVectors - 1) / kBlockVectors;
     const int64_t even = blocks ? (columns / kLane + blocks - 1) / blocks : 0;
     const int64_t width = round_up(even, Right::kVectors) * kLane;

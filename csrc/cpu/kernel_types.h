@@ -4,10 +4,13 @@
 #include <type_traits>
 
 #include "arithmetic.h"
-#include "bias.h"
-#include "dense_bias.h"
-#include "normalized_bias.h"
-#include "relative_bias.h"
+#include "forms/cumulative.h"
+#include "forms/dense.h"
+#include "forms/distance.h"
+#include "forms/linear.h"
+#include "forms/none.h"
+#include "forms/normalized.h"
+#include "forms/relative.h"
 
 namespace bfa::BFA_ISA {
 
@@ -59,7 +62,7 @@ void select_bias(const Problem& problem, Function function) {
         case Form::normalized: return function(Type<NormalizedBias<Real>>());
         case Form::relative:
         case Form::relative_last:
-            // Its own products are of pairs if its tensors are bfloat16, whatever q is.
+            // The element type of its tensors, not of q, selects the arithmetic of its products.
             if constexpr (Arithmetic::pair == 2)
                 if (problem.form_tensors[0].element == Element::bfloat16)
                     return function(Type<RelativeBias<Arithmetic>>());

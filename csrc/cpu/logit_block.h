@@ -5,8 +5,9 @@
 #include <algorithm>
 #include <limits>
 
-#include "bias.h"
 #include "gemm.h"
+#include "visibility.h"
+#include "workspace.h"
 
 namespace bfa::BFA_ISA {
 

@@ -1,5 +1,5 @@
 // exp2 and log2 on vectors. The float versions use minimax polynomials on the stated intervals; the
-// double versions, which serve gradient checks and not speed, call the C library for each lane.
+// double versions, meant for gradient checks, call the C library for each lane.
 #pragma once
 
 #include <cmath>
@@ -60,7 +60,7 @@ BFA_INLINE Vector<float> exp2(Vector<float> x) {
         y = polynomial(kHighDegree, f);
     }
 #if defined(__AVX512F__)
-    // vscalefps maps (NaN, -inf), which x = -inf leads to, to 0
+    // x = -inf leads to (NaN, -inf), which vscalefps maps to 0
     return (Vector<float>)_mm512_scalef_ps((__m512)y, (__m512)n);
 #else
     return scale_by_power(y, n);

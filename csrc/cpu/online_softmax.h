@@ -1,7 +1,7 @@
 // The state of the online softmax of some rows. After each tile, every row has
 // o = sum_j 2^(s_j - m) v_j and l = sum_j 2^(s_j - m), with logits s in base 2. The pivot m is not
-// the exact maximum: it only satisfies max_j s_j <= m + slack, so that it rarely has to be raised
-// after the first tile.
+// the exact maximum: it only satisfies max_j s_j <= m + slack, so it rarely has to be raised after
+// the first tile.
 #pragma once
 
 #include <limits>

@@ -24,6 +24,9 @@ public:
     // Waits until the earlier partitions of the head have been added, adds `local`, and calls
     // in_order(). The total is in `local` of the last partition. The head has elements [begin,
     // end). Partitions must start in order, or a thread waits forever for an earlier one.
+    void add(int64_t head, int64_t begin, int64_t end, int partition, Real* local) {
+        add(head, begin, end, partition, local, [] {});
+    }
     template <class Function>
     void add(int64_t head, int64_t begin, int64_t end, int partition, Real* local,
              Function in_order) {
@@ -34,11 +37,10 @@ public:
         if (partition > 0)
             for (int64_t x = 0; x < end - begin; ++x) local[x] += sum[x];
         // Few heads are in progress at a time, and only their sums should occupy memory.
-        if (partition < partitions_ - 1) {
-            std::memcpy(sum, local, (end - begin) * sizeof(Real));
-        } else {
+        if (partition == partitions_ - 1)
             sums_.discard(begin, end);
-        }
+        else if (begin < end)  // memcpy takes no null pointers, even for no elements
+            std::memcpy(sum, local, (end - begin) * sizeof(Real));
         in_order();
         __atomic_store_n(turn, partition + 1, __ATOMIC_RELEASE);
     }

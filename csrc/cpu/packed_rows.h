@@ -14,8 +14,10 @@ class PackedRows {
     static constexpr int kPair = Arithmetic::pair;
 
 public:
-    PackedRows(Arena& arena, int64_t rows, int64_t channels)
-        : channels_(channels),
+    // contracts_rows: whether the rows are operands of products that contract them.
+    PackedRows(Arena& arena, int64_t rows, int64_t channels, bool contracts_rows = true)
+        : contracts_rows_(contracts_rows),
+          channels_(channels),
           columns_(round_up(channels, kLanes<typename Arithmetic::Real>)),
           row_stride_(kPair == 1 ? columns_ : depth()),
           pairs_(arena.take<Operand>(rows / kPair * columns_)),
@@ -24,11 +26,13 @@ public:
     // Packs `count` rows, then zeros up to row `padded`.
     void pack(Element element, const char* source, int64_t source_stride, int64_t count,
               int64_t padded) {
-        Arithmetic::pack_row_pairs(element, source, source_stride, count, channels_, pairs_,
-                                   columns_);
-        const int64_t packed = round_up(count, kPair) / kPair;
-        std::memset(pairs_ + packed * columns_, 0,
-                    (padded / kPair - packed) * columns_ * sizeof(Operand));
+        if (kPair == 1 || contracts_rows_) {
+            Arithmetic::pack_row_pairs(element, source, source_stride, count, channels_, pairs_,
+                                       columns_);
+            const int64_t packed = round_up(count, kPair) / kPair;
+            std::memset(pairs_ + packed * columns_, 0,
+                        (padded / kPair - packed) * columns_ * sizeof(Operand));
+        }
         if (kPair == 1) return;
         Arithmetic::pack_rows(element, source, source_stride, count, channels_, rows_, row_stride_);
         std::memset(rows_ + count * row_stride_, 0,
@@ -56,6 +60,7 @@ public:
     }
 
 private:
+    const bool contracts_rows_;
     const int64_t channels_, columns_, row_stride_;
     Operand *pairs_, *rows_;
 };

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "arithmetic.h"
 #include "math.h"
 #include "pages.h"
 #include "segments.h"
@@ -27,15 +28,14 @@ public:
 
     void begin_block(const RowBlock& block) {
         block_ = &block;
-        for (int64_t g = 0; (kTable || kForm == Form::linear) && g < p_.group(); ++g) {
+        for (int64_t g = 0; g < p_.group(); ++g) {
             const int64_t h = block.first_head + g;
-            heads_[g].values = p_.form_tensors[0].at<Real>(block.b, h);
-            heads_[g].lowest = p_.lowest.at<Real>(block.b, h);
-            heads_[g].highest = p_.highest.at<Real>(block.b, h);
+            if (kTable || kForm == Form::linear)
+                heads_[g].values = p_.form_tensors[0].at<Real>(block.b, h);
+            heads_[g].lowest = p_.table_lowest.at<Real>(block.b, h);
+            heads_[g].highest = p_.table_highest.at<Real>(block.b, h);
             if (kNormalized) heads_[g].function = Segments<Real>::of_head(p_, block.b, h);
         }
-        for (int64_t g = 0; kRelative && g < p_.group(); ++g)
-            heads_[g].highest = p_.highest.at<Real>(block.b, block.first_head + g);
         for (int r = 0; kRelative && r < block.rows; ++r) queries_[r].norm = query_norm(r);
         for (int r = 0; (kCumulative || kNormalized) && r < block.rows; ++r) {
             const int64_t h = block.head(r), position = block.position(r);
@@ -72,10 +72,11 @@ public:
                 out[c] = Real(function.value(x, segment) * kLog2e);
             }
         } else if constexpr (kRelative) {
-            std::fill(out + begin, out + end, Real(0));
-            add_query_products(row, keys, begin, end, out);
-            add_key_products(row, keys, begin, end, out);
-            for (int c = begin; c < end; ++c) out[c] *= Real(kLog2e);
+            // In float64, as above.
+            double sums[kTile] = {};
+            add_query_products(row, keys, begin, end, sums);
+            add_key_products(row, keys, slot, begin, end, sums);
+            for (int c = begin; c < end; ++c) out[c] = Real(sums[c] * kLog2e);
         } else if constexpr (kForm == Form::dense) {
             const FormTensor& tensor = p_.form_tensors[0];
             const char* values = tensor.at<char>(block_->b, block_->head(row), block_->query(row)) +
@@ -107,12 +108,15 @@ public:
         } else if constexpr (kForm == Form::distance) {
             return largest_in_blocks(head(row).highest, near, far, 1);
         } else if constexpr (kRelative) {
-            // |U . P[d]| <= |U| |P[d]|. No bound is known of the term of the keys.
-            if (p_.form_tensors[3].rows > 0) return std::numeric_limits<double>::infinity();
+            // |U . P[d]| <= |U| |P[d]|, and |W . Q[d]| <= |W| |Q[d]|.
             const int64_t last = p_.form_tensors[1].columns - 1;
             if (kForm == Form::relative && near > last) return 0;
-            return queries_[row].norm * largest_in_blocks(head(row).highest, std::min(near, last),
-                                                          std::min(far, last), 1);
+            const int64_t first = std::min(near, last), end = std::min(far, last);
+            double bound = queries_[row].norm * largest_in_blocks(head(row).highest, first, end, 1);
+            if (p_.form_tensors[3].rows > 0)
+                bound += double(*tile_at<Real>(p_.highest, slot, block_->head(row))) *
+                         largest_in_blocks(head(row).lowest, first, end, 1);
+            return bound;
         } else if constexpr (kNormalized) {
             const double low = -queries_[row].gain *
                                largest_in_blocks(head(row).lowest, near, far, -1),
@@ -159,7 +163,7 @@ private:
     }
 
     // Adds U . P[d] of one query to the columns of a tile, whose distances decrease.
-    void add_query_products(int row, Range keys, int begin, int end, Real* out) const {
+    void add_query_products(int row, Range keys, int begin, int end, double* out) const {
         const FormTensor &factors = p_.form_tensors[0], &table = p_.form_tensors[1];
         const int64_t h = block_->head(row), distance = block_->position(row) - keys.begin,
                       last = table.columns - 1;
@@ -168,10 +172,10 @@ private:
         with_element<Real>(table.element, [&](auto type) {
             using Number = decltype(type);
             for (int64_t r = 0; r < table.rows; ++r) {
-                const Real factor = number<Number>(query + r * factors.column);
+                const double factor = number<Number>(query + r * factors.column);
                 const char* values = table.at<char>(block_->b, h, r);
                 if (kForm == Form::relative_last) {
-                    const Real beyond = factor * number<Number>(values + last * table.column);
+                    const double beyond = factor * number<Number>(values + last * table.column);
                     for (int c = begin; c < inside; ++c) out[c] += beyond;
                 }
                 for (int c = inside; c < end; ++c)
@@ -180,18 +184,20 @@ private:
         });
     }
 
-    // Adds W . Q[d] of each key.
-    void add_key_products(int row, Range keys, int begin, int end, Real* out) const {
+    // Adds W . Q[d] of each key; slot is that of the tile.
+    void add_key_products(int row, Range keys, const PageSlot& slot, int begin, int end,
+                          double* out) const {
         const FormTensor &factors = p_.form_tensors[2], &table = p_.form_tensors[3];
         const int64_t h = block_->head(row);
         if (table.rows == 0) return;
+        const char* vectors = row_at(factors, slot, h);
         with_element<Real>(table.element, [&](auto type) {
             using Number = decltype(type);
             for (int c = begin; c < end; ++c) {
-                const int64_t key = keys.begin + c, distance = block_->position(row) - key;
+                const int64_t distance = block_->position(row) - keys.begin - c;
                 const int64_t column = std::min(distance, table.columns - 1);
                 if (kForm == Form::relative && column != distance) continue;
-                const char* vector = factors.at<char>(block_->b, h, key);
+                const char* vector = vectors + c * factors.row;
                 const char* values = table.at<char>(block_->b, h) + column * table.column;
                 for (int64_t r = 0; r < table.rows; ++r)
                     out[c] += number<Number>(vector + r * factors.column) *
@@ -201,8 +207,8 @@ private:
     }
 
     template <class Number>
-    static Real number(const char* address) {
-        return to_real(*reinterpret_cast<const Number*>(address));
+    static double number(const char* address) {
+        return double(to_real(*reinterpret_cast<const Number*>(address)));
     }
 
     // Returns the maximum of sign * extremes[x] over the blocks that hold the distances near to

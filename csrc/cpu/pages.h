@@ -48,7 +48,7 @@ struct RowBlock {
     int64_t query(int row) const { return queries.begin + row % (queries.end - queries.begin); }
     int64_t position(int row) const { return first_position + query(row) - queries.begin; }
 
-    // The tiles with keys visible to at least one row.
+    // The tiles with keys that are visible to at least one row.
     Range tiles(const Decode& p) const {
         const int64_t begin = std::max<int64_t>(0, first_position - p.window + 1);
         if (last_position < begin) return {0, 0};

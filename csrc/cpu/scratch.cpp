@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kHugePage = 2 << 20;
 
 // Longer sequences need more memory, but there the time to clear it is negligible. Under the
-// address sanitizer nothing is kept, so that accesses beyond the memory of a call are detected.
+// address sanitizer nothing is cached, so that accesses beyond the memory of a call are detected.
 #if defined(__SANITIZE_ADDRESS__)
 constexpr int64_t kKeptBytesPerCore = 0;
 #else
@@ -48,9 +48,10 @@ char* allocate(int64_t bytes) {
 
 }  // namespace
 
-// Of concurrent calls, one uses the kept memory and the others allocate.
+// Of concurrent calls, one uses the cached memory and the others allocate.
 Scratch::Scratch(int64_t bytes) {
     static const int64_t most = kKeptBytesPerCore * std::thread::hardware_concurrency();
+    if (bytes > most) release_scratch();
     kept_ = bytes <= most && !kept.taken.test_and_set();
     if (!kept_) {
         data_ = allocate(bytes);

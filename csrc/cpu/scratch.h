@@ -5,8 +5,8 @@
 
 namespace bfa {
 
-// Uninitialized memory, aligned to 64 bytes or more. It is kept between calls: the system clears
-// new pages, which takes up to 10 % of a backward pass over a few thousand tokens.
+// Uninitialized memory, aligned to at least 64 bytes. It is cached between calls, since the system
+// clears new pages, which takes up to 10 % of a backward pass over a few thousand tokens.
 class Scratch {
 public:
     explicit Scratch(int64_t bytes);  // throws std::bad_alloc
@@ -21,7 +21,7 @@ private:
     bool kept_;
 };
 
-// Returns the kept memory to the system, unless a call is using it.
+// Returns the cached memory to the system, unless a call is using it.
 void release_scratch();
 
 }  // namespace bfa

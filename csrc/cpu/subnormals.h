@@ -1,5 +1,4 @@
-// Arithmetic on subnormal numbers is slow, and a decaying bias produces many of them: the weights
-// just above underflow.
+// Arithmetic on subnormal numbers is slow, and a decaying bias produces many subnormal weights.
 #pragma once
 
 #if defined(__SSE2__)

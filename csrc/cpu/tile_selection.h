@@ -1,5 +1,5 @@
-// Selects the tiles of a cache that decoding computes. The others are proved to hold at most a
-// fraction `tolerance` of the softmax mass.
+// Selects the tiles of a cache that decoding computes. The others provably hold at most a fraction
+// `tolerance` of the softmax mass.
 //
 // With c the centre of a tile's keys, r the largest |k_j - c| and n their number,
 //
@@ -92,8 +92,8 @@ private:
         for (int x = 0; x < n; x += kLanes<Real>) store(row + x, exp2(load(row + x)));
     }
 
-    // Whether tile x fits in the remaining budget of every row, which it is then charged to. A
-    // bound of NaN never does.
+    // Whether tile x fits in the remaining budget of every row, to which it is then charged. A NaN
+    // bound never fits.
     bool skip(int x) {
         for (int r = 0; r < block_->rows; ++r)
             if (!(spent_[r] + double(products_[r * kTile + x]) <= 1)) return false;
@@ -108,7 +108,7 @@ private:
     Real* products_;
     double* lengths_;  // |scale q|
     double* budgets_;  // log of the bound on a tile's largest term that uses up the tolerance
-    double* spent_;    // the fraction of the tolerance that is used up
+    double* spent_;    // the fraction of the tolerance already used
     PageSlot slots_[kTile];
     double extents_[kTile];
     const RowBlock* block_ = nullptr;

@@ -71,7 +71,7 @@ private:
                 std::min((t + 1) * constants::PLAN_QUERIES, block_.end - block_.begin)};
     }
 
-    // Whether none of the keys is one that the queries always attend to.
+    // Whether all of these keys may be removed from the ranges of the queries.
     bool is_removable(Range rows, Range keys) const {
         if (p_.from_end) return keys.begin > p_.position(block_.begin + rows.end - 1);
         return keys.end <= p_.position(block_.begin + rows.begin) - p_.reach + 1;

@@ -8,8 +8,8 @@ namespace bfa::BFA_ISA {
 #if defined(__AVX512BF16__)
 // Pairs of bfloat16 rows as rows of operands. Unpacking permutes the columns: of every eight
 // columns, one vector has the first four and the next vector the others; order() undoes the
-// permutation in the accumulators. Meanwhile the rows at `later` are prefetched one by one, because
-// many prefetches at once would wait for each other.
+// permutation in the accumulators. The rows at `later` are prefetched one at a time in between,
+// because many simultaneous prefetches would stall.
 struct RowPairs {
     static constexpr int kVectors = 2;
     const uint16_t* data;

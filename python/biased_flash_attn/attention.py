@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -71,8 +72,8 @@ def biased_flash_attn(
             lse at most tolerance. None means 2^-24, or 2^-12 for bfloat16 and float16; 0 computes
             everything, as "reference" always does.
         return_lse: whether to return log sum_j exp(scale q k^T + bias), the natural logarithm, too.
-        backend: "triton" (GPUs), "cpu" or "reference"; the call raises an error if the backend
-            cannot run it. None selects a backend.
+        backend: "cuda" or "triton" (GPUs), "cpu" or "reference"; the call raises an error if the
+            backend cannot run it. None selects a backend.
 
     Returns:
         o (B, H, Nq, Dv) in q's dtype and, with return_lse, lse (B, H, Nq) in float32, or float64
@@ -128,7 +129,6 @@ def prepared(
     q, k, v = under_autocast(q, k, v)
     check_tensors(q, k, v)
     check_options(causal, window, scale, tolerance, backend)
-    backend = registry.choose(q, backend)
     scale = q.shape[3] ** -0.5 if scale is None else float(scale)
     tolerance = DEFAULT_TOLERANCES[q.dtype] if tolerance is None else float(tolerance)
     if key_padding_mask is not None:
@@ -141,28 +141,29 @@ def prepared(
     window = None if window is None else min(window, max(1, n_key + shift))
     geometry = Geometry(n_query, n_key, causal, window, sequences, shift)
     form = lowered(bias, q, geometry)
-    return Problem(q, k, v, form, geometry, scale, tolerance, backend)
+    problem = Problem(q, k, v, form, geometry, scale, tolerance, "")
+    return replace(problem, backend=registry.choose(q, backend, problem))
 
 
 def lowered(bias, q: Tensor, geometry: Geometry) -> Form:
     """The validated form of a bias for a call's q."""
-    return lowered_over(bias, q, tokens=geometry, pairs=geometry, positions=geometry)
+    return lowered_over(bias, q, geometry, lambda form: geometry)
 
 
 def lowered_over(
-    bias, q: Tensor, *, tokens: Geometry, pairs: Geometry, positions: Geometry
+    bias, q: Tensor, tokens: Geometry, geometry_of: Callable[[Form], Geometry]
 ) -> Form:
-    """The form of a bias over one of three geometries, as its kind of form requires: the call's own
-    tokens, its queries with all keys, or all positions."""
+    """The form of a bias over the geometry that its kind of form requires, given the form over the
+    call's own tokens."""
     if bias is None:
         return NoBias()
     check_bias(bias, q)
     real, geometry = torch.promote_types(q.dtype, torch.float32), tokens
     form = bias.lower(tokens, real, q.device)
-    if isinstance(form, Form) and (form.of_pairs or form.of_whole_sequence):
-        geometry = pairs if form.of_pairs else positions
-        if geometry is not tokens:
-            form = bias.lower(geometry, real, q.device)
+    if isinstance(form, Form):
+        geometry = geometry_of(form)
+    if geometry is not tokens:
+        form = bias.lower(geometry, real, q.device)
     check_form(form, q, geometry)
     return form
 

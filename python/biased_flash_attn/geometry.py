@@ -75,11 +75,11 @@ class Geometry:
             return self.positions(device)[None]
         return self.sequences.positions()
 
-    def running_sums(self, steps: Tensor) -> Tensor:
+    def prefix_sums(self, steps: Tensor) -> Tensor:
         """Returns the prefix sums of steps (B or 1, H, places) along each sequence, float64."""
         if self.sequences is None:
             return steps.double().cumsum(-1)
-        return self.sequences.running_sums(steps)
+        return self.sequences.prefix_sums(steps)
 
     def of_queries(self, keys: Tensor) -> Tensor:
         """Selects from keys (..., key_rows) the entries at the positions of the queries."""

@@ -11,16 +11,19 @@ import torch
 from torch import Tensor
 
 from .backends import registry
-from .problem import PAGES_SCHEMA, SCHEMA, Problem
+from .forms import of_tensors
+from .forms.gradients import IN_Q, OWN
+from .problem import PAGES_SCHEMA, SCHEMA, Problem, need_gradients
 from .sequences import empty_rows
 from .skipping import plans
 
 _LIBRARY = torch.library.Library("biased_flash_attn", "FRAGMENT")
 
 _LIBRARY.define(f"forward({SCHEMA}) -> (Tensor, Tensor)")
-# The gradients of the form's tensors are returned as a list, which is empty if not requested.
+# The gradients of the form's tensors are returned as a list. Their targets are those of
+# forms.gradients, or [] if they are not requested; those with a target other than OWN are empty.
 _LIBRARY.define(
-    "backward(Tensor o, Tensor lse, Tensor grad_o, Tensor grad_lse, bool form_gradient,"
+    "backward(Tensor o, Tensor lse, Tensor grad_o, Tensor grad_lse, int[] targets,"
     f" {SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor[])"
 )
 _LIBRARY.define(f"plan({SCHEMA}) -> Tensor")
@@ -35,7 +38,7 @@ _OPERATORS = torch.ops.biased_flash_attn
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     """Returns o (B, H, Nq, Dv) in q's dtype, and lse (B, H, Nq) in float32, or float64 for
     float64."""
-    if torch.compiler.is_compiling() or _wants_gradients(problem.tensors()):
+    if torch.compiler.is_compiling() or problem.needs_gradients:
         return _OPERATORS.forward.default(*problem.arguments())
     # Passing through the autograd implementation takes a tenth of a short call.
     with torch._C._AutoDispatchBelowAutograd():
@@ -51,7 +54,8 @@ def backward(
     form_gradient: bool,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Returns the gradients of q, k, v and, with form_gradient, of the form's tensors."""
-    results = o, lse, grad_o, grad_lse, form_gradient
+    targets = [OWN] * len(problem.form.tensors) if form_gradient else []
+    results = o, lse, grad_o, grad_lse, targets
     return _OPERATORS.backward.default(*results, *problem.arguments())
 
 
@@ -67,7 +71,7 @@ def decode(problem: Problem) -> tuple[Tensor, Tensor]:
     short one.
     """
     if not torch.compiler.is_compiling():
-        return registry.get(problem.backend).decode(problem)
+        return _decoded(problem)
     return _OPERATORS.decode.default(*problem.page_arguments())
 
 
@@ -80,13 +84,30 @@ def append(pages: Tensor, rows: Tensor, block_table: Tensor, lengths: Tensor, ba
 
 def _forward(*arguments):
     problem = Problem.of_arguments(*arguments)
+    if problem.is_empty:
+        return _results_without_keys(problem)
     return registry.get(problem.backend).forward(problem)
 
 
-def _backward(o, lse, grad_o, grad_lse, form_gradient, *arguments):
+def _backward(o, lse, grad_o, grad_lse, targets, *arguments):
     problem = Problem.of_arguments(*arguments)
-    results = o, lse, grad_o, grad_lse, form_gradient
-    return registry.get(problem.backend).backward(problem, *results)
+    if problem.is_empty:
+        *of_inputs, of_form = _no_gradients(problem, targets)
+    else:
+        *of_inputs, of_form = registry.get(problem.backend).backward(
+            problem, o, lse, grad_o, grad_lse, targets=targets
+        )
+    for n, target in enumerate(targets):
+        if target != OWN:
+            if of_form[n] is not None:
+                of_inputs[target - IN_Q].add_(of_form[n])
+            of_form[n] = problem.form.tensors[n].new_empty(0)
+    return *of_inputs, of_form
+
+
+def _no_gradients(problem, targets):
+    of_form = map(torch.zeros_like, problem.form.tensors) if targets else ()
+    return *map(_zero_rows, (problem.q, problem.k, problem.v)), [*of_form]
 
 
 def _plan(*arguments):
@@ -96,7 +117,12 @@ def _plan(*arguments):
 
 
 def _decode(*arguments):
-    problem = Problem.of_page_arguments(*arguments)
+    return _decoded(Problem.of_page_arguments(*arguments))
+
+
+def _decoded(problem):
+    if problem.is_empty:
+        return _results_without_keys(problem)
     return registry.get(problem.backend).decode(problem)
 
 
@@ -120,14 +146,26 @@ def _results(q, v):
     return o, q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
 
 
+def _results_without_keys(problem):
+    o, lse = _results(problem.q, problem.v)
+    return o.zero_(), lse.fill_(-torch.inf)
+
+
+def _zero_rows(x):
+    return empty_rows(x, x.shape[3]).zero_()
+
+
 @torch.library.register_fake("biased_flash_attn::forward", lib=_LIBRARY)
 def _(q, k, v, *_):
     return _results(q, v)
 
 
 @torch.library.register_fake("biased_flash_attn::backward", lib=_LIBRARY)
-def _(o, lse, grad_o, grad_lse, form_gradient, q, k, v, form_tensors, *_):
-    of_form = [x.new_empty(x.shape) for x in form_tensors] if form_gradient else []
+def _(o, lse, grad_o, grad_lse, targets, q, k, v, form_tensors, *_):
+    of_form = [
+        x.new_empty(x.shape if target == OWN else 0)
+        for x, target in zip(form_tensors, targets, strict=bool(targets))
+    ]
     return *(empty_rows(x, x.shape[3]) for x in (q, k, v)), of_form
 
 
@@ -157,6 +195,7 @@ class _Attention(torch.autograd.Function):
         o, lse = _below_autograd(keyset, q, k, v, [*form_tensors], *options)
         *ctx.options, plan, ctx.backend, rows = options[:8]
         ctx.longest = options[8:]
+        ctx.targets = of_tensors(options[0], form_tensors).gradient_targets(q, k)
         ctx.save_for_backward(o, lse, q, k, v, plan, rows, *form_tensors)
         return o, lse
 
@@ -164,11 +203,15 @@ class _Attention(torch.autograd.Function):
     def backward(ctx, grad_o, grad_lse):
         o, lse, q, k, v, plan, rows, *form_tensors = ctx.saved_tensors
         wanted = ctx.needs_input_grad[5:]
+        targets = ctx.targets if any(wanted) else []
         *of_inputs, of_form = _OPERATORS.backward.default(
-            *(o, lse, grad_o, grad_lse, any(wanted), q, k, v, form_tensors),
+            *(o, lse, grad_o, grad_lse, targets, q, k, v, form_tensors),
             *(*ctx.options, plan, ctx.backend, rows, *ctx.longest),
         )
-        of_form = [x if wants else None for x, wants in zip(of_form, wanted, strict=any(wanted))]
+        of_form = [
+            x if wants and target == OWN else None
+            for x, wants, target in zip(of_form, wanted, targets, strict=any(wanted))
+        ]
         return None, None, *of_inputs, *(of_form or [None] * len(wanted))
 
 
@@ -180,13 +223,9 @@ def _below_autograd(keyset, *arguments):
 
 def _forward_and_gradients(keyset, q, k, v, form_tensors, *options):
     tensors = q, k, v, *form_tensors
-    if _wants_gradients(tensors):
+    if need_gradients(tensors):
         return _Attention.apply(keyset, options, *tensors)
     return _below_autograd(keyset, q, k, v, form_tensors, *options)
-
-
-def _wants_gradients(tensors):
-    return torch.is_grad_enabled() and True in [x.requires_grad for x in tensors]
 
 
 def _refuse_second_derivatives(ctx, *grads):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -11,21 +11,24 @@ from torch import Tensor
 
 from . import forms
 from .forms import Form, Geometry
-from .sequences import Sequences
+from .sequences import Sequences, empty_rows
 
 
-class Bounds(NamedTuple):
+class TileBounds(NamedTuple):
     """Bounds per tile of the keys of a cache, for skipping (`decoding.key_bounds`); None if
     unknown.
 
-    lowest, highest: the extremes of prefix sums or, for a distance table, those of its blocks of
-    shared_constants.PEAK_DISTANCES entries, (B or 1, H or 1, blocks).
+    lowest, highest: the extremes of a form's state, or its largest norm.
+    table_lowest, table_highest: the `Form.extremes` of a form's tables, over blocks of
+    shared_constants.PEAK_DISTANCES distances, (B or 1, H or 1, blocks).
     """
 
     centres: Tensor | None = None
     extents: Tensor | None = None
     lowest: Tensor | None = None
     highest: Tensor | None = None
+    table_lowest: Tensor | None = None
+    table_highest: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +42,7 @@ class Pages:
 
     block_table: Tensor
     lengths: Tensor
-    bounds: Bounds = field(default_factory=Bounds)
+    bounds: TileBounds = field(default_factory=TileBounds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,9 +85,36 @@ class Problem:
         return self.q.shape[0] if sequences is None else sequences.rows.shape[0]
 
     @property
+    def is_empty(self) -> bool:
+        """Whether no query sees any key because there are no sequences, queries or keys."""
+        return 0 in (self.batch, self.geometry.n_query, self.geometry.n_key)
+
+    @property
     def real(self) -> torch.dtype:
         """The dtype of lse and of a form's tensors: float64 for float64 inputs, else float32."""
         return torch.promote_types(self.q.dtype, torch.float32)
+
+    @property
+    def needs_gradients(self) -> bool:
+        """Whether autograd records the call."""
+        return need_gradients(self.tensors())
+
+    def empty_results(self) -> tuple[Tensor, Tensor]:
+        """Returns o and lse for kernels to write, with the values of padding rows, which they do
+        not write."""
+        o = empty_rows(self.q, self.v.shape[3])
+        lse = self.q.new_empty(self.q.shape[:3], dtype=self.real)
+        if self.sequences is not None:
+            o.zero_(), lse.fill_(-torch.inf)
+        return o, lse
+
+    def empty_gradients(self) -> list[Tensor]:
+        """Returns the gradients of q, k and v for kernels to write, 0 in padding rows."""
+        gradients = [empty_rows(x, x.shape[3]) for x in (self.q, self.k, self.v)]
+        if self.sequences is not None:
+            for x in gradients:
+                x.zero_()
+        return gradients
 
     def tensors(self) -> tuple[Tensor, ...]:
         return self.q, self.k, self.v, *self.form.tensors
@@ -188,7 +218,7 @@ class Problem:
         bounds,
     ) -> Problem:
         """Returns the problem with these `page_arguments`."""
-        pages = Pages(block_table, lengths, Bounds(*bounds))
+        pages = Pages(block_table, lengths, TileBounds(*bounds))
         form = forms.of_tensors(form, form_tensors)
         return Problem.of_pages(q, k, v, form, window, scale, tolerance, backend, pages)
 
@@ -198,6 +228,11 @@ class Problem:
         most_keys = pages.block_table.shape[1] * k.shape[2]
         geometry = Geometry(q.shape[2], most_keys, True, window)
         return Problem(q, k, v, form, geometry, scale, tolerance, backend, pages=pages)
+
+
+def need_gradients(tensors: Sequence[Tensor]) -> bool:
+    """Whether autograd records an operation on tensors."""
+    return torch.is_grad_enabled() and True in [x.requires_grad for x in tensors]
 
 
 # The arguments of an operator that takes a problem. There are no defaults, because PyTorch drops

@@ -16,7 +16,7 @@ _LIBRARY.define(
     " SymInt? max_seqlen_q, SymInt? max_seqlen_k) -> Tensor"
 )
 _LIBRARY.define("rows_of_mask(Tensor mask, SymInt n_query, str name) -> Tensor")
-_LIBRARY.define("running_sums(Tensor steps, Tensor lengths, bool reverse) -> Tensor")
+_LIBRARY.define("prefix_sums(Tensor steps, Tensor lengths, bool reverse) -> Tensor")
 
 
 class Sequence(NamedTuple):
@@ -130,7 +130,7 @@ class Sequences:
         """The length of a batch entry of a tensor of steps, which extend to the last query."""
         return self.key_rows + (0 if self.is_packed else self.longest_shift)
 
-    def running_sums(self, steps: Tensor) -> Tensor:
+    def prefix_sums(self, steps: Tensor) -> Tensor:
         """Returns the prefix sums of steps (B or 1, H, places), restarted at each sequence,
         float64.
 
@@ -140,7 +140,7 @@ class Sequences:
             raise ValueError("packed sequences have no steps for queries beyond their keys")
         if self.is_packed:
             lengths = self.rows[:, 3].cpu()
-            return torch.ops.biased_flash_attn.running_sums(steps.double(), lengths, False)
+            return torch.ops.biased_flash_attn.prefix_sums(steps.double(), lengths, False)
         first, count = self.rows[:, 2, None], self.rows[:, 3, None]
         count = count + self.rows[:, 4, None]
         j = torch.arange(self.places, device=steps.device)
@@ -230,7 +230,7 @@ def check_offsets(side: str, offsets: Tensor, total: int, longest: int | None) -
     if (lengths < 0).any():
         b = int((lengths < 0).nonzero()[0])
         before, after = offsets[b : b + 2].tolist()
-        raise ValueError(f"{name} falls from {before} to {after} at {b + 1}; it must never fall")
+        raise ValueError(f"{name} falls from {before} to {after} at {b + 1}; it must not decrease")
     if end != total:
         raise ValueError(
             f"{name} ends with {end}; it must end with the number of rows of {side}, {total}"
@@ -258,7 +258,7 @@ def _rows_of_mask(mask, n_query, name):
     return torch.stack([first_query, n_query, first, count, torch.zeros_like(count)], 1)
 
 
-def _running_sums(steps, lengths, reverse):
+def _prefix_sums(steps, lengths, reverse):
     parts = steps.split(lengths.tolist(), -1)
     if reverse:
         return torch.cat([x.flip(-1).cumsum(-1).flip(-1) for x in parts], -1)
@@ -268,7 +268,7 @@ def _running_sums(steps, lengths, reverse):
 for _device in ("CPU", "CUDA"):
     _LIBRARY.impl("rows_of_offsets", _rows_of_offsets, _device)
     _LIBRARY.impl("rows_of_mask", _rows_of_mask, _device)
-    _LIBRARY.impl("running_sums", _running_sums, _device)
+    _LIBRARY.impl("prefix_sums", _prefix_sums, _device)
 
 
 @torch.library.register_fake("biased_flash_attn::rows_of_offsets", lib=_LIBRARY)
@@ -281,7 +281,7 @@ def _(mask, n_query, name):
     return mask.new_empty((mask.shape[0], 5), dtype=torch.int64)
 
 
-@torch.library.register_fake("biased_flash_attn::running_sums", lib=_LIBRARY)
+@torch.library.register_fake("biased_flash_attn::prefix_sums", lib=_LIBRARY)
 def _(steps, lengths, reverse):
     return torch.empty_like(steps, memory_format=torch.contiguous_format)
 
@@ -293,9 +293,9 @@ def _save(ctx, inputs, output):
 
 def _differentiate(ctx, grad):
     (lengths,) = ctx.saved_tensors
-    return torch.ops.biased_flash_attn.running_sums(grad, lengths, not ctx.reverse), None, None
+    return torch.ops.biased_flash_attn.prefix_sums(grad, lengths, not ctx.reverse), None, None
 
 
 torch.library.register_autograd(
-    "biased_flash_attn::running_sums", _differentiate, setup_context=_save, lib=_LIBRARY
+    "biased_flash_attn::prefix_sums", _differentiate, setup_context=_save, lib=_LIBRARY
 )

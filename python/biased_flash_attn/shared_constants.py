@@ -1,7 +1,8 @@
 """The constants that Python, C++ and Triton share.
 
-The C++ kernels are built with a header that CMake generates from this file, and the Triton kernels
-import it. Importing an extension that was built with other values raises an error.
+The C++ kernels are built with a header that CMake generates from this file, the Triton kernels
+import it, and the CUDA kernels get theirs as an option of the compiler. Importing an extension that
+was built with other values raises an error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The operators in PyTorch's machinery: opcheck, compilation, autocast, second derivatives."""
+"""The operators under opcheck, compilation, autocast and second derivatives."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from biased_flash_attn import biased_flash_attn, biased_flash_attn_varlen, biases, operators
 from biased_flash_attn.attention import lowered, prepared
+from biased_flash_attn.forms.gradients import OWN
 from biased_flash_attn.problem import Problem
 from biased_flash_attn.sequences import Sequences
 from tests.sequences.packed_cases import PackedCase, PaddedCase, drawn_packed, drawn_padded, padded
@@ -18,17 +19,21 @@ from tests.support.biases import FORMS, Content
 from tests.support.cases import Case
 from tests.support.problems import drawn, with_leaves
 
-# Importing the default backend of torch.compile makes PyTorch warn of itself.
+# Importing the default backend of torch.compile raises a warning of PyTorch's own.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 OPERATORS = torch.ops.biased_flash_attn
 
 
 def call_of(case: Case):
-    """What is drawn, and the call as the operators are given it."""
+    """The drawn problem, and the call as passed to the operators."""
     problem = drawn(case)
     form = lowered(problem.called_bias(), problem.q, case.geometry)
     operands = problem.q, problem.k, problem.v, form, case.geometry
     return problem, Problem(*operands, problem.scale, 0.0, "cpu").detached()
+
+
+def own_targets(call: Problem) -> list[int]:
+    return [OWN] * len(call.form.tensors)
 
 
 @pytest.mark.parametrize("bias", FORMS)
@@ -41,7 +46,8 @@ def test_opcheck_of_forward(bias):
 @pytest.mark.parametrize("bias", FORMS)
 def test_opcheck_of_backward(bias, form_gradient):
     problem, call = call_of(Case(bias, lengths=(9, 21), heads=(4, 2)))
-    results = *operators.forward(call), problem.grad_o, problem.grad_lse, form_gradient
+    targets = own_targets(call) if form_gradient else []
+    results = *operators.forward(call), problem.grad_o, problem.grad_lse, targets
     torch.library.opcheck(OPERATORS.backward.default, (*results, *call.arguments()))
 
 
@@ -55,13 +61,13 @@ def test_opcheck_with_sequences(bias):
         sequences=sequences,
     ).detached()
     torch.library.opcheck(OPERATORS.forward.default, with_leaves(call).arguments())
-    results = *operators.forward(call), problem.grad_o, problem.grad_lse, True
+    results = *operators.forward(call), problem.grad_o, problem.grad_lse, own_targets(call)
     torch.library.opcheck(OPERATORS.backward.default, (*results, *call.arguments()))
     if bias != "none":
         torch.library.opcheck(OPERATORS.plan.default, call.arguments())
 
 
-def test_opcheck_of_where_sequences_lie():
+def test_opcheck_of_sequence_ranges():
     offsets = torch.tensor([0, 3, 3, 9], dtype=torch.int32)
     operators = torch.ops.biased_flash_attn
     for longest in ((None, None), (6, 7)):
@@ -72,13 +78,13 @@ def test_opcheck_of_where_sequences_lie():
     steps = torch.randn(1, 2, 9, dtype=torch.float64, requires_grad=True)
     for reverse in (False, True):
         torch.library.opcheck(
-            operators.running_sums.default, (steps, offsets.diff().long(), reverse)
+            operators.prefix_sums.default, (steps, offsets.diff().long(), reverse)
         )
 
 
-def test_running_sums_begin_anew():
+def test_prefix_sums_restart_in_each_sequence():
     lengths, steps = torch.tensor([3, 0, 5, 1]), torch.randn(2, 9).double().requires_grad_()
-    sums = torch.ops.biased_flash_attn.running_sums
+    sums = torch.ops.biased_flash_attn.prefix_sums
     exact = torch.cat([x.cumsum(-1) for x in steps.split(lengths.tolist(), -1)], -1)
     assert torch.equal(sums(steps, lengths, False), exact)
     for reverse in (False, True):
@@ -87,7 +93,7 @@ def test_running_sums_begin_anew():
 
 
 class Packed(nn.Module):
-    """Packed sequences of any lengths, of one bias."""
+    """Attention over packed sequences of any lengths, with one bias."""
 
     def __init__(self, bias: nn.Module | None):
         super().__init__()
@@ -122,7 +128,7 @@ def test_packed_calls_compile_without_graph_breaks(name, longest):
         torch.testing.assert_close(x, exact)
 
 
-def test_compiled_calls_check_offsets_too():
+def test_compiled_calls_check_offsets():
     torch._dynamo.reset()
     q = torch.randn(9, 2, 8)
     compiled = torch.compile(Packed(None), fullgraph=True, backend="aot_eager")
@@ -152,7 +158,7 @@ def test_padded_calls_compile_without_graph_breaks(name):
 
 
 class Layer(nn.Module):
-    """Attention with one bias, all of whose arithmetic a compiler may see."""
+    """Attention with a bias whose computation is visible to the compiler."""
 
     def __init__(self, bias: nn.Module | None):
         super().__init__()
@@ -234,7 +240,7 @@ def test_packed_meta_tensors_give_shapes(longest):
     assert lse.shape == (4, 20)
 
 
-def test_biases_may_be_made_in_compiled_code():
+def test_biases_may_be_constructed_in_compiled_code():
     torch._dynamo.reset()
 
     def attend(q):
@@ -245,7 +251,9 @@ def test_biases_may_be_made_in_compiled_code():
     torch.testing.assert_close(compiled(q), attend(q))
 
 
-def test_compiles_with_the_default_backend():
+def test_compiles_with_the_default_backend(monkeypatch, tmp_path):
+    """With a cache of its own: the usual one may have code of another version of the package."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch._dynamo.reset()
     problem = drawn(Case("kerple_log", lengths=(33, 33), heads=(4, 2)))
     layer = Layer(problem.bias)
@@ -257,7 +265,7 @@ def test_compiles_with_the_default_backend():
         torch.testing.assert_close(x, exact, rtol=1e-4, atol=1e-4)
 
 
-def test_one_compilation_serves_many_lengths():
+def test_lengths_need_no_recompilation():
     torch._dynamo.reset()
     layer = Layer(biases.KerpleLog(2))
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
@@ -269,7 +277,7 @@ def test_one_compilation_serves_many_lengths():
 
 
 @pytest.mark.parametrize("name", ["kerple_log", "cable"])
-def test_autocast_casts_the_inputs_and_not_the_bias(name):
+def test_autocast_casts_only_the_inputs(name):
     problem = drawn(Case(name, lengths=(33, 33)))
     q, k, v = problem.q, problem.k, problem.v
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -323,7 +331,7 @@ def test_forward_mode_derivatives_are_refused():
     assert derivatives[0].abs().max() > 0
 
 
-def test_one_compilation_follows_scale_and_window():
+def test_scale_and_window_need_no_recompilation():
     torch._dynamo.reset()
     q = torch.randn(1, 2, 33, 8)
 
@@ -336,7 +344,7 @@ def test_one_compilation_follows_scale_and_window():
 
 
 @pytest.mark.parametrize("name", ["alibi", "sandwich"])
-def test_tracing_leaves_a_fixed_bias_as_it_was(name):
+def test_tracing_does_not_change_fixed_biases(name):
     bias, q = biases.DISTANCE_BIASES[name](2), torch.randn(1, 2, 33, 8)
 
     def attend(bias, q):

@@ -1,4 +1,4 @@
-"""What is said about a call: its plan, and the receptive field of its bias."""
+"""Descriptions of calls: plans, and the receptive fields of biases."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 from biased_flash_attn import AttentionPlan, attention_plan, biases
 from biased_flash_attn.forms import Geometry
 from biased_flash_attn.shared_constants import PLAN_QUERIES
-from tests.skipping.test_certificate import taken
+from tests.skipping.test_certificate import kept_mask
 
 
 def two_heads(n_query: int = 1300, n_key: int = 1300, **options) -> AttentionPlan:
-    """A head that decays fast, and one that does not."""
+    """A head that decays fast and one that does not."""
     bias = biases.DistanceBias.from_function(
         lambda d: -torch.tensor([[0.5], [1e-4]]).double() * d, num_heads=2
     )
@@ -33,11 +33,11 @@ def two_heads(n_query: int = 1300, n_key: int = 1300, **options) -> AttentionPla
         (1, 1300, True, 9),
     ],
 )
-def test_fraction_and_window_are_those_of_the_ranges(n_query, n_key, causal, window):
+def test_fraction_and_window_follow_from_the_ranges(n_query, n_key, causal, window):
     plan = two_heads(n_query, n_key, causal=causal, window=window)
     geometry = Geometry(n_query, n_key, causal, window)
     seen = geometry.visible().expand(2, 2, -1, -1)
-    kept = seen & taken(torch.stack([plan.first_key, plan.end_key]), geometry)
+    kept = seen & kept_mask(torch.stack([plan.first_key, plan.end_key]), geometry)
 
     d = geometry.pair_distances().abs() + 1
     assert torch.equal(plan.window, torch.where(kept, d, 0).amax((2, 3)))
@@ -57,9 +57,9 @@ def test_fraction_and_window_are_those_of_the_ranges(n_query, n_key, causal, win
         assert ((plan.bound[:, 0] > 0) & (plan.bound[:, 0] <= plan.tolerance)).all()
 
 
-def test_content_is_the_most_that_keys_can_add():
+def test_content_bounds_the_products_with_keys():
     q, k = torch.zeros(1, 1, 2, 3), torch.zeros(1, 1, 4, 3)
-    q[0, 0, 1, 0], k[0, 0, 3, 1] = 2, 4  # the mean of the keys is 1 there: they lie 3 away, and 1
+    q[0, 0, 1, 0], k[0, 0, 3, 1] = 2, 4  # the mean of the keys is 1 there, at distances 3 and 1
     assert attention_plan(q, k, scale=-0.5).content.item() == pytest.approx(0.5 * 2 * 3)
 
 
@@ -68,17 +68,17 @@ def test_content_is_the_most_that_keys_can_add():
     [
         ({"tolerance": 0.0}, "tolerance"),
         ({"backend": "reference"}, "a backend that computes everything"),
-        ({"n_query": 900, "n_key": 900}, "too few keys to be worth it"),
+        ({"n_query": 900, "n_key": 900}, "too few keys for a plan"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
-def test_says_what_is_computed_and_not_what_could_be(change, why):
+def test_plans_describe_what_is_computed(change, why):
     plan = two_heads(**change)
     assert (plan.fraction == 1).all(), why
     assert (plan.bound == 0).all(), why
 
 
-def test_text_has_a_line_for_each_head():
+def test_descriptions_have_a_line_per_head():
     plan = two_heads()
     lines = str(plan).splitlines()
     assert "1300 queries, 1300 keys, tolerance 5.96e-08" in lines[0]
@@ -94,13 +94,13 @@ def test_a_bias_of_hidden_states_has_no_receptive_field():
     assert str(plan).splitlines()[-1].endswith("-")
 
 
-def test_draws_a_picture(tmp_path):
+def test_plans_can_be_drawn(tmp_path):
     for causal in (True, False):
         two_heads(causal=causal).draw().savefig(tmp_path / "plan.png")
         assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_drawing_without_matplotlib_says_what_to_install():
+def test_drawing_without_matplotlib_names_the_remedy():
     script = (
         "import sys; sys.modules['matplotlib'] = None\n"
         "import torch; from biased_flash_attn import attention_plan\n"
@@ -121,7 +121,7 @@ def test_drawing_without_matplotlib_says_what_to_install():
         ({"backend": "tpu"}, "backend is 'tpu'"),
     ],
 )
-def test_refuses_what_the_call_refuses(change, message):
+def test_refusals_are_those_of_the_call(change, message):
     arguments = {"q": torch.randn(1, 2, 5, 4), "k": torch.randn(1, 2, 5, 4), **change}
     with pytest.raises(ValueError, match="^" + message):
         attention_plan(**arguments)
@@ -142,7 +142,7 @@ FIELDS = {
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_receptive_field_of_a_series_that_converges(name):
+def test_receptive_field_of_a_convergent_series(name):
     bias, wide, narrow = FIELDS[name]
     assert bias.receptive_field(2**-9).item() == wide
     assert bias.receptive_field(2**-24).item() == pytest.approx(
@@ -162,7 +162,7 @@ def test_receptive_field_of_a_series_that_converges(name):
     ],
     ids=lambda bias: type(bias).__name__,
 )
-def test_receptive_field_of_a_series_that_diverges_is_infinite(bias):
+def test_receptive_field_of_a_divergent_series_is_infinite(bias):
     if isinstance(bias, biases.ALiBi):
         bias.slopes.data[:] = torch.tensor([0.0, -0.1])
     assert (bias.receptive_field(0.1) == torch.inf).all()
@@ -182,7 +182,7 @@ def test_receptive_field_is_that_of_each_head():
 
 
 @pytest.mark.parametrize(("eps", "error"), [(0, ValueError), (1.0, ValueError), ("1", TypeError)])
-def test_receptive_field_refuses_other_shares(eps, error):
+def test_receptive_field_refuses_invalid_eps(eps, error):
     with pytest.raises(error, match=r"^eps is .*; it must be a number in \(0, 1\)"):
         biases.Type2(1).receptive_field(eps)
 

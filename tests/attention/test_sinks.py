@@ -20,7 +20,7 @@ def with_sink(o: Tensor, lse: Tensor, sink: Tensor) -> Tensor:
 
 
 def with_column(problem: Problem, sink: Tensor) -> Tensor:
-    """The same by definition: one more logit per query, whose value is 0."""
+    """The definition: one more logit per query, with a value vector of 0."""
     _, lse = naive(problem)
     group = problem.q.shape[1] // problem.k.shape[1]
     k, v = (x.repeat_interleave(group, 1) for x in (problem.k, problem.v))
@@ -62,7 +62,7 @@ def test_sinks_of_packed_sequences(backend):
     check_with_sink(problem, torch.randn(4, 1), *packed(problem, backend))
 
 
-def test_finite_differences_agree():
+def test_sink_gradients_are_numerical_derivatives():
     q, k, v = (torch.randn(1, 2, 5, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
     sink = torch.randn(2, 1, dtype=torch.float64, requires_grad=True)
     problem = drawn(Case("linear", torch.float64, (5, 5), (3, 3), batch=1))

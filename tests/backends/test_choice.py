@@ -1,4 +1,4 @@
-"""Which backend runs on a GPU that this machine need not have."""
+"""The choice of a backend for GPUs that this machine need not have."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from biased_flash_attn.triton_kernels import refusals
 from biased_flash_attn.triton_kernels.refusals import Refusal, refusal
 
 from biased_flash_attn import backends
+from biased_flash_attn.cuda_kernels import nvrtc
+from biased_flash_attn.forms import Dense, Distance, Geometry, Linear
+from biased_flash_attn.problem import Problem
 
 WRONG = Refusal(
     "3.6.0",
@@ -24,49 +27,103 @@ WRONG = Refusal(
 
 @pytest.fixture
 def other_gpu(monkeypatch):
-    """Makes backends believe in a GPU that this machine need not have, and in its compiler."""
+    """Simulates a GPU that this machine need not have, and its compiler."""
     triton = pytest.importorskip("triton")
     from biased_flash_attn.triton_kernels import processors
 
     gpu = processors.Processor("cuda", 90, 227 * 1024)
     monkeypatch.setattr(processors, "processor", lambda: gpu)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(nvrtc, "missing", lambda: "")
     monkeypatch.setattr(triton, "__version__", "3.7.0")
     monkeypatch.setattr(refusals, "REFUSALS", ())
 
 
 def on_gpu(dtype: torch.dtype = torch.bfloat16) -> SimpleNamespace:
-    """What a choice reads of q."""
+    """A stand-in for q, with the attributes that the choice reads."""
     return SimpleNamespace(dtype=dtype, device=torch.device("cuda", 0))
 
 
-def chosen(q, backend: str | None = None) -> tuple[str, list[str]]:
-    """The backend, and the warnings of choosing it."""
+def attention(dims: tuple[int, int] = (64, 64), form=None, trained: bool = False) -> Problem:
+    """A problem; the choice reads where its q is from a stand-in."""
+    x = torch.zeros(1, 2, 16, dims[0], requires_grad=trained)
+    v = torch.zeros(1, 2, 16, dims[1])
+    form = Linear(torch.zeros(1, 2)) if form is None else form
+    return Problem(x, x, v, form, Geometry(16, 16), 1.0, 0.0, "")
+
+
+def chosen(q, backend: str | None = None, problem: Problem | None = None) -> tuple[str, list[str]]:
+    """The chosen backend, and the warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        name = backends.choose(q, backend)
+        name = backends.choose(q, backend, problem)
     return name, [str(warning.message) for warning in caught]
 
 
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("dims", [(64, 64), (8, 256), (96, 40)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_hopper_gpus_use_the_cuda_kernels_for_what_these_support(other_gpu, dtype, dims, trained):
+    table = Distance(torch.zeros(1, 2, 16, requires_grad=trained))
+    for form in (None, table):
+        problem = attention(dims, form, trained)
+        assert chosen(on_gpu(dtype), problem=problem) == ("cuda", [])
+
+
+DENSE = Dense(torch.zeros(1, 2, 16, 16))
+
+
+@pytest.mark.parametrize(
+    ("reason", "dtype", "problem"),
+    [
+        ("has no float32; q may be bfloat16 or float16", torch.float32, attention()),
+        ("has no kernels for decoding or context parallelism", torch.float16, None),
+        ("has no kernels for the form 'dense' of the bias", torch.float16, attention(form=DENSE)),
+        ("needs a head_dim that is a multiple of 8; q has 20", torch.float16, attention((20, 64))),
+        ("needs a head_dim that is a multiple of 8; v has 3", torch.float16, attention((64, 3))),
+    ],
+)
+def test_triton_computes_what_the_cuda_kernels_refuse(other_gpu, reason, dtype, problem):
+    assert chosen(on_gpu(dtype), problem=problem) == ("triton", [])
+    with pytest.raises(backends.RefusedError, match=f"^backend='cuda' {reason}"):
+        backends.choose(on_gpu(dtype), "cuda", problem)
+
+
+def test_other_gpus_do_not_use_the_cuda_kernels(other_gpu, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
+    assert chosen(on_gpu(), problem=attention()) == ("triton", [])
+    with pytest.raises(ValueError, match=r"^backend='cuda' needs a GPU of compute capability 9\.0"):
+        backends.choose(on_gpu(), "cuda", attention())
+
+
+def test_without_a_compiler_the_cuda_kernels_are_refused(other_gpu, monkeypatch):
+    monkeypatch.setattr(nvrtc, "missing", lambda: "NVRTC 11.8 is too old")
+    assert chosen(on_gpu(), problem=attention()) == ("triton", [])
+    with pytest.raises(ValueError, match=r"^backend='cuda' is not available: NVRTC 11\.8 is"):
+        backends.choose(on_gpu(), "cuda", attention())
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_gpu_takes_the_triton_kernels(other_gpu, dtype):
+def test_gpus_use_the_triton_kernels(other_gpu, dtype):
     assert chosen(on_gpu(dtype)) == ("triton", [])
 
 
-def test_float64_on_a_gpu_takes_the_reference_and_says_why(other_gpu):
+def test_float64_on_a_gpu_uses_the_reference_with_a_warning(other_gpu):
     name, (message,) = chosen(on_gpu(torch.float64))
     assert name == "reference"
-    assert "O(N^2) memory: backend='triton' has no float64" in message
+    assert "O(N^2) memory: backend='cuda' has no float64" in message
+    assert "backend='triton' has no float64" in message
 
 
-def test_a_gpu_without_triton_takes_the_reference_and_says_why(monkeypatch):
+def test_gpus_without_triton_use_the_reference_with_a_warning(other_gpu, monkeypatch):
     monkeypatch.setattr(backends.get("triton"), "missing", "no module named triton")
     name, (message,) = chosen(on_gpu())
     assert name == "reference"
     assert "backend='triton' is not available: no module named triton" in message
 
 
-def test_a_refused_compiler_is_refused_by_name(other_gpu, monkeypatch):
+def test_refused_compilers_are_named(other_gpu, monkeypatch):
     monkeypatch.setattr(refusals, "REFUSALS", (WRONG,))
     reason = (
         "backend='triton' refuses Triton 3.7.0 on sm_90: it computes wrong gradients; "
@@ -99,7 +156,7 @@ def test_info_reports_a_refused_compiler(other_gpu, monkeypatch):
         ("3.7.0", "sm_80", False),
     ],
 )
-def test_a_refusal_holds_for_its_releases_and_architectures(
+def test_refusals_apply_to_their_releases_and_architectures(
     monkeypatch, version, architecture, refused
 ):
     monkeypatch.setattr(refusals, "REFUSALS", (WRONG,))
@@ -107,26 +164,30 @@ def test_a_refusal_holds_for_its_releases_and_architectures(
 
 
 @pytest.mark.parametrize(
-    ("version", "architecture", "refused"),
+    ("version", "architecture", "reason"),
     [
-        ("3.6.0", "sm_90", True),
-        ("3.7.0", "sm_90", True),
-        ("3.7.1", "sm_90", False),
-        ("3.9.0", "sm_90", False),
-        ("3.6.0", "sm_80", False),
+        ("3.6.0", "sm_90", "fence"),
+        ("3.7.0", "sm_90", "fence"),
+        ("3.7.1", "sm_90", "before waiting"),
+        ("3.8.0", "sm_90", ""),
+        ("3.9.0", "sm_90", ""),
+        ("3.6.0", "sm_80", ""),
+        ("3.7.1", "sm_80", ""),
     ],
 )
-def test_releases_without_fences_on_hopper_are_refused(version, architecture, refused):
-    assert ("fence" in refusal(version, architecture)) == refused
+def test_releases_that_miscompile_for_hopper_are_refused(version, architecture, reason):
+    message = refusal(version, architecture)
+    assert bool(message) == bool(reason)
+    assert reason in message
 
 
-def test_a_refusal_without_architectures_holds_for_all(monkeypatch):
+def test_refusals_without_architectures_apply_to_all(monkeypatch):
     entry = Refusal("3.7.0", "3.7.0", "it computes wrong gradients", "install triton 3.7.1")
     monkeypatch.setattr(refusals, "REFUSALS", (entry,))
     assert refusal("3.7.0", "gfx942")
 
 
-def test_compiled_code_asks_for_refusals_without_a_graph_break(other_gpu):
+def test_refusals_cause_no_graph_break(other_gpu):
     @torch.compile(fullgraph=True, backend="eager")
     def add_unless_refused(x):
         return x if backends.get("triton").kernels.unsupported(torch.device("cuda", 0)) else x + 1

@@ -1,4 +1,4 @@
-"""Estimates of speed of kernels as they are compiled, and the committed tables of estimates."""
+"""Speed estimates of compiled kernels, and the committed tables of estimates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bench import RESULTS, ROOT
 from bench.estimates import calibration, published, tiles, times
 from bench.estimates.gpu import A100, GPUS, H100
 
-# Another process compiles, as it stands in for a driver of its own.
+# Compiles in another process, which replaces Triton's driver.
 COMPILE = """
 import pickle, sys
 from bench.estimates import kernels, tiles
@@ -41,20 +41,20 @@ def in_another_process(*command: str) -> bytes:
 
 @pytest.fixture(scope="module")
 def kernels():
-    """Takes seconds: six kernels are compiled, of two GPUs."""
+    """Six kernels, compiled for two GPUs in some seconds."""
     built = pickle.loads(in_another_process("-c", COMPILE))
     return [(gpu, one) for gpu, one in zip([A100] * 3 + [H100] * 3, built, strict=True)]
 
 
 @pytest.mark.slow
-def test_loops_of_the_code_are_those_that_tiles_are_counted_for(kernels):
+def test_loops_of_the_code_match_the_counted_tiles(kernels):
     for _, kernel in kernels:
         tiling = tiles.tiling("none", True, 4096, kernel.block_m, kernel.block_n)
         assert len(kernel.code.loops) == len(tiles.passes(kernel.name, tiling)[0])
 
 
 @pytest.mark.slow
-def test_the_loop_over_whole_tiles_is_the_one_that_runs_most(kernels):
+def test_the_loop_over_full_tiles_runs_most_often(kernels):
     for _, kernel in kernels:
         tiling = tiles.tiling("none", True, 65536, kernel.block_m, kernel.block_n)
         counts = [sum(of_loop) for of_loop in zip(*tiles.passes(kernel.name, tiling), strict=True)]
@@ -63,22 +63,22 @@ def test_the_loop_over_whole_tiles_is_the_one_that_runs_most(kernels):
 
 
 @pytest.mark.slow
-def test_a_pass_multiplies_and_exponentiates_a_tile(kernels):
+def test_a_pass_has_the_instructions_of_one_tile(kernels):
     for gpu, kernel in kernels:
         loop, pairs = times.whole_loop(kernel), kernel.block_m * kernel.block_n
         exponentials = 32 * kernel.warps * sum(one.opcode == "MUFU.EX2" for one in loop)
-        # The forward pass has those of its rescaling as well, for four lanes of each row.
+        # The forward pass also has those of its rescaling, in four lanes of each row.
         rescaling = 4 * kernel.block_m if kernel.name == tiles.FORWARD else 0
         repeated = times.repeated_products(kernel)
         assert exponentials == repeated * pairs + rescaling
-        # On Ampere a warp takes 16 rows of a tile. Warps without rows repeat the work of others.
+        # On Ampere a warp computes 16 rows of a tile. Warps without rows repeat the work of others.
         rows = kernel.block_n if kernel.name == tiles.DKV else kernel.block_m
         assert repeated == (max(1, 16 * kernel.warps / rows) if gpu is A100 else 1)
 
 
 @pytest.mark.slow
-def test_who_reads_a_loaded_value_waits_for_its_scoreboard(kernels):
-    """Which shows that the control fields are where they are looked for."""
+def test_reads_of_loaded_values_wait_for_their_scoreboard(kernels):
+    """This confirms the positions of the control fields."""
     checked = 0
     for _, kernel in kernels:
         loop = times.whole_loop(kernel)
@@ -100,7 +100,7 @@ def test_no_estimate_is_faster_than_the_peak_rate(kernels):
     problem = times.Problem(4, 32, 4096, 64)
     for gpu, kernel in kernels:
         found = times.estimate(kernel, gpu, problem)
-        # Causal kernels compute half of the pairs and those of tiles on the diagonal.
+        # Causal kernels compute half of the pairs, plus parts of tiles on the diagonal.
         flops = problem.flops * times.PRODUCTS[kernel.name] / 2
         assert flops / found.milliseconds * 1e-9 < gpu.peak
         assert not found.bound_by_memory
@@ -128,14 +128,14 @@ def test_blocks_share_registers_shared_memory_and_warps(kernels):
         times.estimate(too_large, gpu, times.Problem(1, 1, 512, 64))
 
 
-def test_blocks_take_the_place_that_is_free_first():
-    assert times._last_end([3.0], groups=7, places=3) == 9
-    # 5 and 4, 3 after the 4, 2 after the 5, 1 after either.
-    assert times._last_end([5.0, 4.0, 3.0, 2.0, 1.0], groups=1, places=2) == 8
-    assert times._last_end([1.0, 2.0, 3.0, 4.0, 5.0], groups=1, places=2) == 9
+def test_blocks_start_in_the_first_free_slot():
+    assert times.last_end([3.0], groups=7, places=3) == 9
+    # 5 and 4, then 3 after the 4, 2 after the 5, and 1 after either.
+    assert times.last_end([5.0, 4.0, 3.0, 2.0, 1.0], groups=1, places=2) == 8
+    assert times.last_end([1.0, 2.0, 3.0, 4.0, 5.0], groups=1, places=2) == 9
 
 
-def test_the_stated_error_is_that_of_nine_in_ten_predicted_rows():
+def test_stated_error_covers_nine_of_ten_predicted_rows():
     row = next(row for row in published.ROWS if not row.is_fitted)
     fitted = calibration.Prediction(replace(row, is_fitted=True), 9 * row.milliseconds)
     errors = [0.01 * (-1) ** n * n for n in range(1, 11)]
@@ -143,8 +143,8 @@ def test_the_stated_error_is_that_of_nine_in_ten_predicted_rows():
     assert calibration.stated_error([fitted, *predicted]) == pytest.approx(0.09)
 
 
-def test_published_timings_agree_with_the_rates_that_are_quoted():
-    """Triton's tutorial at 378 TFLOP/s, Pallas-Triton at 361 forward and 338 backward."""
+def test_published_timings_agree_with_quoted_rates():
+    """Triton's tutorial has 378 TFLOP/s, and Pallas-Triton 361 forward and 338 backward."""
     rates = set()
     for row in published.ROWS:
         flops = times.Problem(row.batch, row.heads, row.n, row.head_dim, row.causal).flops
@@ -158,18 +158,18 @@ def test_published_timings_agree_with_the_rates_that_are_quoted():
     }
 
 
-def test_some_rows_of_each_gpu_are_fitted_and_more_are_predicted():
+def test_most_rows_of_each_gpu_are_predicted():
     for arch in GPUS:
         fitted = [row.is_fitted for row in published.ROWS if row.arch == arch]
         assert 0 < sum(fitted) < len(fitted) / 2
 
 
 @pytest.mark.slow
-def test_committed_estimates_are_those_of_the_kernels():
-    """Of three of the kernels, compiled and simulated again in a few seconds."""
+def test_committed_estimates_are_current():
+    """Compiles and simulates three of the kernels, in a few seconds."""
     document = (RESULTS / "estimates-sm_90.md").read_text()
     if f"Triton {triton.__version__} " not in document:
-        pytest.skip("another version of Triton compiles to other instructions")
+        pytest.skip("the estimates are of another version of Triton")
     command = "-m", "bench.estimates.run", "--arch", "90", "--head-dim", "64", "--form", "linear"
     printed = in_another_process(*command).decode()
     rows = [line for line in printed.split("\n\n")[1].splitlines() if "ALiBi" in line]
@@ -178,7 +178,7 @@ def test_committed_estimates_are_those_of_the_kernels():
     assert [row for row in rows if row not in document.splitlines()] == [], renew
 
 
-def test_estimates_say_what_they_are():
+def test_estimates_are_labelled_with_their_error():
     for arch in GPUS:
         document = (RESULTS / f"estimates-sm_{arch}.md").read_text()
         assert "**Estimates, not measurements: none of these kernels has been timed.**" in document
@@ -190,7 +190,7 @@ def test_estimates_say_what_they_are():
 
 
 def _error_of(document: str) -> float:
-    """From the table of calibration, whose errors are rounded to per cents."""
+    """The error of the calibration table, in which errors are rounded to percents."""
     rows = (line for line in document.splitlines() if line.endswith("| predicted |"))
     errors = sorted(abs(int(re.search(r"([+-]\d+)%", row)[1])) for row in rows)
     return errors[math.ceil(0.9 * len(errors)) - 1] / 100

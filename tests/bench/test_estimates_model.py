@@ -1,4 +1,4 @@
-"""The model behind estimates of speed: how machine code is read, units, cycles and tiles."""
+"""The model of speed estimates: parsing of machine code, units, cycles and tiles."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ import pytest
 
 pytest.importorskip("triton", reason="needs Triton")
 
-from bench.estimates import banks, pipes, sass, tiles
+from bench.estimates import banks, pipes, tiles
 from bench.estimates.gpu import A100, GPUS, H100
-from bench.estimates.sass import NO_SCOREBOARD, Instruction
 from bench.estimates.simulate import BARRIER_CYCLES, cycles_of_a_pass, prepare, simulate
-
-
-def instruction(opcode: str, operands: str = "", **control) -> Instruction:
-    defaults = {"stall": 1, "sets": NO_SCOREBOARD, "sets_read": NO_SCOREBOARD, "waits": 0}
-    return Instruction(opcode, operands, None, **defaults | control)
+from bench.machine_code import sass
+from bench.machine_code.sass import NO_SCOREBOARD, Instruction
+from tests.bench.listing import instruction, listing
 
 
 def steps(gpu, *instructions: Instruction) -> list:
@@ -25,21 +22,6 @@ def steps(gpu, *instructions: Instruction) -> list:
 
 
 # Machine code
-
-
-def listing(instructions: list[Instruction], labels: dict[int, str], branches: dict[int, str]):
-    """As nvdisasm prints it. The yield hint and reused operands beside the control are random."""
-    lines = []
-    for at, one in enumerate(instructions):
-        if at in labels:
-            lines.append(f"{labels[at]}:")
-        target = f" `({branches[at]})" if at in branches else ""
-        fields = one.stall | one.sets << 5 | one.sets_read << 8 | one.waits << 11
-        word = (fields | random.getrandbits(1) << 4) << 41 | random.getrandbits(41)
-        predicate = f"{one.predicate} " if one.predicate else ""
-        text = f"        /*{16 * at:04x}*/    {predicate}{one.opcode} {one.operands}{target} ;"
-        lines += [f"{text}  /* 0x{random.getrandbits(64):016x} */", f"      /* 0x{word:016x} */"]
-    return "\n".join(lines)
 
 
 def test_control_fields_and_loops_are_read_from_a_listing(seed):
@@ -80,16 +62,16 @@ def test_peak_rates_are_those_of_the_data_sheets(gpu):
 @pytest.mark.parametrize(
     ("gpu", "opcode", "operands", "warps", "cycles"),
     [
-        # Four warps issue it together: 64 x 128 x 16 products at 2048 a cycle.
+        # Four warps issue it together: 64 x 128 x 16 products at 2048 per cycle.
         (H100, "HGMMA.64x128x16.F32.BF16", "R24, gdesc[UR12], R24", 4, 64),
-        # The left operand from shared memory: 2048 + 1024 bytes at 128 a cycle, not 16 cycles.
+        # The left operand is in shared memory: 2048 + 1024 bytes at 128 per cycle, not 16 cycles.
         (H100, "HGMMA.64x32x16.F32.BF16", "R24, gdesc[UR12], R24", 4, 24),
         (H100, "HGMMA.64x32x16.F32.BF16", "R24, R152, gdesc[UR8], R24", 4, 16),
         (A100, "HMMA.16816.F32.BF16", "R36, R116, R4, RZ", 1, 2),
-        (A100, "MUFU.EX2", "R1, R1", 1, 2),  # 32 exponentials at 16 a cycle
-        (H100, "FFMA", "R1, R2, R3, R4", 4, 1),  # 128 at 128 a cycle
+        (A100, "MUFU.EX2", "R1, R1", 1, 2),  # 32 exponentials at 16 per cycle
+        (H100, "FFMA", "R1, R2, R3, R4", 4, 1),  # 128 at 128 per cycle
         (A100, "FFMA", "R1, R2, R3, R4", 4, 2),  # and at 64
-        (A100, "LDSM.16.M88.4", "R4, [R30]", 1, 4),  # 512 bytes at 128 a cycle
+        (A100, "LDSM.16.M88.4", "R4, [R30]", 1, 4),  # 512 bytes at 128 per cycle
         (A100, "LDS.128", "R4, [R30]", 1, 4),
         (A100, "STS.U16", "[R30], R4", 1, 0.5),
     ],
@@ -100,29 +82,29 @@ def test_cycles_of_a_unit_follow_from_its_rate(gpu, opcode, operands, warps, cyc
     assert found[pipes.ISSUE] == warps / 4
 
 
-def test_copies_take_turns_in_shared_memory_and_on_the_way_to_the_cache():
+def test_copies_occupy_shared_memory_and_l2():
     copy = instruction("LDGSTS.E.BYPASS.128", "[R1], [R2.64]")
     found = pipes.pipe_cycles([copy], 1, H100)
     assert found[pipes.SHARED] == 512 / 128
     assert found[pipes.L2] == 512 / H100.l2_bytes
 
 
-def test_instructions_that_never_run_take_nothing_but_their_issue():
+def test_instructions_that_never_run_only_take_issue_slots():
     one = Instruction("LDS", "RZ, [RZ]", "@!PT", 1, NO_SCOREBOARD, NO_SCOREBOARD, 0)
     assert pipes.pipe_cycles([one], 4, H100) == {pipes.ISSUE: 1}
 
 
 @pytest.mark.parametrize("row", [32, 64, 128])
-def test_bank_conflicts_are_those_of_the_addresses(row):
+def test_bank_conflicts_follow_from_addresses(row):
     plain = banks.Layout(vec=8, per_phase=1, max_phase=1, row=row)
-    # Rows of 8 x 16 bytes lie in lines of 128 bytes, each of which has every bank once.
+    # A line of 128 bytes has every bank once, and 8 rows are read, 16 bytes each.
     addresses = 2 * row * np.arange(8)
     assert plain.conflicts() == np.bincount(addresses % 128 // 16).max()
     swizzled = banks.Layout(8, per_phase=max(1, 64 // row), max_phase=min(8, row // 8), row=row)
     assert swizzled.conflicts() == 1
 
 
-def test_layouts_of_operands_are_found_in_what_triton_compiled():
+def test_layouts_of_operands_are_found_in_ttgir():
     ttgir = """
     #shared = #ttg.swizzled_shared<{vec = 8, perPhase = 2, maxPhase = 4, order = [1, 0]}>
     #shared1 = #ttg.swizzled_shared<{vec = 1, perPhase = 1, maxPhase = 1, order = [0]}>
@@ -135,7 +117,7 @@ def test_layouts_of_operands_are_found_in_what_triton_compiled():
 # Simulation
 
 
-def test_a_warp_waits_as_its_control_fields_say():
+def test_warps_obey_their_control_fields():
     add = instruction("FADD", stall=5)
     assert simulate(steps(H100, add, add, add), warps=1) == 10
     load = instruction("LDS", sets=3)
@@ -144,16 +126,16 @@ def test_a_warp_waits_as_its_control_fields_say():
     assert simulate(steps(H100, load, instruction("FADD", waits=1 << 2)), warps=1) == 1
 
 
-def test_a_scheduler_issues_one_instruction_in_a_cycle():
+def test_schedulers_issue_one_instruction_per_cycle():
     body = steps(H100, *[instruction("UMOV", stall=4)] * 50)
-    # Four warps go to four partitions, and 16 warps hide each other's stalls.
+    # Four warps are on four partitions, and 16 warps hide each other's stalls.
     assert cycles_of_a_pass(body, warps=4, blocks=1) == 200
     assert cycles_of_a_pass(body, warps=16, blocks=1) == pytest.approx(200, abs=2)
     assert cycles_of_a_pass(body, warps=32, blocks=1) == pytest.approx(400, abs=4)
 
 
 @pytest.mark.parametrize("warps", [4, 8, 16])
-def test_exponentials_take_turns(warps):
+def test_exponentials_are_limited_by_their_unit(warps):
     body = steps(H100, *[instruction("MUFU.EX2")] * 20)
     exponentials = 20 * 32 * warps
     assert cycles_of_a_pass(body, warps, blocks=1) == pytest.approx(exponentials / 16, abs=1)
@@ -168,13 +150,13 @@ WAIT_FOR_ALL = instruction("WARPGROUP.DEPBAR.LE", "gsb0, 0x0")
 WAIT_FOR_ALL_BUT_ONE = instruction("WARPGROUP.DEPBAR.LE", "gsb0, 0x1")
 
 
-def test_products_of_warp_groups_go_on_until_they_are_waited_for():
+def test_products_of_warp_groups_overlap_until_their_wait():
     others = [instruction("FADD")] * 100
     apart = steps(H100, product(256), WAIT_FOR_ALL, *others)
     beside = steps(H100, product(256), *others, WAIT_FOR_ALL)
     assert simulate(apart, warps=4) - simulate(beside, warps=4) == pytest.approx(100, abs=2)
     two = (product(256), product(64))
-    # The second takes 32 cycles more, and is not waited for where one may go on.
+    # The second one takes 32 more cycles, for which a wait that allows one pending does not stall.
     last = simulate(steps(H100, *two, WAIT_FOR_ALL), warps=4)
     assert last - simulate(steps(H100, *two, WAIT_FOR_ALL_BUT_ONE), warps=4) == 32
 
@@ -200,29 +182,29 @@ def test_copies_are_waited_for_by_groups():
     assert cycles[2] == len(groups)
 
 
-def test_a_barrier_holds_a_block_and_no_other_one():
+def test_barriers_stall_only_their_block():
     barrier = instruction("BAR.SYNC.DEFER_BLOCKING", "0x0")
     body = steps(H100, *[instruction("MUFU.EX2")] * 10, barrier, instruction("FADD"))
-    # Eight warps: two a partition, the second of which ends its exponentials 80 cycles later.
+    # Eight warps: two per partition, the second of which ends its exponentials 80 cycles later.
     assert simulate(body, warps=8) == pytest.approx(160 + BARRIER_CYCLES, abs=10)
     alone = simulate(body, warps=4)
     assert alone == pytest.approx(80 + BARRIER_CYCLES, abs=10)
 
 
-def test_a_fence_holds_who_waits_for_it():
+def test_fences_stall_instructions_that_wait():
     fence = instruction("MEMBAR.ALL.CTA", sets_read=1)
     assert simulate(steps(H100, fence, instruction("FADD", waits=2)), warps=1) == H100.fence
 
 
 # Tiles
 
-# Which loop goes through tiles without a mask, of causal problems and of others.
-WHOLE = {tiles.FORWARD: (0, 0), tiles.DQ: (0, 0), tiles.DKV: (1, 0)}
+# The loop over unmasked tiles, of causal and other problems.
+UNMASKED = {tiles.FORWARD: (0, 0), tiles.DQ: (0, 0), tiles.DKV: (1, 0)}
 
 
-def whole_and_other_tiles(kernel: str, n: int, block_m: int, block_n: int, causal: bool):
-    """By enumerating pairs: of each block, tiles all of whose pairs see each other, and others with
-    some that do. Rows of blocks that go beyond the last query do not count, those of keys do."""
+def full_and_partial_tiles(kernel: str, n: int, block_m: int, block_n: int, causal: bool):
+    """For each block, the numbers of tiles in which all pairs, and some pairs, are visible, by
+    enumeration. Rows beyond the last query do not count as pairs, but keys beyond the last do."""
     queries, keys = np.arange(n)[:, None], np.arange(-(-n // block_n) * block_n)[None, :]
     sees = np.broadcast_to((keys < n) & ((keys <= queries) | (not causal)), (n, keys.size))
     found = []
@@ -241,14 +223,14 @@ def whole_and_other_tiles(kernel: str, n: int, block_m: int, block_n: int, causa
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 @pytest.mark.parametrize("kernel", [tiles.FORWARD, tiles.DQ, tiles.DKV])
-def test_loops_run_once_for_each_tile_that_pairs_see(kernel, causal, seed):
+def test_loops_run_once_per_visible_tile(kernel, causal, seed):
     for _ in range(20):
         block_m, block_n = random.choice((16, 32, 64)), random.choice((16, 32, 64))
         n = random.randrange(1, 400)
         tiling = tiles.tiling("none", causal, n, block_m, block_n)
-        at = WHOLE[kernel][not causal]
+        at = UNMASKED[kernel][not causal]
         found = [(block[at], sum(block) - block[at]) for block in tiles.passes(kernel, tiling)]
-        assert found == whole_and_other_tiles(kernel, n, block_m, block_n, causal), (n, tiling)
+        assert found == full_and_partial_tiles(kernel, n, block_m, block_n, causal), (n, tiling)
 
 
 @pytest.mark.parametrize("kernel", [tiles.FORWARD, tiles.DQ, tiles.DKV])
@@ -257,16 +239,16 @@ def test_loops_with_factors_run_for_tiles_without_a_mask(kernel, seed):
         block_m, block_n = random.choice((32, 64)), 64
         n = 64 * random.randrange(1, 9)
         tiling = tiles.tiling("linear", True, n, block_m, block_n)
-        at = WHOLE[kernel][0]
+        at = UNMASKED[kernel][0]
         half = (block_m if kernel == tiles.DKV else block_n) // 2
-        whole = whole_and_other_tiles(kernel, n, block_m, block_n, True)
+        whole = full_and_partial_tiles(kernel, n, block_m, block_n, True)
         sizes = (half, block_n) if kernel == tiles.DKV else (block_m, half)
-        halves = whole_and_other_tiles(kernel, n, *sizes, True)
+        halves = full_and_partial_tiles(kernel, n, *sizes, True)
         for block, (factored, _), (small, masked) in zip(
             tiles.passes(kernel, tiling), whole, halves, strict=True
         ):
             assert block[at] == factored
-            # What the factored tiles leave is done in tiles of half the size.
+            # The remaining pairs are computed in tiles of half the size.
             assert sum(block) - block[at] == small + masked - 2 * factored
 
 
@@ -274,7 +256,7 @@ def test_loops_with_factors_run_for_tiles_without_a_mask(kernel, seed):
 def test_tables_are_factored_where_all_distances_are_far(kernel, seed):
     n, block_m, block_n = 64 * random.randrange(1, 12), random.choice((32, 64)), 64
     tiling = tiles.tiling("distance", True, n, block_m, block_n)
-    at = WHOLE[kernel][0] + (kernel == tiles.DKV)  # near tiles come before
+    at = UNMASKED[kernel][0] + (kernel == tiles.DKV)  # near tiles come before
     distances = np.arange(n)[:, None] - np.arange(n)[None, :]
     of_tiles = distances.reshape(n // block_m, block_m, n // block_n, block_n)
     are_far = of_tiles.min(axis=(1, 3)) >= tiles.FAR

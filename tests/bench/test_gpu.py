@@ -1,10 +1,11 @@
-"""The GPU benchmark, rehearsed without a GPU: every step but the clock and the compiled peers."""
+"""A rehearsal of the GPU benchmark without a GPU: every step except timing and compiled peers."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -17,30 +18,34 @@ from bench.common.layer import draw
 from bench.gpu import run
 from bench.gpu.baselines import SDPBackend, flex, sdpa_dense
 from bench.gpu.case import Measurement
-from bench.gpu.comparisons import DECODING, NONE, SKIPPING, TRAINED, Case
+from bench.gpu.comparisons import BOTH, CUDA, DECODING, NONE, SKIPPING, TRAINED, TRITON, Case
 from bench.gpu.decoding import Decoding
 from bench.gpu.device import Gpu, Rehearsal
 from bench.reports import environment, results
+from biased_flash_attn.cuda_kernels import forms, nvrtc
+from biased_flash_attn.cuda_kernels.launch import Launcher
+from tests.emulator.cuda_backend import emulated
+from tests.emulator.cuda_driver import EmulatedDriver
 from tests.kernels.triton.backend import EMULATED, KERNELS
 
 pytestmark = [
     pytest.mark.kernels,
-    pytest.mark.skipif(KERNELS is None or not EMULATED, reason="rehearses without a GPU"),
+    pytest.mark.skipif(KERNELS is None or not EMULATED, reason="rehearses the case without a GPU"),
     pytest.mark.usefixtures("gpu"),
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # NumPy's, of infinities that are meant
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # NumPy's, for intended infinities
     pytest.mark.filterwarnings("ignore:flex_attention called without"),
-    pytest.mark.filterwarnings("ignore:The .grad attribute"),  # so does what it uses instead
+    pytest.mark.filterwarnings("ignore:The .grad attribute"),  # from FlexAttention
 ]
 
 
 @pytest.fixture
 def flex_backward(monkeypatch):
-    """On the CPU FlexAttention refuses gradients, which its uncompiled version computes."""
+    """FlexAttention refuses gradients on the CPU, although its uncompiled version has them."""
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
 
 
 @pytest.mark.parametrize("bias", [NONE, "kerple_log", "cable", SKIPPING])
-def test_a_case_measures_every_comparison(flex_backward, bias):
+def test_cases_measure_every_comparison(flex_backward, bias):
     measurement = Measurement(Case(bias, 16, 32), Rehearsal())
     measurement.prepare()
     rows = list(measurement.rows())
@@ -52,6 +57,65 @@ def test_a_case_measures_every_comparison(flex_backward, bias):
     assert any("memory" in row.work for row in rows) == (bias in TRAINED)
 
 
+@pytest.fixture
+def hopper(seed):
+    with emulated(Launcher(EmulatedDriver(seed))):
+        yield
+
+
+NEEDS_NVRTC = pytest.mark.skipif(bool(nvrtc.missing()), reason=nvrtc.missing())
+
+
+@NEEDS_NVRTC
+@pytest.mark.parametrize("bias", [NONE, "cable", SKIPPING])
+def test_cuda_kernels_are_compared_with_every_alternative(hopper, flex_backward, bias):
+    measurement = Measurement(Case(bias, 16, 32, CUDA), Rehearsal())
+    measurement.prepare()
+    rows = list(measurement.rows())
+    assert all(row.work.startswith("CUDA kernels, D = 16, N = 32, ") for row in rows)
+    failed = {row.work for row in rows if row.failure}
+    assert failed == {row.work for row in rows if "cuDNN" in row.work or "efficient" in row.work}
+    assert any("FlexAttention" in row.work for row in rows)
+    assert any("the Triton kernels" in row.work for row in rows) == (bias != SKIPPING)
+
+
+@NEEDS_NVRTC
+def test_unsupported_calls_have_rows_with_the_reason(hopper, monkeypatch):
+    """A trained bias stands for one whose gradients have no kernels."""
+    reason = "has no gradients of the form 'linear' of the bias"
+    monkeypatch.setattr(forms, "is_untrainable", lambda form: any_needs_gradient(form.tensors))
+    measurement = Measurement(Case("alibi", 16, 32, CUDA), Rehearsal())
+    measurement.comparisons = [
+        replace(x, bias="alibi, trained") if x.mode == BOTH else x
+        for x in measurement.comparisons
+        if "FlexAttention" not in x.other
+    ]
+    measurement.prepare()
+    failures = {row.failure for row in measurement.rows()}
+    assert failures == {None, f"backend='cuda' {reason}"}
+
+
+def any_needs_gradient(tensors) -> bool:
+    return any(x.requires_grad for x in tensors)
+
+
+def test_cuda_kernels_are_measured_where_they_run():
+    sizes = (64, 32), (16,), (NONE, "alibi")
+    elsewhere = run.cases_of(*sizes, cuda=False)
+    assert {case.backend for case in elsewhere} == {TRITON}
+    assert len(elsewhere) == 4
+    hopper = run.cases_of(*sizes, cuda=True)
+    assert [(case.length, case.backend) for case in hopper] == [
+        *[(64, CUDA), (64, CUDA), (64, TRITON), (64, TRITON), (32, CUDA), (32, CUDA)]
+    ]
+
+
+def test_reasons_why_cuda_kernels_cannot_run_are_stated(monkeypatch):
+    device = Gpu()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert device.refusal()
+
+
 def test_decoding_measures_every_bias_and_batch():
     measurement = Decoding(Case(DECODING, 16, Rehearsal.decoding_length), Rehearsal())
     measurement.prepare()
@@ -61,18 +125,18 @@ def test_decoding_measures_every_bias_and_batch():
     assert [row.target for row in rows] == 4 * [80, None]
 
 
-def test_a_different_step_is_noticed():
+def test_different_steps_are_detected():
     measurement = Decoding(Case(DECODING, 16, Rehearsal.decoding_length), Rehearsal())
     step = measurement.decoder("alibi", 1, Rehearsal.decoding_length)
     step.k = step.k.flip(2)
-    with pytest.raises(AssertionError, match="FlexAttention computes something else"):
+    with pytest.raises(AssertionError, match="the result of FlexAttention differs"):
         measurement.against_flex(step, "a step")
 
 
 @pytest.mark.parametrize(
     "name", [*(f"{bias}, fixed" for bias in TRAINED), *filter(None, TRAINED.values())]
 )
-def test_flex_attention_gets_the_same_bias(flex_backward, name):
+def test_flex_attention_has_the_same_bias(flex_backward, name):
     inputs = draw(40, torch.float32, 16, batch=2, heads=2)
     expected = ours(inputs, name)()
     found = flex(inputs, name, Rehearsal().compiled)()
@@ -80,19 +144,19 @@ def test_flex_attention_gets_the_same_bias(flex_backward, name):
     check_same(found, expected)
 
 
-def test_a_dense_bias_is_the_same_bias():
+def test_dense_bias_has_the_same_results():
     inputs = draw(40, torch.float32, 16, batch=2, heads=2)
     mine = ours(inputs, "kerple_log, fixed")()
     check_same(sdpa_dense(inputs, "kerple_log", SDPBackend.MATH)(), mine)
 
 
-def test_different_results_are_noticed():
+def test_different_results_are_detected():
     inputs = draw(40, torch.float32, 16, heads=2)
-    with pytest.raises(AssertionError, match=r"^another result: [oqkv] differs"):
+    with pytest.raises(AssertionError, match=r"^different results: [oqkv] differs"):
         check_same(ours(inputs, "kerple_log, fixed")(), ours(inputs, None)())
 
 
-def test_a_call_is_timed_behind_a_head_start(monkeypatch):
+def test_calls_are_enqueued_before_they_are_timed(monkeypatch):
     steps = []
 
     class Event:
@@ -108,7 +172,7 @@ def test_a_call_is_timed_behind_a_head_start(monkeypatch):
         def elapsed_time(self, end):
             return 2.0
 
-    # These names exist in torch, or this fails.
+    # monkeypatch fails if torch does not have these names.
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: steps.append("sleep"))
     device = Gpu()
@@ -160,10 +224,14 @@ def test_tables_show_the_numbers_of_their_json_files():
         assert path.with_suffix(".md").read_text() == table
 
 
+# The cases after the first one, which is of the CUDA kernels if they can be compiled.
+LATER = [("Triton", 64)] if nvrtc.missing() else [("Triton", 32), ("CUDA", 64)]
+
+
 def test_results_are_written_immediately(tmp_path):
     command = [sys.executable, "-m", "bench.gpu.run", "--rehearse", "--results", tmp_path]
     options = ["--lengths", "32", "64", "--head-dims", "16", "--biases", NONE, "--commit", "abc"]
-    # No time for a second wave.
+    # There is no time for a second wave.
     done = subprocess.run(
         [*command, *options, "--minutes", "0"],
         cwd=ROOT,
@@ -174,13 +242,14 @@ def test_results_are_written_immediately(tmp_path):
     (path,) = tmp_path.glob("rehearsal/*.json")
     result = json.loads(path.read_text())
     assert result["commit"] == "abc"
-    assert {row["work"].partition(",")[0] for row in result["rows"]} == {"D = 16"}
+    assert {row["work"].split(", ")[1] for row in result["rows"]} == {"D = 16"}
     assert path.with_suffix(".md").read_text() in done.stdout
     if run.AT_ONCE == 1:
-        assert result["setting"]["not_measured"] == ["D = 16, N = 64: none"]
+        cases = [f"{kind} kernels, D = 16, N = {n}: none" for kind, n in LATER]
+        assert result["setting"]["not_measured"] == cases
 
 
-def test_the_reason_of_a_failed_process_is_reported():
+def test_reasons_of_failed_processes_are_reported():
     process = run.Process(Case("no such bias", 16, 32), rehearse=True)
     process.get_ready()
     (row,) = process.rows()
@@ -188,7 +257,7 @@ def test_the_reason_of_a_failed_process_is_reported():
     assert row.failure.startswith("the process ended with 1: KeyError: 'no such bias'")
 
 
-def test_a_case_that_hangs_is_terminated(monkeypatch):
+def test_hanging_cases_are_terminated(monkeypatch):
     monkeypatch.setattr(run, "LIMIT", 0.1)
     process = run.Process(Case(NONE, 16, 32), rehearse=True)
     process.get_ready()

@@ -1,4 +1,4 @@
-"""The plots that are committed show the numbers that are committed."""
+"""The committed plots show the committed results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a bias of queries and distances is compared with another way to compute the same model."""
+"""Comparisons of relative biases with other computations of the same model."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def drawn(*shape: int) -> Tensor:
 
 
 def randomized(module: nn.Module) -> nn.Module:
-    """In float64, with parameters of the size of 1 / sqrt(channels): zeros would hide terms."""
+    """In float64, with parameters of magnitude 1 / sqrt(channels): zeros would hide terms."""
     with torch.no_grad():
         for x in module.double().parameters():
             x.normal_(0, x.shape[-1] ** -0.5 if x.dim() > 1 else 1)
     return module.eval()
 
 
-def assert_alike(
+def assert_same_results(
     ours: Callable[[], Tensor],
     exact: Callable[[], Tensor],
     leaves: dict[str, Tensor],
@@ -45,7 +45,7 @@ def assert_alike(
 
 
 def attended(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, causal: bool, scale: float) -> Tensor:
-    """Attention with a dense bias, as papers write it."""
+    """Attention with a dense bias, as in papers."""
     s = scale * q @ k.mT + bias
     if causal:
         s = s.masked_fill(torch.ones(s.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)

@@ -14,7 +14,7 @@ from transformers.models.inkling2.configuration_inkling2 import Inkling2TextConf
 from biased_flash_attn.biases import BandedRelative
 from tests.biases.relative_cases import (
     REFERENCE,
-    assert_alike,
+    assert_same_results,
     attended,
     drawn,
     named,
@@ -25,7 +25,7 @@ DIM, HEADS, HEAD_DIM = 12, 3, 4
 
 
 def by_pairs(bias: BandedRelative, x: torch.Tensor) -> torch.Tensor:
-    """One pair at a time."""
+    """The dense bias, one pair at a time."""
     n = x.shape[1]
     of_heads = (x @ bias.r_proj.weight.mT).unflatten(-1, (bias.num_heads, bias.rank))
     if bias.max_norm is not None:
@@ -55,7 +55,7 @@ def by_pairs(bias: BandedRelative, x: torch.Tensor) -> torch.Tensor:
     ],
     ids=str,
 )
-def test_equals_every_pair(settings, causal):
+def test_results_equal_the_pairwise_definition(settings, causal):
     bias = randomized(BandedRelative(DIM, HEADS, **{"rank": 3, **settings}))
     x, q, k, v = drawn(2, 9, DIM), *(drawn(2, HEADS, 9, HEAD_DIM) for _ in range(3))
     scale = HEAD_DIM**-0.5
@@ -65,7 +65,7 @@ def test_equals_every_pair(settings, causal):
         return attended(tau * q, k, v, by_pairs(bias, x), causal, scale)
 
     # 1e-6 is added to norms.
-    assert_alike(
+    assert_same_results(
         lambda: REFERENCE(bias.queries(q), k, v, bias(x), causal=causal),
         exact,
         named(bias, x=x, q=q, k=k, v=v),
@@ -100,7 +100,7 @@ def mask_of(n: int, window: int | None) -> torch.Tensor:
 
 
 def check_layer(layer, bias: BandedRelative, arguments: tuple, monkeypatch, sink: bool) -> None:
-    """The layer computes the same with our attention, and its own dense bias left out."""
+    """The layer has the same results with our attention instead of its dense bias."""
     x, n = arguments[0], arguments[0].shape[1]
     position_ids = torch.arange(n)[None]
     mask = mask_of(n, layer.sliding_window)
@@ -120,7 +120,9 @@ def check_layer(layer, bias: BandedRelative, arguments: tuple, monkeypatch, sink
     interfaces = modeling_inkling.ALL_ATTENTION_FUNCTIONS
     monkeypatch.setitem(interfaces._global_mapping, "ours", with_ours)
     # The models compute probabilities in float32.
-    assert_alike(lambda: run("ours"), lambda: run("eager"), named(layer, x=x), tolerance=2e-6)
+    assert_same_results(
+        lambda: run("ours"), lambda: run("eager"), named(layer, x=x), tolerance=2e-6
+    )
 
 
 @pytest.mark.parametrize("floor", [None, 3])
@@ -150,7 +152,7 @@ def test_equals_the_layers_of_inkling_2(layer, monkeypatch):
     check_layer(attention, bias, inputs, monkeypatch, sink=True)
 
 
-def test_steps_of_decoding_continue_the_positions():
+def test_decoding_steps_continue_positions():
     bias = randomized(BandedRelative(DIM, HEADS, extent=4, rank=2, log_floor=3))
     x, q = drawn(1, 9, DIM), drawn(1, HEADS, 9, HEAD_DIM)
     whole, last = bias(x), bias(x[:, 7:], torch.arange(7, 9))

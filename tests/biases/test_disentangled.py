@@ -11,7 +11,7 @@ from transformers.models.deberta_v2 import modeling_deberta_v2
 from biased_flash_attn.biases import Disentangled
 from tests.biases.relative_cases import (
     REFERENCE,
-    assert_alike,
+    assert_same_results,
     attended,
     drawn,
     named,
@@ -25,7 +25,7 @@ TERMS = [("c2p", "p2c"), ("c2p",), ("p2c",)]
 
 def bucket(d: int, buckets: int, max_distance: int) -> int:
     """The smallest bucket b of far distances with |d| <= half ((max - 1) / half)^((b - half) /
-    (half - 1)), compared as whole numbers."""
+    (half - 1)), in integer arithmetic."""
     half, n = buckets // 2, abs(d)
     if n <= half:
         return d
@@ -57,26 +57,26 @@ def by_pairs(module: Disentangled, q: torch.Tensor, k: torch.Tensor) -> torch.Te
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("terms", TERMS)
 @pytest.mark.parametrize("settings", [(3, None), (30, None), (8, 4), (9, 8), (40, 6)])
-def test_equals_every_pair(settings, terms, causal):
+def test_results_equal_the_pairwise_definition(settings, terms, causal):
     max_distance, buckets = settings
     module = randomized(
         Disentangled(DIM, HEADS, max_distance=max_distance, buckets=buckets, terms=terms)
     )
     q, k, v = (drawn(2, HEADS, 12, HEAD_DIM) for _ in range(3))
     assert module.scale == pytest.approx((HEAD_DIM * (1 + len(terms))) ** -0.5)
-    assert_alike(
+    assert_same_results(
         lambda: REFERENCE(q, k, v, module(q, k), causal=causal, scale=module.scale),
         lambda: attended(q, k, v, by_pairs(module, q, k), causal, module.scale),
         named(module, q=q, k=k, v=v),
     )
 
 
-# In the last three, rounding errors of logarithms reach the next whole number.
+# In the last three, rounding errors of logarithms would change the integer.
 @pytest.mark.parametrize(
     ("buckets", "max_distance"),
     [(256, 512), (32, 128), (8, 24), (4, 40), (70, 42), (26, 70), (52, 139)],
 )
-def test_buckets_are_those_of_whole_numbers(buckets, max_distance):
+def test_buckets_equal_integer_arithmetic(buckets, max_distance):
     module = Disentangled(4, 1, max_distance=max_distance, buckets=buckets)
     d = torch.arange(-3 * max_distance, 3 * max_distance + 1)
     exact = [
@@ -100,7 +100,7 @@ def heads_of(x: torch.Tensor) -> torch.Tensor:
 
 
 def check(layer, module: Disentangled, qkv, e, relative, x) -> None:
-    """In a batch with padding, whose tokens alone are compared."""
+    """Compares the tokens of a padded batch."""
     mask = torch.ones(2, x.shape[1], dtype=torch.bool)
     mask[0, 9:] = False
     pairs = (mask[:, None, :, None] & mask[:, None, None]).expand(2, 1, -1, -1)
@@ -120,7 +120,7 @@ def check(layer, module: Disentangled, qkv, e, relative, x) -> None:
         return o * mask[..., None]
 
     # transformers computes the scale in float32.
-    assert_alike(ours, exact, named(layer, x=x, e=e), tolerance=1e-6)
+    assert_same_results(ours, exact, named(layer, x=x, e=e), tolerance=1e-6)
 
 
 @pytest.mark.parametrize("terms", TERMS)

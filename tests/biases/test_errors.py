@@ -131,7 +131,7 @@ def test_context_biases_check_their_sizes(make):
         ),
     ],
 )
-def test_settings_are_checked_when_made(make, error, message):
+def test_constructors_validate_their_settings(make, error, message):
     with pytest.raises(error, match=message):
         make()
 
@@ -146,13 +146,13 @@ def test_settings_are_checked_when_made(make, error, message):
         (lambda d: 1j * d, r"returned \(4,\) torch.complex128"),
     ],
 )
-def test_a_formula_returns_one_logit_per_distance(function, got):
+def test_formulas_must_return_one_logit_per_distance(function, got):
     bias = biases.DistanceBias.from_function(function, 2)
     with pytest.raises(ValueError, match=rf"{got}.* for 4 distances; .* \(4,\) or \(2, 4\)"):
         lower(bias)
 
 
-def test_a_distance_bias_needs_a_formula():
+def test_distance_biases_need_a_formula():
     with pytest.raises(NotImplementedError, match=r"DistanceBias must define formula\(d\)"):
         lower(biases.DistanceBias(2))
 
@@ -189,7 +189,7 @@ def test_gains_have_the_length_of_queries_or_keys(n_gain, n_query):
 
 
 @pytest.mark.parametrize("make", biases.CONTEXT_BIASES.values())
-def test_hidden_states_have_three_dimensions_and_the_right_width(make):
+def test_hidden_states_of_the_wrong_shape_raise(make):
     bias = make(8, 2)
     with pytest.raises(ValueError, match=r"x has shape \(5, 8\); it must be \(B, N, 8\)"):
         bias(torch.ones(5, 8))

@@ -14,7 +14,7 @@ HEADS = 3
 
 
 def drawn_fire(init_length: float) -> FIRE:
-    """FIRE with knots on both sides of the range of its arguments, and a unit without a knot."""
+    """FIRE with knots on both sides of the range of its arguments, and a unit without knots."""
     bias = FIRE(HEADS, width=16, init_length=init_length).double()
     with torch.no_grad():
         for parameter in bias.mlp.parameters():
@@ -26,7 +26,7 @@ def drawn_fire(init_length: float) -> FIRE:
 
 
 def published(bias: FIRE, n_query: int, n_key: int) -> torch.Tensor:
-    """The bias as the paper's listing computes it: the MLP of every pair's normalized distance."""
+    """The bias of the paper's listing: the MLP of every pair's normalized distance."""
     positions = torch.arange(n_key, dtype=torch.float64)
     queries = positions[n_key - n_query :]
     rel_distance = queries[:, None] - positions[None, :]
@@ -94,7 +94,7 @@ def test_keys_after_the_query_are_within_the_sampled_range():
     assert (bias.dense(30, 30)[0] - expected).abs().max() < 1e-3
 
 
-def test_a_function_is_trained():
+def test_functions_are_trained():
     module = nn.Sequential(nn.Unflatten(0, (-1, 1)), nn.Linear(1, HEADS), nn.Softplus())
     bias = NormalizedBias.from_function(lambda x: module.double()(x).mT, HEADS)
     assert not [name for name, _ in bias.named_parameters() if "function" in name]

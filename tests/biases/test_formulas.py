@@ -32,7 +32,7 @@ geometries = pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=GEOMET
 
 
 def drawn(bias: nn.Module) -> nn.Module:
-    """The bias in float64 with fresh parameters, all of them where no limit holds them."""
+    """The bias in float64 with random parameters within their limits."""
     for parameter in bias.double().parameters():
         nn.init.uniform_(parameter, 0.05, 1.9)
     return bias
@@ -61,7 +61,7 @@ def expected_context(oracle, parameters, x, n_query: int, n_key: int) -> torch.T
 
 
 def check_gradients(bias: nn.Module, parameters, actual, exact) -> None:
-    """The same random combination of all entries has the same gradients both ways."""
+    """The same random combination of all entries has the same gradients in both."""
     weights = torch.randn_like(exact)
     (actual * weights).sum().backward()
     (exact * weights).sum().backward()
@@ -225,7 +225,7 @@ def test_kerple_parameters_stay_in_range_and_keep_their_gradients(limits):
     with torch.no_grad():
         bias.r1.copy_(torch.tensor([low, high]))
         bias.r2.copy_(torch.tensor([high, low]))
-    # The authors clamp what is stored, then take gradients there.
+    # The authors clamp the stored parameters, and compute gradients there.
     parameters = {
         "r1": bias.r1.detach().clamp(0.01).requires_grad_(),
         "r2": bias.r2.detach().clamp(0.01, 2).requires_grad_(),

@@ -9,7 +9,7 @@ from transformers.models.wavlm import modeling_wavlm
 from biased_flash_attn.biases import GatedTable
 from tests.biases.relative_cases import (
     REFERENCE,
-    assert_alike,
+    assert_same_results,
     attended,
     drawn,
     named,
@@ -39,10 +39,10 @@ def by_pairs(bias: GatedTable, x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("buckets", [(8, 5), (16, 9), (320, 800)])
-def test_equals_every_pair(buckets, causal):
+def test_results_equal_the_pairwise_definition(buckets, causal):
     bias = randomized(GatedTable(DIM, HEADS, *buckets))
     x, q, k, v = drawn(2, 14, DIM), *(drawn(2, HEADS, 14, HEAD_DIM) for _ in range(3))
-    assert_alike(
+    assert_same_results(
         lambda: REFERENCE(q, k, v, bias(x), causal=causal),
         lambda: attended(q, k, v, by_pairs(bias, x), causal, HEAD_DIM**-0.5),
         named(bias, x=x, q=q, k=k, v=v),
@@ -82,7 +82,7 @@ def test_equals_the_layers_of_wavlm():
             y = y * mask[..., None]
         return y
 
-    assert_alike(ours, exact, named(first, second, x=x))
+    assert_same_results(ours, exact, named(first, second, x=x))
 
 
 def test_buckets_are_those_of_transformers():

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from biased_flash_attn import biased_flash_attn, biases
 from biased_flash_attn.biases import of_heads
-from biased_flash_attn.biases.base import PositionBias
+from biased_flash_attn.biases.distance import PositionBias
 from biased_flash_attn.forms import Cumulative
 
 HEADS = 6
 
 
 @pytest.mark.parametrize("name", biases.POSITION_BIASES)
-def test_heads_of_a_bias_of_positions(name):
+def test_heads_of_a_position_bias(name):
     bias = biases.POSITION_BIASES[name](HEADS)
     some = of_heads(bias, 2, 5)
     assert some.num_heads == 3
@@ -24,7 +24,7 @@ def test_heads_of_a_bias_of_positions(name):
 
 
 class Tokens(PositionBias):
-    """A bias of one's own: what each token adds to the bias, the same for all sequences."""
+    """A custom bias of one step per token, shared by all sequences."""
 
     def __init__(self, values: Tensor, gain: Tensor | None):
         super().__init__(values.shape[0])
@@ -32,7 +32,7 @@ class Tokens(PositionBias):
 
     def lower(self, geometry, dtype, device):
         gain = None if self.gain is None else self.gain.to(dtype)
-        return Cumulative(geometry.running_sums(self.values), gain)
+        return Cumulative(geometry.prefix_sums(self.values), gain)
 
 
 @pytest.mark.parametrize("gain", [None, torch.rand(1, HEADS, 9), torch.rand(1, 1, 9)])
@@ -47,8 +47,8 @@ def test_heads_of_a_custom_position_bias(gain):
 
 
 @pytest.mark.parametrize("name", ["alibi", "kerple_log", "shared", "cable", "forget_gate"])
-def test_groups_of_heads_equal_the_whole_bias(name):
-    """Gradients of parameters too, which groups share."""
+def test_groups_of_heads_equal_all_heads(name):
+    """Also in the gradients of parameters, which groups share."""
     q, k, v = torch.randn(3, 2, HEADS, 20, 8, dtype=torch.float64)
     states = torch.randn(2, 20, 5, dtype=torch.float64)
     if name in biases.CONTEXT_BIASES:

@@ -1,4 +1,4 @@
-"""A `RelativeBias` of the user's own: how its arguments are checked."""
+"""Custom `RelativeBias`es, and the validation of their arguments."""
 
 from __future__ import annotations
 
@@ -96,6 +96,21 @@ WRONG = {
         "first is 0.5; it must be an int",
         {"query_factors": factors(), "query_tables": table(), "first": 0.5},
     ),
+    "end is no int": (
+        TypeError,
+        "end is 4.0; it must be None or an int",
+        {"query_factors": factors(), "query_tables": torch.sin, "end": 4.0},
+    ),
+    "end of a tensor": (
+        ValueError,
+        "end is 4, but the tables are tensors; it must be None",
+        {"query_factors": factors(), "query_tables": table(), "end": 4},
+    ),
+    "end before first": (
+        ValueError,
+        "end is 2; it must be more than first, 2",
+        {"query_factors": factors(), "query_tables": torch.sin, "first": 2, "end": 2},
+    ),
     "beyond": (
         ValueError,
         "beyond is 'first'; it must be one of",
@@ -105,12 +120,12 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("error", "message", "arguments"), WRONG.values(), ids=WRONG)
-def test_wrong_arguments(error, message, arguments):
+def test_invalid_arguments_raise(error, message, arguments):
     with pytest.raises(error, match=message):
         biases.RelativeBias(**arguments)
 
 
-def test_wrong_lengths_and_functions():
+def test_invalid_lengths_and_functions_raise():
     q = torch.randn(1, 2, 6, 8)
     with pytest.raises(
         ValueError, match=r"lowered to shape \(1, 2, 5, 3\); .* \(B or 1, H or 1, 6"
@@ -124,8 +139,29 @@ def test_wrong_lengths_and_functions():
         Relative(factors(129), table(129)[None], factors(0), torch.randn(1, 1, 0, 4))
 
 
-def test_a_bias_may_be_a_parameter_of_a_module():
-    """What the tensors are made from is trained by autograd."""
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("beyond", ["zero", "last"])
+@pytest.mark.parametrize(("first", "end"), [(-3, 4), (0, 9), (2, 30), (-20, -2), (-40, 40)])
+def test_functions_up_to_an_end_are_tables(first, end, beyond, causal):
+    given, q = table(n=end - first).double(), torch.randn(1, 2, 12, 4).double()
+
+    def function(d):
+        assert first <= d.min()
+        assert d.max() < end
+        return given[..., (d - first).long()]
+
+    u = torch.randn(1, 2, 12, 3).double()
+    results = [
+        REFERENCE(
+            q, q, q, biases.RelativeBias(u, x, first=first, beyond=beyond, **end_of), causal=causal
+        )
+        for x, end_of in ((given, {}), (function, {"end": end}))
+    ]
+    assert torch.equal(*results)
+
+
+def test_tensors_of_a_bias_may_be_trained():
+    """Autograd continues into the modules that compute the tensors."""
     proj = nn.Linear(6, 2 * 3)
     x, q = torch.randn(1, 7, 6), torch.randn(1, 2, 7, 4)
     profiles = nn.Parameter(torch.randn(1, 3, 4))
@@ -143,8 +179,10 @@ MODULES = {
 }
 
 
+# Dynamo instantiates torch.autograd.Function, of which PyTorch warns.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("name", MODULES)
-def test_modules_are_compiled_whole(name):
+def test_modules_compile_without_graph_breaks(name):
     module, geometry = MODULES[name](), Geometry(9, 9, False)
     inputs = [torch.randn(2, 9, 8)]
     if name not in ("banded", "gated_table"):
@@ -172,6 +210,24 @@ def test_tensors_may_have_any_strides(backend, seed):
             for x in (given, [x.contiguous() for x in given])
         )
         torch.testing.assert_close(strided, contiguous)
+
+
+@pytest.mark.parametrize("terms", [("query",), ("key",), ("query", "key")])
+def test_a_bias_of_one_head_is_that_of_all_heads(terms, backend):
+    q, k = torch.randn(2, 2, 4, 20, 8)
+    leaves, results = {}, []
+    for side in terms:
+        leaves[f"{side}_factors"] = torch.randn(2, 1, 20, 3, requires_grad=True)
+        leaves[f"{side}_tables"] = torch.randn(1, 3, 9, requires_grad=True)
+    for heads in (1, 4):
+        given = {
+            name: x.expand(-1, heads, -1, -1) if x.dim() == 4 else x.expand(heads, -1, -1)
+            for name, x in leaves.items()
+        }
+        o = biased_flash_attn(q, k, k, biases.RelativeBias(**given), backend=backend)
+        results.append((o, *torch.autograd.grad(o.square().sum(), leaves.values())))
+    for shared, expanded in zip(*results, strict=True):
+        torch.testing.assert_close(shared, expanded, rtol=1e-3, atol=1e-3)
 
 
 def test_forms_need_contiguous_rows():

@@ -11,7 +11,7 @@ from transformers.models.wav2vec2_bert import modeling_wav2vec2_bert
 from biased_flash_attn.biases import Shaw
 from tests.biases.relative_cases import (
     REFERENCE,
-    assert_alike,
+    assert_same_results,
     attended,
     drawn,
     named,
@@ -37,7 +37,7 @@ def by_pairs(bias: Shaw, q: torch.Tensor, n_key: int) -> torch.Tensor:
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("sides", [(2, 2), (4, 1), (0, 3), (5, 0), (20, 20)])
 @pytest.mark.parametrize("lengths", [(9, 9), (3, 8), (1, 1)])
-def test_equals_every_pair(lengths, sides, causal):
+def test_results_equal_the_pairwise_definition(lengths, sides, causal):
     bias = randomized(Shaw(HEADS, HEAD_DIM, *sides))
     n_query, n_key = lengths
     q, k, v = (drawn(2, HEADS, n, HEAD_DIM) for n in (n_query, n_key, n_key))
@@ -48,7 +48,7 @@ def test_equals_every_pair(lengths, sides, causal):
         dense = dense.masked_fill(hidden, -torch.inf) if causal else dense
         return attended(q, k, v, dense, False, HEAD_DIM**-0.5)
 
-    assert_alike(
+    assert_same_results(
         lambda: REFERENCE(q, k, v, bias(q), causal=causal),
         exact,
         named(bias, q=q, k=k, v=v),
@@ -78,12 +78,11 @@ def test_equals_the_layers_of_w2v_bert():
         o = REFERENCE(q, k, v, bias(q), causal=False)
         return layer.linear_out(o.transpose(1, 2).flatten(2))
 
-    assert_alike(ours, lambda: layer(x)[0], named(layer, x=x))
+    assert_same_results(ours, lambda: layer(x)[0], named(layer, x=x))
 
 
 def test_equals_the_layers_of_speecht5():
-    """Its table is in the order of the distance, with one entry more on the side of the keys after
-    the query."""
+    """Its table is ordered by distance, with one more entry for keys after the query."""
     config = SpeechT5Config(hidden_size=HEADS * HEAD_DIM, encoder_attention_heads=HEADS)
     layer = randomized(modeling_speecht5.SpeechT5Attention(config.hidden_size, HEADS))
     positions = randomized(modeling_speecht5.SpeechT5RelativePositionalEncoding(HEAD_DIM, 4))
@@ -100,10 +99,10 @@ def test_equals_the_layers_of_speecht5():
     def exact():
         return layer(x, position_bias=positions(x))[0]
 
-    assert_alike(ours, exact, named(layer, positions, x=x))
+    assert_same_results(ours, exact, named(layer, positions, x=x))
 
 
-def test_initial_values():
+def test_initial_values_of_shaw():
     bias = Shaw(8, 64, 64, 8)
     assert bias.distance_embedding.weight.shape == (73, 64)
     bound = (6 / (73 + 64)) ** 0.5

@@ -1,4 +1,4 @@
-"""Sinusoids of the distance, seen by queries with a position bias."""
+"""Products of queries, plus a learned vector, with projected sinusoids of the distance."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from transformers.models.fastspeech2_conformer import modeling_fastspeech2_confo
 from transformers.models.parakeet import modeling_parakeet
 from transformers.models.wav2vec2_conformer import modeling_wav2vec2_conformer
 
-from biased_flash_attn.biases import TransformerXL
+from biased_flash_attn.biases import TransformerXL, transformer_xl
 from tests.biases.relative_cases import (
     REFERENCE,
-    assert_alike,
+    assert_same_results,
     attended,
     drawn,
     named,
@@ -63,7 +63,7 @@ def by_pairs(xl: TransformerXL, q: torch.Tensor, n_key: int) -> torch.Tensor:
     ids=str,
 )
 @pytest.mark.parametrize("lengths", [(7, 7), (3, 8)])
-def test_equals_every_pair(lengths, settings, causal):
+def test_results_equal_the_pairwise_definition(lengths, settings, causal):
     xl = randomized(TransformerXL(HEADS, HEAD_DIM, **settings))
     n_query, n_key = lengths
     q, k, v = (drawn(2, HEADS, n, HEAD_DIM) for n in (n_query, n_key, n_key))
@@ -74,7 +74,7 @@ def test_equals_every_pair(lengths, settings, causal):
         dense = dense.masked_fill(hidden, -torch.inf) if causal else dense
         return attended(q + xl.u[:, None], k, v, dense, False, xl.scale)
 
-    assert_alike(
+    assert_same_results(
         lambda: REFERENCE(xl.queries(q), k, v, xl(q), causal=causal, scale=xl.scale),
         exact,
         named(xl, q=q, k=k, v=v),
@@ -109,7 +109,7 @@ def test_equals_the_layers_of_wav2vec2_conformer():
     positions = modeling_wav2vec2_conformer.Wav2Vec2ConformerRelPositionalEmbedding(config)
     xl, x = conformer_of(layer, "pos_bias_u", "pos_bias_v", "linear_pos"), drawn(2, 11, DIM)
     linears = layer.linear_q, layer.linear_k, layer.linear_v, layer.linear_out
-    assert_alike(
+    assert_same_results(
         lambda: attention_of(xl, linears, x),
         lambda: layer(x, relative_position_embeddings=positions(x))[0],
         named(layer, x=x),
@@ -128,7 +128,7 @@ def test_equals_the_layers_of_parakeet():
     positions = modeling_parakeet.ParakeetEncoderRelPositionalEncoding(config)
     xl, x = conformer_of(layer, "bias_u", "bias_v", "relative_k_proj"), drawn(2, 11, DIM)
     linears = layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj
-    assert_alike(
+    assert_same_results(
         lambda: attention_of(xl, linears, x),
         lambda: layer(x, position_embeddings=positions(x))[0],
         named(layer, x=x),
@@ -144,7 +144,7 @@ def test_equals_the_layers_of_fastspeech2_conformer():
     positions = models.FastSpeech2ConformerRelPositionalEncoding(config, settings).eval()
     xl, x = conformer_of(layer, "pos_bias_u", "pos_bias_v", "linear_pos"), drawn(2, 11, DIM)
     linears = layer.linear_q, layer.linear_k, layer.linear_v, layer.linear_out
-    assert_alike(
+    assert_same_results(
         lambda: attention_of(xl, linears, x),
         lambda: layer(x, pos_emb=positions(x)[1])[0],
         named(layer, x=x),
@@ -158,6 +158,23 @@ def test_sinusoids_are_exact_at_large_distances():
     exact = [sinusoid(x, 6, "halves") for x in d]
     exact = torch.tensor(exact, dtype=torch.float64)
     torch.testing.assert_close(xl.sinusoid(torch.tensor(d)), exact, rtol=0, atol=1e-10)
+
+
+def test_a_table_of_several_chunks_has_exact_derivatives(monkeypatch):
+    monkeypatch.setattr(transformer_xl, "_CHUNK", 3)
+    xl = randomized(TransformerXL(HEADS, HEAD_DIM, order="interleaved")).double()
+    d = torch.arange(-4, 6, dtype=torch.float64)
+    r = torch.tensor([sinusoid(int(x), DIM, "interleaved") for x in d], dtype=torch.float64)
+    expected = HEAD_DIM**-0.5 * torch.einsum("cx,dx->cd", xl.w_r.weight, r)
+    table = xl.table(d)
+    torch.testing.assert_close(table, expected.view(HEADS, HEAD_DIM, len(d)))
+    grad = torch.randn_like(table).requires_grad_()
+    found = torch.autograd.grad(table, xl.w_r.weight, grad, create_graph=True)
+    (own,) = torch.autograd.grad(expected, xl.w_r.weight, grad.flatten(0, 1), create_graph=True)
+    torch.testing.assert_close(found[0], own)
+    other = torch.randn_like(own)
+    second = (torch.autograd.grad(x, grad, other)[0] for x in (*found, own))
+    torch.testing.assert_close(*second)
 
 
 def test_initial_values_are_those_of_the_authors():

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
+from torch import Tensor
 
 from biased_flash_attn import backends
 
@@ -23,28 +27,76 @@ def a_tile_missing(x):
     x[:, 1, 16:32] = 0
 
 
-FAULTS = {
-    "o": ("forward", 0, shown_for_another, "none"),
-    "lse": ("forward", 1, a_tile_missing, "linear"),
-    "gradient of q": ("backward", 0, shown_for_another, "cumulative"),
-    "gradient of k": ("backward", 1, a_tile_missing, "distance"),
-    "gradient of v": ("backward", 2, unwritten, "none"),
-    "gradient of steps": ("backward", (3, 0), lambda x: x.mul_(1.05), "cumulative"),
-    "gradient of gain": ("backward", (3, 1), a_tile_missing, "cumulative with gain"),
-    "gradient of table": ("backward", (3, 0), lambda x: x.copy_(x.roll(1, -1)), "distance"),
-}
+def shifted(x):
+    x.copy_(x.roll(1, -1))
 
 
-def plant(monkeypatch, name: str, index: int | tuple[int, int], fault) -> None:
+def too_large(x):
+    x.mul_(1.05)
+
+
+class Fault(NamedTuple):
+    """A result of a kernel that is wrong, and the result of `check` that is then wrong.
+
+    index: its place in the results of the kernel, or in the tensors of the form among them.
+    """
+
+    form: str
+    result: str
+    kernel: str
+    index: int | tuple[int, int]
+    change: Callable[[Tensor], None]
+
+    def plant(self, monkeypatch) -> None:
+        plant(monkeypatch, self.kernel, self.index, self.change)
+
+    def __str__(self) -> str:
+        return f"{self.form}: {self.result}"
+
+
+FAULTS = (
+    Fault("none", "o", "forward", 0, shown_for_another),
+    Fault("linear", "lse", "forward", 1, a_tile_missing),
+    Fault("linear", "gradient of slopes", "backward", (3, 0), Tensor.zero_),
+    Fault("cumulative", "gradient of q", "backward", 0, shown_for_another),
+    Fault("distance", "gradient of k", "backward", 1, a_tile_missing),
+    Fault("none", "gradient of v", "backward", 2, unwritten),
+    Fault("cumulative", "gradient of steps", "backward", (3, 0), too_large),
+    Fault("cumulative with gain", "gradient of steps", "backward", (3, 0), too_large),
+    Fault("cumulative with gain", "gradient of gain", "backward", (3, 1), a_tile_missing),
+    Fault("log1p_square", "gradient of steps", "backward", (3, 0), too_large),
+    Fault("log1p_square", "gradient of gain", "backward", (3, 1), shown_for_another),
+    Fault("distance", "gradient of table", "backward", (3, 0), shifted),
+    Fault("normalized", "o", "forward", 0, a_tile_missing),
+    Fault("normalized", "gradient of c", "backward", (3, 0), unwritten),
+    Fault("normalized", "gradient of L_multiplier", "backward", (3, 1), Tensor.zero_),
+    Fault("normalized", "gradient of mlp.0.weight", "backward", (3, 3), shifted),
+    Fault("normalized", "gradient of mlp.0.bias", "backward", (3, 4), shifted),
+    Fault("normalized", "gradient of mlp.2.weight", "backward", (3, 3), Tensor.zero_),
+    Fault("normalized", "gradient of mlp.2.bias", "backward", (3, 4), Tensor.zero_),
+    Fault("relative", "o", "forward", 0, shown_for_another),
+    Fault("relative", "gradient of query_factors", "backward", (3, 0), a_tile_missing),
+    Fault("relative", "gradient of query_tables", "backward", (3, 1), shifted),
+    Fault("relative_last", "o", "forward", 0, a_tile_missing),
+    Fault("relative_last", "gradient of query_factors", "backward", (3, 0), shown_for_another),
+    Fault("relative_last", "gradient of query_tables", "backward", (3, 1), shifted),
+    Fault("relative_last", "gradient of key_factors", "backward", (3, 2), a_tile_missing),
+    Fault("relative_last", "gradient of key_tables", "backward", (3, 3), shifted),
+    Fault("dense", "o", "forward", 0, shown_for_another),
+    Fault("dense", "gradient of values", "backward", (3, 0), a_tile_missing),
+)
+
+
+def plant(monkeypatch, name: str, index: int | tuple[int, int], change) -> None:
     """One result of a kernel is wrong."""
     right = getattr(KERNELS, name)
 
-    def wrong(*arguments):
-        results = right(*arguments)
+    def wrong(*arguments, **settings):
+        results = right(*arguments, **settings)
         if isinstance(index, int):
-            fault(results[index])
+            change(results[index])
         elif results[index[0]]:
-            fault(results[index[0]][index[1]])
+            change(results[index[0]][index[1]])
         return results
 
     monkeypatch.setattr(KERNELS, name, wrong)

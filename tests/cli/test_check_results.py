@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,26 +11,41 @@ from torch.nn import functional as F
 from biased_flash_attn import backends
 from biased_flash_attn.backends.reference import attention
 from biased_flash_attn.cli.checking import accuracy, oracle, sizes, timing
+from biased_flash_attn.cli.checking.checked_form import (
+    KEYS,
+    QUERIES,
+    TOKENS,
+    CheckedForm,
+    Numbers,
+)
+from biased_flash_attn.cli.checking.forms import FORMS, TIMED, Normalized
 from biased_flash_attn.cli.checking.problems import (
     CALLS,
     DECODING_STEPS,
     DTYPES,
-    FORMS,
     HEADS,
+    INPUTS,
     draw,
     sequences_of,
 )
 from biased_flash_attn.cli.checking.timing import DENSE, FLEX, OURS, PLAIN, Race
 from biased_flash_attn.cli.clock import CpuClock, medians
 from biased_flash_attn.cli.flex import captured, score_mod
-from biased_flash_attn.forms import Geometry
+from biased_flash_attn.forms import Dense, Geometry, names
 from tests.cli.planted_faults import FAULTS, KERNELS, LENGTH, plant
+
+
+@pytest.fixture(autouse=True)
+def blocks_of_longer_sequences(monkeypatch):
+    """As many blocks as in the shortest sequences that `check` chooses. The terms of fewer blocks
+    are more likely to cancel, and the permitted error is relative to their sum."""
+    monkeypatch.setattr(Normalized, "block", LENGTH // 8)
 
 
 @pytest.mark.parametrize("call", CALLS, ids=str)
 @pytest.mark.parametrize("form", FORMS)
 def test_oracle_is_attention_over_each_whole_sequence(form, call, seed, monkeypatch):
-    monkeypatch.setattr(oracle, "BLOCK", 16)
+    monkeypatch.setattr(CheckedForm, "block", 16)
     problem = draw(form, call, LENGTH, torch.float64, seed, "cpu")
     found, _ = oracle.results(problem)
     o, lse = torch.zeros_like(problem.grad_o), torch.zeros_like(problem.grad_lse)
@@ -56,20 +70,49 @@ def test_oracle_is_attention_over_each_whole_sequence(form, call, seed, monkeypa
 
 def whole_bias(problem, entry, rows):
     """By the package's own dense views."""
-    bias = problem.bias()
-    if "steps" in problem.leaves:
-        gain = bias.gain if bias.gain is None else bias.gain[entry : entry + 1, :, rows]
-        bias = replace(bias, steps=bias.steps[entry : entry + 1, :, rows], gain=gain)
+    own = dict.fromkeys((TOKENS, QUERIES, KEYS), rows)
+    bias = problem.form.bias(problem.form.selected(problem.tensors, entry, **own))
     return bias and bias.dense(len(rows), len(rows))
 
 
-def test_half_precision_represents_the_numbers_exactly(seed):
-    problem = draw("none", CALLS[0], LENGTH, torch.bfloat16, seed, "cpu")
-    for x in (problem.grad_o, *problem.leaves.values()):
-        assert torch.equal(x.bfloat16().double(), x)
-        assert torch.equal(x.half().double(), x)
+def test_every_form_of_the_package_is_checked(seed):
+    checked = {"none"}
+    for form in FORMS:
+        bias = draw(form, CALLS[0], LENGTH, torch.float32, seed, "cpu").bias()
+        if bias is not None:
+            checked.add(bias.lower(Geometry(LENGTH, LENGTH), torch.float64, None).name)
+    assert checked == set(names())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_half_precision_represents_the_numbers_exactly(form, seed):
+    problem = draw(form, CALLS[0], LENGTH, torch.bfloat16, seed, "cpu")
+    for dtype in (torch.bfloat16, torch.float16):
+        narrow = problem.to(dtype)
+        assert {narrow.leaves[name].dtype for name in INPUTS} == {dtype}
+        assert torch.equal(narrow.grad_o.double(), problem.grad_o)
+        for name, x in problem.leaves.items():
+            assert torch.equal(narrow.leaves[name].double(), x), name
     single = draw("none", CALLS[0], LENGTH, torch.float32, seed, "cpu")
     assert not torch.equal(single.grad_o.bfloat16().double(), single.grad_o)
+
+
+def test_queries_near_a_jump_of_the_derivative_have_no_gradients(seed):
+    form, tokens, query = Normalized(), torch.arange(500), 400
+    numbers = Numbers(torch.Generator().manual_seed(seed), (2, HEADS, 500), 500, False)
+    tensors = form.draw(numbers)
+    distance = torch.randint(1, query, ())
+    x = form.psi(tensors, distance) / form.normalizers(tensors, tokens[query, None])
+    weight, bias = tensors["mlp.0.weight"][:, 0], tensors["mlp.0.bias"]
+    bias[3] = -(weight[3] * x).item()
+    is_smooth = form.is_smooth(tensors, tokens)
+    assert not is_smooth[query]
+    assert is_smooth.double().mean() > 0.8
+
+    problem = draw("normalized", CALLS[0], 500, torch.float32, seed, "cpu")
+    is_smooth = form.is_smooth(problem.tensors, tokens)
+    for grad in (problem.grad_o[..., 0], problem.grad_lse):
+        assert torch.equal(grad != 0, is_smooth.expand(2, HEADS, -1))
 
 
 def test_packed_sequences_contain_every_row_once():
@@ -93,19 +136,26 @@ def test_the_kernels_pass(form, call, seed):
     assert ("gradient of q" in results) == (call.name != "decoding")
 
 
-@pytest.mark.parametrize("result", FAULTS)
-def test_a_wrong_result_is_found_in_every_dtype(result, monkeypatch, seed):
-    *planted, form = FAULTS[result]
-    plant(monkeypatch, *planted)
-    for row in accuracy.rows(form, CALLS[0], LENGTH, seed, "cpu", "cpu"):
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_a_wrong_result_is_found_in_every_dtype(fault, monkeypatch, seed):
+    fault.plant(monkeypatch)
+    for row in accuracy.rows(fault.form, CALLS[0], LENGTH, seed, "cpu", "cpu"):
         assert not row.passed, row
-        assert row.worst.result == result or result in ("o", "lse"), row
+        assert fault.result in {error.result for error in row.errors if error.fraction > 1}, row
 
 
-def test_a_wrong_step_of_decoding_is_found(monkeypatch, seed):
+def test_the_gradient_of_every_tensor_of_a_bias_has_a_fault(seed):
+    planted = {(fault.form, fault.result) for fault in FAULTS}
+    for form in FORMS:
+        problem = draw(form, CALLS[0], LENGTH, torch.float32, seed, "cpu")
+        assert {(form, f"gradient of {name}") for name in problem.tensors} <= planted
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_wrong_step_of_decoding_is_found(form, monkeypatch, seed):
     plant(monkeypatch, "decode", 0, lambda x: x.mul_(1.05))
     (call,) = (call for call in CALLS if call.name == "decoding")
-    for row in accuracy.rows("linear", call, LENGTH, seed, "cpu", "cpu"):
+    for row in accuracy.rows(form, call, LENGTH, seed, "cpu", "cpu"):
         assert row.worst.result == "o"
         assert not row.passed
 
@@ -140,12 +190,10 @@ def test_an_error_of_the_gpu_ends_the_process(monkeypatch, seed):
 
 
 def test_a_refused_dtype_is_not_a_failure(monkeypatch, seed):
-    def choose(q, backend):
-        if q.dtype == torch.bfloat16:
-            raise ValueError("backend='cpu' has no bfloat16")
-        return backend
+    def refusal(q, problem):
+        return "has no bfloat16" if q.dtype == torch.bfloat16 else ""
 
-    monkeypatch.setattr(backends, "choose", choose)
+    monkeypatch.setattr(backends.get("cpu"), "refusal", refusal)
     found = {row.dtype: row for row in accuracy.rows("none", CALLS[0], LENGTH, seed, "cpu", "cpu")}
     assert found["bfloat16"].refusal == "backend='cpu' has no bfloat16"
     assert found["float16"].passed
@@ -161,10 +209,10 @@ def test_errors_are_relative_to_results_in_the_same_block(seed):
     last += 1e-3 * last
     wrong = {e.result: e for e in accuracy.errors(problem, found, exact, sizes) if e.fraction > 1}
     assert wrong.keys() == {"o"}
-    assert wrong["o"].place == "batch 1, head 3, rows 128 to 255"
+    assert wrong["o"].place == "[1, 3, 128:256]"
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", TIMED)
 def test_all_sides_compute_the_same(form, seed):
     race = Race(form, LENGTH, 16, torch.float32, seed, "cpu", "cpu")
     race.prepare(with_flex=False)
@@ -197,7 +245,7 @@ def test_a_peer_with_different_results_is_reported(monkeypatch, seed):
     assert PLAIN not in race.notes  # which has no bias
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", TIMED)
 def test_flex_attention_gets_the_same_bias(form, seed):
     problem = draw(form, CALLS[0], LENGTH, torch.float32, seed, "cpu").to(torch.float32)
     bias, n = problem.bias(), torch.arange(LENGTH)
@@ -216,6 +264,11 @@ def test_flex_attention_gets_the_same_bias(form, seed):
     torch.testing.assert_close(
         modify(scores, b, h, i, j)[visible], (scores + dense.float())[visible]
     )
+
+
+def test_a_form_without_a_score_mod_is_named():
+    with pytest.raises(NotImplementedError, match="the form 'dense' has no score_mod"):
+        captured(Dense(torch.zeros(1, 1, 3, 3)))
 
 
 def unpacked(named):
@@ -242,8 +295,18 @@ def test_slow_calls_have_three_rounds():
     assert next(count) == 4  # the first warms up
 
 
-@pytest.mark.parametrize(("seconds", "length"), [(1e-9, 2048), (0.1, 1024), (0.5, 512), (100, 512)])
-def test_the_length_fits_into_the_time(monkeypatch, seconds, length):
-    """Measured at 512, and four times as much at twice the length, for thirty groups of rows."""
-    monkeypatch.setattr(sizes, "oracle_seconds", lambda *_: seconds)
+@pytest.mark.parametrize(
+    ("fraction", "length"), [(1e-9, 2048), (0.9 / 16, 1024), (0.9 / 4, 512), (0.9, 256), (100, 256)]
+)
+def test_the_length_fits_into_the_time(monkeypatch, fraction, length):
+    """If 256 tokens take a fraction of the time, and twice as many take four times as long."""
+    of_row = sizes.ORACLE_SECONDS / (len(FORMS) * len(CALLS) * sizes.COST_FACTOR)
+    measured = []
+
+    def seconds(_, length, seed):
+        measured.append(length)
+        return fraction * of_row * (length / 256) ** 2
+
+    monkeypatch.setattr(sizes, "oracle_seconds", seconds)
     assert sizes.fitting_length("cpu", 0) == length
+    assert max(measured) <= 2 * length  # what cannot fit is not measured

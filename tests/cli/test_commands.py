@@ -13,11 +13,13 @@ from click.testing import CliRunner, Result
 
 from biased_flash_attn import backends, biases
 from biased_flash_attn.backends import reference
-from biased_flash_attn.cli import accuracy, main, text
+from biased_flash_attn.cli import accuracy, baselines, main, text
 from biased_flash_attn.cli.cost import CLEAR_REFS, cost
-from biased_flash_attn.extrapolation import pictures
+from biased_flash_attn.cli.plot import HEAD_DIM, bias_of, random_layer
+from biased_flash_attn.extrapolation import normalized_receptive_field, pictures, predict
 from biased_flash_attn.forms import Geometry
-from biased_flash_attn.nn.named_biases import BIASES, make_bias
+from biased_flash_attn.nn.named_biases import NAMED, QUERY_DEPENDENT, LayerBias
+from tests.project.test_docs import ROOT, assert_same_output
 
 SMALL = ("demo", "--length", "160", "--heads", "2")
 
@@ -35,17 +37,17 @@ def test_info_names_every_backend(invoke):
         assert backend.name in result.output
 
 
-@pytest.mark.parametrize("name", BIASES)
+@pytest.mark.parametrize("name", NAMED)
 def test_plot_saves_a_picture(invoke, tmp_path, name):
     result = succeeded(invoke("plot", name, "--heads", "3", "--length", "40"))
-    assert f"{name}.png" in result.output
+    assert f"{name}.png; random parameters and contents are those of seed 0" in result.output
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("name", ["alibi", "cable"])
 @pytest.mark.parametrize("length", [40, 300])
 def test_heat_map_is_the_mean_of_exp_of_the_bias(name, length):
-    bias = make_bias(name, 2, 32)(torch.randn(1, length, 32))
+    bias = NAMED[name].make(2, 32)(torch.randn(1, length, 32))
     pairs = torch.from_numpy(pictures.weights(bias, length))
     n = min(length, pictures.MAPPED)
     with torch.no_grad():
@@ -61,10 +63,36 @@ def test_plots_are_limited_to_biases_that_matter():
     assert figure.axes[0].get_ylim() == (pictures.LOWEST, 1)
 
 
+@pytest.mark.parametrize("name", QUERY_DEPENDENT)
+@pytest.mark.parametrize("length", [40, 300])
+def test_rows_are_those_of_the_last_queries(name, length):
+    module, layer = LayerBias(name, 2, 2 * HEAD_DIM), random_layer(2, length)
+    last = bias_of(module, layer, min(length, pictures.MAPPED))
+    with torch.no_grad():
+        dense = bias_of(module, layer, length).dense(length, length)
+    exact = dense.expand(1, 2, -1, -1)[0, 0, -pictures.MAPPED :]
+    torch.testing.assert_close(torch.from_numpy(pictures.rows(last, length)), exact)
+
+
+def test_curves_of_queries_are_drawn_by_distance():
+    position, key = np.arange(200, 300)[:, None], np.arange(300)
+    logits = 1000.0 * position + (position - key)
+    past, near, heat, _ = pictures.query_dependent_bias("made up", logits).axes
+    assert len(past.lines) == len(near.lines) == pictures.QUERIES
+    for shift, axes in ((1, past), (0, near)):
+        for line in axes.lines:
+            of_query = 1000 * int(line.get_label().removeprefix("query "))
+            assert np.array_equal(line.get_ydata(), of_query + line.get_xdata() - shift)
+            assert min(line.get_xdata()) == 1 or axes is near
+    size = 2 * pictures.NEAR
+    assert np.array_equal(heat.images[0].get_array(), logits[-size:, -size:])
+    assert heat.images[0].get_extent() == [299.5 - size, 299.5, 299.5, 299.5 - size]
+
+
 def test_plot_of_an_unknown_bias_lists_the_known_ones(invoke):
     result = invoke("plot", "rope")
     assert result.exit_code != 0
-    for name in ("rope", *BIASES):
+    for name in ("rope", *NAMED):
         assert name in result.output
 
 
@@ -95,7 +123,73 @@ def test_theory_reports_convergence(invoke):
     assert "receptive field at 0.01: inf" in result.output
 
 
-@pytest.mark.parametrize("name", ["cable", "rotary", "rope"])
+def test_theory_draws_the_mean_of_the_heads_fields(invoke, monkeypatch):
+    drawn = {}
+    draw = pictures.receptive_fields
+    monkeypatch.setattr(pictures, "receptive_fields", lambda x: drawn.update(x) or draw(x))
+    succeeded(invoke("theory", "alibi(shift=2)", "--heads", "2", "--length", "64"))
+    weights = biases.ALiBi(2, shift=2).curve(torch.arange(64).double()).exp()
+    fields = [normalized_receptive_field(head)[0] for head in weights]
+    assert fields[0].tolist() != fields[1].tolist()
+    field, _ = drawn["alibi(shift=2)"]
+    assert field.tolist() == ((fields[0] + fields[1]) / 2).tolist()
+
+
+def test_predict_prints_and_draws(invoke, tmp_path):
+    names = ["window(9)", "alibi(shift=2)", "kerple_log", "none"]
+    options = ["--layers", "2", "--heads", "2", "--train-length", "16", "--eval-length", "64"]
+    result = succeeded(invoke("predict", *names, *options))
+    lines = {line.split("|")[1].strip(): line.split("|")[2:] for line in table_of(result)[2:]}
+    assert list(lines) == names
+    assert [float(x) for x in lines["window(9)"][:4]] == pytest.approx(
+        [predict(None, 2, 16, 64, window=9)] * 3 + [17], rel=0.1
+    )
+    narrowest, separate = (
+        predict(biases.ALiBi(2, shift=2), 2, 16, 64, heads=heads)
+        for heads in ("narrowest", "separate")
+    )
+    found = [float(x) for x in lines["alibi(shift=2)"][:2]]
+    assert found == pytest.approx([narrowest, separate], rel=0.1)
+    assert lines["none"][3].strip() == "inf"
+    assert (tmp_path / "predictions" / "predictions.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow  # half a minute for all the rows, with every variant
+def test_predictions_of_published_rows_are_those_of_the_documentation(invoke, tmp_path):
+    result = succeeded(invoke("predict", "--published", "--output", "here"))
+    written = (tmp_path / "here" / "published.md").read_text()
+    assert written.strip() in result.output
+    shown = (ROOT / "bench" / "results" / "predictions" / "published.md").read_text()
+    assert_same_output(written, shown)
+    assert (tmp_path / "here" / "published.png").read_bytes().startswith(b"\x89PNG")
+
+
+def table_of(result: Result) -> list[str]:
+    return [line for line in result.output.splitlines() if line.startswith("|")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["cable"], "cable has no formula of the distance; these have one: alibi"),
+        (["rotary"], "rotary has no formula of the distance"),
+        (["alibi(shft=4)"], "alibi takes the keyword arguments slopes, shift"),
+        (["alibi(shift='far')"], "shift must be a number"),
+        ([], "give names of schemes, or --published"),
+        (["alibi", "--published"], "give names of schemes, or --published"),
+    ],
+)
+def test_predict_refuses(invoke, arguments, message):
+    result = invoke("predict", *arguments)
+    assert result.exit_code == 2
+    # Messages are wrapped at the width of the terminal.
+    assert message in " ".join(result.output.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["fire", "cable", *QUERY_DEPENDENT, "biased_flash_attn.biases:Shaw", "rotary", "rope"],
+)
 def test_theory_refuses_biases_without_a_formula_of_the_distance(invoke, name):
     result = invoke("theory", name)
     assert result.exit_code == 2
@@ -105,7 +199,7 @@ def test_theory_refuses_biases_without_a_formula_of_the_distance(invoke, name):
 
 def test_demo_finds_every_bias_exact(invoke, tmp_path):
     result = succeeded(invoke(*SMALL, "--dtype", random.choice(["float32", "bfloat16"])))
-    for name in BIASES:
+    for name in NAMED:
         assert name in result.output
     assert (tmp_path / "biases.png").exists()
 
@@ -113,22 +207,22 @@ def test_demo_finds_every_bias_exact(invoke, tmp_path):
 @pytest.mark.slow
 def test_demo_fails_if_a_result_is_wrong(invoke, monkeypatch):
     exact = accuracy.biased_flash_attn
-    monkeypatch.setattr(accuracy, "biased_flash_attn", lambda *args: 1.001 * exact(*args))
+    monkeypatch.setattr(
+        accuracy, "biased_flash_attn", lambda *args, **options: 1.001 * exact(*args, **options)
+    )
     result = invoke(*SMALL)
     assert result.exit_code == 1
     assert "errors larger than tolerated: alibi" in result.output
 
 
-@pytest.mark.parametrize("name", BIASES)
+@pytest.mark.parametrize("name", NAMED)
 def test_sampled_exact_attention_equals_whole_attention(name):
     layer = text.embedded(text.library_source(50), 2, 16, torch.float64)
-    module = make_bias(name, 2, 32).double()
+    module = LayerBias(name, 2, 32).double()
     sample = accuracy.Sample(layer, n_queries=7)
     sampled = sample.exact(module, layer).values
 
-    bias = module(layer.x).dense(50, 50)
-    o, _ = reference.attention(layer.q, layer.k, layer.v, bias, Geometry(50, 50), 16**-0.5)
-    o = o[:, :, sample.queries]
+    o = whole_attention(module, layer)[:, :, sample.queries]
     torch.testing.assert_close(sampled["o"], o.detach())
     parameters = dict(module.named_parameters())
     leaves = {"q": layer.q, "k": layer.k, "v": layer.v, **parameters}
@@ -137,10 +231,37 @@ def test_sampled_exact_attention_equals_whole_attention(name):
         torch.testing.assert_close(sampled[leaf], gradient)
 
 
-@pytest.mark.parametrize("name", BIASES)
+def whole_attention(module: LayerBias, layer: text.Layer) -> torch.Tensor:
+    """Naive attention of all queries at once, in float64."""
+    q, bias, scale = module(layer.x, layer.q, layer.k)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    lengths = q.shape[2], layer.k.shape[2]
+    dense, geometry = bias.dense(*lengths), Geometry(*lengths)
+    return reference.attention(q, layer.k, layer.v, dense, geometry, scale)[0]
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_naive_attention_equals_the_reference(name):
+    layer = text.embedded(text.library_source(60), 2, 16, torch.float64)
+    module = larger(LayerBias(name, 2, 32).double())
+    for part in (layer, layer.ending_with(40)):
+        found, exact = baselines.naive(module, part), whole_attention(module, part)
+        # The matrices of biases are float32.
+        torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-5)
+
+
+def larger(module: LayerBias) -> LayerBias:
+    """With parameters unlike those at the start, some of which are too small to matter."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.2 * torch.rand_like(parameter))
+    return module
+
+
+@pytest.mark.parametrize("name", NAMED)
 def test_errors_are_tolerated_at_a_length_that_shows_accumulated_rounding(name, seed):
     layer = text.embedded(text.library_source(1500), 4, 16, torch.float32)
-    module = make_bias(name, 4, 64)
+    module = LayerBias(name, 4, 64)
     sample = accuracy.Sample(layer)
     exact = sample.exact(module, layer)
     errors = accuracy.errors(sample.ours(module, layer), exact)
@@ -148,12 +269,18 @@ def test_errors_are_tolerated_at_a_length_that_shows_accumulated_rounding(name, 
     assert {x: e for x, e in errors.items() if e > tolerated[x]} == {}
 
 
+def test_a_query_with_one_key_leaves_no_rounding_in_gradients(seed):
+    layer = text.embedded(text.library_source(1), 8, 64, torch.float32)
+    module, sample = LayerBias("alibi", 8, 512), accuracy.Sample(layer)
+    assert accuracy.errors(sample.ours(module, layer), sample.exact(module, layer))["k"] == 0
+
+
 def test_size_of_a_gradient_is_that_of_its_terms(seed):
     """Terms of opposite signs cancel: here entirely, because the bias is the same for all keys."""
     layer = text.embedded(text.library_source(40), 2, 16, torch.float64)
-    exact = accuracy.Sample(layer).exact(make_bias("fire", 2, 32), layer)
-    assert exact.values["bias.mlp.2.bias"].abs().max() < 1e-14
-    assert exact.sizes["bias.mlp.2.bias"] > 0.1
+    exact = accuracy.Sample(layer).exact(LayerBias("fire", 2, 32), layer)
+    assert exact.values["bias.bias.mlp.2.bias"].abs().max() < 1e-14
+    assert exact.sizes["bias.bias.mlp.2.bias"] > 0.1
 
 
 @pytest.mark.skipif(not CLEAR_REFS.exists(), reason="this system does not tell peaks of memory")

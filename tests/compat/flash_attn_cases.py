@@ -1,6 +1,6 @@
-"""flash-attn's attention as its documentation describes it, and problems that are checked with it.
+"""Attention as flash-attn documents it, and problems that are compared with it.
 
-Nothing here is shared with the package but the arithmetic of how exact a result has to be.
+It shares nothing with the package except the bound on errors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.support.problems import Problem, evaluate, magnitudes
 
 @dataclass(frozen=True)
 class Mask:
-    """Which keys a query sees: 1 and 0 in the documentation."""
+    """The visible keys of each query: 1 and 0 in the documentation."""
 
     n_query: int
     n_key: int
@@ -40,8 +40,8 @@ class Mask:
 
 
 def documented(q, k, v, mask: Mask, scale: float, slopes: Tensor | None) -> tuple[Tensor, Tensor]:
-    """out (batch, seqlen, nheads, headdim) and the logsumexp of each row, all in q's dtype but the
-    latter, which has float32 at least."""
+    """out (batch, seqlen, nheads, headdim) in q's dtype, and the logsumexp of each row, in at least
+    float32."""
     heads, group = q.shape[2], q.shape[2] // k.shape[2]
     k, v = (x.repeat_interleave(group, 2) for x in (k, v))
     s = scale * torch.einsum("bihd,bjhd->bhij", q, k)
@@ -88,7 +88,7 @@ class FlashProblem(Problem):
         return None if self.bias is None else self.bias.slopes
 
     def dense(self) -> Tensor | None:
-        """For `magnitudes`, which wants the bias of every pair."""
+        """The bias of every pair, for `magnitudes`."""
         if self.bias is None:
             return None
         n_query, n_key = self.case.lengths
@@ -96,7 +96,7 @@ class FlashProblem(Problem):
         return -self.slopes.view(-1, self.case.heads[0], 1, 1) * d.abs()
 
     def options(self) -> dict:
-        """What all of flash-attn's calls take."""
+        """The options of all of flash-attn's calls."""
         case = self.case
         return {
             "causal": case.causal,
@@ -139,15 +139,15 @@ def by_func(problem: FlashProblem) -> tuple[Tensor, Tensor]:
 
 
 def check_flash(problem: FlashProblem, attend=by_func) -> None:
-    """Outputs and gradients of everything are those that the documentation describes."""
+    """Checks that outputs and gradients follow the documentation."""
     check_results(problem, evaluate(problem, attend))
 
 
 def check_results(problem: FlashProblem, ours: dict[str, Tensor]) -> None:
     before = problem.double()
-    truth, yardstick = (evaluate(x, by_documentation) for x in (before, problem))
+    truth, baseline = (evaluate(x, by_documentation) for x in (before, problem))
     sums = magnitudes(before, problem.q.dtype)
     for name, result in ours.items():
-        naive = None if problem.q.dtype == torch.float64 else yardstick[name]
-        assert result.dtype == yardstick[name].dtype, name
+        naive = None if problem.q.dtype == torch.float64 else baseline[name]
+        assert result.dtype == baseline[name].dtype, name
         assert_close_to_float64(result, truth[name], naive, name, sums[name])

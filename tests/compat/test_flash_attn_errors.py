@@ -16,27 +16,31 @@ OF_ALL = {
     "softcap": (ValueError, "softcap is 30.0; it must be 0", {"softcap": 30.0}),
     "scale is infinite": (ValueError, "softmax_scale is inf", {"softmax_scale": float("inf")}),
     "scale is a tensor": (TypeError, "softmax_scale is tensor", {"softmax_scale": Q.sum()}),
-    "causal is no bool": (TypeError, "causal is 1", {"causal": 1}),
+    "causal is not a bool": (TypeError, "causal is 1", {"causal": 1}),
     "window is a number": (TypeError, "window_size is 5", {"window_size": 5}),
-    "window has no end": (TypeError, r"window_size is \(5, None\)", {"window_size": (5, None)}),
+    "window has a None": (
+        TypeError,
+        r"window_size is \(5, None\)",
+        {"window_size": (5, None)},
+    ),
     "window is negative": (ValueError, r"window_size is \(-2, 0\)", {"window_size": (-2, 0)}),
     "slopes are a list": (TypeError, "alibi_slopes is a list", {"alibi_slopes": [0.1] * 4}),
-    "slopes are coarse": (
+    "slopes are bfloat16": (
         TypeError,
         "alibi_slopes is torch.bfloat16; it must be torch.float32",
         {"alibi_slopes": torch.rand(4).bfloat16()},
     ),
-    "slopes of other heads": (
+    "slopes have other heads": (
         ValueError,
         r"alibi_slopes has shape \(2,\); it must be .* \(4,\) or \(2, 4\)",
         {"alibi_slopes": torch.rand(2)},
     ),
-    "slopes of other batch": (
+    "slopes have another batch": (
         ValueError,
         r"alibi_slopes has shape \(1, 4\)",
         {"alibi_slopes": torch.rand(1, 4)},
     ),
-    "slopes elsewhere": (
+    "slopes are on another device": (
         ValueError,
         "alibi_slopes is on meta",
         {"alibi_slopes": torch.rand(4, device="meta")},
@@ -46,7 +50,7 @@ OF_ALL = {
         "slopes contain NaN",
         {"alibi_slopes": Q.new_full((4,), float("nan"))},
     ),
-    "q is no tensor": (TypeError, "q is a NoneType", {"q": None}),
+    "q is not a tensor": (TypeError, "q is a NoneType", {"q": None}),
 }
 
 OF_FUNC = {
@@ -85,24 +89,24 @@ OF_PACKED = {
         {"block_table": torch.zeros(2, 1, dtype=torch.int32)},
     ),
     "q has four dimensions": (ValueError, "q has shape .* it must be .total", {"q": Q}),
-    "offsets are long": (TypeError, "cu_seqlens_q is torch.int64", OFFSETS),
+    "offsets are int64": (TypeError, "cu_seqlens_q is torch.int64", OFFSETS),
     "offsets end early": (
         ValueError,
         "cu_seqlens_k ends with 7",
         {"cu_seqlens_k": torch.tensor([0, 2, 7], dtype=torch.int32)},
     ),
-    "a sequence is longer": (ValueError, "max_seqlen_q is 3", {"max_seqlen_q": 3}),
-    "the longest is unknown": (
+    "the maximum is too small": (ValueError, "max_seqlen_q is 3", {"max_seqlen_q": 3}),
+    "the maximum is missing": (
         TypeError,
         "max_seqlen_k is None; it must be an int",
         {"max_seqlen_k": None},
     ),
-    "the longest is a string": (
+    "the maximum is a string": (
         TypeError,
         "max_seqlen_q is '4'; it must be an int$",
         {"max_seqlen_q": "4"},
     ),
-    "the longest is negative": (
+    "the maximum is negative": (
         ValueError,
         "max_seqlen_q is -1; it must be a nonnegative int",
         {"max_seqlen_q": -1},
@@ -117,8 +121,8 @@ NEW = {"k": K[:, :4], "v": V[:, :4]}
 with torch.inference_mode():
     INFERENCE = V.clone()
 OF_CACHE = {
-    "k alone": (ValueError, "k is given and v is None", {"v": None}),
-    "v alone": (ValueError, "v is given and k is None", {"k": None}),
+    "only k": (ValueError, "k is given and v is None", {"v": None}),
+    "only v": (ValueError, "v is given and k is None", {"k": None}),
     "k has other heads": (ValueError, "k has shape", {"k": torch.randn(2, 4, 4, 8)}),
     "v has other channels": (ValueError, "v has shape", {"v": torch.randn(2, 4, 2, 8)}),
     "cache has another dtype": (TypeError, "v_cache is torch.float64", {"v_cache": V.double()}),
@@ -135,20 +139,28 @@ OF_CACHE = {
         {"k_cache": K[:1], "v_cache": V[:1]},
     ),
     "lengths are missing": (ValueError, "cache_seqlens is None; with k", {"cache_seqlens": None}),
-    "lengths are long": (TypeError, "cache_seqlens is torch.int64", {"cache_seqlens": INTS.long()}),
+    "lengths are int64": (
+        TypeError,
+        "cache_seqlens is torch.int64",
+        {"cache_seqlens": INTS.long()},
+    ),
     "lengths are a list": (
         TypeError,
         "cache_seqlens is a list; it must be None, an int or a torch.Tensor",
         {"cache_seqlens": [3, 5]},
     ),
-    "lengths of other batch": (ValueError, "cache_seqlens has shape", {"cache_seqlens": INTS[:1]}),
+    "lengths have another batch": (
+        ValueError,
+        "cache_seqlens has shape",
+        {"cache_seqlens": INTS[:1]},
+    ),
     "lengths are negative": (ValueError, "cache_seqlens has -3", {"cache_seqlens": -INTS + 2}),
     "cache is full": (
         ValueError,
         "cache_seqlens with the new tokens is 10; it may be at most the capacity of a sequence, 9",
         {"cache_seqlens": 6},
     ),
-    "no such entry": (
+    "entry does not exist": (
         ValueError,
         "cache_batch_idx has the entry 3; it may be 0 to 1",
         {"cache_batch_idx": INTS},
@@ -158,12 +170,12 @@ OF_CACHE = {
         r"cache_leftpad\[0\] is 4; it may be 0 to cache_seqlens\[0\], 3",
         {"cache_leftpad": INTS + 1},
     ),
-    "pages and entries": (
+    "pages with entries": (
         ValueError,
         "cache_batch_idx is given with block_table",
         {"block_table": TABLE, "cache_batch_idx": INTS, **PAGES},
     ),
-    "pages of odd size": (
+    "page size is odd": (
         ValueError,
         "k_cache has pages of 65 keys",
         {
@@ -177,17 +189,17 @@ OF_CACHE = {
         "is 34; it may be at most the capacity of a sequence, 32",
         {"block_table": TABLE, "cache_seqlens": 30, **PAGES},
     ),
-    "no such page": (
+    "page does not exist": (
         ValueError,
         "block_table has the entry 4; it may be 0 to 3",
         {"block_table": TABLE + 1, "cache_seqlens": 20, **PAGES},
     ),
-    "table is long": (
+    "table is int64": (
         TypeError,
         "block_table is torch.int64",
         {"block_table": TABLE.long(), **PAGES},
     ),
-    "table of other batch": (
+    "table has another batch": (
         ValueError,
         "block_table has shape",
         {"block_table": TABLE[:1], **PAGES},
@@ -229,7 +241,7 @@ OF_CACHE = {
         "alibi_slopes contain NaN or infinities",
         {"alibi_slopes": torch.tensor([1.0, 2.0, torch.inf, 1.0]), "window_size": (2, 1)},
     ),
-    "values of inference": (
+    "values from inference mode": (
         ValueError,
         "v_cache was created in inference mode",
         {"v_cache": INFERENCE},
@@ -243,14 +255,14 @@ OF_CACHE = {
 
 
 @pytest.mark.parametrize("wrong", [*OF_ALL, *OF_FUNC])
-def test_flash_attn_func(wrong):
+def test_flash_attn_func_refuses_invalid_arguments(wrong):
     error, message, arguments = (OF_ALL | OF_FUNC)[wrong]
     with pytest.raises(error, match=message):
         flash_attn_func(**({"q": Q, "k": K, "v": V} | arguments))
 
 
 @pytest.mark.parametrize("wrong", [*OF_ALL, *OF_PACKED])
-def test_flash_attn_varlen_func(wrong):
+def test_flash_attn_varlen_func_refuses_invalid_arguments(wrong):
     error, message, arguments = (OF_ALL | OF_PACKED)[wrong]
     with pytest.raises(error, match=message):
         flash_attn_varlen_func(**(PACKED | arguments))

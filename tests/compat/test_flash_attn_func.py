@@ -84,7 +84,7 @@ def test_masks_of_the_documentation(n_query, n_key, printed):
 
 @pytest.mark.parametrize("n_key", [1, 2, 4])
 @pytest.mark.parametrize("n_query", [1, 2, 4])
-def test_every_window_of_short_sequences(n_query, n_key):
+def test_every_window_of_short_sequences_is_exact(n_query, n_key):
     q, k = torch.zeros(1, n_query, 1, 8), torch.randn(1, n_key, 1, 8)
     v = torch.eye(n_key)[None, :, None]
     sides = range(-1, 5)
@@ -98,7 +98,7 @@ SEQUENCES = [(5, 5), (0, 3), (17, 63), (63, 17), (4, 0), (0, 0), (1, 130), (130,
 
 
 def packed(problems: list[FlashProblem]) -> list[dict[str, Tensor]]:
-    """What flash_attn_varlen_func gives for sequences that are one problem each."""
+    """The results of flash_attn_varlen_func for sequences that are one problem each."""
 
     def joined(name: str) -> Tensor:
         return torch.cat([getattr(problem, name)[0].transpose(0, 1) for problem in problems])
@@ -158,7 +158,7 @@ def test_slopes_per_head_apply_to_every_sequence():
 
 
 def test_projections_are_read_in_place():
-    """q, k and v that a linear layer makes together, as models hand them to flash-attn."""
+    """q, k and v are slices of one projection, as models pass them to flash-attn."""
     x = torch.randn(2, 33, 3 * 4 * 16, requires_grad=True)
     q, k, v = x.view(2, 33, 3, 4, 16).unbind(2)
     out = flash_attn_func(q, k, v, causal=True)
@@ -175,7 +175,7 @@ def test_channels_may_be_strided():
 
 
 def test_autocast_unifies_dtypes():
-    """Norms leave float32, projections bfloat16."""
+    """Norms return float32, projections bfloat16."""
     q, k, v = torch.randn(3, 2, 20, 4, 8)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = flash_attn_func(q, k, v.bfloat16(), causal=True)

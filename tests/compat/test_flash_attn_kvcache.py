@@ -23,7 +23,7 @@ from tests.support.cases import pairwise
 from tests.support.numerics import assert_close_to_float64
 from tests.support.problems import magnitudes
 
-BATCH, MOST = 3, 150  # keys of a sequence
+BATCH, MAX_KEYS = 3, 150  # of a sequence
 
 
 @dataclass(frozen=True)
@@ -51,64 +51,64 @@ class Cached:
 
 @dataclass
 class Storage:
-    """A cache, and which entry and row are those of each key of each sequence."""
+    """A cache, and the entry and row of each key of each sequence."""
 
     k: Tensor
     v: Tensor
-    entry: Tensor  # (BATCH, MOST)
+    entry: Tensor  # (BATCH, MAX_KEYS)
     row: Tensor
     arguments: dict[str, Tensor]
 
 
 def storage(case: Cached) -> Storage:
-    """A cache without any key, and so NaN."""
+    """A cache without keys, filled with NaN."""
     kv_heads, (dim, value_dim) = case.heads[1], case.dims
-    keys = torch.arange(MOST)
+    keys = torch.arange(MAX_KEYS)
 
     def unset(*shape: int) -> Tensor:
         return torch.full(shape, torch.nan, dtype=case.dtype)
 
     if case.storage.startswith("pages"):
         size = int(case.storage.removeprefix("pages"))
-        columns = -(-MOST // size)
+        columns = -(-MAX_KEYS // size)
         pages = BATCH * columns + 2
         table = torch.randperm(pages)[: BATCH * columns].view(BATCH, columns)
         k, v = (unset(pages, size, kv_heads, n) for n in case.dims)
         entry = table[:, keys // size]
         return Storage(k, v, entry, (keys % size).expand(BATCH, -1), {"block_table": table.int()})
     entry, arguments = torch.arange(BATCH), {}
-    k, v = (unset(BATCH, MOST, kv_heads, n) for n in case.dims)
+    k, v = (unset(BATCH, MAX_KEYS, kv_heads, n) for n in case.dims)
     if case.storage == "indexed":
         entry = torch.randperm(BATCH + 4)[:BATCH]
         arguments = {"cache_batch_idx": entry.int()}
-        k, v = (unset(BATCH + 4, MOST, kv_heads, n) for n in case.dims)
+        k, v = (unset(BATCH + 4, MAX_KEYS, kv_heads, n) for n in case.dims)
     elif case.storage == "sliced":
-        k, v = (unset(BATCH, MOST + 9, kv_heads, n)[:, 5 : MOST + 5] for n in case.dims)
+        k, v = (unset(BATCH, MAX_KEYS + 9, kv_heads, n)[:, 5 : MAX_KEYS + 5] for n in case.dims)
     elif case.storage == "together":
-        both = unset(BATCH, MOST, kv_heads, dim + value_dim)
+        both = unset(BATCH, MAX_KEYS, kv_heads, dim + value_dim)
         k, v = both.split(case.dims, -1)
-    return Storage(k, v, entry[:, None].expand(-1, MOST), keys.expand(BATCH, -1), arguments)
+    return Storage(k, v, entry[:, None].expand(-1, MAX_KEYS), keys.expand(BATCH, -1), arguments)
 
 
-def turned(x: Tensor, tables: tuple[Tensor, Tensor], at: Tensor, interleaved: bool) -> Tensor:
+def rotated(x: Tensor, tables: tuple[Tensor, Tensor], at: Tensor, interleaved: bool) -> Tensor:
     """Rotary embedding of x (n, heads, D), a product of complex numbers."""
     cos, sin = (table[at].to(torch.promote_types(x.dtype, torch.float32)) for table in tables)
     r = cos.shape[1]
     pairs = x[..., : 2 * r].to(cos.dtype)
     pairs = pairs.unflatten(-1, (r, 2)) if interleaved else pairs.unflatten(-1, (2, r)).mT
-    turned = torch.view_as_complex(pairs.contiguous()) * torch.complex(cos, sin)[:, None]
-    turned = torch.view_as_real(turned)
-    turned = turned.flatten(-2) if interleaved else turned.mT.flatten(-2)
-    return torch.cat([turned.to(x.dtype), x[..., 2 * r :]], -1)
+    rotated = torch.view_as_complex(pairs.contiguous()) * torch.complex(cos, sin)[:, None]
+    rotated = torch.view_as_real(rotated)
+    rotated = rotated.flatten(-2) if interleaved else rotated.mT.flatten(-2)
+    return torch.cat([rotated.to(x.dtype), x[..., 2 * r :]], -1)
 
 
 def check(case: Cached) -> None:
-    """What a call returns, what it has written, and what not."""
+    """Checks what a call returns and what it writes."""
     (heads, kv_heads), (dim, value_dim), dtype = case.heads, case.dims, case.dtype
     n_new = case.n_new or 0
-    before = torch.randint(0, MOST - max(n_new, case.n_query) + 1, (BATCH,))
+    before = torch.randint(0, MAX_KEYS - max(n_new, case.n_query) + 1, (BATCH,))
     if case.n_new is None:
-        before[0] = MOST
+        before[0] = MAX_KEYS
     begin = (before * torch.rand(BATCH)).long() * case.leftpad
     held = storage(case)
     q, k, v = (
@@ -119,13 +119,13 @@ def check(case: Cached) -> None:
             (n_new, kv_heads, value_dim),
         )
     )
-    old_k, old_v = (torch.randn(BATCH, MOST, kv_heads, n).to(dtype) for n in case.dims)
+    old_k, old_v = (torch.randn(BATCH, MAX_KEYS, kv_heads, n).to(dtype) for n in case.dims)
     for b in range(BATCH):
         used = slice(int(begin[b]), int(before[b]))
         at = held.entry[b, used], held.row[b, used]
         held.k[at], held.v[at] = old_k[b, used], old_v[b, used]
     was_k, was_v = held.k.clone(), held.v.clone()
-    if "block_table" in held.arguments:  # says nothing of pages that no key needs
+    if "block_table" in held.arguments:  # entries for pages without keys are undefined
         table, size = held.arguments["block_table"], held.k.shape[1]
         first_key = torch.arange(table.shape[1]) * size
         table[first_key >= before[:, None] + n_new] = random.choice([-1, 2**31 - 1])
@@ -135,7 +135,9 @@ def check(case: Cached) -> None:
     slopes = None if shape is None else 0.3 * torch.rand(shape)
     tables = None
     if case.rotary:
-        angles = 6 * torch.rand(MOST + max(n_new, case.n_query), random.choice([1, 4, dim // 2]))
+        angles = 6 * torch.rand(
+            MAX_KEYS + max(n_new, case.n_query), random.choice([1, 4, dim // 2])
+        )
         tables = angles.cos().to(dtype), angles.sin().to(dtype)
         options |= {"rotary_cos": tables[0], "rotary_sin": tables[1]}
         options["rotary_interleaved"] = case.rotary == "interleaved"
@@ -163,7 +165,7 @@ def check(case: Cached) -> None:
             q_b, k_b, v_b = (x[b].to(real) for x in (q, k, v))
             if tables is not None:
                 q_b, k_b = (
-                    turned(x, tables, at, case.rotary == "interleaved")
+                    rotated(x, tables, at, case.rotary == "interleaved")
                     for x, at in ((q_b, at_query), (k_b, at_new))
                 )
             rows = slice(int(begin[b]), int(before[b]))
@@ -176,9 +178,9 @@ def check(case: Cached) -> None:
             results.append(problem_of(case, q_b, k_b, v_b, own))
         exact, naive = results
         sums = magnitudes(exact, dtype)
-        truth, yardstick = by_documentation(exact), by_documentation(naive)
+        truth, baseline = by_documentation(exact), by_documentation(naive)
         ours = out[b].transpose(0, 1)[None], lse[b][None]
-        for name, a, x, y in zip(("o", "lse"), ours, truth, yardstick, strict=True):
+        for name, a, x, y in zip(("o", "lse"), ours, truth, baseline, strict=True):
             assert_close_to_float64(a, x, y, name, sums[name])
         written = exact.k[0, :, exact.k.shape[2] - n_new :].transpose(0, 1)
         same = naive.k[0, :, exact.k.shape[2] - n_new :].transpose(0, 1)
@@ -241,7 +243,7 @@ def test_rotary_embedding(positions, rotary, storage):
 
 @pytest.mark.parametrize("storage", ["contiguous", "indexed", "sliced", "pages50"])
 def test_one_token_does_not_copy_the_cache(storage, monkeypatch):
-    """Keys are read in the memory that the caller's tensors have."""
+    """Keys are read from the memory of the caller's tensors."""
     seen = []
     decode = operators.decode
 
@@ -263,7 +265,7 @@ def test_one_token_does_not_copy_the_cache(storage, monkeypatch):
 @pytest.mark.parametrize("n_query", [1, 5, 130])
 @pytest.mark.parametrize("window_size", [(-1, -1), (-1, 0), (600, 40)], ids=str)
 def test_long_caches_are_not_skipped(n_query, window_size):
-    """With as many keys as make it worth asking which of them matter."""
+    """There are enough keys for skipping."""
     length, begin = random.randint(1100, 1400), random.randint(0, 60)
     q, slopes = torch.randn(2, n_query, 4, 8), 0.02 * torch.rand(4)
     k_cache, v_cache = torch.randn(2, 2, 1500, 2, 8)
@@ -291,7 +293,7 @@ def test_autocast_preserves_the_dtype_of_the_cache(n_query):
 
 
 def test_steps_equal_one_call():
-    """Token by token, the caller counting, as the documentation means it to be used."""
+    """Token by token, with lengths counted by the caller, as documented."""
     q, k, v = torch.randn(2, 40, 4, 16), *torch.randn(2, 2, 40, 2, 16)
     slopes = torch.rand(4)
     k_cache, v_cache = torch.full((2, 2, 64, 2, 16), torch.nan)

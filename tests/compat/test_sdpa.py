@@ -1,4 +1,4 @@
-"""compat.scaled_dot_product_attention equals PyTorch's, with a bias in place of a dense mask."""
+"""compat.scaled_dot_product_attention equals PyTorch's, with a bias instead of a dense mask."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.cases import Case, pairwise
 from tests.support.numerics import assert_close_to_float64
 
 BATCH, HEADS = 2, 4
-# Keys that take part, by name; of the second sequence all do.
+# The unmasked keys, by name; in the second sequence, all of them.
 MASKS = {"left": lambda j, n: j >= n // 3, "right": lambda j, n: j < max(1, n - n // 3)}
 
 
@@ -28,7 +28,7 @@ def key_mask(name: str | None, n_key: int) -> Tensor | None:
 
 
 def dense(bias, n_query: int, n_key: int, is_causal: bool, mask: Tensor | None) -> Tensor:
-    """The bias of every pair: with is_causal that of as many positions as there may be, cut."""
+    """The bias of every pair; with is_causal, that of as many positions as possible, sliced."""
     places = (max(n_query, n_key),) * 2 if is_causal else (n_query, n_key)
     if isinstance(bias, FreePieces):  # positions are counted from the first token
         before = [0] if mask is None else mask[:, 0, 0].byte().argmax(-1).tolist()
@@ -43,7 +43,7 @@ def dense(bias, n_query: int, n_key: int, is_causal: bool, mask: Tensor | None) 
 
 
 def by_torch(q: Tensor, k: Tensor, v: Tensor, bias, is_causal: bool, mask: Tensor | None) -> Tensor:
-    """PyTorch's own, given the bias of every pair."""
+    """PyTorch's function, with the bias of every pair."""
     n_query, n_key = q.shape[-2], k.shape[-2]
     added = torch.zeros(n_query, n_key, dtype=q.dtype)
     if bias is not None:
@@ -80,7 +80,7 @@ def test_outputs_and_gradients_equal_pytorch(row):
     bias = made() if isinstance(made, Content) else made
     inputs = leaf(2, 4, n_query, 8), leaf(2, kv_heads, n_key, 8), leaf(2, kv_heads, n_key, 5)
     given = bias
-    if isinstance(bias, biases.RelativeBias):  # vectors of the keys that a query may see
+    if isinstance(bias, biases.RelativeBias):  # vectors of visible keys
         given = of_rows(bias, keys=slice(min(n_query, n_key) if is_causal else n_key))
     ours = scaled_dot_product_attention(
         *inputs, mask, is_causal=is_causal, enable_gqa=kv_heads != HEADS, bias=given
@@ -91,7 +91,7 @@ def test_outputs_and_gradients_equal_pytorch(row):
     leaves = [*inputs, *parameters]
     gradients = [torch.autograd.grad(x, leaves, cotangent) for x in (ours, exact)]
     for actual, expected in zip(*gradients, strict=True):
-        # The gradient of a query that sees one key is 0 and made from numbers that are not.
+        # The gradient of a query that sees one key is 0, but its terms are not.
         ones = torch.ones_like(expected)
         assert_close_to_float64(actual, expected, None, "gradient", ones)
 
@@ -129,7 +129,7 @@ def test_empty_inputs(is_causal, n_key, shape):
 
 
 def test_autocast_unifies_dtypes():
-    """As PyTorch does: norms leave float32, projections bfloat16."""
+    """As in PyTorch: norms return float32, projections bfloat16."""
     q, k, v = torch.randn(3, 2, HEADS, 20, 8)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         ours = scaled_dot_product_attention(q, k, v.bfloat16(), is_causal=True)
@@ -162,7 +162,7 @@ def test_gains_per_position_are_selected_for_the_queries(is_causal, lengths):
     places = max(lengths) if is_causal else n_key
     q, k, v = leaf(1, HEADS, n_query, 8), leaf(1, HEADS, n_key, 8), leaf(1, HEADS, n_key, 8)
     steps, gain = leaf(1, HEADS, places), leaf(1, HEADS, places)
-    if n_query > places:  # which then has no gain of every query
+    if n_query > places:  # there is not one gain per query
         with pytest.raises(ValueError, match="gain has length 17; it must be"):
             attend_with(gain, steps, q, k, v, is_causal)
         return
@@ -194,10 +194,10 @@ def test_compiles_as_one_graph():
 
 Q, K = torch.randn(2, 4, 6, 8), torch.randn(2, 4, 9, 8)
 MASK = torch.ones(2, 1, 1, 9, dtype=torch.bool)
-HOLE = MASK.clone()
-HOLE[1, ..., 4] = False
+GAP = MASK.clone()
+GAP[1, ..., 4] = False
 WRONG = {
-    "query is no tensor": (TypeError, "query is a list", {"query": [1.0]}),
+    "query is not a tensor": (TypeError, "query is a list", {"query": [1.0]}),
     "query is a vector": (ValueError, r"query has shape \(8,\)", {"query": Q[0, 0, 0]}),
     "key has another batch": (ValueError, "key has shape", {"key": K[:1]}),
     "value has another length": (ValueError, "value has shape", {"value": K[:, :, 1:]}),
@@ -210,7 +210,7 @@ WRONG = {
         {"key": K[:, :3], "enable_gqa": True},
     ),
     "dropout": (ValueError, "dropout_p is 0.1; it must be 0", {"dropout_p": 0.1}),
-    "is_causal is no bool": (TypeError, "is_causal is 1", {"is_causal": 1}),
+    "is_causal is not a bool": (TypeError, "is_causal is 1", {"is_causal": 1}),
     "scale is infinite": (ValueError, "scale is inf", {"scale": float("inf")}),
     "bias is a tensor": (TypeError, "bias is a Tensor", {"bias": torch.zeros(6, 9)}),
     "steps have another length": (
@@ -241,7 +241,11 @@ WRONG = {
     ),
     "mask of heads": (ValueError, "attn_mask has shape", {"attn_mask": MASK.expand(2, 4, 1, 9)}),
     "mask of another length": (ValueError, "attn_mask has shape", {"attn_mask": MASK[..., :5]}),
-    "mask with a hole": (ValueError, "attn_mask has padding between", {"attn_mask": HOLE}),
+    "mask with a gap": (
+        ValueError,
+        "attn_mask has padding between",
+        {"attn_mask": GAP},
+    ),
     "mask on another device": (ValueError, "attn_mask is on meta", {"attn_mask": MASK.to("meta")}),
 }
 

@@ -55,7 +55,7 @@ def bias_of(problem: Problem, tokens: slice):
     if isinstance(bias, Dense):
         return biases.DenseBias(bias.tensor[..., tokens, : tokens.stop])
     if isinstance(bias, FreeFactors):
-        return of_rows(bias(), tokens, slice(tokens.stop))
+        return of_rows(bias(), tokens, tokens)
     return bias
 
 
@@ -64,10 +64,13 @@ def bias_at(problem: Problem, positions: list[int]):
     bias = problem.bias
     at = list(enumerate(positions))
     if isinstance(bias, FreeFactors):
-        each = [of_rows(bias(), slice(i, i + 1), entries=slice(b, b + 1)) for b, i in at]
-        rows = [x.query_factors for x in each if x.query_factors is not None]
-        all_keys = of_rows(bias(), keys=slice(max(positions) + 1))
-        return replace(all_keys, query_factors=torch.cat(rows) if rows else None)
+        one = [(slice(i, i + 1), slice(i, i + 1), slice(b, b + 1)) for b, i in at]
+        each = [of_rows(bias(), *rows) for rows in one]
+        names = ("query_factors", "key_factors")
+        rows = {name: [getattr(x, name) for x in each] for name in names}
+        return replace(
+            each[0], **{name: None if x[0] is None else torch.cat(x) for name, x in rows.items()}
+        )
     if not isinstance(bias, Steps):
         return bias
     steps, gain = (

@@ -18,7 +18,7 @@ from tests.decoding.cases import (
     make_cache,
     sequence,
 )
-from tests.support.biases import FORMS, SHIPPED, Lowered
+from tests.support.biases import FORMS, SHIPPED, Lowered, of_rows
 from tests.support.cases import DTYPES, INSTRUCTION_SETS, LAYOUTS, Case, pairwise
 from tests.support.problems import drawn
 
@@ -33,7 +33,7 @@ def case_of(bias: str, length: int = TOKENS, **settings) -> Case:
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("bias", [*SHIPPED, *FORMS])
-def test_steps_give_what_one_call_gives(bias, backend):
+def test_steps_equal_one_call(bias, backend):
     factors = {
         "dtype": [torch.float32, torch.bfloat16],
         "sizes": SIZES if backend == "cpu" else [(3,), (130, 1, 1, 17, 1)],
@@ -50,7 +50,7 @@ def test_steps_give_what_one_call_gives(bias, backend):
 
 @pytest.mark.parametrize("bias", FORMS)
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_a_bias_of_the_users_own_is_as_good(bias, backend):
+def test_user_defined_biases_decode(bias, backend):
     """With enough keys that some are left out."""
     problem = drawn(case_of(bias, 1300, batch=1, heads=(2, 1), window=None))
     if bias.startswith("linear"):
@@ -97,7 +97,9 @@ def test_every_dtype_and_instruction_set(isa, dtype):
     seed=st.integers(0, 2**32),
 )
 @settings(max_examples=60)
-def test_any_steps(bias, dtype, length, sizes, window, page_size, heads, storage, threads, seed):
+def test_random_steps_equal_one_call(
+    bias, dtype, length, sizes, window, page_size, heads, storage, threads, seed
+):
     torch.manual_seed(seed)
     case = case_of(bias, length, dtype=dtype, window=window, heads=heads, dims=(9, 21))
     problem = drawn(case)
@@ -164,7 +166,7 @@ def test_rejected_tokens_leave_no_trace(bias, storage):
     check_decoding(problem, *(torch.cat(parts, 2) for parts in zip(*results, strict=True)))
 
 
-def test_sliding_cache_takes_rejection_while_it_holds_the_window():
+def test_tokens_are_rejected_while_a_sliding_cache_holds_the_window():
     problem = drawn(case_of("linear", 200, window=40))
     cache = make_cache(problem, "contiguous")
     results = []
@@ -194,6 +196,8 @@ def test_queries_without_new_tokens(bias):
         given = bias_of(problem, last)
         if isinstance(given, biases.CumulativeBias):
             given = biases.CumulativeBias(given.steps[..., :0], given.gain, given.kernel)
+        if isinstance(given, biases.RelativeBias):
+            given = of_rows(given, keys=slice(0, 0))
         with torch.no_grad():
             again = biased_flash_attn_with_kvcache(
                 problem.q[:, :, last], cache, bias=given, return_lse=True
@@ -203,6 +207,14 @@ def test_queries_without_new_tokens(bias):
             *(torch.cat([x[:, :, : last.start], y], 2) for x, y in zip(whole, again, strict=True)),
         )
     assert cache.lengths == [150, 150]
+
+
+def test_an_empty_cache_accepts_another_kind_of_bias():
+    cache = KVCache(2, 2, 16, 24)
+    for name in ("relative", "cumulative", "relative-keys", "none", "relative"):
+        problem = drawn(case_of(name, 70, dims=(16, 24)))
+        check_decoding(problem, *decoded(problem, cache, (60, 1)))
+        cache.truncate(0)
 
 
 def test_queries_before_the_first_key_are_empty():
@@ -220,7 +232,7 @@ def test_queries_before_the_first_key_are_empty():
     assert cache.lengths == [3]
 
 
-def test_sliding_cache_takes_constant_memory():
+def test_a_sliding_cache_uses_constant_memory():
     window, heads = 100, 2
     cache = KVCache(1, heads, 8, window=window)
     bias = biases.ALiBi(heads)
@@ -234,7 +246,7 @@ def test_sliding_cache_takes_constant_memory():
     assert max(pages) * cache.k.shape[2] <= window + 4 * cache.k.shape[2]
 
 
-def test_growth_copies_seldom_and_reuse_not_at_all():
+def test_growth_copies_rarely_and_reuse_never():
     cache = KVCache(1, 1, 8, page_size=16)
     x = torch.randn(1, 1, 1, 8)
     places = set()

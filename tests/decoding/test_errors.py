@@ -23,6 +23,13 @@ def with_nan(n: int) -> biases.CumulativeBias:
     return biases.CumulativeBias(steps)
 
 
+def of_keys(n: int, heads: int = H, rank: int = 3, dtype=torch.float32) -> biases.RelativeBias:
+    factors = torch.randn(B, heads, n, rank, dtype=dtype)
+    return biases.RelativeBias(
+        key_factors=factors, key_tables=torch.randn(heads, rank, 9, dtype=dtype)
+    )
+
+
 class LoweredToSums:
     def lower(self, geometry, dtype, device):
         return sums(geometry.n_key).lower(geometry, dtype, device)
@@ -88,13 +95,18 @@ WRONG = {
     ),
     "bias is lowered to sums": (
         ValueError,
-        "bias sums steps, but the cache holds tokens that were appended without them",
+        "bias has steps, but the cache holds tokens that were appended without them",
         {"bias": LoweredToSums()},
     ),
     "steps where there were none": (
         ValueError,
-        "bias sums steps, but the cache holds tokens that were appended without them",
+        "bias has steps, but the cache holds tokens that were appended without them",
         {"bias": sums(3)},
+    ),
+    "key factors where there were none": (
+        ValueError,
+        "bias has key factors, but the cache holds tokens that were appended without them",
+        {"bias": of_keys(3)},
     ),
     "q needs gradients": (
         ValueError,
@@ -109,7 +121,7 @@ WRONG = {
 }
 
 WRONG_WITH_SUMS = {
-    "no steps": (ValueError, "bias sums no steps, but the cache holds tokens with sums", {}),
+    "no steps": (ValueError, "bias has no steps, but the cache holds tokens with them", {}),
     "too many steps": (
         ValueError,
         "steps has length 4; it must be the number of keys, 3",
@@ -118,7 +130,7 @@ WRONG_WITH_SUMS = {
     "steps of other heads": (ValueError, "bias is for 2 heads", {"bias": sums(3, heads=2)}),
     "sums of other heads": (
         ValueError,
-        "q has 2 heads; the cache holds sums of 4",
+        "bias has steps of 2 heads and torch.float64; the cache holds those of 4 heads and",
         {"q": Q[:, :2], "bias": sums(3, heads=2)},
     ),
     "steps of another batch": (ValueError, "bias has batch 3", {"bias": sums(3, batch=3)}),
@@ -131,11 +143,50 @@ WRONG_WITH_SUMS = {
 }
 
 
-def filled(with_sums: bool = False, **options) -> KVCache:
+WRONG_WITH_FACTORS = {
+    "no factors": (
+        ValueError,
+        "bias has no key factors, but the cache holds tokens with them",
+        {"bias": biases.RelativeBias(torch.randn(B, H, 3, 2), torch.randn(1, 2, 9))},
+    ),
+    "steps": (
+        ValueError,
+        "bias has steps, but the cache holds tokens that were appended without them",
+        {"bias": sums(3)},
+    ),
+    "factors of all keys": (
+        ValueError,
+        r"lowered to shape \(2, 4, 23, 3\); it must be \(B or 1, H or 1, 3, 3\)",
+        {"bias": of_keys(HELD + 3)},
+    ),
+    "factors of another rank": (
+        ValueError,
+        "bias has key factors of 4 heads, rank 2 and torch.float32; the cache holds those of 4"
+        " heads, rank 3 and torch.float32",
+        {"bias": of_keys(3, rank=2)},
+    ),
+    "factors of another dtype": (
+        ValueError,
+        "bias has key factors of 4 heads, rank 3 and torch.bfloat16; the cache holds those of",
+        {"bias": of_keys(3, dtype=torch.bfloat16)},
+    ),
+    "factors are NaN": (
+        ValueError,
+        "bias: its key factors contain NaN",
+        {
+            "bias": biases.RelativeBias(
+                key_factors=torch.full((B, H, 3, 3), torch.nan), key_tables=torch.randn(H, 3, 9)
+            )
+        },
+    ),
+}
+
+
+def filled(bias=None, **options) -> KVCache:
     cache = KVCache(B, HKV, D, DV, **options)
     k, v = torch.randn(B, HKV, HELD, D), torch.randn(B, HKV, HELD, DV)
     q = torch.randn(B, H, 0, D)
-    biased_flash_attn_with_kvcache(q, cache, k, v, sums(HELD) if with_sums else None)
+    biased_flash_attn_with_kvcache(q, cache, k, v, bias)
     return cache
 
 
@@ -144,8 +195,8 @@ def state(cache: KVCache) -> list:
     parts = [list(cache.lengths)]
     for b, length in enumerate(cache.lengths):
         page, row = cache.table.find(torch.tensor(b), torch.arange(length))
-        parts += [x[page, :, row] for x in (cache.k, cache.v, cache.sums) if x is not None]
-    parts.append(None if cache.last_sums is None else cache.last_sums.clone())
+        parts += [x[page, :, row] for x in (cache.k, cache.v, cache.state) if x is not None]
+    parts.append(None if cache.last_state is None else cache.last_state.clone())
     return parts
 
 
@@ -157,15 +208,16 @@ def assert_as_before(cache: KVCache, before: list) -> None:
 
 @pytest.mark.parametrize("backend", [None, "reference"])
 @pytest.mark.parametrize(
-    ("with_sums", "error", "message", "arguments"),
+    ("held", "error", "message", "arguments"),
     [
-        *((False, *case) for case in WRONG.values()),
-        *((True, *case) for case in WRONG_WITH_SUMS.values()),
+        *((None, *case) for case in WRONG.values()),
+        *((sums(HELD), *case) for case in WRONG_WITH_SUMS.values()),
+        *((of_keys(HELD), *case) for case in WRONG_WITH_FACTORS.values()),
     ],
-    ids=[*WRONG, *WRONG_WITH_SUMS],
+    ids=[*WRONG, *WRONG_WITH_SUMS, *WRONG_WITH_FACTORS],
 )
-def test_wrong_arguments(with_sums, error, message, arguments, backend):
-    cache = filled(with_sums)
+def test_invalid_arguments_are_refused(held, error, message, arguments, backend):
+    cache = filled(held)
     before = state(cache)
     call = {"q": Q, "cache": cache, "k": K, "v": V, "backend": backend} | arguments
     with pytest.raises(error, match=message):
@@ -194,7 +246,7 @@ MESSAGES = {
 
 
 @pytest.mark.parametrize("how", FULL)
-def test_a_full_cache(how):
+def test_a_full_cache_is_refused(how):
     cache = filled(**FULL[how])
     room = 2 * 16 - HELD
     k, v = torch.randn(B, HKV, room + 1, D), torch.randn(B, HKV, room + 1, DV)
@@ -206,20 +258,21 @@ def test_a_full_cache(how):
     assert cache.lengths == [32, 32]
 
 
+@pytest.mark.parametrize("bias", [sums, of_keys])
 @pytest.mark.parametrize("window", [None, 17])
-def test_a_failure_in_the_middle(monkeypatch, window):
+def test_a_failed_step_leaves_the_cache_unchanged(monkeypatch, window, bias):
     """After tokens were written and before they are part of the sequences."""
-    cache = filled(with_sums=True, window=window, page_size=16)
+    cache = filled(bias(HELD), window=window, page_size=16)
     before = state(cache) if window is None else list(cache.lengths)
-    twin = filled(with_sums=True, window=window, page_size=16)
-    for name in ("k", "v", "sums", "last_sums"):
+    twin = filled(bias(HELD), window=window, page_size=16)
+    for name in ("k", "v", "state", "last_state"):
         getattr(twin, name).copy_(getattr(cache, name))
     twin.bounds, twin.table.entries = cache.bounds, cache.table.entries.clone()
 
     def fail(*arguments):
         raise MemoryError
 
-    step = (Q, cache, K, V, sums(3))
+    step = (Q, cache, K, V, bias(3))
     with monkeypatch.context() as patch:
         patch.setattr(operators, "decode", fail)
         with pytest.raises(MemoryError):
@@ -280,7 +333,7 @@ CACHES = {
 
 
 @pytest.mark.parametrize(("error", "message", "arguments"), CACHES.values(), ids=CACHES)
-def test_wrong_caches(error, message, arguments):
+def test_invalid_caches_are_refused(error, message, arguments):
     with pytest.raises(error, match=message):
         KVCache(**{"batch": B, "kv_heads": HKV, "head_dim": D} | arguments)
 
@@ -294,7 +347,7 @@ LENGTHS = {
 
 
 @pytest.mark.parametrize(("error", "message", "lengths"), LENGTHS.values(), ids=LENGTHS)
-def test_wrong_lengths(error, message, lengths):
+def test_invalid_lengths_are_refused(error, message, lengths):
     cache = filled()
     before = state(cache)
     with pytest.raises(error, match=message):
@@ -302,7 +355,7 @@ def test_wrong_lengths(error, message, lengths):
     assert_as_before(cache, before)
 
 
-def test_too_many_old_queries_of_a_sliding_cache():
+def test_a_sliding_cache_refuses_too_many_old_queries():
     cache = filled(window=30, page_size=16)
     q = torch.randn(B, H, 60, D)
     with pytest.raises(

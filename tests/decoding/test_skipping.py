@@ -32,7 +32,7 @@ from tests.decoding.skipping_cases import (
     seed=st.integers(0, 2**32),
 )
 @settings(max_examples=80)
-def test_what_is_left_out_is_within_tolerance(
+def test_skipped_mass_is_within_tolerance(
     name, content, n, n_query, tolerance, page_size, window, seed
 ):
     torch.manual_seed(seed)
@@ -45,11 +45,11 @@ def test_what_is_left_out_is_within_tolerance(
 
 @pytest.mark.parametrize("name", CAN_GO)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_far_tiles_are_read_only_where_they_may_matter(name, dtype):
+def test_distant_tiles_are_read_only_where_significant(name, dtype):
     check_first_tile(name, dtype, "cpu")
 
 
 @pytest.mark.parametrize("place", ["k", "v"])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_no_infinity_is_missed(place, value):
+def test_infinities_are_not_skipped(place, value):
     check_infinity(place, value, "cpu")

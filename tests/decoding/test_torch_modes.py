@@ -41,15 +41,22 @@ def test_opcheck(bias, monkeypatch):
     torch.library.opcheck(torch.ops.biased_flash_attn.decode.default, arguments)
 
 
-def test_caches_of_inference_mode_go_on_outside():
-    bias = biases.KerpleLog(H)
+@pytest.mark.parametrize("name", ["kerple", "relative"])
+def test_caches_made_in_inference_mode_continue_outside(name):
+    kerple, table = biases.KerpleLog(H), biases.TransformerXL(H, D).requires_grad_(False).table
+
+    def step(n: int) -> None:
+        q, k, v = tokens(n)
+        of_keys = biases.RelativeBias(q, table, torch.randn(1, H, n, D), table)
+        biased_flash_attn_with_kvcache(q, cache, k, v, kerple if name == "kerple" else of_keys)
+
     with torch.inference_mode():
         cache = KVCache(1, HKV, D)
-        biased_flash_attn_with_kvcache(tokens(3)[0], cache, *tokens(3)[1:], bias)
+        step(3)
     with torch.no_grad():
-        biased_flash_attn_with_kvcache(tokens(70)[0], cache, *tokens(70)[1:], bias)
+        step(70)
     with torch.inference_mode():
-        biased_flash_attn_with_kvcache(tokens(70)[0], cache, *tokens(70)[1:], bias)
+        step(70)
         cache.truncate(100)
     assert cache.lengths == [100]
 
@@ -62,37 +69,6 @@ def test_autocast():
             o, lse = biased_flash_attn_with_kvcache(q, cache, k, v, return_lse=True)
     assert o.dtype == torch.bfloat16
     assert lse.dtype == torch.float32
-
-
-def test_tables_follow_their_parameters():
-    bias = biases.KerpleLog(H)
-    cache, (q, k, v) = KVCache(1, HKV, D), tokens(30)
-    with torch.no_grad():
-        biased_flash_attn_with_kvcache(q, cache, k, v, bias)
-        before = biased_flash_attn_with_kvcache(q, cache, bias=bias)
-        bias.r1 += 1
-        after = biased_flash_attn_with_kvcache(q, cache, bias=bias)
-        cache.truncate(0)
-        anew = biased_flash_attn_with_kvcache(q, cache, k, v, bias, backend="reference")
-    assert not torch.equal(before, after)
-    torch.testing.assert_close(after, anew)
-
-
-def test_tables_are_evaluated_where_distances_occur():
-    """A function may know no others, as a table of trained positions does."""
-    table = torch.randn(H, 40, dtype=torch.float64)
-    seen = []
-
-    def function(d):
-        seen.extend(d.tolist())
-        return table[:, d.long()]
-
-    bias = biases.DistanceBias.from_function(function, H)
-    cache = KVCache(1, HKV, D)
-    for n in (10, 1, 1, 28):
-        q, k, v = tokens(n)
-        biased_flash_attn_with_kvcache(q, cache, k, v, bias)
-    assert sorted(seen) == list(range(40))
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -130,7 +106,7 @@ def test_gains_with_strides():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")  # where a pool grows
-def test_steps_inside_compiled_code():
+def test_steps_in_compiled_functions():
     bias = biases.ALiBi(H)
     cache, other = KVCache(1, HKV, D), KVCache(1, HKV, D)
 

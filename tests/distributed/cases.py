@@ -1,4 +1,4 @@
-"""What every rank does in the tests of context parallelism."""
+"""The functions that each rank executes in the tests of context parallelism."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from biased_flash_attn.distributed import (
     shard,
     unshard,
 )
+from biased_flash_attn.distributed.prefix_sums import exclusive_chunk_sums
 from biased_flash_attn.distributed.ring import Ring
-from biased_flash_attn.distributed.running_sums import exclusive_chunk_sums
 from tests.distributed.problems import attend, caught, check_summed, own_bias
 from tests.distributed.skipping_cases import skipped
 from tests.distributed.training_cases import with_fsdp, with_tensor_parallelism
@@ -48,24 +48,24 @@ def check_exact(case: Case) -> None:
 
 
 def cases_of(ranks: int) -> list[Case]:
-    """Fewer where there are more ranks."""
+    """The cases, fewer for more ranks."""
     return CASES[:: ranks // 2]
 
 
 def everything(seed: str) -> dict:
-    """What a rank finds."""
+    """The results of a rank."""
     cases = cases_of(dist.get_world_size())
     found = {"exact": {str(case): caught(check_exact, case, seed) for case in cases}}
     of_two = (
-        *(skipped, layouts, sums_of_large_steps, called_again),
-        *(counted, autocast, with_fsdp, biases_of_the_users_own),
+        *(skipped, layouts, sums_of_large_steps, repeated_calls),
+        *(counted, autocast, with_fsdp, custom_biases),
     )
     more = {2: of_two, 4: (dropped, with_tensor_parallelism)}
     return found | {f.__name__: f(seed) for f in more[dist.get_world_size()]}
 
 
-def biases_of_the_users_own(seed: str) -> list[str]:
-    """The forms for which it matters that a bias is none of the package's."""
+def custom_biases(seed: str) -> list[str]:
+    """The forms whose results differ for a custom bias."""
     torch.manual_seed(int(seed))
     different = []
     for form in FORMS:
@@ -79,7 +79,7 @@ def biases_of_the_users_own(seed: str) -> list[str]:
 
 
 def lost(seed: str) -> str:
-    """What rank 0 is told when rank 1 is killed between two calls."""
+    """The error on rank 0 after rank 1 is killed between two calls."""
     q, k, v = torch.randn(3, 1, 2, 64, 8)
     context_parallel_attention(q, k, v)
     if dist.get_rank() == 1:
@@ -92,8 +92,8 @@ def lost(seed: str) -> str:
     return ""
 
 
-def lost_on_the_way(seed: str) -> str:
-    """The same, where rank 1 is killed before it sends what it has agreed to send."""
+def lost_in_transfer(seed: str) -> str:
+    """The error on rank 0 if rank 1 is killed after the agreement on messages, before sending."""
     q, k, v = torch.randn(3, 1, 2, 64, 8)
     if dist.get_rank() == 1:
         Ring.begin = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
@@ -105,7 +105,7 @@ def lost_on_the_way(seed: str) -> str:
 
 
 def layouts(seed: str) -> list[str]:
-    """Which assertions fail, and the errors of calls that are wrong."""
+    """Failed assertions, and the errors of invalid calls."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(int(seed))
     x = torch.randn(3, 8 * ranks, 2)
@@ -140,7 +140,7 @@ def error_of(call) -> str:
 
 
 def sums_of_large_steps(seed: str) -> list[float]:
-    """Errors of sums before a step that is larger than their digits allow, and of gradients."""
+    """Errors of sums before a step that would absorb them, and of gradients."""
     n = 8 * dist.get_world_size()
     steps, weights = torch.ones(2, 1, 1, n, dtype=torch.float64)
     steps[..., -1], weights[..., 0] = 1e17, 1e17
@@ -153,8 +153,8 @@ def sums_of_large_steps(seed: str) -> list[float]:
     return [x.abs().max().item() for x in (of_sums, of_gradient)]
 
 
-def called_again(seed: str) -> dict:
-    """What differs in compiled code and the second time, and the error of second derivatives."""
+def repeated_calls(seed: str) -> dict:
+    """Differences in compiled code and in a second call, and the error of second derivatives."""
     torch.manual_seed(int(seed))
     bias = biases.ALiBi(2)
     q, k, v = torch.randn(3, 1, 2, 64, 8).requires_grad_()
@@ -174,7 +174,7 @@ def called_again(seed: str) -> dict:
 
 
 def counted(seed: str) -> list[int]:
-    """Bytes that all ranks send of keys, values, sums and gradients in one call."""
+    """The bytes of keys, values, sums and gradients that all ranks send in one call."""
     traffic, n = Traffic(), 64
     q, k, v = (torch.randn(1, heads, n, 4).requires_grad_() for heads in (4, 2, 2))
     steps = torch.randn(1, 4, n, requires_grad=True)
@@ -188,7 +188,7 @@ def counted(seed: str) -> list[int]:
 
 
 def autocast(seed: str) -> list[bool]:
-    """Whether results, and bytes, under autocast are those of inputs that are cast before."""
+    """Whether results and traffic under autocast equal those of inputs cast in advance."""
     torch.manual_seed(int(seed) + dist.get_rank())
     inputs, bias = torch.randn(3, 1, 2, 512, 16), biases.ALiBi(2, exponent=2.0)
     cast, autocast = Traffic(), Traffic()
@@ -199,7 +199,7 @@ def autocast(seed: str) -> list[bool]:
 
 
 def dropped(seed: str) -> list[int]:
-    """How many hops brought keys, and how many were dropped, where only neighbours matter."""
+    """The numbers of hops with keys and of omitted hops, if only neighbours have weight."""
     torch.manual_seed(int(seed) + dist.get_rank())
     q, k, v = torch.randn(3, 1, 2, 256, 16)
     traffic = Traffic()

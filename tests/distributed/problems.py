@@ -1,4 +1,4 @@
-"""Problems of support/problems.py, of which each rank has a part. The truth is the one there."""
+"""Problems of support/problems.py that are divided among ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.problems import check_problem, evaluate
 
 
 class Whole(torch.autograd.Function):
-    """What ranks have, in one; each rank goes on with the gradient of its own part."""
+    """Concatenates the parts of all ranks; the gradient of each rank is that of its own part."""
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
@@ -28,7 +28,7 @@ class Whole(torch.autograd.Function):
 
 
 def own_bias(bias):
-    """That of this rank's tokens."""
+    """The bias of this rank's tokens."""
     if isinstance(bias, OfHiddenStates):
         return bias.module(shard(bias.x, 1))
     if isinstance(bias, Steps):
@@ -56,7 +56,7 @@ def attend(problem, **options) -> tuple[Tensor, Tensor]:
 
 
 def summed(problem, attend) -> dict[str, Tensor]:
-    """Results, with what ranks have of gradients summed."""
+    """Results, with gradients summed over ranks."""
     results = evaluate(problem, attend)
     for name, x in results.items():
         if name.startswith("gradient"):
@@ -66,7 +66,7 @@ def summed(problem, attend) -> dict[str, Tensor]:
 
 
 def caught(check, case, seed: str) -> str:
-    """What is wrong with a case, or nothing; the same problem is drawn on all ranks."""
+    """The error of a case, or an empty string. All ranks draw the same problem."""
     torch.manual_seed(int(seed) + sum(map(ord, str(case))))
     try:
         check(case)
@@ -76,7 +76,7 @@ def caught(check, case, seed: str) -> str:
 
 
 def check_summed(problem, attend=attend) -> None:
-    """One rank compares what all have computed."""
+    """One rank compares the results of all."""
     if dist.get_rank() == 0:
         check_problem(problem, attend, summed)
     else:

@@ -1,8 +1,8 @@
-"""Starts ranks of torch.distributed, once for many cases, and collects what each of them found.
+"""Starts ranks of torch.distributed, once for many cases, and collects their results.
 
     python -m tests.distributed.ranks MODULE FUNCTION DIRECTORY ARGUMENTS
 
-is one rank, which calls MODULE.FUNCTION(*ARGUMENTS) and writes what it returns, as JSON.
+is one rank, which calls MODULE.FUNCTION(*ARGUMENTS) and writes the result as JSON.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ TIMEOUT = 60  # seconds that a rank waits for another
 
 
 def outcomes(ranks: int, directory: Path, module: str, function: str, *arguments, limit=240):
-    """What the function returned on each rank, or None of one that ended with an error; and what
-    each wrote to stderr."""
+    """The results of the function on each rank, None for a rank that failed, and the stderr of
+    each."""
     command = [sys.executable, "-m", "tests.distributed.ranks", module, function, str(directory)]
     environment = os.environ | {"WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
     processes = [

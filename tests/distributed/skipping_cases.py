@@ -1,4 +1,4 @@
-"""What ranks do not send one another does not matter."""
+"""Checks that keys that ranks do not send have negligible weight."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.biases import Steps
 from tests.support.cases import Case
 from tests.support.problems import drawn, evaluate, naive
 
-# Biases that fall, over so many keys that tiles of others' keys are left out.
+# Decreasing biases, over so many keys that tiles of other ranks are skipped.
 SKIPPED = [
     Case(bias, lengths=(1024, 1024), batch=1, heads=(2, 1), causal=causal)
     for bias in ("linear", "distance", "cumulative", "cumulative-gain", "log1p_square")
@@ -21,8 +21,8 @@ SKIPPED = [
 ]
 
 
-def falling(case: Case):
-    """A problem of SKIPPED: biases that fall, so that far keys do not matter."""
+def decaying(case: Case):
+    """A problem of SKIPPED, in which distant keys have negligible weight."""
     problem, (heads, _) = drawn(replace(case, bias="none")), case.heads
     if case.bias == "linear":
         problem.bias = biases.ALiBi(heads, exponent=1.5, trainable=True)
@@ -37,16 +37,16 @@ def falling(case: Case):
 
 
 def check_skipped(case: Case) -> None:
-    """Below float32's roundings, but with fewer bytes than without skipping."""
-    problem, traffic, whole = falling(case), Traffic(), Traffic()
+    """Errors are below float32's rounding, but there are fewer bytes than without skipping."""
+    problem, traffic, whole = decaying(case), Traffic(), Traffic()
     evaluate(problem, lambda problem: attend(problem, traffic=whole, tolerance=0.0))
     check_summed(problem, lambda problem: attend(problem, traffic=traffic))
     assert traffic.total < 0.75 * whole.total, (traffic, whole)
 
 
 def check_tolerance(case: Case) -> None:
-    """What is left out holds at most the tolerance."""
-    problem, tolerance = falling(case).double(), 0.05
+    """Skipped keys hold at most the tolerance."""
+    problem, tolerance = decaying(case).double(), 0.05
     with torch.no_grad():
         o, lse = attend(problem, tolerance=tolerance)
         exact = naive(problem)
@@ -58,8 +58,8 @@ def check_tolerance(case: Case) -> None:
 
 
 def check_needle(case: Case) -> None:
-    """An early key that makes up for its distance, for late queries, is fetched from elsewhere."""
-    problem = falling(case)
+    """An early key that outweighs its distance for late queries is fetched from its rank."""
+    problem = decaying(case)
     with torch.no_grad():
         lift = -1.2 * problem.dense()[..., -1, 100].min()
         along = torch.nn.functional.normalize(torch.randn(case.dims[0]), dim=0)
@@ -68,8 +68,8 @@ def check_needle(case: Case) -> None:
 
 
 def check_infinity(case: Case) -> None:
-    """An infinite value spoils what all queries get that see it, however far they are."""
-    problem = falling(case)
+    """An infinite value affects all queries that see it, at any distance."""
+    problem = decaying(case)
     with torch.no_grad():
         problem.v[0, 0, 5, 1] = torch.inf
         o, _ = attend(problem)

@@ -1,4 +1,4 @@
-"""Attention in a ring of ranks is that of one process, forward and backward."""
+"""Attention over several ranks equals that of one process, forward and backward."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MODULE = "tests.distributed.cases"
 
 @pytest.fixture(scope="module")
 def results_of(request, tmp_path_factory):
-    """Returns a function from the number of ranks to what each of them computed."""
+    """Returns a function from the number of ranks to the results of each."""
 
     @cache
     def of_ranks(ranks: int) -> list[dict]:
@@ -43,13 +43,13 @@ def test_every_pair_of_settings_is_exact(results_of, ranks, case):
 
 
 @pytest.mark.parametrize("what", ["exact", "tolerance", "needle", "infinity"])
-def test_what_is_left_out_does_not_matter(results_of, what):
+def test_skipped_keys_are_negligible(results_of, what):
     for of_rank in results_of(2):
         assert of_rank["skipped"][what]
         assert of_rank["skipped"][what] == [""] * len(of_rank["skipped"][what])
 
 
-def test_wrong_calls_are_named_on_all_ranks(results_of):
+def test_invalid_calls_raise_on_all_ranks(results_of):
     expected = (
         "ValueError: x has 2 rows in dimension 2; on 2 ranks .* a multiple of 4",
         "ValueError: q has 7 rows and k has 7; both must be the same even number",
@@ -68,66 +68,66 @@ def test_wrong_calls_are_named_on_all_ranks(results_of):
             assert re.match(pattern, one), one
 
 
-def test_large_steps_leave_sums_before_them_exact(results_of):
+def test_sums_before_large_steps_are_exact(results_of):
     for of_rank in results_of(2):
         assert of_rank["sums_of_large_steps"] == [0, 0]
 
 
-def test_compiled_code_and_another_backward_pass_change_nothing(results_of):
+def test_compilation_and_second_calls_do_not_change_results(results_of):
     for of_rank in results_of(2):
-        assert of_rank["called_again"]["differences"] == [0, 0]
-        assert "no second derivatives" in of_rank["called_again"]["error"]
+        assert of_rank["repeated_calls"]["differences"] == [0, 0]
+        assert "no second derivatives" in of_rank["repeated_calls"]["error"]
 
 
-def test_a_bias_of_the_users_own_is_as_good(results_of):
+def test_custom_biases_are_exact(results_of):
     for of_rank in results_of(2):
-        assert of_rank["biases_of_the_users_own"] == []
+        assert of_rank["custom_biases"] == []
 
 
-def test_bytes_are_counted(results_of):
-    """Under a causal mask two ranks need three of four chunks of each other, in either pass."""
+def test_traffic_is_counted(results_of):
+    """Under a causal mask two ranks exchange three of four chunks, in both passes."""
     chunk, kv_heads, dim, heads = 32, 2, 4, 4
     keys, sums = 3 * 4 * chunk * kv_heads * dim, 3 * 8 * chunk * heads
     for of_rank in results_of(2):
         assert of_rank["counted"] == [2 * keys, 2 * keys, 2 * sums, 2 * keys + sums]
 
 
-def test_autocast_casts_the_inputs_and_no_bound(results_of):
+def test_autocast_casts_only_the_inputs(results_of):
     for of_rank in results_of(2):
         assert of_rank["autocast"] == [True, True]
 
 
 @pytest.mark.slow
-def test_ranks_whose_keys_do_not_matter_send_none(results_of):
-    """Chunk c needs chunk c - 1, which is that of rank r - 1 or r + 1, or one's own."""
+def test_ranks_with_negligible_keys_send_none(results_of):
+    """Chunk c needs chunk c - 1, which belongs to rank r - 1, r + 1 or r."""
     assert [of_rank["dropped"] for of_rank in results_of(4)] == [[1, 2], [2, 1], [2, 1], [1, 2]]
 
 
 @pytest.mark.slow
-def test_heads_may_be_spread_too(results_of):
-    """On a mesh of two by two ranks: the slopes of all heads, not of a rank's number of them."""
+def test_heads_may_be_distributed_too(results_of):
+    """On a mesh of two by two ranks: slopes are those of all heads, not of a rank's number."""
     for of_rank in results_of(4):
         assert max(of_rank["with_tensor_parallelism"]) < 1e-6
 
 
-def test_training_with_fsdp_is_that_of_one_process(results_of):
+def test_training_with_fsdp_equals_one_process(results_of):
     for of_rank in results_of(2):
         assert max(of_rank["with_fsdp"]) < 1e-5
 
 
-@pytest.mark.parametrize("function", ["lost", "lost_on_the_way"])
-def test_a_rank_that_ends_is_an_error_on_the_others(tmp_path, function):
+@pytest.mark.parametrize("function", ["lost", "lost_in_transfer"])
+def test_a_lost_rank_raises_on_the_others(tmp_path, function):
     start = time.monotonic()
     (message, killed), _ = outcomes(2, tmp_path, MODULE, function, "0")
     assert killed is None
     assert "a peer was lost while rank 0" in message
     assert "restart all ranks from a checkpoint" in message
-    if function == "lost_on_the_way":
+    if function == "lost_in_transfer":
         assert "in hop 1 of 1, to 1 from 1" in message
     assert time.monotonic() - start < TIMEOUT
 
 
-def test_without_ranks_it_says_what_to_do():
+def test_error_without_a_process_group_names_the_remedy():
     q, k, v = torch.randn(3, 1, 1, 4, 4)
     with pytest.raises(RuntimeError, match=r"call torch\.distributed\.init_process_group"):
         context_parallel_attention(q, k, v)

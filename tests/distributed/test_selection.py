@@ -1,7 +1,7 @@
-"""What ranks do not ask for holds at most its share of the tolerance, whatever keys and sums are.
+"""Keys that ranks do not request hold at most their part of the tolerance, for any keys and sums.
 
-Some keys and sums are drawn alike, for which the bound is all but exact, and lse over all of its
-range: an error in any of its terms shows.
+Some keys and sums are equal, for which the bound is almost exact, and lse covers its whole range,
+so that an error in any term would be detected.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ from __future__ import annotations
 import pytest
 import torch
 
-from biased_flash_attn.chunk_pairs import Pair
 from biased_flash_attn.distributed.selection import KeySummary, Queries, ranges
 from biased_flash_attn.forms import Distance, Form, of_tensors
+from biased_flash_attn.forms.chunk_pairs import Pair
 
 N, DIM, HEADS, KV_HEADS, TRIALS, TOLERANCE = 192, 8, 4, 2, 64, 0.5
 PAIRS = [Pair(query, key, N, 8, False, None) for query, key in [(5, 4), (6, 2), (1, 2), (3, 7)]]
 
 
 def either(*shape: int) -> torch.Tensor:
-    """Of each trial 0 or 1, (TRIALS, 1, ..)."""
+    """0 or 1 for each trial, (TRIALS, 1, ...)."""
     return torch.randint(2, (TRIALS, *[1] * len(shape))).double()
 
 
 def drawn_keys(pair: Pair):
-    """q, k, scale and scale q.k (TRIALS, HEADS, N, N), of keys that are alike or not."""
+    """q, k, scale and scale q.k (TRIALS, HEADS, N, N), of equal or different keys."""
     k = 3 * torch.randn(TRIALS, KV_HEADS, 1, DIM) + 0 * torch.randn(N, 1)
     k, q = k + either(1, 1, 1) * torch.randn(N, DIM), torch.randn(TRIALS, HEADS, 1, DIM)
     q, k = q.double().expand(-1, -1, N, -1), k.double()
@@ -41,15 +41,15 @@ def check(pair, q, k, logits, form: Form, of_queries=None, of_keys=None):
     taken = ranges(pair, queries, known, TOLERANCE)
     begin, end = taken.repeat_interleave(HEADS // KV_HEADS, 1)[..., None, None, :].unbind(-1)
     j = torch.arange(N)
-    left_out = logits.masked_fill((begin <= j) & (j < end), -torch.inf).logsumexp(-1)
-    share = torch.tensor(TOLERANCE / pair.max_other_chunks).log()
-    assert (left_out <= lse + share).all()
+    skipped = logits.masked_fill((begin <= j) & (j < end), -torch.inf).logsumexp(-1)
+    allowed = torch.tensor(TOLERANCE / pair.max_other_chunks).log()
+    assert (skipped <= lse + allowed).all()
     assert 0 < (taken[..., 0] < taken[..., 1]).double().mean() < 1
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
-def test_tables(pair):
-    """Those that rise, fall and jump with the distance."""
+def test_requested_keys_of_tables_suffice(pair):
+    """Tables that rise, fall and jump with the distance."""
     q, k, products = drawn_keys(pair)
     whole = pair.whole
     table = torch.randn(1, HEADS, whole.n_distances).double()
@@ -61,8 +61,8 @@ def test_tables(pair):
 
 @pytest.mark.parametrize("form", ["cumulative", "log1p_square"])
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
-def test_sums(pair, form):
-    """Those that go both ways, with gains of both signs."""
+def test_requested_keys_of_prefix_sums_suffice(pair, form):
+    """Sums that rise and fall, with gains of both signs."""
     q, k, products = drawn_keys(pair)
     of_keys = 3 * torch.randn(TRIALS, HEADS, 1).double() + 0 * torch.randn(N)
     of_keys = of_keys + either(1, 1) * torch.randn(TRIALS, HEADS, N).cumsum(-1)

@@ -1,4 +1,4 @@
-"""Context parallelism beside other ways to spread a model over ranks."""
+"""Context parallelism combined with tensor parallelism and FSDP."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Executes PTX on the CPU, and is stricter than hardware about what kernels may do.
 
-`parse` takes the text that Triton or NVRTC generated, `launch` runs a kernel of it on tensors in
-CPU memory. What hardware would let slip raises a `Fault`: races, reads of memory that nothing
-wrote, accesses outside the tensors, registers of products that are still in flight, deadlocks.
+`parse` reads the text that Triton or NVRTC generates, and `launch` runs one of its kernels on
+tensors in CPU memory. Errors that hardware may not report raise a `Fault`: races, uninitialized
+reads, accesses outside the tensors, accesses to registers of products in flight, deadlocks.
 """
 
 import sys

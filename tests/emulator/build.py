@@ -1,4 +1,4 @@
-"""Builds the emulator's C++ core where it is missing or older than its sources."""
+"""Builds the emulator's C++ core if it is missing or older than its sources."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BUILD = _HERE.parents[1] / "build" / f"emulator-{sys.implementation.cache_tag}"
 
 
 def load_core() -> ModuleType:
-    """The extension module; one process at a time builds it."""
+    """The extension module. Only one process at a time builds it."""
     _BUILD.mkdir(parents=True, exist_ok=True)
     with (_BUILD / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -19,7 +19,7 @@ _FORMATS = {"f32": "<f", "f64": "<d"}
 
 
 class Fault(Exception):
-    """Something that a kernel may not do, and where it did it."""
+    """An invalid operation of a kernel, and its location."""
 
     def __init__(self, kernel: Kernel, violation: _core.Violation):
         kind, message, index, block, warp, lane, address = violation.args
@@ -87,19 +87,19 @@ def launch(
         arguments: tensors and arrays for pointers, which make their memory accessible; integers and
             floats for scalars; tensor maps, which make their tensors accessible; bytes for other
             structures.
-        block: threads of a block; what the kernel requires, where it is left out.
+        block: threads of a block; by default, the number that the kernel requires.
         shared_bytes: dynamic shared memory.
-        memory: what the kernel may access beside its arguments: tensors, arrays, and the tensors of
-            tensor maps.
-        seed: chooses the interleaving of warps, when asynchronous work lands, and the errors of
-            approximate instructions.
+        memory: what the kernel may access besides its arguments: tensors, arrays, and the tensors
+            of tensor maps.
+        seed: determines the interleaving of warps, the completion of asynchronous operations, and
+            the errors of approximate instructions.
 
     Raises:
-        Fault: where the kernel does what it may not do.
+        Fault: if the kernel executes an invalid operation.
     """
     block = block or kernel.threads
     if block is None:
-        raise ValueError(f"{kernel.name} requires no number of threads; pass block")
+        raise ValueError(f"block is None; {kernel.name} does not declare a number of threads")
     if len(arguments) != len(kernel.parameters):
         raise ValueError(
             f"{kernel.name} takes {len(kernel.parameters)} arguments, not {len(arguments)}"
@@ -130,7 +130,7 @@ def launch(
 
 
 def span(x: torch.Tensor | np.ndarray | TensorMap) -> tuple[int, int, bool]:
-    """Where the memory of a tensor begins, its bytes, and whether it may be written."""
+    """The address of a tensor's memory, its size in bytes, and whether it is writable."""
     if isinstance(x, TensorMap):
         x = x.tensor
     if isinstance(x, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Names in PTX to registers, immediates and addresses."""
+"""Resolves names in PTX to registers, immediates and addresses."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def size_of(type_: str) -> int:
 
 
 class Scope:
-    """What is declared between braces."""
+    """The declarations between two braces."""
 
     def __init__(self, outer: Scope | None = None):
         self.outer = outer
         self.registers: dict[str, int] = {}  # width in bits, by name
-        self.ranges: dict[str, int] = {}  # by prefix, of registers that are numbered
+        self.ranges: dict[str, int] = {}  # width of numbered registers, by prefix
         self.labels: dict[str, int] = {}
         self.tables: dict[str, list[str]] = {}
 
@@ -60,7 +60,7 @@ class Scope:
 
 
 class Builder:
-    """Makes the core's program of statements."""
+    """Translates statements to the core's program."""
 
     def __init__(self, symbols: dict[str, tuple[str, int]]):
         self.symbols = symbols
@@ -170,7 +170,7 @@ class Builder:
 
 
 def immediate(text: str) -> int | None:
-    """The bits of an integer, or of a float that is given by its bits."""
+    """The bits of an integer, or of a float in hexadecimal notation."""
     if _INTEGER.match(text):
         return int(text.rstrip("U"), 0) % 2**64
     if found := _FLOAT_BITS.match(text):
@@ -179,7 +179,7 @@ def immediate(text: str) -> int | None:
 
 
 def split(text: str) -> list[str]:
-    """At the commas outside braces and brackets."""
+    """Splits at commas outside braces and brackets."""
     parts, depth, start = [], 0, 0
     for at, c in enumerate(text):
         if c in "{[(":

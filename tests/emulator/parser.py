@@ -1,4 +1,4 @@
-"""PTX text to kernels that the emulator's core executes."""
+"""Translates PTX text to kernels that the emulator's core executes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Parameter:
 
 @dataclass
 class Statement:
-    """An instruction, a declaration or a label, and the scope that it stands in."""
+    """An instruction, a declaration or a label, and its scope."""
 
     text: str
     line: int
@@ -73,7 +73,7 @@ class Module:
 
 
 def parse(text: str) -> Module:
-    """Parses a module; what is not understood is an error only where it is executed."""
+    """Parses a module. Unknown instructions are errors only when they are executed."""
     target = re.search(r"^\.target\s+(\w+)", text, re.MULTILINE)
     module = Module(target[1] if target else "")
     files = {int(number): name.rpartition("/")[2] for number, name in _FILE.findall(text)}
@@ -106,7 +106,7 @@ def _parts(text: str) -> Iterator[tuple[str, str | None, int]]:
         elif text[at] == "{":
             end = _closing(text, at)
             head = text[start:at].strip()
-            if "=" not in head:  # not the numbers of a variable
+            if "=" not in head:  # not the initial values of a variable
                 yield head, text[at + 1 : end], text.count("\n", 0, at) + 1
                 start = end + 1
             at = end
@@ -126,14 +126,14 @@ def _closing(text: str, at: int) -> int:
 class Variable:
     space: str
     name: str
-    size: int  # 0 where it is as large as the launch says
+    size: int  # 0 if the launch determines it
     align: int
     numbers: list[int]
     type: str
 
 
 def _variable(text: str) -> Variable | None:
-    # Directives of the module that end without a semicolon stand before it.
+    # Module directives without a semicolon may precede it.
     declared = text.partition("=")[0]
     text = text[max(declared.rfind("\n."), 0) :].strip()
     found = _VARIABLE.search(text)
@@ -159,10 +159,10 @@ def _declare(module: Module, text: str, shared: dict[str, Variable]) -> None:
     if variable.space == "shared":
         shared[variable.name] = variable
         return
-    # Aligned as it asks to be, by choosing where it starts in a larger array.
-    room = np.zeros(variable.size + variable.align, np.uint8)
-    first = -room.ctypes.data % variable.align
-    data = room[first : first + variable.size]
+    # A slice of a larger array has the required alignment.
+    padded = np.zeros(variable.size + variable.align, np.uint8)
+    first = -padded.ctypes.data % variable.align
+    data = padded[first : first + variable.size]
     width = size_of(variable.type)
     for i, number in enumerate(variable.numbers):
         data[i * width : (i + 1) * width] = list(
@@ -181,7 +181,7 @@ def _kernel(module, head, body, line, sources, shared) -> Kernel:
         if variable.space == "shared":
             shared[variable.name] = variable
     static = 0
-    for variable in sorted(shared.values(), key=lambda v: v.size == 0):  # dynamic memory is last
+    for variable in sorted(shared.values(), key=lambda v: v.size == 0):  # dynamic memory comes last
         static = -(-static // variable.align) * variable.align
         symbols[variable.name] = "shared", static
         static += variable.size

@@ -1,4 +1,4 @@
-"""Tensor maps, which tell bulk copies what a tensor in global memory looks like."""
+"""Tensor maps, which describe tensors in global memory for bulk copies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from . import _core
 
-# As tensormap.replace numbers them.
+# The numbers of tensormap.replace.
 ELEMENTS = {
     torch.uint8: 0,
     torch.int8: 0,
@@ -32,12 +32,12 @@ class TensorMap:
     """Describes a tensor and a box of it, as an argument of a kernel.
 
     Args:
-        tensor: its last dimension is contiguous, as in PTX the first one is.
-        box: what one copy moves, in the order of the tensor's dimensions.
-        element_strides: which elements of the box are copied, every one where it is left out.
-        swizzle: bytes of a row of the pattern in shared memory, or 0.
-        fill: what is read outside the tensor, "zero" or "nan".
-        element: the number of the element type, where it is not the tensor's own.
+        tensor: its last dimension is contiguous (in PTX, the first one).
+        box: the shape of one copy, in the order of the tensor's dimensions.
+        element_strides: strides between the copied elements of the box, by default 1.
+        swizzle: bytes of a row of the swizzle pattern in shared memory, or 0.
+        fill: the value read outside the tensor, "zero" or "nan".
+        element: the number of the element type, if it differs from that of the tensor.
     """
 
     def __init__(

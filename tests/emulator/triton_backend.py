@@ -12,6 +12,6 @@ from tests.emulator.triton_device import Device, installed
 
 @contextlib.contextmanager
 def emulated(device: Device) -> Iterator[None]:
-    """Within the block backend="triton" takes tensors on the CPU and runs on the device."""
+    """Within the context, backend="triton" accepts CPU tensors and runs on the device."""
     with mock.patch.object(backends.get("triton"), "device_type", "cpu"), installed(device):
         yield

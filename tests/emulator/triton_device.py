@@ -1,4 +1,4 @@
-"""A Triton device on the CPU: kernels are compiled as for a GPU, and their PTX is executed."""
+"""A Triton device on the CPU: kernels are compiled as for a GPU, and their PTX is emulated."""
 
 from __future__ import annotations
 
@@ -19,17 +19,14 @@ from .execution import Counts, launch
 from .parser import Kernel, parse
 from .tensor_map import TF32, TensorMap
 
-# KiB of shared memory that a block may use.
+# KiB of shared memory available to a block.
 SHARED_MEMORY = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 TENSOR_MAP_BYTES = 128
-MOST_PARSED = 32
+MAX_PARSED = 32
 
 
 class Device:
-    """Stands in for Triton's driver of a GPU, and runs what is launched on it.
-
-    launched: called with the counts of each launch.
-    """
+    """Replaces Triton's driver of a GPU, and executes the kernels that are launched on it."""
 
     def __init__(self, arch: int, seed: int = 0):
         self.arch = arch
@@ -43,7 +40,7 @@ class Device:
         return GPUTarget("cuda", self.arch, 32)
 
     def get_current_device(self) -> int:
-        # Triton keeps what it compiled by the number of the device.
+        # Triton caches compiled kernels by the number of the device.
         return self.arch
 
     def get_current_stream(self, device: int = 0) -> int:
@@ -55,7 +52,7 @@ class Device:
     def run(self, compiled, grid: tuple[int, ...], arguments: dict) -> Counts:
         """Executes a kernel that Triton compiled, with its arguments by name.
 
-        Raises OutOfResources, as a GPU's driver does, where a block lacks shared memory.
+        Raises OutOfResources, as a GPU's driver does, if a block needs too much shared memory.
         """
         shared, most = compiled.metadata.shared, SHARED_MEMORY[self.arch] * 1024
         if shared > most:
@@ -65,10 +62,10 @@ class Device:
         values = []
         descriptors = iter(compiled.metadata.tensordesc_meta or ())
         for name, type_ in compiled.src.signature.items():
-            if type_ != "constexpr":  # of which some have defaults
+            if type_ != "constexpr":  # those may be missing, as they have defaults
                 values += leaves(type_, arguments[name], descriptors)
         programs = grid[0] * grid[1] * grid[2]
-        # Kernels have pointers to scratch memory behind their own arguments.
+        # Pointers to scratch memory follow a kernel's own arguments.
         scratch = aligned_bytes(compiled.metadata.global_scratch_size * programs)
         values += [scratch] * (len(kernel.parameters) - len(values))
         counts = launch(
@@ -83,9 +80,9 @@ class Device:
         return counts
 
     def parsed(self, compiled) -> Kernel:
-        """Keeps what was launched last and, of the stages of compiling, the PTX alone.
+        """The parsed kernel; caches the latest ones, and drops all stages of compilation but PTX.
 
-        A kernel's stages and its parsed form take megabytes, and a test suite has thousands.
+        The stages and the parsed form of a kernel take megabytes, and a test suite has thousands.
         """
         if compiled.hash in self._parsed:
             self._parsed.move_to_end(compiled.hash)
@@ -95,22 +92,22 @@ class Device:
         compiled.asm["ptx"] = ptx
         (kernel,) = parse(ptx).kernels.values()
         self._parsed[compiled.hash] = kernel
-        if len(self._parsed) > MOST_PARSED:
+        if len(self._parsed) > MAX_PARSED:
             self._parsed.popitem(last=False)
         return kernel
 
 
 def aligned_bytes(size: int) -> torch.Tensor:
-    """Memory that may hold tensor maps."""
-    room = torch.empty(size + TENSOR_MAP_BYTES, dtype=torch.uint8)
-    return room[-room.data_ptr() % TENSOR_MAP_BYTES :][:size]
+    """Memory with the alignment of tensor maps."""
+    padded = torch.empty(size + TENSOR_MAP_BYTES, dtype=torch.uint8)
+    return padded[-padded.data_ptr() % TENSOR_MAP_BYTES :][:size]
 
 
 def leaves(type_, value, descriptors: Iterator) -> list:
-    """What of an argument is passed to the compiled kernel.
+    """The values that are passed to the compiled kernel for an argument.
 
-    descriptors: what the compiler chose for each tensor descriptor; none where the architecture has
-    no tensor maps.
+    descriptors: the compiler's choices for each tensor descriptor; empty if the architecture has no
+    tensor maps.
     """
     if type_ == "constexpr":
         return []
@@ -123,7 +120,7 @@ def leaves(type_, value, descriptors: Iterator) -> list:
 
 
 def of_descriptor(descriptor: TensorDescriptor, chosen: dict | None) -> list:
-    """The arguments that a tensor descriptor becomes."""
+    """The arguments that represent a tensor descriptor."""
     sizes = [*descriptor.shape, *descriptor.strides]
     if chosen is None:
         options = descriptor.padding == "nan", descriptor.round_f32_to_tf32
@@ -140,9 +137,9 @@ def of_descriptor(descriptor: TensorDescriptor, chosen: dict | None) -> list:
 
 @contextlib.contextmanager
 def installed(device: Device) -> Iterator[Device]:
-    """Within the block Triton's launches are executed by the device, on CPU tensors.
+    """Within the context, the device executes Triton's launches on CPU tensors.
 
-    Nothing is assembled to machine code, so what is compiled is cached apart.
+    Kernels are not assembled to machine code, and so have a separate cache.
     """
     before = driver._active
     compile_and_launch, assemble = JITFunction.run, CUDABackend.make_cubin

@@ -69,7 +69,7 @@ def test_numeric_verdicts(name):
     assert torch.equal(verdict.converges, verdict.numeric)
 
 
-def test_closed_forms_decide_for_scaled_distances():
+def test_closed_forms_decide_scaled_distances():
     """The logarithm of a slope is not yet negligible where the exponents are fitted."""
     found = convergence(biases.InverseLogDistance(3, slopes=[0.1, 2.0, 0.0]))
     assert found.converges.tolist() == [False] * 3
@@ -96,7 +96,7 @@ def test_closed_forms_agree_with_numeric_verdicts(name):
     assert str(verdict).count("  converges  ") == verdict.converges.sum()
 
 
-def test_the_closed_form_has_precedence():
+def test_closed_forms_take_precedence():
     bias = biases.KerplePower(1)
     bias.r1.data[:] = bias.r2.data[:] = 0.01
     verdict = convergence(bias)
@@ -116,7 +116,7 @@ def test_sandwich_never_falls_below_its_floor():
     assert (bias.curve(d).detach() >= floor[:, None]).all()
 
 
-def test_sums_are_those_of_the_first_terms():
+def test_sums_equal_those_of_the_first_terms():
     sums = convergence(biases.Type1(2)).sums[1]
     for k in (0, 1, 5, 16):
         assert sums[k].item() == pytest.approx(math.fsum(n**-2 for n in range(1, 2**k + 1)))
@@ -134,13 +134,13 @@ def test_receptive_field_of_alibi_is_its_closed_form(eps):
 
 @pytest.mark.parametrize("eps", [0.3, 0.05, 1e-3])
 def test_receptive_field_of_type1_follows_the_tail_of_its_series(eps):
-    """The rest beyond j terms lies between 1/(j + 1) and 1/j: 1 - 1/j is the paper's integral."""
-    share = eps * math.pi**2 / 6
+    """The tail beyond j terms is between 1/(j + 1) and 1/j: 1 - 1/j is the paper's integral."""
+    tail = eps * math.pi**2 / 6
     field = biases.Type1(1).receptive_field(eps).item()
-    assert 1 / (field + 1) < share <= 1 / (field - 1)
+    assert 1 / (field + 1) < tail <= 1 / (field - 1)
 
 
-def test_type2_has_the_smaller_field_than_type1():
+def test_type2_has_a_smaller_field_than_type1():
     order = compare_receptive_fields(biases.Type2(2), biases.Type1(2))
     assert order.smaller.tolist() == [-1, -1]
     assert compare_receptive_fields(biases.Type1(2), biases.Type2(2)).smaller.tolist() == [1, 1]
@@ -153,17 +153,17 @@ def test_order_of_fields_follows_the_order_of_fractions():
     order = compare_receptive_fields(first, second)
     assert order.smaller.tolist() == [-1] * 8
     d = torch.arange(2**13).double()
-    shares = []
+    fractions = []
     for bias in (first, second):
         terms = bias.curve(d).exp()
         total = terms.sum(1, keepdim=True) if bias is first else math.pi**2 / 6
-        shares.append((terms / total).expand(8, -1))
+        fractions.append((terms / total).expand(8, -1))
     for h, since in enumerate(order.distance.long().tolist()):
-        assert (shares[0][h, since:] <= shares[1][h, since:]).all()
-        assert shares[0][h, since - 1] > shares[1][h, since - 1]
+        assert (fractions[0][h, since:] <= fractions[1][h, since:]).all()
+        assert fractions[0][h, since - 1] > fractions[1][h, since - 1]
 
 
-def test_infinite_fields_are_larger_than_finite_ones_and_have_no_order():
+def test_infinite_fields_are_larger_than_finite_ones():
     finite, infinite = biases.Type1(1), biases.InverseDistance(1)
     assert compare_receptive_fields(finite, infinite).smaller.tolist() == [-1]
     assert compare_receptive_fields(infinite, finite).smaller.tolist() == [1]
@@ -223,6 +223,16 @@ def test_fit_of_a_logarithm_is_exact():
         ),
         (lambda: convergence(biases.FIRE(2)), TypeError, "bias is a FIRE; it must be a function"),
         (
+            lambda: convergence(biases.Shaw(2, 8)),
+            TypeError,
+            "bias is a Shaw; it must be a function",
+        ),
+        (
+            lambda: convergence(biases.Shaw(2, 8)(torch.ones(1, 2, 3, 8))),
+            TypeError,
+            "bias is a RelativeBias; it must be a function of the distance",
+        ),
+        (
             lambda: compare_receptive_fields(biases.Type1(2), biases.Type2(3)),
             ValueError,
             "second has 3 heads; it must have those of first, 2",
@@ -235,6 +245,6 @@ def test_fit_of_a_logarithm_is_exact():
         (lambda: log_fit(biases.Type1(2), 1), ValueError, "points is 1; it must be an int from 2"),
     ],
 )
-def test_refuses(call, error, message):
+def test_invalid_arguments_are_refused(call, error, message):
     with pytest.raises(error, match="^" + message):
         call()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -16,7 +17,11 @@ from click.testing import CliRunner
 
 from biased_flash_attn import biases
 from biased_flash_attn.cli import main
-from biased_flash_attn.extrapolation import experiment, sliding_perplexity
+from biased_flash_attn.extrapolation import (
+    experiment,
+    normalized_receptive_field,
+    sliding_perplexity,
+)
 from biased_flash_attn.extrapolation.experiment import (
     checkpoints,
     evaluation,
@@ -24,6 +29,7 @@ from biased_flash_attn.extrapolation.experiment import (
     settings,
     training,
 )
+from biased_flash_attn.extrapolation.formulas import formula_of
 from biased_flash_attn.nn import CausalLM
 
 TINY = experiment.Size(1, 16, 2, 6, 2, 1e-3, stream=200, segments=3, gradients=2)
@@ -37,7 +43,7 @@ def text() -> experiment.Text:
 
 
 def trained(text: experiment.Text, path: Path, these=SETTINGS) -> dict[str, object]:
-    """Parameters and losses of a training that goes on from what is at the path."""
+    """Parameters and losses of a training run that resumes from the path."""
     model, history = training.train(these, "alibi", text.train, path, IDENTITY)
     return {"losses": history["losses"], **model.state_dict()}
 
@@ -50,10 +56,10 @@ def assert_same(first: dict[str, object], second: dict[str, object]) -> None:
 
 
 @pytest.mark.slow
-def test_a_toy_experiment_reproduces_the_papers(tmp_path, seed):
+def test_toy_experiment_reproduces_the_papers(tmp_path, seed):
     """Trained on 32 bytes of real text and evaluated on up to 256."""
     size = experiment.Size(2, 32, 4, 350, 16, 5e-3, stream=2000, segments=32, gradients=4)
-    schemes = ("sinusoidal", "rotary", "learned", "window_8", "alibi", "cable")
+    schemes = ("sinusoidal", "rotary", "learned", "window(8)", "alibi", "cable")
     these = experiment.Settings(schemes, 32, (32, 64, 128, 256), size, seed, dtype="float32")
     results = experiment.run(these, experiment.read_text(), tmp_path)
 
@@ -69,11 +75,11 @@ def test_a_toy_experiment_reproduces_the_papers(tmp_path, seed):
             assert results[scheme]["gradient"]["receptive_field"] > 32, scheme
         else:
             assert max(longer) < 1.04 * trained_at, scheme
-    assert results["window_8"]["gradient"]["receptive_field"] <= 2 * 8 - 1
+    assert results["window(8)"]["gradient"]["receptive_field"] <= 2 * 8 - 1
 
 
 def test_interrupted_training_resumes(text, tmp_path, monkeypatch):
-    handler = signal.getsignal(signal.SIGINT)  # that of a background process ignores it
+    handler = signal.getsignal(signal.SIGINT)  # a background process ignores it
     whole = trained(text, tmp_path / "whole.pt")
     step = training._step
 
@@ -86,7 +92,7 @@ def test_interrupted_training_resumes(text, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         trained(text, tmp_path / "stopped.pt")
     state = checkpoints.load(tmp_path / "stopped.pt", IDENTITY, "cpu")
-    assert state["losses"] == whole["losses"][:4], "the step that was interrupted is done"
+    assert state["losses"] == whole["losses"][:4], "the interrupted step is completed"
     monkeypatch.setattr(training, "_step", step)
     assert_same(trained(text, tmp_path / "stopped.pt"), whole)
     assert_same(trained(text, tmp_path / "stopped.pt"), whole)
@@ -96,8 +102,8 @@ def test_interrupted_training_resumes(text, tmp_path, monkeypatch):
 COMMAND = ["extrapolate", "--biases", "alibi", "--train-length", "32", "--eval-lengths", "32..64"]
 
 
-def test_a_killed_run_resumes_and_gives_the_same_table(tmp_path, monkeypatch):
-    """SIGKILL leaves no time to save: what counts is the last checkpoint."""
+def test_killed_runs_resume_with_the_same_table(tmp_path, monkeypatch):
+    """SIGKILL leaves no time to save, so the run resumes from the last checkpoint."""
     corpus = tmp_path / "corpus.txt"
     corpus.write_bytes(bytes(torch.randint(32, 128, (20000,)).tolist()))
     command = [*COMMAND, "--text", str(corpus), "--steps", "12", "--dtype", "float32"]
@@ -221,13 +227,17 @@ def test_results_follow_their_definitions(text, tmp_path):
     assert [len(heads) for heads in found["attention_mass"].values()] == [TINY.heads]
     (fields,) = found["theory"]["fields"].values()
     assert fields == biases.ALiBi(2).receptive_field(0.01).tolist()
+    # The mean of the heads' fields, as in the command theory.
+    weights = biases.ALiBi(2).curve(torch.arange(32).double()).exp()
+    fields = [normalized_receptive_field(head)[0] for head in weights]
+    assert found["theory"]["tokens"] == (16 * (fields[0] + fields[1])).tolist()
     model = training.new_model(SETTINGS, "inverse_distance")
     assert [*evaluation.evaluate(SETTINGS, model, text.test)["theory"]["fields"].values()] == [
         [None, None]
     ]
 
 
-def test_data_depends_only_on_seed_and_step(text):
+def test_batches_depend_only_on_seed_and_step(text):
     first = training.batch(SETTINGS, text.train, 5)
     torch.rand(7)
     assert torch.equal(first, training.batch(SETTINGS, text.train, 5))
@@ -238,11 +248,42 @@ def test_data_depends_only_on_seed_and_step(text):
         assert (windows == sequence).all(1).any()
 
 
-def test_the_papers_size_has_44_million_parameters():
+def test_size_of_the_papers_has_44_million_parameters():
     with torch.device("meta"):
         size = experiment.SIZES["44M"]
         model = CausalLM(settings.BYTES, size.dim, size.layers, size.heads, "none")
     assert sum(p.numel() for p in model.parameters()) == pytest.approx(44e6, rel=0.01)
+
+
+@pytest.mark.parametrize("scheme", ["kerple_log", "t5", "fire", "cable", "alibi(trainable=True)"])
+def test_weight_decay_leaves_biases_alone(scheme):
+    model = CausalLM(settings.BYTES, 16, 2, 2, scheme)
+    optimizer = torch.optim.AdamW(training.parameter_groups(model), lr=1.0, weight_decay=0.01)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    of_biases = [name for name in before if ".attention.bias." in name]
+    assert of_biases
+    for name, parameter in model.named_parameters():
+        decayed = before[name] if name in of_biases else 0.99 * before[name]
+        torch.testing.assert_close(parameter.detach(), decayed)
+
+
+def test_every_parameter_is_trained_once():
+    model = CausalLM(settings.BYTES, 16, 2, 2, "cable")
+    groups = training.parameter_groups(model)
+    trained = [id(parameter) for group in groups for parameter in group["params"]]
+    assert sorted(trained) == sorted(id(parameter) for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("scheme", ["alibi(shift=3)", "sandwich(first_frequency=0, dbar=64)"])
+def test_schemes_with_arguments_are_trained(scheme, text, tmp_path):
+    results = experiment.run(replace(SETTINGS, schemes=(scheme,)), text, tmp_path)
+    assert results[scheme]["perplexity"]["sliding"].keys() == {"16", "32"}
+    (fields,) = results[scheme]["theory"]["fields"].values()
+    expected = formula_of(scheme, TINY.heads).bias.receptive_field(0.01).tolist()
+    assert fields == [field if math.isfinite(field) else None for field in expected]
 
 
 def test_learning_rate_rises_and_falls():
@@ -253,33 +294,7 @@ def test_learning_rate_rises_and_falls():
     assert rates[-1] == pytest.approx(0.1, abs=1e-3)
 
 
-def test_text_of_files_is_split_by_file(tmp_path):
-    for n in range(60):
-        (tmp_path / f"{n}.txt").write_text(f"<{n}>")
-    read = experiment.read_text(tmp_path)
-    train, test = (bytes(t.tolist()).decode().split("\n") for t in (read.train, read.test))
-    assert sorted(train + test) == sorted(f"<{n}>" for n in range(60))
-    assert 1 <= len(test) <= 20
-    assert experiment.read_text(tmp_path).digest == read.digest
-    (tmp_path / "7.txt").write_text("<changed>")
-    assert experiment.read_text(tmp_path).digest != read.digest
-
-
-def test_text_of_one_file_is_split(tmp_path):
-    path = tmp_path / "text"
-    path.write_bytes(bytes(range(100)))
-    read = experiment.read_text(path)
-    assert read.train.tolist() == list(range(90))
-    assert read.test.tolist() == list(range(90, 100))
-
-
-def test_default_text_is_python():
-    read = experiment.read_text()
-    assert len(read.train) > 5 * len(read.test) > 10**6
-    assert b"def " in bytes(read.test[:20000].tolist())
-
-
-def test_tables_have_a_row_for_each_length_and_dashes_for_missing_values():
+def test_tables_have_a_row_per_length():
     results = {
         "alibi": {"perplexity": {"sliding": {"16": {"perplexity": 7.4321}}}},
         "learned": {"perplexity": {"sliding": {}}},
@@ -304,9 +319,14 @@ def test_tables_have_a_row_for_each_length_and_dashes_for_missing_values():
         ({"eval_lengths": (16, 1000)}, "text has 1000 bytes for testing; it needs over 1000"),
     ],
 )
-def test_refuses(change, message, text, tmp_path):
+def test_invalid_arguments_are_refused(change, message, text, tmp_path):
     with pytest.raises(ValueError, match="^" + message):
         experiment.run(replace(SETTINGS, **change), text, tmp_path)
+
+
+def test_values_of_arguments_are_checked_before_any_training():
+    with pytest.raises(ValueError, match=r"^dbar must be even, not 7"):
+        replace(SETTINGS, schemes=("alibi", "sandwich(dbar=7)"))
 
 
 @pytest.mark.parametrize(
@@ -318,10 +338,11 @@ def test_refuses(change, message, text, tmp_path):
         (["--eval-lengths", "0..8"], "0..8 must be like"),
         (["--device", "abacus"], "device is 'abacus', which cannot be used"),
         (["--biases", "alibi,rope"], "positions is 'rope'; it may be none"),
+        (["--biases", "alibi(shift='far')"], "shift must be a number"),
         (["--text", "nowhere"], "nowhere"),
     ],
 )
-def test_command_refuses(options, message, tmp_path):
+def test_invalid_options_are_refused(options, message, tmp_path):
     invoked = CliRunner().invoke(main, [*COMMAND, "--output", str(tmp_path), *options])
     assert invoked.exit_code != 0
     assert message in invoked.output

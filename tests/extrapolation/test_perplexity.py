@@ -1,4 +1,4 @@
-"""The three protocols of perplexity, compared with single predictions."""
+"""The three protocols for perplexity, compared with single predictions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VOCABULARY = 7
 
 
 class Toy(nn.Module):
-    """Logits decided by the sum of all tokens so far: every token of the context counts."""
+    """Logits depend on the sum of all tokens so far, and so on every token of the context."""
 
     def __init__(self):
         super().__init__()
@@ -93,7 +93,7 @@ def test_training_mode_is_restored(model):
         ({"model": nn.Flatten(0, 1)}, ValueError, r"model returned \(5,\) for \(1, 5\)"),
     ],
 )
-def test_refuses(change, error, message):
+def test_invalid_arguments_are_refused(change, error, message):
     arguments = {"model": Toy(), "tokens": torch.ones(9).long(), "length": 5, "stride": 5}
     with pytest.raises(error, match="^" + message):
         sliding_perplexity(**{**arguments, **change})

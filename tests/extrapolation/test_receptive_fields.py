@@ -16,13 +16,13 @@ from biased_flash_attn.extrapolation import (
     cumulative_gradient,
     empirical_receptive_field,
 )
-from biased_flash_attn.nn import BASELINES, BIASES, CausalLM, Encoder
+from biased_flash_attn.nn import BASELINES, BIASES, CausalLM, Encoder, Positions
 from tests.support.numerics import assert_close_to_float64
 
 HEADS, DIM, VOCABULARY = 4, 24, 19
 
 
-def causal_lm(scheme: str, layers: int = 2) -> CausalLM:
+def causal_lm(scheme: str | Positions, layers: int = 2) -> CausalLM:
     model = CausalLM(VOCABULARY, DIM, layers, HEADS, scheme, kv_heads=2, max_length=64).double()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -30,7 +30,7 @@ def causal_lm(scheme: str, layers: int = 2) -> CausalLM:
     return model
 
 
-@pytest.mark.parametrize("scheme", [*BIASES, *BASELINES, "window_5"])
+@pytest.mark.parametrize("scheme", [*BIASES, *BASELINES, "window(5)"])
 def test_cumulative_gradient_equals_sums_of_jacobian_norms(scheme):
     model, tokens = causal_lm(scheme), torch.randint(VOCABULARY, (2, 13))
     embedding = model.embedding.tokens
@@ -53,8 +53,8 @@ def test_cumulative_gradient_equals_sums_of_jacobian_norms(scheme):
 
 @pytest.mark.parametrize(("layers", "window"), [(1, 1), (1, 5), (2, 4), (3, 3), (4, 2)])
 def test_a_windowed_model_has_no_gradient_beyond_its_windows(layers, window):
-    """Each of R layers adds w - 1 tokens, so that at most w R count."""
-    model = causal_lm(f"window_{window}", layers)
+    """Each of R layers adds w - 1 tokens, so that at most w R have an effect."""
+    model = causal_lm(f"window({window})", layers)
     curves = cumulative_gradient(model, torch.randint(VOCABULARY, (3, 40)), progress=False)
     reach = layers * (window - 1) + 1
     assert reach <= layers * window
@@ -83,7 +83,7 @@ def test_embeddings_as_inputs_give_the_same_gradients():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_receptive_field_is_the_first_count_above_the_share():
+def test_receptive_field_is_the_smallest_sufficient_count():
     curves = [[0.5, 0.98, 0.99, 0.995, 1.0], [0.991, 1, 1, 1, 1], [0.1, 0.1, 0.1, 0.1, 1]]
     curves = torch.tensor(curves, dtype=torch.float64)
     assert empirical_receptive_field(curves).tolist() == [4, 1, 5]
@@ -91,7 +91,7 @@ def test_receptive_field_is_the_first_count_above_the_share():
 
 
 def shortest(weights: list[float], eps: float) -> int:
-    """The least count of last entries that hold more than 1 - eps of the sum."""
+    """The smallest number of last entries that sum to more than 1 - eps of the total."""
     total = math.fsum(weights)
     return next(
         n for n in range(1, len(weights) + 1) if math.fsum(weights[-n:]) > (1 - eps) * total
@@ -100,7 +100,9 @@ def shortest(weights: list[float], eps: float) -> int:
 
 @pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize("entries", [2**22, 300], ids=["one block", "blocks of queries"])
-@pytest.mark.parametrize("name", ["alibi", "kerple_log", "cable", "kernelized_cable", "none"])
+@pytest.mark.parametrize(
+    "name", ["alibi", "kerple_log", "cable", "kernelized_cable", "relative", "none"]
+)
 def test_attention_mass_is_the_smallest_count_of_nearest_keys(name, entries, window, monkeypatch):
     monkeypatch.setattr("biased_flash_attn.extrapolation.attention_weights.ENTRIES", entries)
     n_query, n_key = 17, 23
@@ -109,6 +111,11 @@ def test_attention_mass_is_the_smallest_count_of_nearest_keys(name, entries, win
     bias = None
     if name in biases.CONTEXT_BIASES:
         bias = biases.CONTEXT_BIASES[name](DIM, HEADS)(x)
+    elif name == "relative":
+        factors = torch.randn(2, HEADS, n_query, 3), torch.randn(2, HEADS, n_key, 3)
+        bias = biases.RelativeBias(
+            *(factors[0], torch.randn(HEADS, 3, 9), factors[1], torch.randn(1, 3, 9)), beyond="last"
+        )
     elif name != "none":
         bias = biases.DISTANCE_BIASES[name](HEADS)
     eps = 0.01 + 0.4 * torch.rand(()).item()
@@ -138,7 +145,21 @@ def test_attention_masses_are_those_of_each_layer():
         x = block(x)
 
 
-def test_attention_mass_of_equal_products_is_the_receptive_field_of_the_bias():
+def test_attention_masses_are_those_of_the_layers_own_scale():
+    def call(module, x, q, k):
+        return q, None, 5.0
+
+    scheme = Positions(bias=lambda heads, dim: nn.Identity(), call=call)
+    model, tokens = causal_lm(scheme, layers=1), torch.randint(VOCABULARY, (2, 21))
+    layer, states = model.blocks[0].attention, model.blocks[0].norms[0](model.embedding(tokens))
+    heads = layer.project(states).unflatten(-1, (-1, layer.head_dim)).transpose(1, 2)
+    q, k, _ = heads.split((HEADS, 2, 2), 1)
+    exact = attention_mass(q, k, None, 0.1, scale=5.0)
+    assert torch.equal(*attention_masses(model, tokens, 0.1).values(), exact)
+    assert not torch.equal(exact, attention_mass(q, k, None, 0.1))
+
+
+def test_attention_mass_of_equal_products_is_the_receptive_field():
     bias, n_key = biases.ALiBi(HEADS, shift=-2), 3000
     field = attention_mass(torch.zeros(1, HEADS, 1, 8), torch.zeros(1, HEADS, n_key, 8), bias, 0.01)
     assert field[0, :, 0].tolist() == bias.receptive_field(0.01).tolist()
@@ -205,6 +226,6 @@ def test_memory_is_proportional_to_the_length():
         ),
     ],
 )
-def test_refuses(call, error, message):
+def test_invalid_arguments_are_refused(call, error, message):
     with pytest.raises(error, match="^" + message):
         call()

@@ -16,7 +16,7 @@ TERMS = ("query", "key", "both")
 
 
 def one_of(*options):
-    """Drawn by torch's seed, which strategies of hypothesis set."""
+    """A choice determined by torch's seed, which Hypothesis strategies set."""
     return options[torch.randint(len(options), ())]
 
 
@@ -50,7 +50,7 @@ def leaves(bias: biases.RelativeBias) -> dict[str, Tensor]:
 
 
 def by_definition(bias: biases.RelativeBias, n_query: int, n_key: int) -> Tensor:
-    """One pair at a time, (B, H, n_query, n_key) float64."""
+    """The bias, one pair at a time, (B, H, n_query, n_key) float64."""
     rows = []
     for i, j in itertools.product(range(n_query), range(n_key)):
         column, total = i + n_key - n_query - j - bias.first, 0

@@ -1,4 +1,4 @@
-"""A bias with a number of its own for each pair, on every backend and in every kind of call."""
+"""A bias with an independent number for each pair, on every backend and in every kind of call."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch.nn import functional
 from biased_flash_attn import attention_plan, backends, biased_flash_attn, biases, operators
 from biased_flash_attn.attention import prepared
 from biased_flash_attn.compat import scaled_dot_product_attention
+from biased_flash_attn.forms.gradients import OWN
 from tests.decoding.cases import STORAGES, check_decoding, decoded, make_cache
 from tests.sequences.packed_cases import PackedCase, drawn_packed, packed
 from tests.support.biases import DENSE
@@ -46,7 +47,7 @@ def test_the_reference_is_exact(bias):
 
 
 @pytest.mark.parametrize("bias", ["dense-heads", "dense-shared"])
-def test_packed_sequences_read_their_own_pairs(bias, backend):
+def test_packed_sequences_use_their_own_pairs(bias, backend):
     sequences = ((40, 70), (0, 3), (9, 9), (80, 20), (3, 0))
     case = PackedCase.of(sequences, bias=bias, heads=(4, 2), window=50)
     check_problem(drawn_packed(case), functools.partial(packed, backend=backend))
@@ -57,14 +58,14 @@ def strided(kind: str, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.mT.contiguous().mT
     if kind == "sliced":
         return torch.cat([tensor, torch.full_like(tensor, torch.nan)], -1)[..., : tensor.shape[-1]]
-    if kind == "every second":
+    if kind == "every other":
         return torch.stack([tensor, torch.full_like(tensor, torch.nan)], -1)[..., 0]
     return tensor[..., :1, :].expand_as(tensor)
 
 
-@pytest.mark.parametrize("kind", ["transposed", "sliced", "every second", "rows alike"])
-def test_strides_and_dtypes_are_those_of_the_tensor(kind, drawn_dtype, backend):
-    """Nothing is read but what belongs to the tensor."""
+@pytest.mark.parametrize("kind", ["transposed", "sliced", "every other", "equal rows"])
+def test_gradients_have_the_dtype_of_strided_tensors(kind, drawn_dtype, backend):
+    """Nothing outside the tensor is read."""
     problem = drawn(Case("dense", drawn_dtype, (70, 90), heads=(4, 2), window=60))
     dtype = random.choice([torch.float32, torch.bfloat16, torch.float16])
     tensor = strided(kind, torch.randn(2, 4, 70, 90).to(dtype))
@@ -85,14 +86,14 @@ def test_infinities_hide_pairs_and_whole_rows(drawn_dtype, backend):
     assert (ours["gradient of tensor"][hidden] == 0).all()
 
 
-def test_no_gradient_is_computed_that_is_not_asked_for(monkeypatch):
+def test_only_requested_gradients_are_computed(monkeypatch):
     q = torch.randn(1, 2, 70, 16, requires_grad=True)
     bias, given = biases.DenseBias(torch.randn(70, 70)), []
     backend = backends.get("cpu")
     backward = backend.backward
 
-    def noted(problem, *results):
-        given.append(backward(problem, *results))
+    def noted(problem, *results, targets):
+        given.append(backward(problem, *results, targets=targets))
         return given[-1]
 
     monkeypatch.setattr(backend, "backward", noted)
@@ -110,19 +111,19 @@ def test_opcheck():
         ).detached()
         registered = torch.ops.biased_flash_attn
         torch.library.opcheck(registered.forward.default, with_leaves(call).arguments())
-        results = *operators.forward(call), problem.grad_o, problem.grad_lse, True
+        results = *operators.forward(call), problem.grad_o, problem.grad_lse, [OWN]
         torch.library.opcheck(registered.backward.default, (*results, *call.arguments()))
 
 
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("bias", ["dense", "dense-heads", "dense-shared"])
-def test_steps_of_decoding_take_their_rows(bias, window, backend):
+def test_decoding_steps_use_their_rows(bias, window, backend):
     problem = drawn(Case(bias, lengths=(150, 150), heads=(4, 2), window=window))
     cache = make_cache(problem, random.choice(STORAGES))
     check_decoding(problem, *decoded(problem, cache, (70, 1, 3, 40), backend))
 
 
-def test_keys_are_never_left_out():
+def test_keys_are_never_skipped():
     q = torch.randn(1, 2, 1100, 8)
     plan = attention_plan(q, q, biases.DenseBias(-100 * torch.ones(1100, 1100).tril(-50)))
     assert (plan.fraction == 1).all()
@@ -130,7 +131,7 @@ def test_keys_are_never_left_out():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(70, 50), (4, 70, 50), (2, 1, 70, 50), (1, 4, 1, 50), (50,)])
-def test_a_float_mask_is_added_as_pytorch_adds_it(shape, dtype):
+def test_float_masks_are_added_as_in_pytorch(shape, dtype):
     q, k = torch.randn(2, 4, 70, 16).to(dtype), torch.randn(2, 4, 50, 16).to(dtype)
     mask = torch.randn(shape).to(dtype).requires_grad_()
     ours, exact = (
@@ -144,7 +145,7 @@ def test_a_float_mask_is_added_as_pytorch_adds_it(shape, dtype):
 
 
 @pytest.mark.parametrize("lengths", [(50, 50), (30, 50), (50, 30)], ids=str)
-def test_a_float_mask_and_is_causal_both_hold(lengths):
+def test_float_masks_combine_with_is_causal(lengths):
     q, k = torch.randn(3, 2, 4, lengths[0], 16), torch.randn(3, 2, 4, lengths[1], 16)
     mask = torch.randn(2, 1, *lengths)
     ours = scaled_dot_product_attention(q, k, k, attn_mask=mask, is_causal=True)
@@ -166,13 +167,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("error", "message", "tensor"), WRONG.values(), ids=WRONG)
-def test_wrong_tensors(error, message, tensor):
+def test_invalid_tensors_raise(error, message, tensor):
     q = torch.randn(2, 2, 5, 8)
     with pytest.raises(error, match=message):
         biased_flash_attn(q, q, q, biases.DenseBias(tensor))
 
 
-def test_a_tensor_is_told_what_to_become():
+def test_error_for_tensors_names_the_remedy():
     q = torch.randn(1, 2, 5, 8)
     with pytest.raises(TypeError, match=r"bias is a Tensor; .* such as DenseBias\(bias\)"):
         biased_flash_attn(q, q, q, torch.zeros(5, 5))

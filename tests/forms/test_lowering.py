@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from biased_flash_attn import biases
-from biased_flash_attn.biases.base import FunctionBias, PositionBias
+from biased_flash_attn.biases.distance import FunctionBias, PositionBias
 from biased_flash_attn.forms import Geometry
 from tests.biases.cases import CONTEXT_CASES, DIM, DISTANCE_CASES, HEADS, cases
 from tests.support.numerics import assert_close_to_float64
 
 
-def test_functions_get_signed_distances_only_on_request():
+def test_functions_receive_signed_distances_only_on_request():
     kinds = {signed: [] for signed in (False, True)}
     for signed, given_to in kinds.items():
         bias = biases.DistanceBias.from_function(
@@ -28,7 +28,7 @@ def test_functions_get_signed_distances_only_on_request():
     assert kinds == {False: [2, 1, 0, 1, 2], True: [-2, -1, 0, 1, 2]}
 
 
-def test_a_module_may_be_the_function_and_is_trained():
+def test_functions_may_be_trained_modules():
     class Curve(nn.Module):
         def __init__(self):
             super().__init__()
@@ -94,7 +94,7 @@ def test_hidden_states_in_bfloat16_are_projected_in_float32(case):
 
 
 @pytest.mark.parametrize("name", ["alibi", "sandwich", "type2"])
-def test_casting_a_model_leaves_fixed_biases_exact(name):
+def test_casting_a_model_keeps_fixed_biases_exact(name):
     make = biases.DISTANCE_BIASES[name]
     assert torch.equal(make(12).bfloat16().dense(5, 5), make(12).dense(5, 5))
 
@@ -131,7 +131,7 @@ def test_functions_are_never_cached():
 
 
 @pytest.mark.parametrize("name", ["alibi", "sandwich"])
-def test_forms_cached_in_inference_mode_can_be_trained_with(name):
+def test_forms_cached_in_inference_mode_allow_training(name):
     bias, geometry = biases.DISTANCE_BIASES[name](HEADS), Geometry(5, 5)
     settings = (geometry, torch.float32, torch.device("cpu"))
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Products of a vector per query, or per key, and a vector per distance: what they mean."""
+"""The meaning of products of a vector per query, or per key, and a vector per distance."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.forms.relative_cases import REFERENCE, TERMS, by_definition, drawn, l
 
 
 def attended(q, k, v, bias, geometry: Geometry) -> Tensor:
-    """Attention over the definition, with autograd."""
+    """Attention with the definition of the bias, by autograd."""
     group = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(group, 1) for x in (k, v))
     s = q.shape[-1] ** -0.5 * q @ k.mT + by_definition(bias, geometry.n_query, geometry.n_key)
@@ -60,7 +60,7 @@ def test_attention_and_gradients_are_those_of_the_definition(name, terms, beyond
 
 @pytest.mark.parametrize("beyond", ["zero", "last"])
 @pytest.mark.parametrize("first", [0, -3])
-def test_dense_is_the_definition_without_a_mask(first, beyond):
+def test_dense_equals_the_definition_without_a_mask(first, beyond):
     bias = drawn(Geometry(6, 8), first=first, beyond=beyond, extent=4)
     torch.testing.assert_close(bias.dense(6, 8), by_definition(bias, 6, 8))
 
@@ -106,7 +106,7 @@ def test_heads_may_share_everything_but_one_tensor():
     torch.testing.assert_close(shared, REFERENCE(q, k, k, full))
 
 
-def test_a_form_is_rebuilt_from_its_name_and_tensors():
+def test_forms_can_be_rebuilt_from_name_and_tensors():
     for beyond, terms in itertools.product(("zero", "last"), TERMS):
         geometry = Geometry(5, 6, one_of(True, False))
         form = drawn(geometry, beyond=beyond, terms=terms).lower(geometry, torch.float64, None)
@@ -129,7 +129,7 @@ HALVES = (torch.bfloat16, torch.float16)
         (torch.float32, torch.float32, torch.float32),
     ],
 )
-def test_half_precision_is_kept_where_all_tensors_have_it(factors, tables, kept, real):
+def test_half_precision_is_kept_if_all_tensors_have_it(factors, tables, kept, real):
     u, p = torch.randn(1, 2, 5, 3).to(factors), torch.randn(2, 3, 4).to(tables)
     geometry = Geometry(5, 5)
     form = biases.RelativeBias(u, p).lower(geometry, real, None)
@@ -139,6 +139,8 @@ def test_half_precision_is_kept_where_all_tensors_have_it(factors, tables, kept,
     wide = biases.RelativeBias(u, p).lower(geometry, torch.float32, None)
     assert {x.dtype for x in wide.layouts(geometry, torch.float64)} == {torch.float64}
     made = form.accumulators(1, 1, 2)
+    assert {made[0].dtype, made[1].dtype} == expected
+    made = form.accumulators(3, 3, 4)  # to be summed over the batch and the heads
     assert {x.dtype for x in made} == {torch.promote_types(real, torch.float32)}
     q = torch.randn(1, 2, 5, 8).to(torch.float64 if real == torch.float64 else torch.bfloat16)
     assert REFERENCE(q, q, q, biases.RelativeBias(u, p)).dtype == q.dtype

@@ -1,4 +1,4 @@
-"""Bounds of a `relative` bias for skipping are never below what they bound."""
+"""Bounds on the mass of a `relative` bias for skipping."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from biased_flash_attn import biases
-from biased_flash_attn.chunk_pairs import Pair
-from biased_flash_attn.forms import Geometry, Side
+from biased_flash_attn.forms import Geometry, KeySide
+from biased_flash_attn.forms.chunk_pairs import Pair
 from biased_flash_attn.shared_constants import TILE_KEYS
 from tests.forms.relative_cases import TERMS, drawn, leaves, one_of
 
 
 @st.composite
 def bounded(draw):
-    """A bias at the sizes of its class, and a geometry with a few tiles of keys."""
+    """A random bias, and a geometry with a few tiles of keys."""
     torch.manual_seed(draw(st.integers(0, 2**32)))
     n_key = draw(st.integers(1, 200))
     geometry = Geometry(draw(st.sampled_from([n_key, 1, 40])), n_key, draw(st.booleans()))
@@ -49,12 +49,12 @@ def bounded(draw):
     return bias, geometry
 
 
-def sides_of(geometry: Geometry) -> list[Side]:
-    past = Side(geometry.positions(), geometry.n_key)
+def sides_of(geometry: Geometry) -> list[KeySide]:
+    past = KeySide(geometry.positions(), geometry.n_key)
     return [past] if geometry.causal else [past, past.mirrored()]
 
 
-def exact_masses(dense: Tensor, side: Side) -> Tensor:
+def exact_masses(dense: Tensor, side: KeySide) -> Tensor:
     """log sum exp of the bias over the keys before each cut, (B, H, n_query, tiles + 1)."""
     dense = dense.flip(-1) if side.is_mirrored else dense
     cuts = side.cut(torch.arange(side.tiles + 1)).clamp(max=side.n_key).tolist()
@@ -62,13 +62,13 @@ def exact_masses(dense: Tensor, side: Side) -> Tensor:
 
 
 @given(bounded())
-def test_the_bound_is_never_below_the_mass(problem):
+def test_bounds_are_never_below_the_mass(problem):
     bias, geometry = problem
     form = bias.lower(geometry, torch.float64, None)
     dense = form.dense(geometry).detach()
     dense = dense.expand(1, 2, -1, -1)
     for side in sides_of(geometry):
-        if geometry.causal:  # tiles are cut before the query only
+        if geometry.causal:  # only tiles before the query are cut
             dense = dense.masked_fill(~geometry.visible(), -torch.inf)
         exact = exact_masses(dense, side)
         mass, before = form.mass(side, geometry), None
@@ -94,9 +94,9 @@ def test_bounds_of_other_chunks_are_never_below_their_mass():
             of_queries = form.of_queries(at)
             dense = of_queries.of_pair(pair, None).dense(pair.geometry).detach().expand(1, 2, n, n)
             i = torch.arange(n)
-            side = Side(n + i, n)
+            side = KeySide(n + i, n)
             if not pair.is_past:
-                side = Side(2 * n - 1 - i, n, -n % TILE_KEYS, True)
+                side = KeySide(2 * n - 1 - i, n, -n % TILE_KEYS, True)
             exact, mass = exact_masses(dense, side), of_queries.mass_of_pair(pair, side, None)
             for tile in range(side.tiles + 1):
                 found = mass.log_mass(slice(None), torch.full((1, 2, n), tile))
@@ -104,11 +104,11 @@ def test_bounds_of_other_chunks_are_never_below_their_mass():
 
 
 def decreasing(d: Tensor) -> Tensor:
-    """Steep enough for the nearest key to outweigh all others."""
+    """A table so steep that the nearest key outweighs all others."""
     return (1e6 * 0.98 ** d.abs() - 1e3 * (d < 0))[None, None]
 
 
-def assert_that_of_the_nearest(mass, dense: Tensor, side: Side) -> None:
+def assert_bound_of_nearest_key(mass, dense: Tensor, side: KeySide) -> None:
     """The bound is the number of keys before the cut times the exponential of the largest bias."""
     dense = dense.flip(-1) if side.is_mirrored else dense
     for tile in range(1, side.tiles + 1):
@@ -120,20 +120,22 @@ def assert_that_of_the_nearest(mass, dense: Tensor, side: Side) -> None:
 
 
 @pytest.mark.parametrize("terms", ["query", "key"])
-def test_the_bound_is_that_of_the_nearest_key(terms):
+def test_bounds_are_those_of_the_nearest_key(terms):
     n, chunks = TILE_KEYS + 10, 3
     ones = torch.ones(1, 1, n * chunks, 1).double()
     bias = biases.RelativeBias(**{f"{terms}_factors": ones, f"{terms}_tables": decreasing})
     whole = Geometry(n * chunks, n * chunks, causal=False)
     form = bias.lower(whole, torch.float64, None)
     for side in sides_of(whole):
-        assert_that_of_the_nearest(form.mass(side, whole), form.dense(whole), side)
+        assert_bound_of_nearest_key(form.mass(side, whole), form.dense(whole), side)
     i = torch.arange(n)
     for pair in (Pair(2, 0, n, chunks, False, None), Pair(0, 2, n, chunks, False, None)):
-        side = Side(n + i, n) if pair.is_past else Side(2 * n - 1 - i, n, -n % TILE_KEYS, True)
+        side = (
+            KeySide(n + i, n) if pair.is_past else KeySide(2 * n - 1 - i, n, -n % TILE_KEYS, True)
+        )
         part = form.of_queries(slice(pair.query_chunk * n, (pair.query_chunk + 1) * n))
         dense = part.of_pair(pair, None).dense(pair.geometry)
-        assert_that_of_the_nearest(part.mass_of_pair(pair, side, None), dense, side)
+        assert_bound_of_nearest_key(part.mass_of_pair(pair, side, None), dense, side)
 
 
 def test_a_key_counts_only_before_the_cut():
@@ -154,19 +156,19 @@ def test_a_key_counts_only_before_the_cut():
 
 @pytest.mark.parametrize("which", range(4))
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_nothing_is_bounded_where_nothing_is_known(which, value):
-    """A value that is not finite, where some key before the last cut has it."""
+def test_nonfinite_values_have_no_bound(which, value):
+    """With a nonfinite value of some key before the last cut."""
     geometry = Geometry(130, 130)
     form = drawn(geometry, extent=130, batch=1).lower(geometry, torch.float64, None)
     with torch.no_grad():
         form.tensors[which][:, :, 0 if which % 2 == 0 else slice(None), -1] = value
-    side = Side(geometry.positions(), 130)
+    side = KeySide(geometry.positions(), 130)
     mass = form.mass(side, geometry).log_mass(slice(None), torch.full((1, 2, 130), 1))
     row = 0 if which == 0 else -1
     assert not (mass[..., row].isfinite()).any()
 
 
-def test_a_band_decays_and_one_norm_of_all_distances_does_not():
+def test_bands_decay_unlike_a_norm_over_all_distances():
     geometry = Geometry(500, 500)
     u, p = 10 * torch.randn(1, 2, 500, 4), torch.randn(2, 4, 50)
     for bias, expected in (

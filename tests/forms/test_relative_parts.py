@@ -1,4 +1,4 @@
-"""Parts of a `relative` bias: sequences, chunks of other ranks, some of the queries and keys."""
+"""Parts of a `relative` bias: sequences, chunks of other ranks, and subsets of queries and keys."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from biased_flash_attn import (
     biased_flash_attn_with_kvcache,
     biases,
 )
-from biased_flash_attn.chunk_pairs import Pair
 from biased_flash_attn.forms import Geometry
+from biased_flash_attn.forms.chunk_pairs import Pair
 from tests.forms.relative_cases import REFERENCE, TERMS, drawn, leaves
 
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("beyond", ["zero", "last"])
-def test_packed_sequences_are_those_alone(beyond, causal):
+def test_packed_sequences_equal_separate_calls(beyond, causal):
     lengths = [(4, 7), (0, 2), (5, 5), (6, 2), (3, 0)] if causal else [(4, 7), (5, 5), (1, 9)]
     totals = [sum(n) for n in zip(*lengths, strict=True)]
     whole = drawn(Geometry(*totals), batch=1, first=-3, extent=4, beyond=beyond)
@@ -110,19 +110,19 @@ def test_queries_and_keys_are_parts_of_the_whole(first):
 @pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize("beyond", ["zero", "last"])
 @pytest.mark.parametrize("terms", TERMS)
-def test_decoding_takes_the_factors_of_its_queries_and_of_all_keys(terms, beyond, window):
+def test_decoding_takes_the_factors_of_new_tokens(terms, beyond, window):
     whole = drawn(Geometry(20, 20), extent=7, terms=terms, beyond=beyond)
     q = torch.randn(2, 2, 20, 4).double()
     exact = REFERENCE(q, q, q, whole, window=window)
     cache = KVCache(2, 2, 4, dtype=torch.float64, window=window)
     done = 0
     for tokens in (9, 1, 3, 7):
-        at, upto = slice(done, done + tokens), slice(0, done + tokens)
+        at = slice(done, done + tokens)
         with torch.no_grad():
             bias = replace(
                 whole,
                 query_factors=part(whole.query_factors, at),
-                key_factors=part(whole.key_factors, upto),
+                key_factors=part(whole.key_factors, at),
                 **{name: x.detach() for name, x in leaves(whole).items() if "tables" in name},
             )
             x = q[:, :, at]

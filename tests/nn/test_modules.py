@@ -9,24 +9,32 @@ import torch
 from torch import Tensor, nn
 
 from biased_flash_attn import biases
-from biased_flash_attn.nn import BASELINES, BIASES, BiasedAttention, CausalLM, Encoder, positions
+from biased_flash_attn.nn import (
+    BASELINES,
+    BIASES,
+    BiasedAttention,
+    CausalLM,
+    Encoder,
+    Positions,
+    positions,
+)
 from tests.support import oracles
 from tests.support.numerics import assert_close_to_float64
 
 DIM, HEADS, KV_HEADS, VOCABULARY = 24, 4, 2, 19
-SCHEMES = (*BIASES, *BASELINES, "window_5")
+SCHEMES = (*BIASES, *BASELINES, "window(5)")
 TWO_SIDED = (*BIASES, *BASELINES)
 
 
 class Quadratic(biases.DistanceBias):
-    """A bias of one's own, given by its path."""
+    """A custom bias, given by its path."""
 
     def formula(self, d: Tensor) -> Tensor:
         return -0.01 * d**2
 
 
 class Gate(nn.Module):
-    """A bias of hidden states of one's own."""
+    """A custom bias of hidden states."""
 
     def __init__(self, dim: int, num_heads: int):
         super().__init__()
@@ -44,7 +52,7 @@ def causal_lm(scheme: str, layers: int = 2) -> CausalLM:
 
 
 def larger(model: nn.Module) -> nn.Module:
-    """With weights that differ from those at the start, where attention is nearly even."""
+    """With larger weights than the initial ones, whose attention is almost uniform."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
@@ -52,7 +60,7 @@ def larger(model: nn.Module) -> nn.Module:
 
 
 def written_out(layer: BiasedAttention, x: Tensor, causal: bool) -> Tensor:
-    """The layer in plain PyTorch, one head after the other, of one sequence (N, DIM)."""
+    """The layer in plain PyTorch, one head at a time, for one sequence (N, DIM)."""
     n, head_dim = x.shape[0], layer.head_dim
     q, k, v = layer.project(x).split([HEADS * head_dim, *[KV_HEADS * head_dim] * 2], -1)
     d = torch.arange(n)[:, None] - torch.arange(n)
@@ -60,12 +68,16 @@ def written_out(layer: BiasedAttention, x: Tensor, causal: bool) -> Tensor:
     if layer.window is not None:
         visible = visible & (d < layer.window)
     dense = torch.zeros(HEADS, n, n, dtype=x.dtype)
+    u = torch.zeros(HEADS, head_dim, dtype=x.dtype)
     if isinstance(layer.bias, biases.Cable):
         parameters = dict(layer.bias.named_parameters())
         entry = oracles.cable(
             weighted=layer.bias.w_s is not None, kernel=layer.bias.kernel is not None
         )
         dense = oracles.every_pair(lambda h, p, j: entry(parameters, x, h, p, j), HEADS, n, n)
+    elif isinstance(layer.bias, (biases.Shaw, biases.TransformerXL)):
+        dense = layer.bias(q.unflatten(-1, (HEADS, -1)).transpose(0, 1)[None]).dense(n, n)[0]
+        u = getattr(layer.bias, "u", u)
     elif layer.bias is not None:
         dense = layer.bias(x[None]).dense(n, n).reshape(HEADS, n, n)
     heads = []
@@ -74,13 +86,13 @@ def written_out(layer: BiasedAttention, x: Tensor, causal: bool) -> Tensor:
         part, group = slice(h * head_dim, None), slice(shared * head_dim, None)
         q_h, k_h, v_h = (t[:, s][:, :head_dim] for t, s in ((q, part), (k, group), (v, group)))
         if layer.rotary:
-            q_h, k_h = turned(q_h), turned(k_h)
-        logits = q_h @ k_h.T / math.sqrt(head_dim) + dense[h]
+            q_h, k_h = rotated(q_h), rotated(k_h)
+        logits = (q_h + u[h]) @ k_h.T / math.sqrt(head_dim) + dense[h]
         heads.append(logits.masked_fill(~visible, -math.inf).softmax(-1) @ v_h)
     return layer.out(torch.cat(heads, -1))
 
 
-def turned(x: Tensor) -> Tensor:
+def rotated(x: Tensor) -> Tensor:
     """Rotary positions as complex numbers, whose phases advance with the position."""
     half = x.shape[-1] // 2
     z = torch.complex(x[:, :half], x[:, half:])
@@ -93,7 +105,7 @@ def turned(x: Tensor) -> Tensor:
     ("scheme", "causal"), [*((s, True) for s in SCHEMES), *((s, False) for s in TWO_SIDED)]
 )
 def test_attention_equals_plain_pytorch(scheme, causal):
-    layer = BiasedAttention(DIM, HEADS, scheme, kv_heads=KV_HEADS, causal=causal).double()
+    layer = larger(BiasedAttention(DIM, HEADS, scheme, kv_heads=KV_HEADS, causal=causal).double())
     x = torch.randn(2, 11, DIM, dtype=torch.float64)
     exact = torch.stack([written_out(layer, sequence, causal) for sequence in x])
     assert_close_to_float64(layer(x), exact, None, scheme)
@@ -159,7 +171,7 @@ def test_an_encoder_is_bidirectional_and_ignores_padding(scheme):
 
 
 def test_only_models_with_positions_depend_on_the_order():
-    """Without positions an encoder gives a permuted sequence the permuted logits."""
+    """Without positions, the logits of a permuted sequence are the permuted logits."""
     tokens, order = torch.randint(VOCABULARY, (1, 10)), torch.randperm(10)
     while torch.equal(tokens[:, order], tokens):
         order = torch.randperm(10)
@@ -178,7 +190,7 @@ def test_sinusoidal_embeddings_follow_the_paper():
     added = model.embedding(tokens) - DIM**0.5 * model.embedding.tokens(tokens)
     angles = [[m / 10000 ** (2 * i / DIM) for i in range(DIM // 2)] for m in range(9)]
     exact = [[*map(math.sin, row), *map(math.cos, row)] for row in angles]
-    # The embeddings are made in the default dtype.
+    # The embeddings are computed in the default dtype.
     exact = torch.tensor(exact).to(torch.get_default_dtype()).double()[None]
     assert_close_to_float64(added, exact, None, "sinusoidal")
 
@@ -189,7 +201,7 @@ def test_models_have_the_parameters_of_gpt_2_and_bert():
         bert = Encoder(30522, 768, 12, 12, "learned", max_length=512)
         assert gpt(torch.zeros(2, 7, dtype=torch.long)).shape == (2, 7, 50257)
     assert sum(p.numel() for p in gpt.parameters()) == 124_439_808
-    # BERT base with its head for masked words, without its two embeddings of segments.
+    # BERT base with its masked language modeling head, without its two segment embeddings.
     assert sum(p.numel() for p in bert.parameters()) == 109_514_298 - 2 * 768
 
 
@@ -213,11 +225,30 @@ def test_custom_biases_are_named_by_their_path(scheme):
     assert causal_lm(scheme)(torch.randint(VOCABULARY, (1, 7))).shape == (1, 7, VOCABULARY)
 
 
+def test_a_module_may_determine_the_scale():
+    """DeBERTa's, which is called on queries and keys."""
+
+    def call(module, x, q, k):
+        return q, module(q, k), module.scale
+
+    scheme = Positions(bias=lambda heads, dim: biases.Disentangled(dim, heads), call=call)
+    layer = larger(BiasedAttention(DIM, HEADS, scheme, causal=False).double())
+    x = torch.randn(2, 9, DIM, dtype=torch.float64)
+    q, k, v = layer.project(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+    logits = q @ k.mT / math.sqrt(3 * DIM / HEADS) + layer.bias(q, k).dense(9, 9)
+    exact = layer.out((logits.softmax(-1) @ v).transpose(1, 2).flatten(2))
+    assert_close_to_float64(layer(x), exact, None, "disentangled")
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
+        (
+            lambda: positions("disentangled"),
+            ValueError,
+            "positions is 'disentangled'; it may be none, .*, shaw, transformer_xl, gated_table$",
+        ),
         (lambda: positions("rope"), ValueError, "positions is 'rope'; it may be none, sinus"),
-        (lambda: positions("window_0"), ValueError, "positions is 'window_0'"),
         (lambda: positions(7), TypeError, "positions is 7; it must be a name"),
         (
             lambda: positions("tests.nn.test_modules:Nothing"),
@@ -230,7 +261,7 @@ def test_custom_biases_are_named_by_their_path(scheme):
         (lambda: BiasedAttention(24, 4, kv_heads=3), ValueError, "kv_heads is 3; it must divide"),
         (lambda: BiasedAttention(12, 4, "rotary"), ValueError, "dim / num_heads is 3; rotary"),
         (
-            lambda: BiasedAttention(24, 4, "window_5", causal=False),
+            lambda: BiasedAttention(24, 4, "window(5)", causal=False),
             ValueError,
             "positions has a window",
         ),
@@ -244,7 +275,7 @@ def test_custom_biases_are_named_by_their_path(scheme):
         (lambda: with_cache_and_mask(), ValueError, "key_padding_mask is given with a cache"),
     ],
 )
-def test_refuses(make, error, message):
+def test_invalid_arguments_are_refused(make, error, message):
     with pytest.raises(error, match="^" + message):
         make()
 

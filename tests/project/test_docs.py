@@ -1,4 +1,4 @@
-"""What the documentation shows is what happens: its code runs, and prints what stands below it."""
+"""The code in the documentation runs, and prints the output shown below it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from biased_flash_attn.nn import BIASES
+from biased_flash_attn.nn.named_biases import NAMED, OfPositions
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-# A block with a title is a file, which runs elsewhere.
+# A block with a title is a file, which is not executed here.
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 FENCE = re.compile(r"``` *python(?! title=)")
@@ -29,7 +29,7 @@ PAGES = [
 
 @dataclass(frozen=True)
 class Block:
-    """Code, the line of the page before it, and what it is said to print, if that is said."""
+    """Code, the line of the page before it, and the output shown for it, if any."""
 
     code: str
     line: int
@@ -55,21 +55,21 @@ def test_every_block_is_found(page):
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_code_runs_and_prints_what_is_shown(page, tmp_path, monkeypatch):
+def test_code_runs_and_prints_the_shown_output(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    # torch.compile looks up the names that functions use in the module they are from.
+    # torch.compile looks up the names that functions use in their module.
     module = types.ModuleType(f"docs_{page.stem}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     for block in blocks_of(page):
-        # Errors then name the line of the page.
+        # Errors name the line of the page.
         code = compile("\n" * block.line + block.code, page, "exec")
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             exec(code, vars(module))
         if block.printed is not None:
-            assert_alike(printed.getvalue(), block.printed)
+            assert_same_output(printed.getvalue(), block.printed)
 
 
-def assert_alike(printed: str, shown: str) -> None:
+def assert_same_output(printed: str, shown: str) -> None:
     """The same words, and numbers that differ by less than 5 %, as processors round differently."""
     assert NUMBER.sub("#", printed).split() == NUMBER.sub("#", shown).split(), printed
     values = [[float(x) for x in NUMBER.findall(text)] for text in (printed, shown)]
@@ -79,12 +79,22 @@ def assert_alike(printed: str, shown: str) -> None:
 @pytest.mark.parametrize(
     ("printed", "shown"), [("3 keys", "4 keys"), ("3 keys", "3 queries"), ("", "3")]
 )
-def test_differences_are_noticed(printed, shown):
+def test_differences_are_detected(printed, shown):
     with pytest.raises(AssertionError):
-        assert_alike(printed, shown)
+        assert_same_output(printed, shown)
 
 
-@pytest.mark.parametrize("name", BIASES)
-def test_the_plot_of_every_bias_is_on_one_page(name):
+def test_every_bias_of_the_readme_has_a_name_in_the_commands():
+    table = (
+        (ROOT / "README.md").read_text().partition("[start:biases]")[2].partition("[end:biases]")
+    )
+    classes = re.findall(r"^\| `(\w+)` \|", table[0], re.MULTILINE)
+    modules = [named.make(2, 32) for named in NAMED.values()]
+    made = [m.bias if isinstance(m, OfPositions) else m for m in modules]
+    assert sorted(classes) == sorted(type(bias).__name__ for bias in made)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_every_bias_plot_is_on_one_page(name):
     pages = [page.read_text() for page in (DOCS / "biases").glob("*.md")]
     assert sum(f"(../pictures/{name}.png)" in page for page in pages) == 1

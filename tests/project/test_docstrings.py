@@ -1,4 +1,4 @@
-"""Docstrings parse as the documentation site reads them: every argument is listed on its own."""
+"""The documentation site can parse docstrings, with every argument listed separately."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def test_train():
 
 
 @pytest.mark.slow
-def test_train_fails_if_nothing_is_learnt():
+def test_train_fails_if_nothing_is_learned():
     done = run("train.py", "alibi", "--steps", "1")
     assert done.returncode == 1
     assert "the model did not learn" in done.stderr

@@ -1,4 +1,4 @@
-"""Modules of the package import from layers below them, and from none above."""
+"""Modules of the package import only from their own layer and those below."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from biased_flash_attn import forms
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "python" / "biased_flash_attn"
-# From the lowest to the highest; modules of one layer may import each other. The longest name that
-# a module begins with counts.
+# From the lowest to the highest; modules of one layer may import each other. The longest matching
+# prefix of a module's name determines its layer.
 LAYERS = [
     ["shared_constants", "error_bound", "_C"],
     ["sequences"],
     ["geometry"],
-    ["chunk_pairs"],
     ["forms"],
     ["problem"],
-    ["triton_kernels", "biases"],
+    ["schedule"],
+    ["cuda_kernels", "triton_kernels", "biases"],
     ["backends"],
     ["skipping"],
     ["operators", "validation"],
@@ -35,7 +37,7 @@ HEIGHTS = {name: height for height, names in enumerate(LAYERS) for name in names
 
 
 def modules() -> dict[str, Path]:
-    """The files of the package by their dotted names, without that of the package."""
+    """The files of the package by their dotted names, relative to the package."""
     found = {}
     for folder, prefix in ((PACKAGE, ()), (ROOT / "triton_kernels", ("triton_kernels",))):
         for path in folder.rglob("*.py"):
@@ -54,7 +56,7 @@ def height(module: str) -> int:
 
 
 def imported(module: str) -> Iterator[str]:
-    """The modules of the package that a module imports, also those inside functions."""
+    """The modules of the package that a module imports, including those inside functions."""
     path = MODULES[module]
     package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
     for node in ast.walk(ast.parse(path.read_text())):
@@ -69,18 +71,31 @@ def imported(module: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
-def test_a_module_imports_nothing_above_it(module):
+def test_modules_import_nothing_above_them(module):
     above = {name for name in imported(module) if height(name) > height(module)}
     assert above == set()
 
 
 def test_backends_do_not_import_each_other():
-    names = {"backends.reference", "backends.cpu", "backends.triton"}
+    names = {"backends.reference", "backends.cpu", "backends.cuda", "backends.triton"}
     for name in names:
         assert not (names - {name}) & set(imported(name))
 
 
-def test_an_arrow_upwards_would_be_found():
+def test_only_the_registry_and_the_block_sizes_of_the_triton_kernels_name_forms():
+    naming = {
+        module
+        for module, path in MODULES.items()
+        if module.startswith("triton_kernels.")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and node.value in forms.names()
+    }
+    assert "triton_kernels.launch.forms" in naming
+    allowed = ("triton_kernels.launch.forms", "triton_kernels.configs")
+    assert {module for module in naming if not module.startswith(allowed)} == set()
+
+
+def test_upward_imports_are_detected():
     assert (
         height("cli.cost")
         > height("attention")

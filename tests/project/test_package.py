@@ -1,4 +1,4 @@
-"""The package as users get it: built, installed and run away from its sources."""
+"""The package as users install it: built, installed and run outside its source tree."""
 
 from __future__ import annotations
 
@@ -13,10 +13,19 @@ from pathlib import Path
 
 import pytest
 
+from biased_flash_attn.cuda_kernels import nvrtc
+from biased_flash_attn.extrapolation.published import PAPERS
+
 ROOT = Path(__file__).parents[2]
 NOT_SOURCES = shutil.ignore_patterns(
     ".*", "build", "*.egg-info", "__pycache__", "_C.*", "_build_error.txt"
 )
+# The packages in folders of the repository.
+FOLDERS = {
+    "python/biased_flash_attn": "biased_flash_attn",
+    "triton_kernels": "biased_flash_attn/triton_kernels",
+    "csrc/cuda": "biased_flash_attn/cuda_kernels/sources",
+}
 
 ATTENTION = """
 import torch
@@ -33,7 +42,7 @@ print(triton_kernels.__file__)
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    """As `make wheel` makes it where there is a manylinux tag."""
+    """The wheel that `make wheel` builds if there is a manylinux tag."""
     built = built_wheel(tmp_path_factory.mktemp("with_compiler"))
     if sys.platform != "linux":
         return built
@@ -50,18 +59,30 @@ def wheel_without_compiler(tmp_path_factory) -> Path:
     return built_wheel(folder, CXX=shutil.which("false"))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="NVRTC is a dependency on Linux only")
+def test_development_dependencies_compile_cuda_kernels():
+    """Their tests would be skipped otherwise."""
+    assert not nvrtc.missing()
+
+
 @pytest.mark.slow
-def test_wheel_holds_every_module(wheel):
+def test_wheel_contains_every_module(wheel):
     modules = set()
-    for folder, package in (("python/biased_flash_attn", ""), ("triton_kernels", "triton_kernels")):
+    for folder, package in FOLDERS.items():
         for module in (ROOT / folder).rglob("*.py"):
-            relative = Path("biased_flash_attn", package, module.relative_to(ROOT / folder))
-            modules.add(relative.as_posix())
-    names = set(zipfile.ZipFile(wheel).namelist())
+            modules.add(f"{package}/{module.relative_to(ROOT / folder).as_posix()}")
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if not name.endswith("/")}
     assert sys.platform != "linux" or "-manylinux_" in wheel.name
     assert not any(".libs/" in name for name in names), "a second OpenMP"
     assert {name for name in names if name.endswith(".py")} == modules
     assert "biased_flash_attn/py.typed" in names
+    published = "biased_flash_attn/extrapolation/published"
+    tables = {f"{published}/{name}.json" for name in PAPERS}
+    assert {name for name in names if name.endswith(".json")} == tables
+    cuda, package = ROOT / "csrc" / "cuda", FOLDERS["csrc/cuda"]
+    sources = {f"{package}/{x.relative_to(cuda).as_posix()}" for x in cuda.rglob("*.*[hu]*")}
+    assert f"{package}/forms/linear.cuh" in sources
+    assert {name for name in names if name.startswith(package)} - modules == sources
 
 
 @pytest.mark.slow
@@ -74,7 +95,7 @@ def test_wheel_runs_in_an_empty_environment(wheel, tmp_path):
 
 
 @pytest.mark.slow
-def test_wheel_without_compiler_says_so_and_runs(wheel_without_compiler, tmp_path):
+def test_wheel_without_compiler_warns_and_runs(wheel_without_compiler, tmp_path):
     assert wheel_without_compiler.name.endswith("-py3-none-any.whl")
     python = environment_with(wheel_without_compiler, tmp_path)
     run(python, "-W", "ignore", "-c", ATTENTION, cwd=tmp_path)
@@ -84,7 +105,7 @@ def test_wheel_without_compiler_says_so_and_runs(wheel_without_compiler, tmp_pat
     assert shutil.which("false") in info
 
 
-def test_only_what_is_declared_has_to_be_there(tmp_path):
+def test_only_declared_dependencies_are_required(tmp_path):
     missing = "import sys; sys.modules.update(dict.fromkeys(['numpy', 'matplotlib', 'triton']))"
     modules = "biased_flash_attn.cli, biased_flash_attn.compat, biased_flash_attn.extrapolation"
     script = f"{missing}; import {modules}; biased_flash_attn.cli.main(['info'])"
@@ -102,7 +123,7 @@ def built_wheel(folder: Path, **environment: str) -> Path:
     """A wheel from a copy of the sources, built as pip does by default."""
     sources = folder / "sources"
     shutil.copytree(ROOT, sources, ignore=NOT_SOURCES)
-    # Optimizing takes most of the time of a build, and nothing here is timed.
+    # Optimization takes most of the build time, and is not needed here.
     environment = {"CMAKE_BUILD_TYPE": "Debug"} | environment
     run(sys.executable, "-m", "pip", "wheel", "--no-deps", sources, cwd=folder, **environment)
     (wheel,) = folder.glob("*.whl")
@@ -110,15 +131,15 @@ def built_wheel(folder: Path, **environment: str) -> Path:
 
 
 def environment_with(wheel: Path, folder: Path) -> Path:
-    """The python of a new environment that holds the wheel and borrows what the wheel requires."""
+    """The interpreter of a new environment with the wheel, which borrows its dependencies."""
     venv.create(folder / "venv", with_pip=False)
     python = folder / "venv" / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", python]
     run(*pip, "install", "--no-deps", wheel, cwd=folder)
     purelib = "import sysconfig; print(sysconfig.get_path('purelib'))"
     packages = run(python, "-c", purelib, cwd=folder).strip()
-    # Folders named in a .pth file are searched, but a .pth file inside them, which is how an
-    # editable install works, is not read.
+    # A .pth file adds a folder to the search path, but .pth files inside it, as of an editable
+    # install, are not read.
     Path(packages, "borrowed.pth").write_text(sysconfig.get_path("purelib"))
     return python
 

@@ -1,4 +1,4 @@
-"""Numbers that several languages share are those of shared_constants.py in all of them."""
+"""Constants that several languages share equal those of shared_constants.py."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from biased_flash_attn import _C, shared_constants
 from biased_flash_attn.backends import cpu
 
 
-def test_the_extension_was_built_with_them():
+def test_extension_was_built_with_the_same_constants():
     assert _C.constants() == shared_constants.numbers()
     assert len(shared_constants.numbers()) > 5
 
 
-def test_an_extension_that_was_built_with_others_is_refused(monkeypatch):
+def test_extensions_built_with_other_constants_are_refused(monkeypatch):
     monkeypatch.setattr(_C, "constants", lambda: shared_constants.numbers() | {"TILE_KEYS": 32})
     with pytest.raises(ImportError, match="built with other constants"):
         importlib.reload(cpu)
 
 
-def test_fields_that_the_extension_does_not_know_are_refused():
+def test_fields_unknown_to_the_extension_are_refused():
     with pytest.raises(TypeError, match="missing: element"):
         _C.forward({})

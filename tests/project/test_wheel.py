@@ -1,4 +1,4 @@
-"""The binary of the kernels serves every PyTorch, on every Linux that its manylinux tag names."""
+"""The binary of the kernels needs no PyTorch, and only the symbols of its manylinux tag."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from biased_flash_attn import _C
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems have no ELF files")
 
-# What torch has loaded under this name before `_C` is: DESIGN.md, "Wheels".
+# torch loads a library of this name before `_C`.
 OPENMP = "libgomp.so.1"
-# What CPython defines, and what a linker leaves to whoever may define it.
+# Symbols defined by CPython, and optional ones.
 OTHERS = ("Py", "_Py", "__gmon_start__", "_ITM_", "__cxa_finalize")
 
 
 def libraries_and_symbols(path: Path) -> tuple[set[str], dict[str, set[str]], set[str]]:
-    """The libraries that a binary asks for, the symbol versions it needs of each, and the symbols
-    it needs of no library in particular."""
+    """The libraries that a binary needs, the symbol versions it needs of each, and its undefined
+    symbols without a version."""
     from elftools.elf.elffile import ELFFile
 
     with path.open("rb") as file:
@@ -52,19 +52,19 @@ def kernels():
     return libraries_and_symbols(Path(_C.__file__))
 
 
-def test_the_binary_needs_no_symbol_of_torch(kernels):
+def test_binary_needs_no_symbols_of_torch(kernels):
     _, _, symbols = kernels
     assert any(name.startswith("PyModule") for name in symbols)
     assert foreign(symbols) == set()
 
 
-def test_a_binary_that_needs_torch_would_be_found():
+def test_binaries_that_need_torch_are_detected():
     (path,) = Path(torch.__file__).parent.glob("lib/libtorch_python.so")
     _, _, symbols = libraries_and_symbols(path)
     assert any("c10" in name for name in foreign(symbols))
 
 
-def test_the_binary_asks_for_what_manylinux_has(kernels):
+def test_binary_needs_only_manylinux_symbols(kernels):
     from auditwheel.architecture import Architecture
     from auditwheel.libc import Libc
     from auditwheel.policy import WheelPolicies

@@ -1,6 +1,6 @@
-"""Problems whose rows belong to several sequences, packed or padded, and how they are checked.
+"""Problems whose rows belong to several packed or padded sequences, and how they are checked.
 
-The truth is that of one dense problem over all rows, whose mask keeps sequences apart.
+The expected result is that of one dense problem over all rows, whose mask separates sequences.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def drawn_packed(case: PackedCase) -> PackedProblem:
 
 
 def packed(problem: PackedProblem, backend: str = "cpu", **options) -> tuple[Tensor, Tensor]:
-    """What the packed call gives, with the heads before the rows."""
+    """The results of the packed call, with heads before rows."""
     case = problem.case
     o, lse = biased_flash_attn_varlen(
         *(x[0].transpose(0, 1) for x in (problem.q, problem.k, problem.v)),
@@ -160,8 +160,8 @@ class PaddedCase(Case):
 
 class PaddedProblem(Problem):
     def dense(self) -> Tensor | None:
-        """That of all slots; padding has no steps, and positions are counted from the first token
-        where a bias depends on them."""
+        """The bias of all slots; padding has no steps, and biases that depend on positions count
+        them from the first token."""
         if self.bias is None:
             return None
         bias, (n_query, n_key) = self.called_bias(), self.case.lengths

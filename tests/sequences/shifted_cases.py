@@ -1,7 +1,7 @@
-"""Problems whose queries stand beyond the keys, and how they are checked.
+"""Problems whose queries are beyond the keys, and how they are checked.
 
-The truth is the dense problem over as many keys as there are positions, of which those behind the
-last key are cut off.
+The expected result is that of the dense problem over as many keys as positions, without those after
+the last key.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from biased_flash_attn.attention import attend, prepared
 from biased_flash_attn.forms import Geometry, Linear
 from biased_flash_attn.sequences import Sequences
 from tests.sequences.packed_cases import dense_of
-from tests.skipping.test_certificate import taken
-from tests.support.biases import FORMS, SlopesOfSequences, of_rows
+from tests.skipping.test_certificate import kept_mask
+from tests.support.biases import FORMS, OF_QUERIES, SlopesOfSequences, of_rows
 from tests.support.cases import Case
 from tests.support.problems import Problem, drawn
 
@@ -31,15 +31,15 @@ class ShiftedGeometry(Geometry):
         lengths = self.n_query, self.n_key, self.causal, self.window
         each = [Geometry(*lengths, shift=shift).visible(device) for shift in self.shifts]
         visible = torch.stack(each)[:, None]
-        return visible if self.plan is None else visible & taken(self.plan, self)
+        return visible if self.plan is None else visible & kept_mask(self.plan, self)
 
 
 @dataclass(frozen=True)
 class ShiftedCase(Case):
-    """The last query of entry b stands shifts[b] keys beyond the last key."""
+    """The last query of entry b is shifts[b] positions after the last key."""
 
     shifts: tuple[int, ...] = (1, 17)
-    plan: Tensor | None = None  # of what each head takes
+    plan: Tensor | None = None  # the key ranges of each head
 
     def __str__(self) -> str:
         return f"{super().__str__()}-" + "and".join(map(str, self.shifts))
@@ -67,7 +67,7 @@ class ShiftedProblem(Problem):
 
 
 def of_entry(bias, b: int, n_place: int):
-    """What batch entry b has of a bias, for a sequence of n_place keys."""
+    """The bias of batch entry b, for a sequence of n_place keys."""
     if isinstance(bias, SlopesOfSequences):
         return Linear(bias.slopes[b : b + 1])
     if isinstance(bias, biases.RelativeBias):
@@ -81,8 +81,11 @@ def of_entry(bias, b: int, n_place: int):
 def drawn_shifted(case: ShiftedCase) -> ShiftedProblem:
     n_query, n_key = case.lengths
     problem = drawn(replace(case, bias="none"))
-    bias = FORMS[case.bias](replace(case, lengths=(n_query, n_key + max(case.shifts))))
-    problem.bias = None if bias is None else bias.to(problem.grad_lse.dtype)
+    bias = (FORMS | OF_QUERIES)[case.bias](
+        replace(case, lengths=(n_query, n_key + max(case.shifts)))
+    )
+    if bias is not None:
+        problem.bias = bias.to(problem.grad_lse.dtype).requires_grad_(case.trained)
     return ShiftedProblem(**vars(problem) | {"case": case})
 
 

@@ -1,4 +1,4 @@
-"""Padded batches: tokens have what they have without padding, and padding has nothing."""
+"""Padded batches: tokens have the results of calls without padding, and padding has zeros."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COMBINATIONS = pairwise(
 
 
 def case_of(row: dict) -> PaddedCase:
-    """Without causal=False where lengths differ, which is refused."""
+    """The case of a row, causal if lengths differ, since causal=False is refused then."""
     n_query, n_key = row["lengths"]
     return PaddedCase(**row | {"causal": row["causal"] or n_query != n_key})
 
@@ -68,7 +68,7 @@ def test_any_padding_is_exact(length, data, bias, causal, backend, seed):
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
 @pytest.mark.parametrize("bias", FORMS)
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_what_is_stored_in_padding_reaches_nothing(backend, bias, causal):
+def test_padding_does_not_affect_results(backend, bias, causal):
     case = PaddedCase(bias, lengths=(70, 70), padding=((7, 3), (0, 40)), causal=causal)
     problem = drawn_padded(case)
 
@@ -95,8 +95,8 @@ def test_what_is_stored_in_padding_reaches_nothing(backend, bias, causal):
     "bias", ["none", "linear", "kerple_log", "fire", "cable", "kernelized_cable"]
 )
 @pytest.mark.parametrize(("before", "after"), [(0, 9), (9, 0), (5, 4)])
-def test_padding_moves_no_token(bias, before, after):
-    """To the bit what the same tokens have without padding."""
+def test_padding_does_not_move_tokens(bias, before, after):
+    """Results are bit for bit those of the same tokens without padding."""
     case = PaddedCase(bias, lengths=(60, 60), padding=2 * ((before, after),))
     problem = drawn_padded(case)
     o, lse = padded(problem)
@@ -114,8 +114,8 @@ def test_padding_moves_no_token(bias, before, after):
     assert torch.equal(lse[:, :, tokens], alone_lse)
 
 
-def test_a_mask_of_tokens_alone_changes_nothing():
-    """But for float64 rounding: with a mask, sums over steps run through all sequences."""
+def test_masks_without_padding_do_not_change_results():
+    """Except for float64 rounding: with a mask, prefix sums extend over all sequences."""
     case = PaddedCase("cumulative-gain", lengths=(33, 70), padding=((0, 0), (0, 0)))
     problem = drawn_padded(case)
     with_mask = evaluate(problem, padded)
@@ -132,8 +132,8 @@ def test_a_mask_of_tokens_alone_changes_nothing():
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
-def test_what_may_be_left_out_is_proved_of_tokens(causal):
-    """Long values in padding would be counted as taken, or as worth leaving out nothing."""
+def test_plans_ignore_padding(causal):
+    """NaN in padding would disable skipping."""
     case = PaddedCase(
         "type2", lengths=(1600, 1600), padding=((0, 300), (900, 0)), causal=causal, dims=(32, 32)
     )
@@ -157,7 +157,7 @@ def test_what_may_be_left_out_is_proved_of_tokens(causal):
     assert (o - everything).abs().max() <= 2**-20 * largest
 
 
-def test_sequences_without_tokens_have_nothing():
+def test_sequences_without_tokens_are_empty():
     case = PaddedCase("linear", lengths=(20, 20), padding=((20, 0), (0, 0)))
     ours = evaluate(drawn_padded(case), padded)
     assert (ours["o"][0] == 0).all()
@@ -166,7 +166,7 @@ def test_sequences_without_tokens_have_nothing():
     assert ours["o"][1].abs().max() > 0
 
 
-def test_one_sequence_is_padded_as_many_are():
+def test_a_single_sequence_may_be_padded():
     case = PaddedCase("cumulative", lengths=(50, 50), padding=((3, 10), (20, 0)))
     problem = drawn_padded(case)
     o, _ = padded(problem)
@@ -180,8 +180,8 @@ def test_one_sequence_is_padded_as_many_are():
             assert torch.equal(alone, o[b : b + 1])
 
 
-def test_decoding_takes_padding_before_the_tokens():
-    """One query on the last slot: what it has is the last row of the whole."""
+def test_decoding_allows_padding_before_the_tokens():
+    """The results of one query in the last slot are the last row of the whole call."""
     case = PaddedCase("linear", lengths=(40, 40), padding=((0, 0), (25, 0)))
     problem = drawn_padded(case)
     whole, _ = padded(problem)

@@ -1,4 +1,4 @@
-"""Sequences whose queries stand beyond their keys."""
+"""Sequences whose queries are beyond their keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.biases import FORMS
 from tests.support.cases import DTYPES, INSTRUCTION_SETS, pairwise
 from tests.support.problems import check_problem, evaluate
 
-# By more than there are keys; and, with a window, so far that no query sees any.
+# Some are larger than the number of keys, or so large that no query sees a key in its window.
 SHIFTS = [(0, 1), (17, 3), (1, 200), (90, 150)]
 COMBINATIONS = pairwise(
     bias=list(FORMS),
@@ -61,7 +61,7 @@ def test_queries_beyond_their_windows_are_empty(bias):
 
 
 @pytest.mark.parametrize("bias", ["none", "linear", "distance"])
-def test_packed_ones_have_what_they_have_alone(bias):
+def test_packed_sequences_equal_separate_calls(bias):
     lengths, shifts = ((40, 40), (17, 30), (0, 3), (65, 9)), torch.tensor([3, 0, 4, 80])
     totals = tuple(map(sum, zip(*lengths, strict=True)))
     problem = drawn_shifted(ShiftedCase(bias, lengths=totals, batch=1, shifts=(80,)))
@@ -93,14 +93,14 @@ def test_packed_ones_have_what_they_have_alone(bias):
 @pytest.mark.sanitize
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
 @pytest.mark.parametrize("bias", FORMS)
-def test_plans_leave_out_what_they_say(bias, causal):
+def test_plans_are_followed(bias, causal):
     case = ShiftedCase(bias, lengths=(300, 200), shifts=(260, 20), heads=(2, 1), causal=causal)
     case = replace(case, plan=any_plan(case))
     check_problem(drawn_shifted(case), shifted)
 
 
-def test_certified_plans_leave_them_whole():
-    """Until their lse has a bound: it is that of the nearest keys, and they have none."""
+def test_certified_plans_do_not_skip_their_keys():
+    """Bounds need the lse of the nearest keys, which these queries do not have."""
     q, k, v = torch.randn(3, 2, 1, 1100, 8)
     sequences = Sequences.of_entries(2, 1100, 1100).shifted(torch.tensor([0, 5]))
     options = (biases.Type2(1), True, None, None, 0.01, "cpu")
@@ -110,7 +110,7 @@ def test_certified_plans_leave_them_whole():
     assert (end_key[1] == 1100).all()
 
 
-def test_what_is_wrong_is_named():
+def test_errors_name_the_argument():
     entries = Sequences.of_entries(2, 5, 5)
     with pytest.raises(ValueError, match="shift is -1; it must be 0 or more"):
         entries.shifted(torch.tensor([3, -1]))

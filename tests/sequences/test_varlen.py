@@ -1,4 +1,4 @@
-"""Packed sequences: each has what it has alone, forward and backward."""
+"""Packed sequences equal separate calls, forward and backward."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_any_lengths_are_exact(sequences, bias, heads, causal, window, backend, 
 @pytest.mark.sanitize
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
 @pytest.mark.parametrize("bias", FORMS)
-def test_each_sequence_has_to_the_bit_what_it_has_alone(bias, causal):
+def test_packed_sequences_equal_separate_calls_bit_for_bit(bias, causal):
     lengths = ((130, 130), (17, 40), (0, 3), (300, 200))
     case = PackedCase.of(lengths, bias=bias, heads=(4, 2), causal=causal)
     problem = drawn_packed(case)
@@ -93,7 +93,7 @@ def test_each_sequence_has_to_the_bit_what_it_has_alone(bias, causal):
 
 
 class LoweredTo:
-    """A bias that is a form already."""
+    """A bias that is given by its form."""
 
     def __init__(self, form):
         self.form = form
@@ -105,8 +105,8 @@ class LoweredTo:
 @pytest.mark.parametrize("threads", [2, 5])
 @pytest.mark.parametrize("bias", ["linear", "distance-shared", "cumulative-gain"])
 @pytest.mark.parametrize("heads", [(1, 1), (2, 1)], ids=lambda x: "{}x{}".format(*x))
-def test_one_long_sequence_among_short_ones_is_shared_out(heads, bias, threads):
-    """So that a head of it is cut into shares, whose sums wait for one another."""
+def test_a_long_sequence_among_short_ones_is_split(heads, bias, threads):
+    """Its heads are divided into tasks, whose sums are added in order."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -121,8 +121,8 @@ def test_one_long_sequence_among_short_ones_is_shared_out(heads, bias, threads):
 
 @pytest.mark.parametrize("bias", ["none", "cumulative", "cumulative-gain", "log1p_square"])
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_nothing_of_one_sequence_reaches_another(backend, bias):
-    """Not even NaN, infinities, or steps so large that they would swallow those that follow."""
+def test_sequences_do_not_affect_each_other(backend, bias):
+    """Including NaN, infinities, and steps so large that they would absorb later ones."""
     problem = drawn_packed(PackedCase.of(same(40, 50, 60), bias=bias))
     exact = evaluate(problem, lambda problem: packed(problem, backend))
     with torch.no_grad():
@@ -137,7 +137,7 @@ def test_nothing_of_one_sequence_reaches_another(backend, bias):
     assert found["o"][:, :, 45:50].isnan().all()
 
 
-def test_gains_of_keys_are_those_of_the_last_queries_of_each_sequence():
+def test_gains_per_key_apply_to_the_last_queries():
     lengths = ((3, 7), (0, 2), (5, 5), (1, 9))
     case = PackedCase.of(lengths, bias="cumulative-gain", heads=(2, 2))
     problem = drawn_packed(case)
@@ -156,7 +156,7 @@ def test_gains_of_keys_are_those_of_the_last_queries_of_each_sequence():
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("bias", [None, biases.ALiBi(2), biases.Type1(2)])
 @pytest.mark.parametrize("offsets", [[0], [0, 0], [0, 0, 0]])
-def test_nothing_in_gives_nothing_out(offsets, bias, backend):
+def test_empty_inputs_give_empty_outputs(offsets, bias, backend):
     q = torch.randn(0, 2, 8, requires_grad=True)
     cu_seqlens = torch.tensor(offsets, dtype=torch.int32)
     o, lse = biased_flash_attn_varlen(
@@ -168,7 +168,7 @@ def test_nothing_in_gives_nothing_out(offsets, bias, backend):
     assert gradient.shape == q.shape
 
 
-def test_results_lie_in_memory_as_packed_tensors_do():
+def test_outputs_have_the_layout_of_packed_tensors():
     q = torch.randn(20, 4, 8, requires_grad=True)
     k = torch.randn(20, 2, 8, requires_grad=True)
     v = torch.randn(20, 2, 6, requires_grad=True)
@@ -180,7 +180,7 @@ def test_results_lie_in_memory_as_packed_tensors_do():
 
 
 @pytest.mark.parametrize("bias", FORMS)
-def test_longer_maxima_change_nothing(bias):
+def test_larger_maxima_do_not_change_results(bias):
     problem = drawn_packed(PackedCase.of(((9, 12), (30, 21)), bias=bias, causal=False))
     exact = evaluate(problem, packed)
     more = evaluate(problem, lambda problem: packed(problem, max_seqlen_q=39, max_seqlen_k=33))
@@ -190,7 +190,7 @@ def test_longer_maxima_change_nothing(bias):
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
 @pytest.mark.parametrize("name", ["linear", "linear-batch", "type2", "cumulative"])
-def test_what_is_left_out_of_each_sequence_is_what_is_left_out_of_it_alone(name, causal):
+def test_plans_of_sequences_equal_separate_plans(name, causal):
     lengths = ((1500, 1500), (40, 1100), (700, 700), (0, 1200), (1024, 1024))
     case = PackedCase.of(lengths, bias=name, dims=(32, 32), causal=causal)
     problem = drawn_packed(case)
@@ -201,7 +201,7 @@ def test_what_is_left_out_of_each_sequence_is_what_is_left_out_of_it_alone(name,
             problem.bias.slopes.copy_(0.2 + torch.rand(problem.bias.slopes.shape))
     offsets = case.offsets()
     plan = plan_of_packed(problem, offsets)
-    left_out = 0
+    skipped = 0
     for b, ((n_query, n_key), (own, i, j)) in enumerate(zip(lengths, problem.parts(), strict=True)):
         if n_query == 0:
             continue
@@ -214,8 +214,8 @@ def test_what_is_left_out_of_each_sequence_is_what_is_left_out_of_it_alone(name,
             assert (plan[1, b, :, :tiles] == n_key).all()
             continue
         assert torch.equal(plan[:, b, :, :tiles], alone[:, 0])
-        left_out += (alone[0] > 0).sum()
-    assert left_out > 0
+        skipped += (alone[0] > 0).sum()
+    assert skipped > 0
     o, _ = packed(problem, tolerance=0.0)
     ours, _ = packed(problem)
     assert (ours - o).abs().max() <= 2**-20 * problem.v.abs().max()

@@ -1,4 +1,4 @@
-"""Keys are left out only where float64 agrees that they are worth no more than the tolerance."""
+"""Skipped keys hold at most the tolerance's fraction of the softmax mass, by float64 sums."""
 
 from __future__ import annotations
 
@@ -44,25 +44,25 @@ class Call:
         return s.masked_fill(~self.geometry.visible(), -torch.inf)
 
 
-def taken(plan: Tensor, geometry: Geometry) -> Tensor:
-    """Whether a plan leaves key j to query i, (B, H, n_query, n_key)."""
+def kept_mask(plan: Tensor, geometry: Geometry) -> Tensor:
+    """Whether query i attends to key j under a plan, (B, H, n_query, n_key)."""
     tile = torch.arange(geometry.n_query) // PLAN_QUERIES
     first, end = plan[..., tile, None]
     j = torch.arange(geometry.n_key)
     return (first <= j) & (j < end)
 
 
-def left_out(call: Call, plan: Tensor) -> float:
-    """The largest log of what a query leaves out, relative to what it takes."""
-    s, kept = call.logits(), taken(plan, call.geometry)
+def log_skipped_mass(call: Call, plan: Tensor) -> float:
+    """The largest log of a query's skipped mass relative to its kept mass."""
+    s, kept = call.logits(), kept_mask(plan, call.geometry)
     out, within = s.masked_fill(kept, -torch.inf), s.masked_fill(~kept, -torch.inf)
     ratio = out.logsumexp(-1) - within.logsumexp(-1)
     return torch.where(out.amax(-1) > -torch.inf, ratio, -torch.inf).max().item()
 
 
-def share(plan: Tensor, geometry: Geometry) -> float:
-    """Of the visible pairs, those that are taken."""
-    kept, seen = taken(plan, geometry), geometry.visible()
+def kept_fraction(plan: Tensor, geometry: Geometry) -> float:
+    """The fraction of the visible pairs that a plan keeps."""
+    kept, seen = kept_mask(plan, geometry), geometry.visible()
     return ((kept & seen).sum() / (seen.sum() * kept.shape[0] * kept.shape[1])).item()
 
 
@@ -96,7 +96,7 @@ def steps(kernel=None, gain=None):
 
 
 def pieces(heads, geometry):
-    """A function that falls on both sides of 0, not everywhere, of gains of both signs."""
+    """A function that mostly decreases away from 0, with gains of both signs."""
     table = torch.log1p(geometry.distances().abs()) + 0.1 * torch.randn(geometry.n_distances)
     gain = (0.5 + torch.rand(geometry.n_query)) * torch.randint(0, 2, ()).mul(2).sub(1)
     x = torch.linspace(-9, 9, 13).double() + 0.3 * torch.randn(13)
@@ -116,8 +116,8 @@ FORMS = {
     "log1p_square": steps("log1p_square", gain=lambda *shape: 30 * torch.rand(shape)),
 }
 
-# What makes content an adversary of the bound: keys far away that win against the bias, a common
-# mean that the softmax does not see but norms do, and queries of very different length.
+# Adversarial contents: distant keys that outweigh the bias, a common mean, to which norms but not
+# the softmax are sensitive, and queries of very different norms.
 CONTENTS = {
     "plain": lambda q, k: None,
     "common mean": lambda q, k: k.add_(30 * torch.randn(DIM)),
@@ -131,7 +131,7 @@ CONTENTS = {
 @st.composite
 def calls(draw):
     torch.manual_seed(draw(st.integers(0, 2**32)))
-    # Lengths at which something can go, most of the time.
+    # Most lengths are long enough for skipping.
     n_key = 64 * draw(st.sampled_from([15, 12, 9, 5, 0])) + draw(st.integers(1, 64))
     n_query = draw(st.sampled_from([n_key, n_key, 700, 130, 1]))
     window = draw(st.sampled_from([None, None, 700, 400, 100, 1]))
@@ -156,17 +156,17 @@ def calls(draw):
 
 @given(calls())
 @settings(max_examples=400)
-def test_what_is_left_out_is_worth_no_more_than_the_tolerance(drawn):
+def test_skipped_mass_is_at_most_the_tolerance(drawn):
     name, call, tolerance = drawn
     plan = call.plan(tolerance)
-    if not (computed := share(plan, call.geometry)) < 1:
+    if not (computed := kept_fraction(plan, call.geometry)) < 1:
         return
-    event(f"{name}: something is left out")
+    event(f"{name}: keys are skipped")
     assert computed > 0
-    assert left_out(call, plan) <= math.log(tolerance)
+    assert log_skipped_mass(call, plan) <= math.log(tolerance)
 
-    # and so the outputs, here in float64, keep what is promised
-    s, kept = call.logits(), taken(plan, call.geometry)
+    # The guarantee for outputs follows, here in float64.
+    s, kept = call.logits(), kept_mask(plan, call.geometry)
     v = call.v.double().repeat_interleave(s.shape[1] // call.v.shape[1], 1)
     exact, without = s.softmax(-1), s.masked_fill(~kept, -torch.inf).softmax(-1)
     error = ((without - exact).nan_to_num() @ v).abs().amax(2)
@@ -176,7 +176,7 @@ def test_what_is_left_out_is_worth_no_more_than_the_tolerance(drawn):
 
 @given(calls())
 @settings(max_examples=40)
-def test_ranges_of_keys_move_forward_in_whole_tiles(drawn):
+def test_key_ranges_advance_in_whole_tiles(drawn):
     _, call, tolerance = drawn
     first, end = call.plan(tolerance)
     for x in (first, end):
@@ -199,7 +199,7 @@ def drawn_call(form, heads=2, n=900, causal=True, **content) -> Call:
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
 @pytest.mark.parametrize("name", ["linear", "table", "pieces", "cumulative", "positive gain"])
-def test_decay_is_made_use_of(name, causal):
+def test_decaying_biases_are_skipped(name, causal):
     call = drawn_call(name, causal=causal)
     if name == "linear":
         call.form = Linear(torch.tensor([[0.5, 0.25]]))
@@ -212,25 +212,25 @@ def test_decay_is_made_use_of(name, causal):
     if name in ("cumulative", "positive gain"):
         gain = None if name == "cumulative" else 0.5 + torch.rand(1, 2, 900)
         call.form = Cumulative(-torch.rand(1, 2, 900).double().cumsum(-1), gain)
-    assert share(call.plan(1e-4), call.geometry) < (0.6 if causal else 0.4)
-    assert share(call.plan(1e-8), call.geometry) < (0.7 if causal else 0.5)
+    assert kept_fraction(call.plan(1e-4), call.geometry) < (0.6 if causal else 0.4)
+    assert kept_fraction(call.plan(1e-8), call.geometry) < (0.7 if causal else 0.5)
 
 
-def test_a_common_mean_of_the_keys_costs_nothing():
+def test_a_common_mean_of_keys_does_not_affect_plans():
     call = drawn_call("linear")
     call.form = Linear(torch.tensor([[0.5, 0.125]]))
-    before = share(call.plan(1e-6), call.geometry)
+    before = kept_fraction(call.plan(1e-6), call.geometry)
     call.k += 10 * torch.randn(DIM)
-    assert share(call.plan(1e-6), call.geometry) == pytest.approx(before, abs=0.03)
+    assert kept_fraction(call.plan(1e-6), call.geometry) == pytest.approx(before, abs=0.03)
 
 
-def test_nothing_goes_where_far_keys_weigh_most():
+def test_rising_biases_are_not_skipped():
     call = drawn_call("rising")
-    assert share(call.plan(1e-2), call.geometry) == 1
+    assert kept_fraction(call.plan(1e-2), call.geometry) == 1
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_huge_key_is_taken_only_by_those_it_attracts(sign):
+def test_a_huge_key_is_kept_only_for_aligned_queries(sign):
     call = drawn_call("linear")
     call.form = Linear(torch.full((1, 2), 0.5))
     call.q[..., 0] = 1
@@ -241,7 +241,7 @@ def test_a_huge_key_is_taken_only_by_those_it_attracts(sign):
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("where", ["k", "v", "q"])
-def test_nothing_goes_where_nothing_is_known(where, value):
+def test_nonfinite_values_disable_skipping(where, value):
     call = drawn_call("linear")
     call.form = Linear(torch.full((1, 2), 0.5))
     assert (call.plan(1e-6)[0, :, :, -1] > 0).all()
@@ -252,51 +252,51 @@ def test_nothing_goes_where_nothing_is_known(where, value):
     assert (first[0, 1] == 0).all()
 
 
-def test_an_infinite_step_parts_documents():
+def test_a_huge_step_separates_documents():
     call = drawn_call("cumulative", heads=1)
     steps = torch.full((1, 1, 900), -0.01).double()
     steps[..., 500] = -1e4
     call.form = Cumulative(steps.cumsum(-1))
     plan = call.plan(1e-6)
     assert plan[0, 0, 0, 5] == 448  # the query 640, and the tile of the key 500
-    assert left_out(call, plan) <= math.log(1e-6)
+    assert log_skipped_mass(call, plan) <= math.log(1e-6)
 
 
-def test_roundings_are_paid_for():
-    """All keys are alike and far from 0: nothing but float32 is between the bound and the truth."""
+def test_bounds_include_rounding_errors():
+    """With equal keys far from 0, the bound is exact except for float32 rounding."""
     for _ in range(30):
         k = (2.0**17 * torch.randint(-3, 4, (DIM,))).expand(1, 1, 900, DIM)
         form = Linear(torch.tensor([[0.1]]))
         call = Call(torch.randn(1, 1, 1, DIM), k, k, form, Geometry(1, 900))
         keep_nearest = torch.tensor([768, 900]).int().reshape(2, 1, 1, 1)
-        tolerance = math.exp(left_out(call, keep_nearest)) * (1 - 1e-3)
-        assert left_out(call, call.plan(tolerance)) <= math.log(tolerance)
+        tolerance = math.exp(log_skipped_mass(call, keep_nearest)) * (1 - 1e-3)
+        assert log_skipped_mass(call, call.plan(tolerance)) <= math.log(tolerance)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_sums_that_come_back_bring_their_keys_back(sign):
+def test_keys_beyond_returning_sums_are_kept(sign):
     call = drawn_call("log1p_square", heads=1, n=896, q=lambda q: q.mul_(0.1))
     steps = sign * torch.ones(1, 1, 896).double()
     steps[..., 448:] *= -1
-    steps[..., [0, -1]] = 0  # the last query is where the first key is
+    steps[..., [0, -1]] = 0  # the sums of the last query and the first key are equal
     call.form = Cumulative(steps.cumsum(-1), torch.full((1, 1, 896), 1e4), "log1p_square")
     s = call.logits()
     assert s[0, 0, -1, 0] > s[0, 0, -1, 500]
     assert (call.plan(1e-4)[0] == 0).all()
-    # without the way back
+    # before the sums return
     call.geometry = Geometry(448, 448)
     call.q, call.k, call.v = (x[:, :, :448] for x in (call.q, call.k, call.v))
     call.form = Cumulative(call.form.sums[..., :448], call.form.gain[..., :448], "log1p_square")
     assert call.plan(1e-4)[0, 0, 0, -1] > 0
-    assert left_out(call, call.plan(1e-4)) <= math.log(1e-4)
+    assert log_skipped_mass(call, call.plan(1e-4)) <= math.log(1e-4)
 
 
 def of_distance(formula):
     return lambda heads: biases.DistanceBias.from_function(formula, heads)
 
 
-# The percentages of the table in DESIGN.md at 2^-9 of the values' range: all that may be computed,
-# and what the bound alone would leave, which has to do its part.
+# The percentages of visible pairs that may be computed, as in the table of DESIGN.md, and that may
+# remain without trimming, so that the bound has to contribute.
 FRACTIONS = {
     "alibi": (9.4, 18, 8, biases.ALiBi),
     "type2": (3.1, 4, 2, biases.Type2),
@@ -315,7 +315,7 @@ FRACTIONS = {
 
 
 @pytest.mark.parametrize("name", FRACTIONS)
-def test_as_little_is_computed_as_content_allows(name, monkeypatch):
+def test_computed_fractions_match_the_documentation(name, monkeypatch):
     percent, percent_of_bound, heads, make = FRACTIONS[name]
     q, k = (torch.randn(1, heads, 16384, 64) for _ in range(2))
     bias = make(heads)
@@ -324,6 +324,6 @@ def test_as_little_is_computed_as_content_allows(name, monkeypatch):
     assert (plan.bound > 0).any()
     assert (plan.bound <= plan.tolerance).all()
 
-    monkeypatch.setattr("biased_flash_attn.skipping.plans._MIN_SUM", 1.0)  # nothing is trimmed
+    monkeypatch.setattr("biased_flash_attn.skipping.plans._MIN_SUM", 1.0)  # disables trimming
     plan = attention_plan(q, k, bias, tolerance=2**-9 / 9)
     assert 100 * plan.fraction.mean() <= percent_of_bound

@@ -1,4 +1,4 @@
-"""What a call does with its tolerance: by default, at 0, and where nothing can be left out."""
+"""How calls use their tolerance: by default, at 0, and if nothing can be skipped."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ DIM = 16
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("bias", [biases.ALiBi(2, shift=-3), biases.Type2(2)], ids=["alibi", "t2"])
-def test_by_default_nothing_changes_that_the_dtype_could_show(bias, dtype):
+def test_default_tolerance_is_below_the_rounding_of_the_dtype(bias, dtype):
     q, k, v = (torch.randn(1, 2, 8192, 32).to(dtype) for _ in range(3))
     exact, exact_lse = biased_flash_attn(q, k, v, bias, tolerance=0.0, return_lse=True)
     ours, lse = biased_flash_attn(q, k, v, bias, return_lse=True)
     assert attention_plan(q, k, bias).fraction.max() < 0.5
-    # Of either result, each of which is rounded by itself.
+    # Both results are rounded.
     rounding = torch.finfo(dtype).eps * exact.abs().amax(2, keepdim=True)
     assert ((ours - exact).abs() <= 2 * rounding).all()
     assert ((lse - exact_lse).abs() <= 2**-11).all()
 
 
-def everything_of(q, k, v, bias, plan):
+def results_and_gradients(q, k, v, bias, plan):
     """o, lse and the gradients of q, k, v and of slopes."""
     slopes = bias.slopes.detach()[None].requires_grad_()
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
@@ -38,29 +38,29 @@ def everything_of(q, k, v, bias, plan):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_tolerance_0_is_the_kernel_without_a_plan(dtype):
+def test_tolerance_0_equals_no_plan(dtype):
     q, k, v = (torch.randn(1, 2, 1100, DIM, dtype=dtype) for _ in range(3))
     bias = biases.ALiBi(2, trainable=True)
     bias.slopes.data = bias.slopes.to(torch.promote_types(dtype, torch.float32))
     o = biased_flash_attn(q, k, v, bias, tolerance=0.0)
-    plain = everything_of(q, k, v, bias, None)
+    plain = results_and_gradients(q, k, v, bias, None)
     assert torch.equal(o, plain[0])
     whole = plans.full_plan(q, Geometry(1100, 1100))
-    for x, y in zip(everything_of(q, k, v, bias, whole), plain, strict=True):
+    for x, y in zip(results_and_gradients(q, k, v, bias, whole), plain, strict=True):
         assert torch.equal(x, y)
 
 
-def test_the_operators_are_given_the_plan_of_the_call():
+def test_operators_receive_the_plan_of_the_call():
     q, k, v = (torch.randn(1, 2, 1100, DIM) for _ in range(3))
     bias = biases.ALiBi(2, shift=-5, trainable=True)
     plan = attention_plan(q, k, bias, tolerance=1e-3)
     assert plan.fraction.max() < 0.6
     o = biased_flash_attn(q, k, v, bias, tolerance=1e-3)
     planned = torch.stack([plan.first_key, plan.end_key])
-    assert torch.equal(o, everything_of(q, k, v, bias, planned)[0])
+    assert torch.equal(o, results_and_gradients(q, k, v, bias, planned)[0])
 
 
-def test_autocast_does_not_coarsen_the_proof():
+def test_autocast_does_not_affect_plans():
     q, k, v = (torch.randn(1, 2, 2000, DIM) for _ in range(3))
     k += 3000
     form = Linear(torch.tensor([[0.2, 0.1]]))
@@ -72,8 +72,8 @@ def test_autocast_does_not_coarsen_the_proof():
 
 
 @pytest.mark.parametrize("name", ["none", "inverse_distance", "kerple_log"])
-def test_a_bias_that_keeps_everything_is_not_looked_at_for_long(name, monkeypatch):
-    """No kernel is started for it before its own."""
+def test_biases_that_cannot_skip_need_no_certificate(name, monkeypatch):
+    """No kernel is launched before that of the call itself."""
     bias = None if name == "none" else biases.DISTANCE_BIASES[name](2)
     if name == "kerple_log":
         bias.r1.data.fill_(1)

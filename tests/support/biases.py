@@ -1,4 +1,4 @@
-"""Biases of every form and every bias of the package, by name, for the problems of tests."""
+"""Biases of every form, and all biases of the package, by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.cases import Case
 
 
 class FreeTable(biases.DistanceBias):
-    """A number of its own for each signed distance: an entry out of place shows."""
+    """An independent number for each signed distance, so that a misplaced entry is noticed."""
 
     def __init__(self, num_heads: int, n_query: int, n_key: int, curves: int | None = None):
         super().__init__(num_heads)
@@ -57,7 +57,7 @@ class FreePieces(nn.Module):
         return self._form(geometry, geometry.row_positions(device), dtype)
 
     def dense(self, n_query: int, n_key: int, before: int = 0) -> Tensor:
-        """With `before` of the keys not counted in the positions of queries."""
+        """The positions of queries do not count the first `before` keys."""
         geometry = Geometry(n_query, n_key, causal=False)
         form = self._form(geometry, geometry.row_positions() - before, torch.float64)
         return form.dense(geometry)
@@ -70,20 +70,28 @@ class FreePieces(nn.Module):
 
 
 class Content(nn.Module):
-    """A bias with what it is made from, as parameters; calling it makes the bias."""
+    """A module whose parameters determine a bias, which calling it returns."""
 
 
 class FreeFactors(Content):
-    """A vector per query, per key, or both, and one per distance; some distances have none.
+    """A vector per query, per key, or both, and one per distance, except for some distances.
 
-    All numbers are multiples of 2^-4, exact in any dtype. Vectors of rows and those of distances
-    differ in sign, so that no sum over r cancels.
+    All numbers are multiples of 2^-4, exact in any dtype. Vectors of rows and of distances have
+    opposite signs, so that no sum over r cancels.
     """
 
-    def __init__(self, case: Case, *, of_queries: int = 0, of_keys: int = 0, beyond: str = "zero"):
+    def __init__(
+        self,
+        case: Case,
+        *,
+        of_queries: int = 0,
+        of_keys: int = 0,
+        beyond: str = "zero",
+        distances: int | None = None,
+    ):
         super().__init__()
         (n_query, n_key), heads = case.lengths, case.heads[0]
-        self.beyond, n = beyond, max(1, 2 * n_key // 3)
+        self.beyond, n = beyond, distances or max(1, 2 * n_key // 3)
         self.first = 0 if case.causal else -(n // 3)
 
         def drawn(*shape: int) -> nn.Parameter:
@@ -115,7 +123,7 @@ def of_rows(
     keys: slice = slice(None),
     entries: slice = slice(None),
 ) -> biases.RelativeBias:
-    """That of some queries and keys of some batch entries."""
+    """The bias of some queries and keys of some batch entries."""
     parts = {"query_factors": queries, "key_factors": keys}
     given = {name: getattr(bias, name) for name in parts}
     return replace(
@@ -124,7 +132,7 @@ def of_rows(
 
 
 class SlopesOfSequences(nn.Module):
-    """ALiBi with slopes for each sequence: what the form allows and no bias of the package uses."""
+    """ALiBi with slopes for each sequence, which the form allows and no shipped bias uses."""
 
     def __init__(self, batch: int, num_heads: int):
         super().__init__()
@@ -138,7 +146,7 @@ class SlopesOfSequences(nn.Module):
 
 
 class Lowered:
-    """A bias of the user's own, of which nothing is known but what it is lowered to."""
+    """A custom bias, of which only the form it is lowered to is known."""
 
     def __init__(self, bias):
         self.bias = bias
@@ -169,7 +177,7 @@ class OfHiddenStates(Content):
 
 
 def steps(kernel: str | None = None, *, gained: bool = False, shared: bool = False):
-    """Steps of both signs, whose sums wander."""
+    """Steps of both signs, so that their sums are a random walk."""
 
     def make(case: Case) -> Steps:
         (n_query, n_key), (heads, _) = case.lengths, case.heads
@@ -180,7 +188,7 @@ def steps(kernel: str | None = None, *, gained: bool = False, shared: bool = Fal
 
 
 class Dense(Content):
-    """A number of its own for each pair."""
+    """An independent number for each pair."""
 
     def __init__(self, *shape: int):
         super().__init__()
@@ -190,7 +198,7 @@ class Dense(Content):
         return biases.DenseBias(self.tensor)
 
 
-# Each form with parameters that nothing restrains.
+# Each form, with unconstrained parameters.
 FORMS: dict[str, Callable[[Case], nn.Module | None]] = {
     "none": lambda case: None,
     "linear": lambda case: biases.ALiBi(case.heads[0], trainable=True),
@@ -207,7 +215,15 @@ FORMS: dict[str, Callable[[Case], nn.Module | None]] = {
     "relative-keys": lambda case: FreeFactors(case, of_keys=16),
     "relative_last": lambda case: FreeFactors(case, of_queries=16, beyond="last"),
 }
-# Those of pairs, whose parts are not those of the others: see tests/forms/test_dense.py.
+# Vectors of queries only, by rank.
+OF_QUERIES = {
+    f"{form}-rank{rank}": lambda case, rank=rank, beyond=beyond: FreeFactors(
+        case, of_queries=rank, beyond=beyond
+    )
+    for form, beyond in (("relative", "zero"), ("relative_last", "last"))
+    for rank in (1, 3, 16, 64)
+}
+# Dense forms; they are divided into parts differently: see tests/forms/test_dense.py.
 DENSE = {
     "dense": lambda case: Dense(case.batch, case.heads[0], *case.lengths),
     "dense-heads": lambda case: Dense(case.heads[0], *case.lengths),

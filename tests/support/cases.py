@@ -1,4 +1,4 @@
-"""What a problem is before its numbers are drawn, and combinations of settings."""
+"""Problems before their random numbers are drawn, and combinations of settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "contiguous": lambda x: x,
     "heads_inside": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
-    # What a kernel reads beyond a row or before the first one is NaN.
+    # A kernel that reads beyond a row or before the first one reads NaN.
     "sliced": lambda x: torch.cat([x, torch.full_like(x, torch.nan)], -1)[..., : x.shape[-1]],
     "shifted": lambda x: torch.cat([x.new_full((1,), torch.nan), x.flatten()])[1:].view(x.shape),
     "shared": lambda x: x[:1].expand_as(x),
@@ -54,22 +54,22 @@ class Case:
 
 
 def pairwise(**factors: list) -> list[dict]:
-    """Few combinations of values, in which every two values of different factors meet."""
+    """Few combinations of values that contain every pair of values of different factors."""
     rng = random.Random(0)
     values = [(name, value) for name, options in factors.items() for value in options]
     pairs = itertools.combinations(values, 2)
-    unmet = {frozenset(pair): pair for pair in pairs if pair[0][0] != pair[1][0]}
+    missing = {frozenset(pair): pair for pair in pairs if pair[0][0] != pair[1][0]}
     rows = []
-    while unmet:
-        row = dict(next(iter(unmet.values())))
+    while missing:
+        row = dict(next(iter(missing.values())))
         others = [name for name in factors if name not in row]
         for name in rng.sample(others, len(others)):
 
-            def newly_met(value, name=name, row=row):
-                return sum(frozenset([(name, value), other]) in unmet for other in row.items())
+            def new_pairs(value, name=name, row=row):
+                return sum(frozenset([(name, value), other]) in missing for other in row.items())
 
-            row[name] = max(factors[name], key=lambda value: (newly_met(value), rng.random()))
+            row[name] = max(factors[name], key=lambda value: (new_pairs(value), rng.random()))
         for pair in itertools.combinations(row.items(), 2):
-            unmet.pop(frozenset(pair), None)
+            missing.pop(frozenset(pair), None)
         rows.append({name: row[name] for name in factors})
     return rows

@@ -1,4 +1,4 @@
-"""How close a result has to be, by the rule of `biased_flash_attn.error_bound`."""
+"""How exact a result must be, by the rule of `biased_flash_attn.error_bound`."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from biased_flash_attn.error_bound import error_bound
 
 # A result is rounded when it is stored, and once more where it is accumulated in its own dtype.
 ROUNDINGS = 2
-# float64 has nothing more exact beside it: this leaves room for sums in another order, and none
-# for a step in float32.
+# float64 results have no more exact oracle: this allows sums in a different order, but no operation
+# in float32.
 FLOAT64_ROUNDINGS = 1024
 
 
 def assert_close_to_float64(
     actual: Tensor, exact: Tensor, naive: Tensor | None, what: str, terms: Tensor | None = None
 ) -> None:
-    """actual errs at most twice as much as naive arithmetic in its dtype, plus its rounding.
+    """The error of actual is at most twice that of naive arithmetic in its dtype, plus a rounding.
 
-    exact is the float64 result, and naive the same computed the plain way in the dtype of actual,
-    or None where that is float64. Errors are the largest ones of the tensor; NaN and infinities
-    have to be where exact has them.
+    exact is the float64 result, and naive the result of naive arithmetic in the dtype of actual, or
+    None if that is float64. Errors are the largest of the tensor; NaN and infinities must be at the
+    same places as in exact.
 
-    terms, for a result that is a sum, is the sum of the terms' absolute values. Where they cancel,
-    as in the gradient of a query that sees one key, each term is still rounded, while the naive
-    error may be 0 by luck.
+    terms, for a result that is a sum, is the sum of the absolute values of its terms. If they
+    cancel, as in the gradient of a query that sees one key, each term is still rounded, while the
+    naive error may happen to be 0.
     """
-    assert actual.shape == exact.shape, f"{what}: {actual.shape}, should be {exact.shape}"
+    assert actual.shape == exact.shape, f"{what}: shape {actual.shape}, expected {exact.shape}"
     assert exact.dtype == torch.float64
     dtype, actual, exact = actual.dtype, actual.detach().double(), exact.detach()
     finite = exact.isfinite()
     matches = torch.equal(actual.isfinite(), finite) and torch.equal(
         actual[~finite].nan_to_num(), exact[~finite].nan_to_num()
     )
-    assert matches, f"{what}: NaN or infinities elsewhere than in the float64 result"
+    assert matches, f"{what}: NaN or infinities differ from those of the float64 result"
 
     roundings = FLOAT64_ROUNDINGS if dtype == torch.float64 else ROUNDINGS
     size = largest(exact[finite]) + (0 if terms is None else largest(terms[finite]) / 2)
@@ -44,14 +44,14 @@ def assert_close_to_float64(
     size = max(size, sys.float_info.min)
     bound = size * error_bound(naive_error / size, dtype, roundings=roundings)
     error = largest(actual[finite] - exact[finite])
-    assert error <= bound, f"{what}: error {error:.3g}, may be {bound:.3g}"
+    assert error <= bound, f"{what}: error {error:.3g}, allowed {bound:.3g}"
 
 
 def largest(values: Tensor) -> float:
     return values.abs().max().item() if values.numel() else 0.0
 
 
-# Two ways to compute a model in float32, relative to the largest result.
+# The difference of two float32 computations of one model, relative to the largest result.
 FLOAT32_MODELS = 1e-5
 
 
@@ -60,8 +60,8 @@ def assert_same_model(
 ) -> None:
     """Both are float32 results of one model, computed in different ways.
 
-    made_of, for results that are small differences, is what they are differences of.
+    made_of, for results that are small differences, contains the terms of the differences.
     """
-    assert actual.shape == expected.shape, f"{what}: {actual.shape}, should be {expected.shape}"
+    assert actual.shape == expected.shape, f"{what}: shape {actual.shape}, not {expected.shape}"
     error, size = largest(actual - expected), largest(expected if made_of is None else made_of)
     assert error <= FLOAT32_MODELS * size, f"{what}: error {error:.3g}, largest {size:.3g}"

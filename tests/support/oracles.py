@@ -1,7 +1,7 @@
-"""Every bias once more, built the way its paper builds it: one pair of positions at a time.
+"""Every bias as its paper defines it, for one pair of positions at a time.
 
-p is the position of the query, j that of the key, h counts heads from 0. Parameters come in a
-dictionary of float64 tensors, so that autograd through an oracle gives the gradients to expect.
+p is the position of the query, j that of the key, h the head, from 0. Parameters are a dictionary
+of float64 tensors, so that autograd through an oracle returns the expected gradients.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def published_slopes(num_heads: int) -> list[float]:
 
 
 def geometric_slopes(num_heads: int) -> list[float]:
-    """Those of the Sandwich paper, for any number of heads."""
+    """The slopes of the Sandwich paper, for any number of heads."""
     return [1 / 2 ** (8 * n / num_heads) for n in range(1, num_heads + 1)]
 
 
@@ -177,7 +177,7 @@ def softplus(z: Tensor) -> Tensor:
     return torch.log(1 + torch.exp(z))
 
 
-def running_sums(values: list[Tensor]) -> list[Tensor]:
+def prefix_sums(values: list[Tensor]) -> list[Tensor]:
     """CABLE's S = L f, with its triangle of ones L (eq. 3 and 4)."""
     n = len(values)
     triangle = [[1 if t <= i else 0 for t in range(n)] for i in range(n)]
@@ -193,8 +193,8 @@ def projected(parameters: Parameters, layer: str, row: Tensor, h: int) -> Tensor
 def cable(activation: Callable = relu, weighted: bool = True, kernel: bool = False):
     def entry(parameters: Parameters, x: Tensor, h: int, p: int, j: int):
         f = [activation(projected(parameters, "w_c", row, h)) for row in x]
-        sums = running_sums(f)
-        # The paper is causal; a key after the query is as far away as the query is from it.
+        sums = prefix_sums(f)
+        # The paper is causal; the bias of a key after the query is symmetric.
         beta = sums[p] - sums[j] if p >= j else sums[j] - sums[p]
         if weighted:
             beta = softplus(projected(parameters, "w_s", x[p], h)) * beta
@@ -220,7 +220,7 @@ def cumulative(steps: Tensor, gain: Tensor | None, kernel: bool, b: int) -> Entr
         between = range(max(0, min(p, j) + 1), max(p, j) + 1)
         beta = sum((steps[b, h, t] for t in between), start=0 * steps[b, h, 0])
         if gain is not None:
-            # Counted from the end, where the last query and the last key meet.
+            # The last query is aligned with the last key.
             beta = gain[b, h, p - n_key] * beta
         return -torch.log(1 + beta**2) if kernel else beta
 

@@ -1,7 +1,7 @@
-"""The problems that the kernels are tested on, and how one of them is checked.
+"""The problems that the kernels are tested on, and how they are checked.
 
-The truth is naive attention in float64 over the bias's dense view, which knows nothing of masks and
-tiles. The yardstick is the same in the dtype of the inputs, the bias included.
+The oracle is naive attention in float64 over the bias's dense view, which does not depend on masks
+and tiles. The baseline is naive attention in the dtype of the inputs, including the bias.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from biased_flash_attn import biased_flash_attn, biases
 from biased_flash_attn.backends.reference import attention
 from biased_flash_attn.forms import Geometry
 from biased_flash_attn.problem import Problem as Call
-from tests.support.biases import DENSE, FORMS, SHIPPED, Content
+from tests.support.biases import DENSE, FORMS, OF_QUERIES, SHIPPED, Content
 from tests.support.cases import LAYOUTS, Case
 from tests.support.numerics import assert_close_to_float64
 
 
 def with_leaves(call: Call) -> Call:
-    """The same, every tensor a leaf that wants a gradient."""
+    """The same call, whose tensors are leaves that require gradients."""
     call = call.detached()
     for x in call.tensors():
         x.requires_grad_()
@@ -31,7 +31,7 @@ def with_leaves(call: Call) -> Call:
 
 @dataclass
 class Problem:
-    """A case with its numbers."""
+    """A case with its random numbers."""
 
     case: Case
     q: Tensor
@@ -58,7 +58,7 @@ class Problem:
         return replace(form, sums=form.sums.to(real)).dense(geometry)
 
     def trained(self) -> dict[str, Tensor]:
-        """The bias's parameters, where they have gradients."""
+        """The bias's parameters that require gradients."""
         own = {} if self.bias is None else dict(self.bias.named_parameters())
         return {name: x for name, x in own.items() if x.requires_grad}
 
@@ -66,7 +66,7 @@ class Problem:
         return {"q": self.q, "k": self.k, "v": self.v, **self.trained()}
 
     def double(self) -> Problem:
-        """The same numbers in float64, of their own."""
+        """A copy of the problem in float64."""
         tensors = (self.q, self.k, self.v, self.grad_o, self.grad_lse)
         q, k, v, grad_o, grad_lse = (x.detach().clone().double() for x in tensors)
         for x in (q, k, v):
@@ -83,7 +83,7 @@ def drawn(case: Case) -> Problem:
         x = LAYOUTS[case.layout](torch.randn(case.batch, *shape).to(case.dtype))
         return x.detach().requires_grad_()
 
-    make = (FORMS | SHIPPED | DENSE)[case.bias]
+    make = (FORMS | SHIPPED | DENSE | OF_QUERIES)[case.bias]
     bias = make(case)
     return Problem(
         case,
@@ -125,12 +125,18 @@ def evaluate(problem: Problem, attend=fused) -> dict[str, Tensor]:
     return {"o": o.detach(), "lse": lse.detach(), **named}
 
 
-def magnitudes(problem: Problem, dtype: torch.dtype, of_logits: float = 0) -> dict[str, Tensor]:
-    """What rounding errors in dtype are relative to: each result's sum over absolute terms.
+def outputs(problem: Problem, attend=fused) -> dict[str, Tensor]:
+    """o and lse, without gradients."""
+    with torch.no_grad():
+        return dict(zip(("o", "lse"), attend(problem), strict=True))
 
-    Logits and lse are at best float32, and so is the exponential of their difference: a weight
-    inherits their size times that rounding. of_logits adds to the size of a logit what it is made
-    from beside its product and its bias. An error of the sum of weights is one of lse itself.
+
+def magnitudes(problem: Problem, dtype: torch.dtype, of_logits: float = 0) -> dict[str, Tensor]:
+    """The sums of absolute terms of each result, to which rounding errors in dtype are relative.
+
+    Logits and lse are at best float32, and so is the exponential of their difference: a weight has
+    an error of their magnitude times that rounding. of_logits is added to the magnitude of a logit,
+    besides its product and its bias. An error of the sum of weights is an error of lse.
     """
     real = torch.promote_types(dtype, torch.float32)
     coarseness = torch.finfo(real).eps / torch.finfo(dtype).eps
@@ -160,14 +166,14 @@ def magnitudes(problem: Problem, dtype: torch.dtype, of_logits: float = 0) -> di
             sums[f"gradient of {name}"] = of_heads.unflatten(1, (-1, group)).sum(2)
 
     if own := problem.trained():
-        # As long as the bias rises, or falls, with a parameter everywhere. These gradients are in
-        # the finer precision, and made from outputs in dtype.
+        # This holds for biases that are monotonic in each parameter. These gradients are in the
+        # higher precision, and computed from outputs in dtype.
         grad_bias = (grad_logits / coarseness).sum_to_size(bias.shape)
         grads = torch.autograd.grad(bias, own.values(), grad_bias)
         twice = 0
         if isinstance(problem.called_bias(), biases.CumulativeBias):
-            # What a query and its own key have from each other cancels, but for what rounds where
-            # it is computed twice.
+            # The terms of a query and the key at its position cancel, except for rounding if they
+            # are computed twice.
             n_query, n_key = problem.case.lengths
             twice = grad_bias.diagonal(n_key - n_query, -2, -1).sum(-1).max()
         sums |= {f"gradient of {name}": g.abs() + twice for name, g in zip(own, grads, strict=True)}
@@ -175,20 +181,22 @@ def magnitudes(problem: Problem, dtype: torch.dtype, of_logits: float = 0) -> di
 
 
 def check(case: Case, attend=fused) -> dict[str, Tensor]:
-    """Everything that attend computes for a case is as exact as it has to be."""
+    """Checks that all results of attend for a case are as exact as required."""
     return check_problem(drawn(case), attend)
 
 
 def check_problem(problem: Problem, attend=fused, evaluated=evaluate) -> dict[str, Tensor]:
+    """Checks a problem's results. evaluated: `evaluate`, or `outputs` for a call without
+    gradients."""
     before = problem.double()
     ours = evaluated(problem, attend)
     for name, x in problem.leaves().items():
         assert torch.equal(x.double(), before.leaves()[name]), f"{name} was written to"
 
-    truth, yardstick = evaluate(before, naive), evaluate(problem, naive)
+    truth, baseline = evaluate(before, naive), evaluate(problem, naive)
     sums = magnitudes(before, problem.q.dtype)
-    for name, exact in truth.items():
-        assert ours[name].dtype == yardstick[name].dtype, name
-        same = None if problem.q.dtype == torch.float64 else yardstick[name]
-        assert_close_to_float64(ours[name], exact, same, name, sums[name])
+    for name, found in ours.items():
+        assert found.dtype == baseline[name].dtype, name
+        same = None if problem.q.dtype == torch.float64 else baseline[name]
+        assert_close_to_float64(found, truth[name], same, name, sums[name])
     return ours

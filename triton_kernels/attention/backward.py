@@ -13,8 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..primitives import INFINITY, LOG2E, dot, load_numbers, load_tile, row_address
-from .logits import along, tile_logits
+from ..primitives import INFINITY, LOG2E, along, dot, load_numbers, load_tile, row_address
+from .logits import tile_logits
 
 
 @triton.jit
@@ -56,16 +56,6 @@ def attn_bwd_delta_kernel(
 
 
 @triton.jit
-def round_to_operand(grad_s, IN_TWO: tl.constexpr):
-    """Returns dS rounded as in times_factors, so that the contributions of a pair to the gradients
-    of C[p] and of C[j] cancel exactly in the gradient of steps outside the pair.
-
-    For float16 inputs, times_factors splits dS in two, and the rounding error is negligible.
-    """
-    return grad_s if IN_TWO else grad_s.to(tl.bfloat16).to(tl.float32)
-
-
-@triton.jit
 def query_statistics(
     lse_in_base_2, delta, problem, b, h, first, BLOCK_M: tl.constexpr, EDGE: tl.constexpr = True
 ):
@@ -102,8 +92,8 @@ def weights_and_gradients(
     FACTORED: tl.constexpr,
     KEYS_FIRST: tl.constexpr,
 ):
-    """Returns P and dS of a tile, [BLOCK_M, BLOCK_N], or [BLOCK_N, BLOCK_M] with KEYS_FIRST; 0
-    where masked.
+    """Returns P, dS and the visibility mask of a tile, [BLOCK_M, BLOCK_N], or [BLOCK_N, BLOCK_M]
+    with KEYS_FIRST. P and dS are 0 where masked.
 
     offset: the terms of the logits in base 2 that are constant along the keys, -lse included;
     [BLOCK_M] or a scalar.
@@ -117,4 +107,4 @@ def weights_and_gradients(
     grad_s = p * (grad_p - along(delta, KEYS_FIRST))
     if MASKED:
         p, grad_s = tl.where(sees, p, 0.0), tl.where(sees, grad_s, 0.0)
-    return p, grad_s
+    return p, grad_s, sees

@@ -1,4 +1,4 @@
-"""Gradients of k, of v and, for cumulative biases, of the prefix sums at the keys."""
+"""Gradients of k, of v, and of the operand of the bias that belongs to keys."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from ..bias.factors import (
     key_origin,
     next_tile,
     query_origin,
+    query_product,
     tile_key_factors,
     tile_query_factors,
     times_factors,
 )
-from ..bias.relative import add_vector_gradients, padded_rank
-from ..bias.tile import shared_gain, tile_gradients
+from ..bias.gradients import add_key_gradients, key_gradients, store_key_gradients
+from ..bias.tile import shared_gain
 from ..operands import Rows
 from ..primitives import (
     FACTORS,
@@ -25,7 +26,6 @@ from ..primitives import (
     group_and_block,
     load_tile,
     position,
-    row_address,
     store_tile,
 )
 from ..sequences import (
@@ -38,13 +38,8 @@ from ..sequences import (
     own_queries,
     own_rows,
 )
-from .backward import (
-    delta_and_gain,
-    query_statistics,
-    round_to_operand,
-    weights_and_gradients,
-)
-from .logits import key_side, pairs, query_side
+from .backward import delta_and_gain, query_statistics, weights_and_gradients
+from .logits import key_side, query_side
 from .tile_ranges import (
     QUERY_PARTS,
     part_block,
@@ -73,15 +68,15 @@ def accumulate_over_queries(
     end,
     dk,
     dv,
-    sum_gradients,
+    gradient,
     BLOCK_M: tl.constexpr,
     MASKED: tl.constexpr,
     FACTORED: tl.constexpr,
     SIDE: tl.constexpr,
     BIAS_GRADIENT: tl.constexpr,
 ):
-    """Adds the query tiles in [begin, end) to dk / scale, dv and the gradient of the prefix sums;
-    see attn_bwd_dkv_kernel."""
+    """Adds the query tiles in [begin, end) to dk / scale, dv and the gradient of the bias; see
+    attn_bwd_dkv_kernel."""
     BLOCK_N: tl.constexpr = tile_k.shape[0]
     BLOCK_D: tl.constexpr = tile_k.shape[1]
     BLOCK_DV: tl.constexpr = tile_v.shape[1]
@@ -90,9 +85,14 @@ def accumulate_over_queries(
     # are prefetched.
     FITS_IN_REGISTERS: tl.constexpr = bias.gain is None or BLOCK_D + BLOCK_DV <= 128 or bias.ahead
     PRODUCTS: tl.constexpr = (
-        BIAS_GRADIENT and bias.factored and FITS_IN_REGISTERS and (FACTORED or problem.causal)
+        BIAS_GRADIENT
+        and bias.factored
+        and bias.vector_tables is None
+        and FITS_IN_REGISTERS
+        and (FACTORED or problem.causal)
     )
-    AHEAD: tl.constexpr = FACTORED and bias.ahead
+    HAS_FACTORS: tl.constexpr = FACTORED and bias.vector_tables is None
+    AHEAD: tl.constexpr = HAS_FACTORS and bias.ahead
     # The factors of the logits are used again for the gradient, unless the next tile's replaced
     # them.
     REUSES_FACTORS: tl.constexpr = PRODUCTS and bias.gain is not None and FACTORED and not AHEAD
@@ -101,7 +101,7 @@ def accumulate_over_queries(
         factors = gain_factors(problem, shared, SIDE, bias.sum_columns)
     products = tl.zeros([BLOCK_N, FACTORS if REUSES_FACTORS else bias.sum_columns], tl.float32)
     initial = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    if FACTORED:
+    if HAS_FACTORS:
         from_keys = key_origin(bias, problem, b, h, keys[0], BLOCK_N, SIDE)
         p_first, remaining = position(problem, begin), end - begin
         from_queries = query_origin(bias, problem, b, h, p_first, BLOCK_M, SIDE)
@@ -127,15 +127,13 @@ def accumulate_over_queries(
             d, gain = delta_and_gain(delta, problem, b, h, i, BLOCK_M, MASKED)
         queries = query_side(bias, problem, b, h, i, gain, BLOCK_M)
         offset = -lse
-        if FACTORED and bias.form != "distance":
+        if HAS_FACTORS and bias.table is None:
             difference = (from_queries - from_keys).to(tl.float32)
             offset = queries[1] * ((SIDE * LOG2E) * difference)
-        if FACTORED and not AHEAD:
-            if bias.form == "distance":
-                k_factors = tile_key_factors(bias, problem, b, h, p_first, keys[0], BLOCK_N, SIDE)
-            else:
-                q_factors = tile_query_factors(bias, b, h, i, BLOCK_M, SIDE)
-            initial = dot(k_factors, tl.trans(q_factors))
+        if HAS_FACTORS and not AHEAD:
+            q_factors, k_factors, initial = query_product(
+                bias, problem, b, h, i, p_first, keys[0], q_factors, k_factors, BLOCK_M, SIDE
+            )
         if REUSES_FACTORS:
             factors = q_factors
         elif PRODUCTS and bias.gain is not None:
@@ -143,7 +141,7 @@ def accumulate_over_queries(
                 factors = tile_query_factors(bias, b, h, i, BLOCK_M, SIDE, COLUMNS=bias.sum_columns)
             else:
                 factors = gain_factors(problem, gain, SIDE, bias.sum_columns)
-        p, grad_s = weights_and_gradients(
+        p, grad_s, _ = weights_and_gradients(
             *(bias, problem, b, h, tile_q, tile_k, tile_v, tile_do, offset, d),
             *(queries, keys, initial, MASKED, FACTORED),
             KEYS_FIRST=True,
@@ -152,33 +150,24 @@ def accumulate_over_queries(
         dk = dot(grad_s.to(tile_q.dtype), tile_q, dk)
         if PRODUCTS:
             products = times_factors(grad_s, factors, products, tile_q.dtype == tl.float16)
-        elif BIAS_GRADIENT and bias.form == "relative":
-            sum_gradients = add_vector_gradients(
-                *(bias, problem, h, bias.tables.keys, queries[0], keys[0], grad_s, sum_gradients),
-                *(bias.tables.key_rank, True),
+        elif BIAS_GRADIENT and (HAS_FACTORS or not FACTORED):
+            gradient = add_key_gradients(
+                *(bias, problem, h, queries, keys, grad_s, gradient),
+                IN_TWO=tile_q.dtype == tl.float16,
             )
-        elif BIAS_GRADIENT:
-            if bias.factored:
-                grad_s = round_to_operand(grad_s, tile_q.dtype == tl.float16)
-            pair_gradients = tile_gradients(
-                bias, problem, grad_s, *pairs(bias, queries, keys, True)
-            )
-            sum_gradients -= tl.sum(pair_gradients[1] * queries[1][None, :], 1)
-        if FACTORED:
+        if HAS_FACTORS:
             next_i = next_tile(i, end, BLOCK_M) if AHEAD else i + BLOCK_M
             p_first = position(problem, next_i)
             # Queries after a key have a position of 0 or more.
             EXISTS: tl.constexpr = AHEAD and SIDE > 0
             from_queries = query_origin(bias, problem, b, h, p_first, BLOCK_M, SIDE, EXISTS)
         if AHEAD:
-            if bias.form == "distance":
-                k_factors = tile_key_factors(bias, problem, b, h, p_first, keys[0], BLOCK_N, SIDE)
-            else:
-                q_factors = tile_query_factors(bias, b, h, next_i, BLOCK_M, SIDE)
-            initial = dot(k_factors, tl.trans(q_factors))
+            q_factors, k_factors, initial = query_product(
+                bias, problem, b, h, next_i, p_first, keys[0], q_factors, k_factors, BLOCK_M, SIDE
+            )
     if PRODUCTS:
-        sum_gradients += key_gradient_sums(problem, products)
-    return dk, dv, sum_gradients
+        gradient += key_gradient_sums(problem, products)
+    return dk, dv, gradient
 
 
 @triton.jit
@@ -191,7 +180,7 @@ def backward_tile(
     delta,
     grad_k,
     grad_v,
-    grad_sums,
+    grad_bias,
     bias,
     problem,
     b,
@@ -215,30 +204,23 @@ def backward_tile(
     for h in range(kv_head * problem.group, (kv_head + 1) * problem.group):
         keys = key_side(bias, problem, b, h, first, BLOCK_N)
         bounds = query_ranges(problem, bias, b, h, first, BLOCK_M, BLOCK_N)
-        if BIAS_GRADIENT and bias.form == "relative":
-            sum_gradients = tl.zeros([BLOCK_N, padded_rank(bias.tables.key_rank)], tl.float32)
-        else:
-            sum_gradients = tl.zeros([BLOCK_N], tl.float32)
+        gradient = key_gradients(bias, BLOCK_N)
         for PART in tl.static_range(QUERY_PARTS):
             if query_part_exists(
-                *(PART, problem.causal, problem.plan is not None, bias.form, bias.factored)
+                *(PART, problem.causal, problem.plan is not None),
+                *(bias.factored, bias.only_far),
             ):
-                dk, dv, sum_gradients = accumulate_over_queries(
+                dk, dv, gradient = accumulate_over_queries(
                     *(q, grad_o, lse_in_base_2, delta, bias, problem, b, h, tile_k, tile_v),
-                    *(keys, bounds[PART], bounds[PART + 1], dk, dv, sum_gradients),
+                    *(keys, bounds[PART], bounds[PART + 1], dk, dv, gradient),
                     BLOCK_M=part_block(BLOCK_M, query_part_is_factored(PART), bias.factored),
                     MASKED=query_part_is_masked(PART),
                     FACTORED=query_part_is_factored(PART),
                     SIDE=query_part_side(PART),
                     BIAS_GRADIENT=BIAS_GRADIENT,
                 )
-        if BIAS_GRADIENT and bias.form == "relative":
-            store_tile(
-                *(grad_sums, b, h, first, problem.n_key, sum_gradients, bias.tables.key_rank)
-            )
-        elif BIAS_GRADIENT:
-            j = first + tl.arange(0, BLOCK_N)
-            tl.store(row_address(grad_sums, b, h, 0) + j, sum_gradients, j < problem.n_key)
+        if BIAS_GRADIENT:
+            store_key_gradients(bias, problem, b, h, first, gradient, grad_bias)
 
     store_tile(grad_k, b, kv_head, first, problem.n_key, dk * problem.scale, problem.head_dim)
     store_tile(grad_v, b, kv_head, first, problem.n_key, dv, problem.value_dim)
@@ -254,7 +236,7 @@ def attn_bwd_dkv_kernel(
     delta,
     grad_k,
     grad_v,
-    grad_sums,
+    grad_bias,
     bias,
     problem,
     BLOCK_M: tl.constexpr,
@@ -264,8 +246,9 @@ def attn_bwd_dkv_kernel(
     BIAS_GRADIENT: tl.constexpr,
 ):
     """dv_j = sum_i P_ij grad_o_i and dk_j = scale sum_i dS_ij q_i, summed over all query heads that
-    share the key head; with BIAS_GRADIENT, also grad_sums_j = sum_i dS_ij dbeta_ij/dC[j] for each
-    query head, or the gradient of the vectors of the keys, (B, H, Nk, R), for a relative bias.
+    share the key head; with BIAS_GRADIENT, also the gradient of the keys' operand for each query
+    head (bias/gradients.py): grad_bias_j = sum_i dS_ij dbeta_ij/dC[j] if the bias is a function of
+    beta.
 
     Invariant: after each query tile, the accumulators hold these sums over the queries so far.
     """
@@ -283,7 +266,7 @@ def attn_bwd_dkv_kernel(
         own_queries(delta, problem, b),
         own_keys(grad_k, problem, b),
         own_keys(grad_v, problem, b),
-        own_keys(grad_sums, problem, b),
+        own_keys(grad_bias, problem, b),
         OwnBias(bias, own_rows(bias, problem, b)),
         OwnProblem(problem, own_lengths(problem, b)),
         *(b, kv_head, first, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV, BIAS_GRADIENT),

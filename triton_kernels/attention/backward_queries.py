@@ -1,4 +1,4 @@
-"""Gradients of q, of slopes and gains, and of the prefix sums at the queries."""
+"""Gradients of q and of the operands of the bias that belong to queries."""
 
 from __future__ import annotations
 
@@ -16,19 +16,15 @@ from ..bias.factors import (
     tile_query_factors,
     times_factors,
 )
-from ..bias.relative import add_vector_gradients, padded_rank
-from ..bias.segments import add_segment_gradients
-from ..bias.tile import gains, pair_address, prefix_difference, table_values, tile_gradients
+from ..bias.gradients import add_query_gradients, query_gradients, store_query_gradients
+from ..bias.tile import gains, prefix_difference
 from ..operands import Rows
 from ..primitives import (
     LOG2E,
     dot,
     group_and_block,
     load_tile,
-    position,
-    row_address,
     store_tile,
-    visible,
 )
 from ..sequences import (
     N_QUERY,
@@ -41,8 +37,8 @@ from ..sequences import (
     own_queries,
     own_rows,
 )
-from .backward import query_statistics, round_to_operand, weights_and_gradients
-from .logits import key_side, pairs, query_side
+from .backward import query_statistics, weights_and_gradients
+from .logits import key_side, query_side
 from .tile_ranges import (
     KEY_PARTS,
     key_part_exists,
@@ -70,8 +66,7 @@ def accumulate_over_keys(
     begin,
     end,
     dq,
-    grad_gain_sums,
-    sum_gradients,
+    gradients,
     grad_gain,
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
@@ -79,19 +74,20 @@ def accumulate_over_keys(
     SIDE: tl.constexpr,
     BIAS_GRADIENT: tl.constexpr,
 ):
-    """Adds the key tiles in [begin, end) to dq / scale and to the gradients of the gain and of the
-    prefix sums; see attn_bwd_dq_kernel."""
+    """Adds the key tiles in [begin, end) to dq / scale and to the gradients of the bias; see
+    attn_bwd_dq_kernel."""
     BLOCK_M: tl.constexpr = tile_q.shape[0]
     BLOCK_D: tl.constexpr = tile_q.shape[1]
     BLOCK_DV: tl.constexpr = tile_do.shape[1]
     kv_head = h // problem.group
     lse, delta = statistics
-    AHEAD: tl.constexpr = FACTORED and bias.ahead
-    PRODUCTS: tl.constexpr = BIAS_GRADIENT and FACTORED
+    HAS_FACTORS: tl.constexpr = FACTORED and bias.vector_tables is None
+    AHEAD: tl.constexpr = HAS_FACTORS and bias.ahead
+    PRODUCTS: tl.constexpr = BIAS_GRADIENT and HAS_FACTORS
     if PRODUCTS and bias.gain is None:
         factors = shared_key_factors(BLOCK_N, SIDE, bias.sum_columns)
     initial = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    if FACTORED:
+    if HAS_FACTORS:
         q_factors = tile_query_factors(bias, b, h, first, BLOCK_M, SIDE)
         from_queries = query_origin(bias, problem, b, h, queries[0], BLOCK_M, SIDE)
         query_difference = prefix_difference(from_queries, queries[2])
@@ -119,37 +115,18 @@ def accumulate_over_keys(
         )
         keys = key_side(bias, problem, b, h, j, BLOCK_N)
         offset = -lse
-        if FACTORED and not AHEAD:
+        if HAS_FACTORS and not AHEAD:
             initial = key_product(bias, problem, b, h, q_factors, queries[0], j, BLOCK_N, SIDE)
-        if FACTORED and bias.form != "distance":
+        if HAS_FACTORS and bias.table is None:
             difference = (from_queries - from_keys).to(tl.float32)
             offset = intercept + slope * difference
-        _, grad_s = weights_and_gradients(
+        _, grad_s, sees = weights_and_gradients(
             *(bias, problem, b, h, tile_q, tile_k, tile_v, tile_do, offset, delta),
             *(queries, keys, initial, MASKED, FACTORED),
             KEYS_FIRST=False,
         )
         dq = dot(grad_s.to(tile_k.dtype), tile_k, dq)
-        if BIAS_GRADIENT and bias.form == "dense":
-            p_of_pairs, j_of_pairs, _, _ = pairs(bias, queries, keys, False)
-            i = p_of_pairs - position(problem, 0)
-            exists = (i < problem.n_query) & (j_of_pairs < problem.n_key)
-            tl.store(pair_address(grad_gain, b, h, i, j_of_pairs), grad_s, exists)
-        elif BIAS_GRADIENT and bias.form == "normalized":
-            p_of_pairs, j_of_pairs, _, _ = pairs(bias, queries, keys, False)
-            sees = True
-            if MASKED:
-                sees = visible(problem, p_of_pairs, j_of_pairs, queries[3], queries[4])
-            t = table_values(bias, problem, b, h, p_of_pairs, j_of_pairs, sees)
-            grad_gain_sums, sum_gradients = add_segment_gradients(
-                bias.function, b, h, t, queries[1], grad_s, grad_gain_sums, sum_gradients
-            )
-        elif BIAS_GRADIENT and bias.form == "relative":
-            sum_gradients = add_vector_gradients(
-                *(bias, problem, h, bias.tables.queries, queries[0], j, grad_s, sum_gradients),
-                *(bias.tables.query_rank, False),
-            )
-        elif PRODUCTS:
+        if PRODUCTS:
             before = products
             if bias.gain is not None:
                 factors = tile_key_factors(
@@ -157,32 +134,20 @@ def accumulate_over_keys(
                 )
             products = times_factors(grad_s, factors, products, tile_k.dtype == tl.float16)
             carried += (products - before) * difference
-        elif BIAS_GRADIENT:
-            if bias.factored:
-                grad_s = round_to_operand(grad_s, tile_k.dtype == tl.float16)
-            pair_gradients = tile_gradients(
-                bias, problem, grad_s, *pairs(bias, queries, keys, False)
+        elif BIAS_GRADIENT and not FACTORED:
+            gradients = add_query_gradients(
+                *(bias, problem, b, h, queries, keys, sees, grad_s, gradients, grad_gain),
+                IN_TWO=tile_k.dtype == tl.float16,
             )
-            grad_gain_sums += tl.sum(pair_gradients[0], 1)
-            sum_gradients += tl.sum(pair_gradients[1], 1)
-        if FACTORED:
+        if HAS_FACTORS:
             next_j = next_tile(j, end, BLOCK_N)
             from_keys = key_origin(bias, problem, b, h, next_j, BLOCK_N, SIDE)
         if AHEAD:
             initial = key_product(bias, problem, b, h, q_factors, queries[0], next_j, BLOCK_N, SIDE)
     if PRODUCTS:
-        tile_sums = query_gradient_sums(products, carried, query_difference, SIDE)
-        grad_gain_sums += tile_sums[0]
-        sum_gradients += tile_sums[1]
-    return dq, grad_gain_sums, sum_gradients
-
-
-@triton.jit
-def store_lines(grad_lines, b, h, block, values):
-    """Stores the gradients of intercepts and slopes, [2, segments], of one block of queries."""
-    SEGMENTS: tl.constexpr = values.shape[1]
-    n = tl.arange(0, 2)[:, None] * SEGMENTS + tl.arange(0, SEGMENTS)[None, :]
-    tl.store(row_address(grad_lines, b, h, block) + n, values)
+        of_gain, of_sums = query_gradient_sums(products, carried, query_difference, SIDE)
+        gradients = gradients[0] + of_gain, gradients[1] + of_sums
+    return dq, gradients
 
 
 @triton.jit
@@ -195,7 +160,7 @@ def backward_tile(
     delta,
     grad_q,
     grad_gain,
-    grad_sums,
+    grad_others,
     bias,
     problem,
     b,
@@ -219,23 +184,17 @@ def backward_tile(
     bounds = key_ranges(problem, bias, b, h, first, BLOCK_M, BLOCK_N)
 
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    grad_gain_sums = tl.zeros([BLOCK_M], tl.float32)
-    if bias.form == "normalized":
-        sum_gradients = tl.zeros([2, bias.function.segments], tl.float32)
-    elif BIAS_GRADIENT and bias.form == "relative":
-        sum_gradients = tl.zeros([BLOCK_M, padded_rank(bias.tables.query_rank)], tl.float32)
-    else:
-        sum_gradients = tl.zeros([BLOCK_M], tl.float32)
+    gradients = query_gradients(bias, BLOCK_M)
     for PART in tl.static_range(KEY_PARTS):
         if key_part_exists(
             *(PART, problem.causal, problem.windowed or problem.plan is not None),
-            *(bias.form, bias.factored),
+            *(bias.factored, bias.only_far),
         ):
-            dq, grad_gain_sums, sum_gradients = accumulate_over_keys(
+            dq, gradients = accumulate_over_keys(
                 *(k, v, bias, problem, b, h, first, tile_q, tile_do, statistics, queries),
-                *(bounds[PART], bounds[PART + 1], dq, grad_gain_sums, sum_gradients, grad_gain),
+                *(bounds[PART], bounds[PART + 1], dq, gradients, grad_gain),
                 BLOCK_N=part_block(BLOCK_N, key_part_is_factored(PART), bias.factored),
-                MASKED=key_part_is_masked(PART, bias.form, bias.factored),
+                MASKED=key_part_is_masked(PART, bias.factored, bias.only_far),
                 FACTORED=key_part_is_factored(PART),
                 SIDE=key_part_side(PART),
                 BIAS_GRADIENT=BIAS_GRADIENT,
@@ -243,18 +202,9 @@ def backward_tile(
 
     store_tile(grad_q, b, h, first, problem.n_query, dq * problem.scale, problem.head_dim)
     if BIAS_GRADIENT:
-        i = first + tl.arange(0, BLOCK_M)
-        exists = i < problem.n_query
-        if bias.form == "linear" or bias.gain is not None:
-            tl.store(row_address(grad_gain, b, h, 0) + i, grad_gain_sums, exists)
-        if bias.form == "normalized":
-            store_lines(grad_sums, b, h, first // BLOCK_M, sum_gradients)
-        elif bias.form == "relative":
-            store_tile(
-                *(grad_sums, b, h, first, problem.n_query, sum_gradients, bias.tables.query_rank)
-            )
-        else:
-            tl.store(row_address(grad_sums, b, h, 0) + i, sum_gradients * queries[1], exists)
+        store_query_gradients(
+            *(bias, problem, b, h, first, queries[1], gradients, grad_gain, grad_others)
+        )
 
 
 @triton.jit
@@ -267,7 +217,7 @@ def attn_bwd_dq_kernel(
     delta,
     grad_q,
     grad_gain,
-    grad_sums,
+    grad_others,
     bias,
     problem,
     BLOCK_M: tl.constexpr,
@@ -276,12 +226,9 @@ def attn_bwd_dq_kernel(
     BLOCK_DV: tl.constexpr,
     BIAS_GRADIENT: tl.constexpr,
 ):
-    """dq_i = scale sum_j dS_ij k_j and, with BIAS_GRADIENT, grad_gain_i = sum_j dS_ij dbeta_ij/dg_i
-    and grad_sums_i = sum_j dS_ij dbeta_ij/dC[p_i], (B, H, Nq) each, where the bias is a function of
-    beta. For a dense bias, grad_gain is dS, (B, H, Nq, Nk); tiles without visible pairs are not
-    written. For a normalized bias, grad_sums is (B, H, blocks, 2 * segments): the gradients of
-    intercepts and slopes that each block of queries contributes. For a relative bias, grad_sums is
-    (B, H, Nq, R): the gradient of the vectors of the queries.
+    """dq_i = scale sum_j dS_ij k_j and, with BIAS_GRADIENT, the gradients of the queries' operands
+    (bias/gradients.py). If the bias is a function of beta, these are grad_gain_i = sum_j dS_ij
+    dbeta_ij/dg_i and grad_others_i = sum_j dS_ij dbeta_ij/dC[p_i], (B, H, Nq) each.
 
     Invariant: after each key tile, the accumulators hold these sums over the keys so far.
     """
@@ -297,10 +244,10 @@ def attn_bwd_dq_kernel(
         own_queries(lse_in_base_2, problem, b),
         own_queries(delta, problem, b),
         own_queries(grad_q, problem, b),
-        own_pairs(grad_gain, problem, b)
-        if bias.form == "dense"
-        else own_queries(grad_gain, problem, b),
-        grad_sums if bias.form == "normalized" else own_queries(grad_sums, problem, b),
+        own_queries(grad_gain, problem, b)
+        if bias.of_pairs is None
+        else own_pairs(grad_gain, problem, b),
+        own_queries(grad_others, problem, b) if bias.function is None else grad_others,
         OwnBias(bias, own_rows(bias, problem, b)),
         OwnProblem(problem, own_lengths(problem, b)),
         *(b, h, first, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV, BIAS_GRADIENT),

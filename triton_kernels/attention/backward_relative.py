@@ -42,7 +42,7 @@ def tile_gradients(
     tile_k = load_tile(k, b, kv_head, j, problem.n_key, problem.head_dim, BLOCK, BLOCK_D)
     tile_v = load_tile(v, b, kv_head, j, problem.n_key, problem.value_dim, BLOCK, BLOCK_DV)
     lse, d = query_statistics(lse_in_base_2, delta, problem, b, h, i, BLOCK)
-    _, grad_s = weights_and_gradients(
+    _, grad_s, _ = weights_and_gradients(
         *(bias, problem, b, h, tile_q, tile_k, tile_v, tile_do, -lse, d),
         *(queries, key_side(bias, problem, b, h, j, BLOCK), tl.zeros([BLOCK, BLOCK], tl.float32)),
         MASKED=True,
@@ -82,8 +82,8 @@ def diagonal_sums(
     """Computes attn_bwd_relative_kernel for one sequence."""
     begin = tl.maximum(diagonal, 0)
     end = tl.minimum(tl.cdiv(problem.n_query, BLOCK), tl.cdiv(problem.n_key, BLOCK) + diagonal)
-    of_queries = tl.zeros([2 * BLOCK, padded_rank(bias.tables.query_rank)], tl.float32)
-    of_keys = tl.zeros([2 * BLOCK, padded_rank(bias.tables.key_rank)], tl.float32)
+    of_queries = tl.zeros([2 * BLOCK, padded_rank(bias.vector_tables.query_rank)], tl.float32)
+    of_keys = tl.zeros([2 * BLOCK, padded_rank(bias.vector_tables.key_rank)], tl.float32)
     gain = tl.full([BLOCK], 1.0, tl.float32)
     for tile in range(begin, end):
         i, j = tile * BLOCK, (tile - diagonal) * BLOCK
@@ -94,9 +94,9 @@ def diagonal_sums(
                 *(of_queries, of_keys, BLOCK, BLOCK_D, BLOCK_DV),
             )
     if bias.query_vectors is not None:
-        store_sums(partial_of_queries, of_queries, bias.tables.query_rank)
+        store_sums(partial_of_queries, of_queries, bias.vector_tables.query_rank)
     if bias.key_vectors is not None:
-        store_sums(partial_of_keys, of_keys, bias.tables.key_rank)
+        store_sums(partial_of_keys, of_keys, bias.vector_tables.key_rank)
 
 
 @triton.jit

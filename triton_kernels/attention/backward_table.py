@@ -38,7 +38,7 @@ def tile_gradient(
     BLOCK: tl.constexpr = table.shape[0]
     kv_head = h // problem.group
     tile_bias = table
-    if bias.form == "normalized":
+    if bias.function is not None:
         gain = gains(bias, problem, b, h, i, BLOCK)[:, None]
         tile_bias = values_of(bias.function, b, h, gain * table) * LOG2E
         tile_bias = tl.where(in_table, tile_bias, -INFINITY)
@@ -53,7 +53,7 @@ def tile_gradient(
     if problem.plan is not None or problem.sequences is not None or not problem.causal:
         key = (j + tl.arange(0, BLOCK))[None, :]
         grad_s = tl.where((first_key <= key) & (key < end_key), grad_s, 0.0)
-    if bias.form == "normalized":
+    if bias.function is not None:
         grad_s *= gain * slopes_of(bias.function, b, h, gain * table)
     return grad_s
 
@@ -84,8 +84,8 @@ def diagonal_sums(
     # The table contains exactly the distances of visible pairs. [BLOCK, BLOCK]
     place = position(problem, diagonal * BLOCK) + r - c - first_distance(problem)
     in_table = (place >= 0) & (place < length)
-    missing = 0.0 if bias.form == "normalized" else -INFINITY
-    table = tl.load(row_address(bias.terms, b, h, 0) + place, in_table, other=missing)
+    missing = 0.0 if bias.function is not None else -INFINITY
+    table = tl.load(row_address(bias.table, b, h, 0) + place, in_table, other=missing)
     acc = tl.zeros([BLOCK, BLOCK], tl.float32)
     for tile in range(begin, end):
         i, j = tile * BLOCK, (tile - diagonal) * BLOCK

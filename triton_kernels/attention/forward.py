@@ -76,9 +76,10 @@ def attend_keys(
     BLOCK_D: tl.constexpr = tile_q.shape[1]
     BLOCK_DV: tl.constexpr = acc.shape[1]
     kv_head = h // problem.group
-    AHEAD: tl.constexpr = FACTORED and bias.ahead
+    HAS_FACTORS: tl.constexpr = FACTORED and bias.vector_tables is None
+    AHEAD: tl.constexpr = HAS_FACTORS and bias.ahead
     initial = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    if FACTORED:
+    if HAS_FACTORS:
         q_factors = tile_query_factors(bias, b, h, first, BLOCK_M, SIDE)
         from_queries = query_origin(bias, problem, b, h, queries[0], BLOCK_M, SIDE)
         slope = (SIDE * LOG2E) * queries[1]
@@ -100,9 +101,9 @@ def attend_keys(
         )
         keys = key_side(bias, problem, b, h, j, BLOCK_N)
         offset = 0.0
-        if FACTORED and not AHEAD:
+        if HAS_FACTORS and not AHEAD:
             initial = key_product(bias, problem, b, h, q_factors, queries[0], j, BLOCK_N, SIDE)
-        if FACTORED and bias.form != "distance":
+        if HAS_FACTORS and bias.table is None:
             offset = intercept + slope * (from_queries - from_keys).to(tl.float32)
         x, multiplier, _ = tile_logits(
             *(bias, problem, b, h, tile_q, tile_k, queries, keys, initial, MASKED, FACTORED),
@@ -120,7 +121,7 @@ def attend_keys(
         l = l * rescale + tl.sum(p, 1)
         acc = dot(p.to(tile_v.dtype), tile_v, acc * rescale[:, None])
         m = m_new
-        if FACTORED:
+        if HAS_FACTORS:
             next_j = next_tile(j, end, BLOCK_N)
             from_keys = key_origin(bias, problem, b, h, next_j, BLOCK_N, SIDE)
         if AHEAD:
@@ -160,13 +161,13 @@ def attend(
     for PART in tl.static_range(KEY_PARTS):
         if key_part_exists(
             *(PART, problem.causal, problem.windowed or problem.plan is not None),
-            *(bias.form, bias.factored),
+            *(bias.factored, bias.only_far),
         ):
             acc, m, l = attend_keys(
                 *(k, v, bias, problem, b, h, first, tile_q, queries),
                 *(bounds[PART], bounds[PART + 1], acc, m, l),
                 BLOCK_N=part_block(BLOCK_N, key_part_is_factored(PART), bias.factored),
-                MASKED=key_part_is_masked(PART, bias.form, bias.factored),
+                MASKED=key_part_is_masked(PART, bias.factored, bias.only_far),
                 FACTORED=key_part_is_factored(PART),
                 SIDE=key_part_side(PART),
             )

@@ -4,7 +4,7 @@ Each range (part) has its own loop:
 
     masked      not all pairs are visible, or their distances differ in sign
     factored    all pairs are visible, and the bias is a product of factors
-                (bias/factors.py)
+                (bias/factors.py) or, beyond the band of a relative bias, 0
     otherwise   all pairs are visible, and the bias is evaluated pair by pair
 
 The side of a factored part is 1 if all keys are before the queries, and -1 if they are after them.
@@ -15,6 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..bias.relative import first_column
 from ..bias.tile import first_distance
 from ..primitives import plan_range, position, round_down, round_up, row_address
 
@@ -34,6 +35,9 @@ def factored_distances(bias, problem, b, h, ROWS: tl.constexpr):
     """Returns (past, future): a tile of ROWS queries has factors if all distances to its first
     query are at least `past`, or at most `future`."""
     past, future = 0, -ROWS
+    if bias.vector_tables is not None:
+        first = first_column(bias, problem)
+        past, future = first + bias.vector_tables.columns, first - ROWS
     if bias.far is not None:
         address = row_address(bias.far, b, h, 0)
         past = tl.load(address) + first_distance(problem)
@@ -66,7 +70,7 @@ def key_ranges(problem, bias, b, h, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.co
         past_end = tl.minimum(whole_end, round_down(p_first - past + 1, BLOCK_N))
         if not problem.causal:
             future = tl.minimum(whole_end, round_up(p_first - ahead, BLOCK_N))
-        if bias.form == "distance":
+        if bias.far is not None:
             # Queries beyond the last one would read distances outside the table.
             partial = first + BLOCK_M > problem.n_query
             past_end = tl.where(partial, whole, past_end)
@@ -77,16 +81,16 @@ def key_ranges(problem, bias, b, h, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.co
 
 
 @triton.constexpr_function
-def key_part_exists(part, causal, hidden, form, factored):
-    """Whether a part can be nonempty. hidden: a window or plan masks keys before the visible
-    ones."""
-    near = not factored or form == "distance" or not causal
+def key_part_exists(part, causal, hidden, factored, only_far):
+    """Whether a part can be nonempty. hidden: a window or plan masks keys before the visible ones.
+    only_far: tiles are factored only far from the queries."""
+    near = not factored or only_far or not causal
     return (hidden, factored, near, factored and not causal, True)[part]
 
 
 @triton.constexpr_function
-def key_part_is_masked(part, form, factored):
-    return part in (0, 4) or (part == 2 and factored and form != "distance")
+def key_part_is_masked(part, factored, only_far):
+    return part in (0, 4) or (part == 2 and factored and not only_far)
 
 
 @triton.constexpr_function
@@ -133,7 +137,7 @@ def query_ranges(problem, bias, b, h, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.
         past = round_up(last - shift + behind, BLOCK_M)
         if not problem.causal:
             future_end = tl.minimum(whole_end, round_down(first - shift + ahead + BLOCK_M, BLOCK_M))
-        if bias.form != "distance":
+        if not bias.only_far:
             near = past
     future_end = tl.maximum(future_end, start)
     near = tl.maximum(tl.minimum(near, end), future_end)
@@ -142,8 +146,8 @@ def query_ranges(problem, bias, b, h, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.
 
 
 @triton.constexpr_function
-def query_part_exists(part, causal, planned, form, factored):
-    near = not factored or form == "distance"
+def query_part_exists(part, causal, planned, factored, only_far):
+    near = not factored or only_far
     two_sided = factored and not causal
     return (planned and not causal, two_sided, causal or not near, near, factored, True)[part]
 

@@ -15,7 +15,7 @@ differences within a tile.
 Products of dS with the same columns give the gradients: those of the gain and of C[p] from the key
 factors, those of C[j] from the query factors. They need only the first eight columns. If queries
 have no gains of their own, these columns are the same in all tiles. table_polynomials.py has the
-factors of tables.
+factors of tables, whose product is the whole bias.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def tile_query_factors(
     remaining: see load_if.
     """
     # The factors of a table depend only on the query's row in the tile.
-    row = 0 if bias.form == "distance" else first
+    row = first if bias.table is None else 0
     address = tile_addresses(bias.query_factors, b, h, row, BLOCK_M, COLUMNS)
     return load_if(address + (bias.query_factors.side if SIDE < 0 else 0), remaining)
 
@@ -111,7 +111,7 @@ def tile_key_factors(
     remaining: see load_if.
     """
     row, step = j, FACTORS
-    if bias.form == "distance":
+    if bias.table is not None:
         row, step = p - j - first_distance(problem), -FACTORS
     address = row_address(bias.key_factors, b, h, 0) + row * bias.key_factors.row
     address += bias.key_factors.side if SIDE < 0 else 0
@@ -127,6 +127,20 @@ def key_product(
     1, ...: the initial accumulator of the logits. [BLOCK_M, BLOCK_N]"""
     k_factors = tile_key_factors(bias, problem, b, h, p, j, BLOCK_N, SIDE, remaining)
     return dot(q_factors, tl.trans(k_factors))
+
+
+@triton.jit
+def query_product(
+    bias, problem, b, h, i, p, j, q_factors, k_factors, BLOCK_M: tl.constexpr, SIDE: tl.constexpr
+):
+    """Returns the factors of queries i, i + 1, ..., whose first position is p, and of keys j, j +
+    1, ..., and their product, [BLOCK_N, BLOCK_M]. Of the given factors of another tile of queries
+    and the same keys, one is the same."""
+    if bias.table is None:
+        q_factors = tile_query_factors(bias, b, h, i, BLOCK_M, SIDE)
+    else:
+        k_factors = tile_key_factors(bias, problem, b, h, p, j, k_factors.shape[0], SIDE)
+    return q_factors, k_factors, dot(k_factors, tl.trans(q_factors))
 
 
 @triton.jit
@@ -247,6 +261,16 @@ def times_factors(grad_s, factors, acc, IN_TWO: tl.constexpr):
     if IN_TWO:
         acc = dot((grad_s - high.to(tl.float32)).to(tl.bfloat16), factors, acc)
     return acc
+
+
+@triton.jit
+def round_to_operand(grad_s, IN_TWO: tl.constexpr):
+    """Returns dS rounded as in times_factors, so that the contributions of a pair to the gradients
+    of C[p] and of C[j] cancel exactly in the gradient of steps outside the pair.
+
+    For float16 inputs, times_factors splits dS in two, and the rounding error is negligible.
+    """
+    return grad_s if IN_TWO else grad_s.to(tl.bfloat16).to(tl.float32)
 
 
 @triton.jit

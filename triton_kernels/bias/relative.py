@@ -30,31 +30,31 @@ def distances_of(block_m, block_n):
 @triton.jit
 def first_column(bias, problem):
     """Returns the distance of the first row of the tables."""
-    return 0 if problem.causal else -(bias.tables.columns // 2)
+    return 0 if problem.causal else -(bias.vector_tables.columns // 2)
 
 
 @triton.jit
 def may_be_biased(bias, problem, smallest, COUNT: tl.constexpr):
     """Returns whether the bias may differ from 0 at the distances smallest, smallest + 1, ..."""
     first = first_column(bias, problem)
-    inside = (smallest + COUNT > first) & (smallest < first + bias.tables.columns)
-    return inside | bias.tables.last
+    inside = (smallest + COUNT > first) & (smallest < first + bias.vector_tables.columns)
+    return inside | bias.vector_tables.last
 
 
 @triton.jit
 def table_rows(bias, problem, table, h, smallest, RANK: tl.constexpr, COUNT: tl.constexpr):
     """Returns the vectors of the distances smallest, smallest + 1, ... [COUNT, padded rank]"""
     n = smallest - first_column(bias, problem) + tl.arange(0, COUNT)[:, None]
-    nearest = tl.minimum(tl.maximum(n, 0), bias.tables.columns - 1)
+    nearest = tl.minimum(tl.maximum(n, 0), bias.vector_tables.columns - 1)
     channel = tl.arange(0, padded_rank(RANK))[None, :]
-    exists = ((n == nearest) | bias.tables.last) & (channel < RANK)
+    exists = ((n == nearest) | bias.vector_tables.last) & (channel < RANK)
     return tl.load(row_address(table, 0, h, 0) + (nearest * table.row + channel), exists, other=0.0)
 
 
 @triton.jit
 def query_vectors(bias, problem, b, h, first, BLOCK_M: tl.constexpr):
     """Returns the vectors of queries first, first + 1, ... [BLOCK_M, padded rank]"""
-    RANK: tl.constexpr = bias.tables.query_rank
+    RANK: tl.constexpr = bias.vector_tables.query_rank
     return load_tile(
         bias.query_vectors, b, h, first, problem.n_query, RANK, BLOCK_M, padded_rank(RANK)
     )
@@ -63,7 +63,7 @@ def query_vectors(bias, problem, b, h, first, BLOCK_M: tl.constexpr):
 @triton.jit
 def key_vectors(bias, problem, b, h, first, BLOCK_N: tl.constexpr):
     """Returns the vectors of keys first, first + 1, ... [BLOCK_N, padded rank]"""
-    RANK: tl.constexpr = bias.tables.key_rank
+    RANK: tl.constexpr = bias.vector_tables.key_rank
     return load_tile(bias.key_vectors, b, h, first, problem.n_key, RANK, BLOCK_N, padded_rank(RANK))
 
 
@@ -91,32 +91,28 @@ def unshear(tile, OF_KEYS: tl.constexpr):
 
 
 @triton.jit
-def relative_bias(
-    bias,
-    problem,
-    b,
-    h,
-    p_first,
-    j_first,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    KEYS_FIRST: tl.constexpr,
-):
+def relative_bias(bias, problem, b, h, queries, keys, KEYS_FIRST: tl.constexpr):
     """Returns the bias of a tile, [BLOCK_M, BLOCK_N], or its transpose with KEYS_FIRST."""
+    p_first, gain, _, _, _ = queries
+    j_first, key_sums = keys
+    BLOCK_M: tl.constexpr = gain.shape[0]
+    BLOCK_N: tl.constexpr = key_sums[0].shape[0]
     COUNT: tl.constexpr = distances_of(BLOCK_M, BLOCK_N)
     smallest = p_first - j_first - (BLOCK_N - 1)
     values = tl.zeros([BLOCK_N, BLOCK_M] if KEYS_FIRST else [BLOCK_M, BLOCK_N], tl.float32)
     if may_be_biased(bias, problem, smallest, COUNT):
         if bias.query_vectors is not None:
             rows = table_rows(
-                *(bias, problem, bias.tables.queries, h, smallest, bias.tables.query_rank, COUNT)
+                *(bias, problem, bias.vector_tables.queries, h, smallest),
+                *(bias.vector_tables.query_rank, COUNT),
             )
             vectors = query_vectors(bias, problem, b, h, p_first - position(problem, 0), BLOCK_M)
             of_queries = shear(dot(vectors, tl.trans(rows)), BLOCK_N, OF_KEYS=False)
             values += tl.trans(of_queries) if KEYS_FIRST else of_queries
         if bias.key_vectors is not None:
             rows = table_rows(
-                *(bias, problem, bias.tables.keys, h, smallest, bias.tables.key_rank, COUNT)
+                *(bias, problem, bias.vector_tables.keys, h, smallest),
+                *(bias.vector_tables.key_rank, COUNT),
             )
             vectors = key_vectors(bias, problem, b, h, j_first, BLOCK_N)
             of_keys = shear(dot(vectors, tl.trans(rows)), BLOCK_M, OF_KEYS=True)
@@ -130,8 +126,8 @@ def add_vector_gradients(
     problem,
     h,
     table,
-    p_first,
-    j_first,
+    queries,
+    keys,
     grad_s,
     gradients,
     RANK: tl.constexpr,
@@ -141,7 +137,7 @@ def add_vector_gradients(
     contributes. grad_s is [BLOCK_M, BLOCK_N], or its transpose with OF_KEYS."""
     BLOCK_N: tl.constexpr = grad_s.shape[0] if OF_KEYS else grad_s.shape[1]
     COUNT: tl.constexpr = distances_of(grad_s.shape[0], grad_s.shape[1])
-    smallest = p_first - j_first - (BLOCK_N - 1)
+    smallest = queries[0] - keys[0] - (BLOCK_N - 1)
     if may_be_biased(bias, problem, smallest, COUNT):
         rows = table_rows(bias, problem, table, h, smallest, RANK, COUNT)
         gradients = dot(unshear(grad_s, OF_KEYS).to(rows.dtype), rows, gradients)
@@ -149,15 +145,17 @@ def add_vector_gradients(
 
 
 @triton.jit
-def key_terms(bias, b, h, p, j, sees):
-    """Returns the products of the vectors of keys j [1, BLOCK_N] and those of the distances to
-    positions p [BLOCK_M, 1] that are not negative, for few queries. h is [BLOCK_M, 1]."""
-    vectors = row_address(bias.key_vectors, b, h, j)
-    column = tl.minimum(p - j, bias.tables.columns - 1)
-    table = row_address(bias.tables.keys, 0, h, column)
-    exists = sees & ((p - j == column) | bias.tables.last)
+def key_terms(bias, h, p, page, row, j, sees):
+    """Returns the products of the vectors of keys j [1, BLOCK_N], which start at a row of a page,
+    and those of the distances to positions p [BLOCK_M, 1] that are not negative, for few queries. h
+    is [BLOCK_M, 1]."""
+    rows = tl.arange(0, j.shape[1]).to(tl.int64)[None, :] * bias.key_vectors.row
+    vectors = row_address(bias.key_vectors, page, h, row) + rows
+    column = tl.minimum(p - j, bias.vector_tables.columns - 1)
+    table = row_address(bias.vector_tables.keys, 0, h, column)
+    exists = sees & ((p - j == column) | bias.vector_tables.last)
     values = tl.zeros(sees.shape, tl.float32)
-    for r in range(bias.tables.key_rank):
+    for r in range(bias.vector_tables.key_rank):
         of_keys = tl.load(vectors + r, exists, 0.0).to(tl.float32)
         values += of_keys * tl.load(table + r, exists, 0.0).to(tl.float32)
     return values

@@ -97,7 +97,7 @@ def table_factors_kernel(
     first = tl.program_id(2) * BLOCK
     x = first + tl.arange(0, BLOCK)
     exists = x <= length - ROWS
-    table = row_address(bias.terms, b, h, 0)
+    table = row_address(bias.table, b, h, 0)
     coefficients = tl.zeros([BLOCK, FACTORS], tl.float32)
     for node in tl.static_range(DEGREES):
         # [BLOCK]

@@ -1,7 +1,7 @@
-"""The bias of a tile and its gradient, computed from the tensors of a form.
+"""The bias of a tile, computed from the operands of a form.
 
-"linear" and "cumulative" are both beta = g_i (C[p_i] - C[j]), negated for keys after the query. A
-linear bias has the gain -slope and C[j] = j.
+A bias with slopes or prefix sums is beta = g_i (C[p_i] - C[j]), negated for keys after the query.
+With slopes, the gain is -slope and C[j] = j.
 
 Functions that take p and gain of queries and j of keys broadcast them: the caller decides whether
 queries are rows or columns of the tile.
@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from ..primitives import LOG2E, load_numbers, position, row_address
+from ..primitives import LOG2E, along, load_numbers, position, row_address
+from .relative import relative_bias
 from .segments import values_of
 
 
@@ -21,8 +22,8 @@ from .segments import values_of
 def shared_gain(bias, b, h, BLOCK_M: tl.constexpr):
     """Returns the gain that all queries of a head share: -slope, or 1. [BLOCK_M]"""
     gain = tl.full([BLOCK_M], 1.0, tl.float32)
-    if bias.form == "linear":
-        gain *= -tl.load(row_address(bias.terms, b, h, 0))
+    if bias.slopes is not None:
+        gain *= -tl.load(row_address(bias.slopes, b, h, 0))
     return gain
 
 
@@ -40,11 +41,11 @@ def gains(bias, problem, b, h, first, BLOCK_M: tl.constexpr):
 def prefix_sum_at(bias, problem, b, h, position, EXISTS: tl.constexpr = False):
     """Returns C at a position clamped to the range of C, or 0 in an empty sequence."""
     value = position
-    if bias.form == "cumulative":
+    if bias.sums is not None:
         places = problem.n_key + problem.shift
         if not EXISTS:
             position = tl.minimum(tl.maximum(position, 0), places - 1)
-        address = row_address(bias.terms, b, h, position)
+        address = row_address(bias.sums, b, h, position)
         if problem.sequences is None:
             value = tl.load(address)
         else:
@@ -55,10 +56,10 @@ def prefix_sum_at(bias, problem, b, h, position, EXISTS: tl.constexpr = False):
 @triton.jit
 def load_prefix_sums(bias, problem, b, h, first, COUNT: tl.constexpr):
     """Returns C at positions first, first + 1, ... as (high, low), whose float32 sum has relative
-    error 2^-48; 0 outside the range of C. For other forms, the positions and 0. [COUNT] each."""
+    error 2^-48; 0 outside the range of C. Without sums, the positions and 0. [COUNT] each."""
     n = tl.arange(0, COUNT)
     high, low = first + n, 0
-    if bias.form == "cumulative":
+    if bias.sums is not None:
         exists = (first + n >= 0) & (first + n < problem.n_key + problem.shift)
         high = tl.load(row_address(bias.high, b, h, first) + n, exists, other=0.0)
         low = tl.load(row_address(bias.low, b, h, first) + n, exists, other=0.0)
@@ -84,7 +85,7 @@ def first_distance(problem):
 @triton.jit
 def table_values(bias, problem, b, h, p, j, sees):
     """Returns the entries of a table for the distances p - j, 0 where sees is False."""
-    address = row_address(bias.terms, b, h, 0) + (p - j - first_distance(problem))
+    address = row_address(bias.table, b, h, 0) + (p - j - first_distance(problem))
     return tl.load(address, sees, other=0.0)
 
 
@@ -97,23 +98,47 @@ def negate_future(problem, x, p, j):
 
 
 @triton.jit
-def tile_bias(bias, problem, b, h, p, j, gain, difference, sees):
-    """Returns the bias in base 2. difference is C[p] - C[j]. Where sees is False, the value is
-    arbitrary."""
-    if bias.form == "none":
-        values = 0.0
-    elif bias.form == "distance":
-        table = row_address(bias.terms, b, h, 0)
-        values = tl.load(table + (p - j - first_distance(problem)), sees)
-    elif bias.form == "dense":
+def pairs(bias, queries, keys, KEYS_FIRST: tl.constexpr):
+    """Returns p, j, gain and C[p] - C[j] for the pairs of a tile. The difference is [BLOCK_M,
+    BLOCK_N], or its transpose with KEYS_FIRST; the others broadcast to it.
+
+    Each C is the sum of two float32 numbers, so that small differences survive after large steps.
+    """
+    p_first, gain, query_sums, _, _ = queries
+    j_first, key_sums = keys
+    p = p_first + tl.arange(0, query_sums[0].shape[0])
+    j = j_first + tl.arange(0, key_sums[0].shape[0])
+    difference = along(query_sums[0], KEYS_FIRST) - along(key_sums[0], not KEYS_FIRST)
+    if bias.sums is not None:
+        difference += along(query_sums[1], KEYS_FIRST) - along(key_sums[1], not KEYS_FIRST)
+    else:
+        difference = difference.to(tl.float32)
+    return along(p, KEYS_FIRST), along(j, not KEYS_FIRST), along(gain, KEYS_FIRST), difference
+
+
+@triton.jit
+def tile_bias(bias, problem, b, h, queries, keys, tile_pairs, sees, KEYS_FIRST: tl.constexpr):
+    """Returns the bias of a tile in base 2, [BLOCK_M, BLOCK_N], or its transpose with KEYS_FIRST.
+    Where sees is False, the value is arbitrary.
+
+    queries, keys: see attention/logits.py. tile_pairs: a result of `pairs`.
+    """
+    p, j, gain, difference = tile_pairs
+    values = 0.0
+    if bias.vector_tables is not None:
+        values = LOG2E * relative_bias(bias, problem, b, h, queries, keys, KEYS_FIRST)
+    elif bias.of_pairs is not None:
         i = p - position(problem, 0)
         exists = (i < problem.n_query) & (j < problem.n_key) & sees
-        numbers = tl.load(pair_address(bias.terms, b, h, i, j), exists, other=0.0)
+        numbers = tl.load(pair_address(bias.of_pairs, b, h, i, j), exists, other=0.0)
         values = numbers.to(tl.float32) * LOG2E
-    elif bias.form == "normalized":
+    elif bias.function is not None:
         x = gain * table_values(bias, problem, b, h, p, j, sees)
         values = values_of(bias.function, b, h, x) * LOG2E
-    else:
+    elif bias.table is not None:
+        table = row_address(bias.table, b, h, 0)
+        values = tl.load(table + (p - j - first_distance(problem)), sees)
+    elif bias.exists:
         beta = gain * negate_future(problem, difference, p, j)
         values = -log2(1 + beta * beta) if bias.squared else beta * LOG2E
     return values
@@ -129,20 +154,3 @@ def pair_address(x, b, h, i, j):
 def log2(x):
     """log2(x), accurate to 2^-22. tl.log2 is more accurate, but takes eighteen instructions."""
     return libdevice.fast_log2f(x)
-
-
-@triton.jit
-def fast_divide(x, y):
-    """x / y, accurate to 2^-22 for y up to 2^126, and 0 for larger y."""
-    return libdevice.fast_dividef(x, y)
-
-
-@triton.jit
-def tile_gradients(bias, problem, grad_logits, p, j, gain, difference):
-    """Returns the terms of the gradient of the gain, and those of the gradient of C[p] divided by
-    the gain."""
-    difference = negate_future(problem, difference, p, j)
-    if bias.squared:
-        beta = gain * difference
-        grad_logits *= fast_divide(-2 * beta, 1 + beta * beta)
-    return grad_logits * difference, negate_future(problem, grad_logits, p, j)

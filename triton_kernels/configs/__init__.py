@@ -15,18 +15,23 @@ from typing import NamedTuple
 import torch
 
 from ..processors import Family, Processor
-from .ampere import AMPERE, GEFORCE_AMPERE, SEQUENCES_ON_AMPERE
-from .blackwell import BLACKWELL, SEQUENCES_ON_BLACKWELL
-from .common import SEQUENCES, SINGLE
+from .ampere import (
+    AMPERE,
+    GEFORCE_AMPERE,
+    PACKED_ON_AMPERE,
+    PACKED_ON_GEFORCE_AMPERE,
+)
+from .blackwell import BLACKWELL, PACKED_ON_BLACKWELL
+from .common import FLOAT32, PACKED
 from .dense import DENSE, DENSE_ON_BLACKWELL
 from .geforce_blackwell import (
+    FLOAT32_ON_GEFORCE_BLACKWELL,
     GEFORCE_BLACKWELL,
-    SEQUENCES_ON_GEFORCE_BLACKWELL,
-    SINGLE_ON_GEFORCE_BLACKWELL,
+    PACKED_ON_GEFORCE_BLACKWELL,
 )
 from .hopper import HOPPER
 from .normalized import NORMALIZED, NORMALIZED_ON_BLACKWELL, NORMALIZED_ON_WARPS
-from .relative import RELATIVE, SINGLE_RELATIVE
+from .relative import RELATIVE, RELATIVE_FLOAT32, RELATIVE_ON_HOPPER
 from .rules import LARGEST_TILE as LARGEST_TILE
 from .rules import Config, Features, Row
 
@@ -35,24 +40,27 @@ class Tables(NamedTuple):
     """Rows by the largest head_dim that they apply to."""
 
     half: Mapping[int, Row]
-    half_of_sequences: Mapping[int, Row]
-    single: Mapping[int, Row]
+    half_packed: Mapping[int, Row]
+    float32: Mapping[int, Row]
     # Half precision, of the forms that have tables of their own.
     half_of_forms: Mapping[str, Mapping[int, Row]]
+    half_relative: Mapping[int, Row] = RELATIVE
 
 
 OF_FORMS = {"dense": DENSE, "normalized": NORMALIZED}
 OF_FORMS_ON_WARPS = {"dense": DENSE, "normalized": NORMALIZED_ON_WARPS}
 OF_FORMS_ON_BLACKWELL = {"dense": DENSE_ON_BLACKWELL, "normalized": NORMALIZED_ON_BLACKWELL}
 TABLES = {
-    Family.AMPERE: Tables(AMPERE, SEQUENCES_ON_AMPERE, SINGLE, OF_FORMS_ON_WARPS),
-    Family.GEFORCE_AMPERE: Tables(GEFORCE_AMPERE, SEQUENCES_ON_AMPERE, SINGLE, OF_FORMS_ON_WARPS),
-    Family.HOPPER: Tables(HOPPER, SEQUENCES, SINGLE, OF_FORMS),
-    Family.BLACKWELL: Tables(BLACKWELL, SEQUENCES_ON_BLACKWELL, SINGLE, OF_FORMS_ON_BLACKWELL),
+    Family.AMPERE: Tables(AMPERE, PACKED_ON_AMPERE, FLOAT32, OF_FORMS_ON_WARPS),
+    Family.GEFORCE_AMPERE: Tables(
+        GEFORCE_AMPERE, PACKED_ON_GEFORCE_AMPERE, FLOAT32, OF_FORMS_ON_WARPS
+    ),
+    Family.HOPPER: Tables(HOPPER, PACKED, FLOAT32, OF_FORMS, RELATIVE_ON_HOPPER),
+    Family.BLACKWELL: Tables(BLACKWELL, PACKED_ON_BLACKWELL, FLOAT32, OF_FORMS_ON_BLACKWELL),
     Family.GEFORCE_BLACKWELL: Tables(
         GEFORCE_BLACKWELL,
-        SEQUENCES_ON_GEFORCE_BLACKWELL,
-        SINGLE_ON_GEFORCE_BLACKWELL,
+        PACKED_ON_GEFORCE_BLACKWELL,
+        FLOAT32_ON_GEFORCE_BLACKWELL,
         OF_FORMS_ON_WARPS,
     ),
 }
@@ -70,12 +78,12 @@ def choose(
     """Returns the configuration of a kernel, a field of Row. width is the larger of the padded
     head_dims of q and v. ranks: the sum of the padded ranks of a relative bias, or 0."""
     tables = TABLES[processor.family]
-    table = tables.half_of_sequences if with_sequences else tables.half
+    table = tables.half_packed if with_sequences else tables.half
     single = features.dtype == torch.float32
     if ranks:
-        table = SINGLE_RELATIVE if single else RELATIVE
+        table = RELATIVE_FLOAT32 if single else tables.half_relative
     elif single:
-        table = tables.single
+        table = tables.float32
     elif features.form in tables.half_of_forms:
         table = tables.half_of_forms[features.form]
     row = table[min(widest for widest in table if width + ranks <= widest)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .common import SEQUENCES, WIDEST
+from .common import PACKED, WIDEST
 from .rules import Config, Row, Rule
 
 BLACKWELL = {
@@ -61,7 +61,7 @@ BLACKWELL = {
     ),
     256: WIDEST,
 }
-SEQUENCES_ON_BLACKWELL = SEQUENCES | {
+PACKED_ON_BLACKWELL = PACKED | {
     64: Row(
         forward=[
             Rule(Config(64, 64, 4, 2)),

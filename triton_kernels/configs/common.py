@@ -29,7 +29,7 @@ WIDEST = Row(
 )
 
 # Kernels with sequences keep the lengths and addresses of a sequence in additional registers.
-SEQUENCES = {
+PACKED = {
     64: Row(
         forward=[
             Rule(Config(128, 32, 8, 2), "cumulative", gain=True, causal=False),
@@ -77,7 +77,7 @@ SEQUENCES = {
 }
 
 # float32, for which no matrix unit is exact.
-SINGLE = {
+FLOAT32 = {
     64: Row(
         forward=[
             Rule(Config(32, 64, 8), "normalized"),

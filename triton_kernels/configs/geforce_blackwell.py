@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .ampere import AMPERE, SEQUENCES_ON_AMPERE
-from .common import SINGLE
+import torch
+
+from .ampere import GEFORCE_AMPERE, PACKED_ON_GEFORCE_AMPERE
+from .common import FLOAT32
 from .rules import Config, Rule
 
-GEFORCE_BLACKWELL = AMPERE | {
+GEFORCE_BLACKWELL = GEFORCE_AMPERE | {
     64: replace(
-        AMPERE[64],
+        GEFORCE_AMPERE[64],
         forward=[
             Rule(Config(128, 32, 8, 2), "cumulative", gain=True, causal=False),
             Rule(Config(128, 64, 8, 2), "log1p_square"),
@@ -20,6 +22,7 @@ GEFORCE_BLACKWELL = AMPERE | {
             Rule(Config(128, 128, 8, 2)),
         ],
         backward_queries=[
+            Rule(Config(128, 32, 8, 2), "log1p_square"),
             Rule(Config(128, 32, 8, 2), causal=False),
             Rule(Config(128, 32, 8, 2), window=True),
             Rule(Config(128, 64, 8, 2)),
@@ -29,10 +32,11 @@ GEFORCE_BLACKWELL = AMPERE | {
         ],
     ),
     128: replace(
-        AMPERE[128],
+        GEFORCE_AMPERE[128],
         forward=[
             Rule(Config(64, 32, 4, 2), causal=False),
             Rule(Config(64, 32, 4, 2), window=True),
+            Rule(Config(64, 32, 4, 2), "cumulative", plan=True),
             Rule(Config(128, 32, 8, 2), "log1p_square"),
             Rule(Config(64, 64, 4, 2)),
         ],
@@ -40,6 +44,10 @@ GEFORCE_BLACKWELL = AMPERE | {
             Rule(Config(128, 16, 8), "log1p_square"),
             Rule(Config(128, 16, 8), causal=False),
             Rule(Config(128, 16, 8), window=True),
+            Rule(Config(128, 16, 8), plan=True),
+            Rule(Config(128, 16, 8), "cumulative", wide_offsets=True),
+            Rule(Config(128, 16, 8), "linear", dtype=torch.float16),
+            Rule(Config(128, 16, 8), "cumulative", dtype=torch.float16),
             Rule(Config(128, 32, 8, 2, ahead=True)),
         ],
         backward_keys=[
@@ -52,16 +60,19 @@ GEFORCE_BLACKWELL = AMPERE | {
         ],
     ),
 }
-SEQUENCES_ON_GEFORCE_BLACKWELL = SEQUENCES_ON_AMPERE | {
-    128: replace(SEQUENCES_ON_AMPERE[128], forward=[Rule(Config(64, 32, 4, 2))])
+PACKED_ON_GEFORCE_BLACKWELL = PACKED_ON_GEFORCE_AMPERE | {
+    128: replace(PACKED_ON_GEFORCE_AMPERE[128], forward=[Rule(Config(64, 32, 4, 2))])
 }
-SINGLE_ON_GEFORCE_BLACKWELL = SINGLE | {
+FLOAT32_ON_GEFORCE_BLACKWELL = FLOAT32 | {
     128: replace(
-        SINGLE[128],
+        FLOAT32[128],
         backward_keys=[
             Rule(Config(16, 16), "log1p_square"),
-            Rule(Config(16, 16, 8), "cumulative", gain=True),
+            Rule(Config(16, 16), "cumulative", gain=True),
             Rule(Config(16, 32, 8)),
+        ],
+        backward_table=[
+            Rule(Config(32, 32, 8)),
         ],
     )
 }

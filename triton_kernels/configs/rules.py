@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 
 import torch
 
+from ...shared_constants import PLAN_QUERIES
+
 # The maximum number of rows or columns of a tile, assumed by offsets within it and by padding of
 # tables.
 LARGEST_TILE = 128
@@ -28,6 +30,8 @@ class Config:
     def __post_init__(self):
         if max(self.block_m, self.block_n) > LARGEST_TILE:
             raise ValueError(f"{self} has a tile of more than {LARGEST_TILE} rows or columns")
+        if self.block_m > PLAN_QUERIES:
+            raise ValueError(f"{self} has more queries than a tile of a plan, {PLAN_QUERIES}")
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,13 @@ import triton
 import triton.language as tl
 
 from ..primitives import INFINITY, LN2, dot, row_address
+from .page_bias import page_logits, query_bias
 from .pages import (
     add_logits,
     block_number,
     load_queries,
     load_rows,
-    page_logits,
     page_of,
-    query_bias,
     range_of_tiles,
     tile_rows,
 )

@@ -10,76 +10,23 @@ import triton
 import triton.language as tl
 
 from ... import shared_constants
-from ..bias.segments import largest_value
-from ..bias.tile import log2
 from ..primitives import INFINITY, LN2, LOG2E, dot, row_address
+from .page_bias import highest_bias, page_logits, query_bias
 from .pages import (
     add_logits,
     block_number,
     load_queries,
     load_rows,
-    page_logits,
     page_of,
-    query_at,
-    query_bias,
     range_of_tiles,
     tile_rows,
 )
 
 NEAR_KEYS = tl.constexpr(shared_constants.NEAR_KEYS)
-PEAK_DISTANCES = tl.constexpr(shared_constants.PEAK_DISTANCES)
 ROUNDING_FLOOR = tl.constexpr(shared_constants.ROUNDING_FLOOR)
 # A tile is skipped only if its bound is at most this fraction of the tolerance, so that a single
 # tile cannot use up the budget of many.
 MAX_TILE_FRACTION = tl.constexpr(2**-4)
-
-
-@triton.jit
-def highest_bias(bias, lows, highs, problem, b, h, p, gain, query_sums, first, page, tile):
-    """Returns upper bounds on the bias of the tiles whose first keys are `first`, in natural
-    logarithms. [BLOCK_M, BLOCK_N]
-
-    h, p, gain and query_sums are [BLOCK_M, 1], the others [1, BLOCK_N]. The bound is float64,
-    because large terms of opposite sign cancel. lows and highs are the minima and maxima of prefix
-    sums or of the blocks of a table: see Bounds; for a relative bias, those of each query's terms.
-    """
-    nearest = tl.minimum(p - (first + problem.tile_keys - 1), problem.window - 1)
-    farthest = tl.minimum(p - first, problem.window - 1)
-    if bias.form == "distance":
-        # The distances of a tile are in at most two blocks of the table.
-        table = row_address(highs, b, h, 0)
-        of_nearest = tl.load(table + nearest // PEAK_DISTANCES)
-        of_farthest = tl.load(table + farthest // PEAK_DISTANCES)
-        highest = tl.maximum(of_nearest, of_farthest).to(tl.float64)
-    elif bias.form == "relative":
-        table = row_address(highs, b, h, query_at(problem, b, p))
-        beyond = (bias.tables.columns - 1) // PEAK_DISTANCES + 1
-        of_nearest = tl.load(table + tl.minimum(nearest // PEAK_DISTANCES, beyond))
-        of_farthest = tl.load(table + tl.minimum(farthest // PEAK_DISTANCES, beyond))
-        highest = tl.maximum(of_nearest, of_farthest).to(tl.float64)
-    elif bias.form == "normalized":
-        near, far = nearest // PEAK_DISTANCES, farthest // PEAK_DISTANCES
-        low, high = row_address(lows, b, h, 0), row_address(highs, b, h, 0)
-        low = tl.minimum(tl.load(low + near), tl.load(low + far)).to(tl.float64)
-        high = tl.maximum(tl.load(high + near), tl.load(high + far)).to(tl.float64)
-        low, high = gain.to(tl.float64) * low, gain.to(tl.float64) * high
-        low, high = tl.minimum(low, high), tl.maximum(low, high)
-        highest = largest_value(bias.function, b, h, low, high)
-    elif bias.form == "linear":
-        slope = gain.to(tl.float64)  # the negative of the slope
-        highest = slope * tl.where(slope < 0, nearest, farthest).to(tl.float64)
-    else:
-        low = tl.load(row_address(lows, page, h, 0) + tile)
-        high = tl.load(row_address(highs, page, h, 0) + tile)
-        gain = gain.to(tl.float64)
-        from_low, from_high = gain * (query_sums - low), gain * (query_sums - high)
-        highest = tl.maximum(from_low, from_high)
-        if bias.squared:
-            least = tl.minimum(tl.abs(from_low), tl.abs(from_high))
-            least = tl.where((from_low < 0) == (from_high < 0), least, 0.0)
-            least = tl.minimum(least, 1e18).to(tl.float32)  # so that its square is finite
-            highest = (-log2(1 + least * least) * LN2).to(tl.float64)
-    return highest
 
 
 @triton.jit

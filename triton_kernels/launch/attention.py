@@ -14,7 +14,6 @@ import triton
 from torch import Tensor
 
 from ... import problem as calls
-from ...sequences import empty_rows
 from ..attention.backward import attn_bwd_delta_kernel
 from ..attention.backward_keys import attn_bwd_dkv_kernel
 from ..attention.backward_queries import attn_bwd_dq_kernel
@@ -25,7 +24,7 @@ from ..operands import Plan, PlanOfKeys, Problem, Rows, problem_of, rows
 from . import plans
 from .bias_factors import with_factors
 from .configured import Configured, configure
-from .forms import Gathered, kernels_of
+from .forms import Gathered, empty_gradients, kernels_of
 from .options import SUMS_OVER_LANES, on_its_device, start
 from .relative_gradient import tables_gradients
 from .table_gradient import table_gradient
@@ -35,10 +34,7 @@ from .table_gradient import table_gradient
 def forward(problem: calls.Problem) -> tuple[Tensor, Tensor]:
     """Returns o (B, H, Nq, Dv) in q's dtype and lse (B, H, Nq) in float32."""
     q, k, v = problem.q, problem.k, problem.v
-    o = empty_rows(q, v.shape[3])
-    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    if problem.sequences is not None:  # the kernels do not write padding rows
-        o.zero_(), lse.fill_(-torch.inf)
+    o, lse = problem.empty_results()
     tensors = [rows(x) for x in (q, k, v, o, lse)]
     configured = configure("forward", problem, (*tensors[1:3], problem.geometry.n_key))
     block_m = configured.config.block_m
@@ -72,46 +68,35 @@ def backward(
     _delta(problem, bias.gain, o, grad_o, lse, grad_lse.contiguous(), *statistics)
     given = (q, k, v, grad_o, *statistics)
 
-    grad_q, grad_k, grad_v = (empty_rows(x, x.shape[3]) for x in (q, k, v))
-    grad_gain, grad_query_sums = torch.empty_like(lse), torch.empty_like(lse)
-    if kernels.has_pairs and form_gradient:
-        grad_gain = lse.new_zeros((*lse.shape, k.shape[2]))
-    grad_key_sums = lse.new_empty((*lse.shape[:2], k.shape[2]))
-    if bias.tables is not None:
-        ranks = bias.tables.query_rank.value, bias.tables.key_rank.value
-        grad_query_sums = lse.new_empty((*grad_query_sums.shape, ranks[0]))
-        grad_key_sums = lse.new_empty((*grad_key_sums.shape, ranks[1]))
-    if problem.sequences is not None:
-        for x in (grad_q, grad_k, grad_v, grad_gain, grad_query_sums, grad_key_sums):
-            x.zero_()
-
-    tensors = [rows(x) for x in (*given, grad_q, grad_gain)]
-    configured = configure("backward_queries", problem, (*tensors[1:3], problem.geometry.n_key))
+    grad_q, grad_k, grad_v = problem.empty_gradients()
+    streamed = rows(k), rows(v), problem.geometry.n_key
+    configured = configure("backward_queries", problem, streamed)
     block_m = configured.config.block_m
     own = _kernel_problem(problem, configured, plans.of_queries(problem, block_m))
     grid = problem.batch * q.shape[1], triton.cdiv(own.n_query, block_m)
-    grad_lines = None
-    if bias.function is not None:
-        blocks = problem.batch, q.shape[1], grid[1]
-        grad_lines = lse.new_zeros((*blocks, 2 * bias.function.segments.value))
+    plan = own.plan
+    of_table = table_gradient if bias.vector_tables is None else tables_gradients
+    gathered = Gathered(
+        problem,
+        *empty_gradients(bias, problem, grid[1], of_pairs=form_gradient),
+        partial(of_table, problem, plan, given, bias),
+    )
+    trained = form_gradient and kernels.trains_queries and gathered.grad_others.numel() > 0
     start(attn_bwd_dq_kernel, grid, configured.config)(
-        *tensors,
-        rows(grad_query_sums if grad_lines is None else grad_lines),
+        *map(rows, (*given, grad_q, gathered.grad_gain, gathered.grad_others)),
         with_factors(bias, own, configured, problem.sequences),
         own,
         **configured.blocks,
-        BIAS_GRADIENT=form_gradient and kernels.has_gain and grad_query_sums.numel() > 0,
+        BIAS_GRADIENT=trained,
     )
-    plan = own.plan
-    trained = form_gradient and kernels.has_sums and grad_key_sums.numel() > 0
-    tensors = [rows(x) for x in (*given, grad_k, grad_v, grad_key_sums)]
-    streamed = tensors[0], tensors[3], problem.geometry.n_query
+    trained = form_gradient and kernels.trains_keys and gathered.grad_keys.numel() > 0
+    streamed = rows(q), rows(grad_o), problem.geometry.n_query
     configured = configure("backward_keys", problem, streamed, trained=trained)
     block_n = configured.config.block_n
     own = _kernel_problem(problem, configured, plans.of_keys(problem, block_n))
     grid = problem.batch * k.shape[1], triton.cdiv(own.n_key, block_n)
     start(attn_bwd_dkv_kernel, grid, configured.config)(
-        *tensors,
+        *map(rows, (*given, grad_k, grad_v, gathered.grad_keys)),
         with_factors(bias, own, configured, problem.sequences, statistics[0]),
         own,
         **configured.blocks,
@@ -119,15 +104,9 @@ def backward(
     )
     if not form_gradient:
         return grad_q, grad_k, grad_v, []
-    of_table = table_gradient if bias.tables is None else tables_gradients
-    table = partial(of_table, problem, plan, given, bias)
-    if grad_lines is not None:
-        grad_lines = grad_lines.sum(2).unflatten(2, (2, -1))
-    of_form = kernels.gradients(
-        Gathered(problem, grad_gain, grad_query_sums, grad_key_sums, grad_lines, table)
-    )
     of_form = [
-        grad.sum_to_size(x.shape).to(x.dtype) for grad, x in zip(of_form, form.tensors, strict=True)
+        grad.sum_to_size(x.shape).to(x.dtype)
+        for grad, x in zip(kernels.gradients(gathered), form.tensors, strict=True)
     ]
     return grad_q, grad_k, grad_v, of_form
 

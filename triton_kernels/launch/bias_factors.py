@@ -31,11 +31,18 @@ def with_factors(
     """
     if not configured.factored:
         return bias
-    form, terms, config = bias.form.value, bias.terms.start, configured.config
+    config = configured.config
     columns = configs.sum_columns(processor())
-    flags = {"factored": True, "ahead": configured.ahead, "sum_columns": columns}
+    flags = {
+        "factored": True,
+        "only_far": bias.table is not None or bias.vector_tables is not None,
+        "ahead": configured.ahead,
+        "sum_columns": columns,
+    }
     bias = bias._replace(**{name: constexpr(x) for name, x in flags.items()})
-    if form == "distance":
+    if bias.vector_tables is not None:
+        return bias
+    if bias.table is not None:
         return _with_table_factors(bias, problem, config.block_m)
 
     lse = None if lse_in_base_2 is None else rows(lse_in_base_2)
@@ -47,12 +54,13 @@ def with_factors(
             query_factors_kernel, shape, config.block_m, apart, bias, problem, lse
         )
     else:
-        shape = (*(terms.shape[:2] if form == "linear" else (1, 1)), config.block_m)
+        heads = (1, 1) if bias.slopes is None else bias.slopes.start.shape[:2]
+        shape = (*heads, config.block_m)
         of_queries = _row_independent(query_factors_kernel, shape, bias, problem, lse)
-    if form == "linear":
+    if bias.sums is None:
         of_keys = _row_independent(key_factors_kernel, (1, 1, config.block_n), bias, problem)
     else:
-        shape = (*terms.shape[:2], problem.n_key)
+        shape = (*bias.sums.start.shape[:2], problem.n_key)
         apart = sequences and (sequences.key_rows, sequences.is_packed)
         of_keys = _factors(key_factors_kernel, shape, config.block_n, apart, bias, problem)
     return bias._replace(query_factors=of_queries, key_factors=of_keys)
@@ -97,7 +105,7 @@ def _factors(kernel, shape, block: int, of_entry, bias: Bias, problem: Problem, 
 
 
 def _with_table_factors(bias: Bias, problem: Problem, block_m: int) -> Bias:
-    batch, heads, length = bias.terms.start.shape
+    batch, heads, length = bias.table.start.shape
     of_rows = _empty_factors(bias, 1, 1, block_m)
     of_keys = _empty_factors(bias, batch, heads, length - block_m + 1)
     blocks = triton.cdiv(of_keys.shape[2], TABLE_ROWS)
@@ -117,4 +125,5 @@ def _with_table_factors(bias: Bias, problem: Problem, block_m: int) -> Bias:
 
 
 def _empty_factors(bias: Bias, *shape: int) -> Tensor:
-    return bias.terms.start.new_empty((*shape, FACTORS.value), dtype=torch.bfloat16)
+    operand = bias.slopes or bias.sums or bias.table
+    return operand.start.new_empty((*shape, FACTORS.value), dtype=torch.bfloat16)

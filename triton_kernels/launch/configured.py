@@ -11,7 +11,7 @@ from ... import problem as calls
 from .. import configs
 from ..configs import Config, Features
 from ..operands import Rows
-from ..processors import processor
+from ..processors import Family, processor
 from .forms import PAIRWISE, kernels_of
 
 
@@ -87,12 +87,15 @@ def configure(
         problem.q.dtype != torch.float32 and max(problem.q.shape[3], problem.v.shape[3]) <= 128
     )
     has_room = has_room and problem.scale > 0 and geometry.n_key > 0
-    may_be_factored = kernels.may_be_factored(config.block_m, *tensors)
+    factored = has_room and kernels.may_be_factored(config.block_m, *tensors) and not trims
+    if factored and kernels.tables is None and processor().family is Family.BLACKWELL:
+        # The pipeliner of Triton 3.9 fences the copies of factors before it waits for them.
+        config = replace(config, num_stages=1)
     return Configured(
         config,
         block_d,
         block_dv,
-        factored=has_room and may_be_factored and not trims,
+        factored=factored,
         ahead=same_stride if kernel == "forward" else narrow,
         narrow_offsets=narrow,
         same_row_stride=same_stride,

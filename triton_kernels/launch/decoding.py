@@ -13,7 +13,6 @@ from torch import Tensor
 from triton.language import constexpr
 
 from ... import problem as calls
-from ...sequences import empty_rows
 from ...shared_constants import PEAK_DISTANCES, rounding_of_logits
 from ..decode.append import attn_append_kernel
 from ..decode.attention import attn_decode_kernel, attn_decode_merge_kernel
@@ -63,14 +62,11 @@ class Pages(NamedTuple):
 def decode(problem: calls.Problem) -> tuple[Tensor, Tensor]:
     """Returns o (B, H, Nq, Dv) in q's dtype and lse (B, H, Nq) in float32."""
     q, k, v = problem.q, problem.k, problem.v
-    o = empty_rows(q, v.shape[3])
-    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    if lse.numel() == 0:
-        return o, lse
-    paged, bias = _pages_of(problem), kernels_of(problem).bias_of_pages(problem.form)
+    o, lse = problem.empty_results()
+    paged, bias = _pages_of(problem), kernels_of(problem).bias_of_pages(problem.form.tensors)
     single = q.dtype == torch.float32
     chooses = problem.tolerance > 0 and problem.form.may_skip
-    # The vectors of keys have no bounds in the cache.
+    # The selection does not bound the products with vectors of keys.
     chooses = chooses and bias.key_vectors is None
     # The bounds of a function, and products in float32, do not fit in registers together.
     chooses = chooses and not (single and bias.function)
@@ -152,20 +148,22 @@ def _with_lists(problem: Pages, blocks: tuple[int, int]) -> Pages:
     return problem._replace(max_tiles=most, lists=lists, counts=lists.new_empty(len(lists)))
 
 
-def _bounds(bounds: calls.Bounds, bias: Bias) -> list[Rows | None]:
+def _bounds(bounds: calls.TileBounds, bias: Bias) -> list[Rows | None]:
     """Returns the Rows of centres, extents, and lowest and highest values, where they exist."""
-    centres, extents, *extremes = bounds
-    if bias.tables is not None:
-        extremes = [None, _largest_terms(bias)]
-    return [rows(centres), rows(extents), *map(per_head, extremes)]
+    extremes = bounds.table_lowest, bounds.table_highest
+    if bias.vector_tables is not None:
+        extremes = None, _largest_terms(bias)
+    elif bounds.highest is not None:
+        extremes = bounds.lowest, bounds.highest
+    return [rows(bounds.centres), rows(bounds.extents), *map(per_head, extremes)]
 
 
 def _largest_terms(bias: Bias) -> Tensor:
     """Returns the largest value that a relative bias has in each block of distances, and last the
     one beyond its tables, (B or 1, H or 1, Nq, blocks + 1)."""
-    terms, columns = bias.terms.start, bias.tables.columns
+    table, columns = bias.table.start, bias.vector_tables.columns
     missing = PEAK_DISTANCES * (triton.cdiv(columns, PEAK_DISTANCES) + 1) - columns
-    whole = torch.cat([terms[..., :-1], terms[..., -1:].expand(*terms.shape[:-1], missing)], -1)
+    whole = torch.cat([table[..., :-1], table[..., -1:].expand(*table.shape[:-1], missing)], -1)
     largest = whole.unflatten(-1, (-1, PEAK_DISTANCES)).amax(-1)
     return largest.nan_to_num(torch.inf, torch.inf, -torch.inf)  # so that a NaN is not skipped
 

@@ -23,12 +23,12 @@ def tables_gradients(
     given: q, k, v, grad_o, lse in base 2 and delta. plan: the key ranges of the queries.
     """
     configured, geometry = configure("backward_table", problem), problem.geometry
-    block, columns = configured.config.block_m, bias.tables.columns
-    ranks = bias.tables.query_rank.value, bias.tables.key_rank.value
+    block, columns = configured.config.block_m, bias.vector_tables.columns
+    ranks = bias.vector_tables.query_rank.value, bias.vector_tables.key_rank.value
     # The distances that contribute: those of the table or, where its ends continue, all.
     of_table = 0 if geometry.causal else -(columns // 2)
     first, end = geometry.first_distance, geometry.first_distance + geometry.n_distances
-    if not bias.tables.last:
+    if not bias.vector_tables.last:
         first, end = max(first, of_table), min(end, of_table + columns)
     count = max(1, end - first)
     gradients = [0, 0]

@@ -31,7 +31,7 @@ def table_gradient(
             *map(rows, given),
             sums,
             part.first,
-            bias._replace(terms=of_entries(bias.terms, part.entries)),
+            bias._replace(table=of_entries(bias.table, part.entries)),
             part.problem,
             length,
             BLOCK=block,

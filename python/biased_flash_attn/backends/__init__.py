@@ -2,12 +2,13 @@
 
 from .cpu import instruction_set, release_memory
 from .protocol import Backend, KernelBackend, Report
-from .registry import NAMES, choose, get, report
+from .registry import NAMES, RefusedError, choose, get, report
 
 __all__ = [
     "NAMES",
     "Backend",
     "KernelBackend",
+    "RefusedError",
     "Report",
     "choose",
     "get",

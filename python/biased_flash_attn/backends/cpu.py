@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from .. import shared_constants
+from ..forms.gradients import OWN
 from ..problem import Problem
-from ..sequences import empty_rows
 from .protocol import Report
 
 try:
@@ -57,17 +57,13 @@ class Cpu:
         )
         return Report(self.name, True, detail)
 
-    def refusal(self, q: Tensor) -> str:
+    def refusal(self, q: Tensor, problem: Problem | None) -> str:
         if q.device.type != "cpu":
             return f"needs tensors on the CPU; q is on {q.device}"
         return f"is not available: {_MISSING}" if _MISSING else ""
 
     def forward(self, problem: Problem) -> tuple[Tensor, Tensor]:
-        q = problem.q
-        o = empty_rows(q, problem.v.shape[3])
-        lse = torch.empty(q.shape[:3], dtype=problem.real)
-        if problem.sequences is not None:  # the kernels do not write padding rows
-            o.zero_(), lse.fill_(-torch.inf)
+        o, lse = problem.empty_results()
         tensors = [_contiguous(x) for x in problem.form.tensors]
         fields = _fields(problem, tensors)
         fields["o"], fields["lse"] = _address(o), _address(lse)
@@ -81,18 +77,17 @@ class Cpu:
         lse: Tensor,
         grad_o: Tensor,
         grad_lse: Tensor,
-        form_gradient: bool,
-    ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+        *,
+        targets: list[int],
+    ) -> tuple[Tensor, Tensor, Tensor, list[Tensor | None]]:
         # grad_o may be an expanded tensor, such as the gradient of a sum; the kernels need
         # contiguous rows.
         grad_o = grad_o if grad_o.stride(3) == 1 else grad_o.contiguous()
         grad_lse = grad_lse.contiguous()
-        q, form = problem.q, problem.form
-        grad_q, grad_k, grad_v = (empty_rows(x, x.shape[3]) for x in (q, problem.k, problem.v))
-        if problem.sequences is not None:
-            grad_q.zero_(), grad_k.zero_(), grad_v.zero_()
+        form = problem.form
+        grad_q, grad_k, grad_v = problem.empty_gradients()
         tensors = [_contiguous(x) for x in form.tensors]
-        sums = form.accumulators(q.shape[0], problem.batch, q.shape[1]) if form_gradient else []
+        sums = _accumulators(problem, targets, grad_q, grad_k)
         fields = _fields(problem, tensors)
         fields |= {
             "o": _address(o),
@@ -106,8 +101,8 @@ class Cpu:
         }
         _C.backward(fields)
         of_form = [
-            x.sum_to_size(y.shape).to(y.dtype)
-            for x, y in zip(sums, form.tensors, strict=form_gradient)
+            x.sum_to_size(y.shape).to(y.dtype) if target == OWN else None
+            for x, y, target in zip(sums, form.tensors, targets, strict=bool(targets))
         ]
         return grad_q, grad_k, grad_v, of_form
 
@@ -128,11 +123,9 @@ class Cpu:
         return cut
 
     def decode(self, problem: Problem) -> tuple[Tensor, Tensor]:
-        q, pages = problem.q, problem.pages
-        o = empty_rows(q, problem.v.shape[3])
-        lse = torch.empty(q.shape[:3], dtype=problem.real)
+        pages = problem.pages
+        o, lse = problem.empty_results()
         tensors = [_contiguous(x) for x in problem.form.tensors]
-        centres, extents, lowest, highest = pages.bounds
         window = problem.geometry.window
         fields = _operands(problem, tensors)
         fields |= {
@@ -142,13 +135,10 @@ class Cpu:
             "columns": pages.block_table.shape[1],
             "lengths": pages.lengths.data_ptr(),
             "block_table": pages.block_table.data_ptr(),
-            "centres": _address(centres),
-            "extents": _address(extents),
-            "lowest": _address(lowest),
-            "highest": _address(highest),
             "o": _address(o),
             "lse": _address(lse),
         }
+        fields |= {name: _address(x) for name, x in pages.bounds._asdict().items()}
         _C.decode(fields)
         return o, lse
 
@@ -169,6 +159,23 @@ class Cpu:
                 "pages": _address(pages),
             }
         )
+
+
+def _accumulators(
+    problem: Problem, targets: list[int], grad_q: Tensor, grad_k: Tensor
+) -> list[Tensor]:
+    """Returns the tensors to which the kernel adds the gradients of the form's tensors. It adds the
+    gradients of rows of q and k after it has written them."""
+    if not targets:
+        return []
+    own = [
+        x if target == OWN else x[:, :, :0]
+        for x, target in zip(problem.form.tensors, targets, strict=True)
+    ]
+    made = problem.form.with_tensors(own).accumulators(
+        problem.q.shape[0], problem.batch, problem.q.shape[1]
+    )
+    return [(x, grad_q, grad_k)[target] for x, target in zip(made, targets, strict=True)]
 
 
 def _fields(problem: Problem, form_tensors: list[Tensor]) -> dict:

@@ -1,8 +1,9 @@
 """The backend protocol, which every backend implements.
 
 Shapes: B batch, H heads, Hkv key heads, D and Dv channels of keys and values. A backend receives
-only validated problems for which `refusal` returned an empty string. It raises ValueError for NaN
-in a form's tensors if it can detect them without synchronizing with a device.
+only validated problems for which `refusal` returned an empty string, and need not have methods for
+those that it always refuses. It raises ValueError for NaN in a form's tensors if it can detect them
+without synchronizing with a device.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ class Backend(Protocol):
     def report(self) -> Report:
         """Returns whether it can run on this machine, and on what hardware or why not."""
 
-    def refusal(self, q: Tensor) -> str:
-        """Returns the reason why it cannot compute problems with tensors like q, or an empty
-        string.
+    def refusal(self, q: Tensor, problem: Problem | None) -> str:
+        """Returns the reason why it cannot compute a problem with this q, or an empty string.
 
-        The reason is phrased to follow the backend's name in an error message.
+        problem: None for a call that consists of several problems of any kind, such as a step of
+        decoding. The reason is phrased to follow the backend's name in an error message.
         """
 
     def forward(self, problem: Problem) -> tuple[Tensor, Tensor]:
@@ -65,8 +66,8 @@ class Backend(Protocol):
 
 
 class KernelBackend(Backend, Protocol):
-    """A backend that runs as an opaque operator, and computes only the tiles of a problem's
-    plan."""
+    """A backend that runs as an opaque operator, and computes only the tiles of a problem's plan.
+    Its problems have at least one sequence, query and key."""
 
     def backward(
         self,
@@ -75,10 +76,15 @@ class KernelBackend(Backend, Protocol):
         lse: Tensor,
         grad_o: Tensor,
         grad_lse: Tensor,
-        form_gradient: bool,
-    ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+        *,
+        targets: list[int],
+    ) -> tuple[Tensor, Tensor, Tensor, list[Tensor | None]]:
         """Returns the gradients of q, k and v, with their shapes and layouts, and a list of the
-        gradients of the form's tensors, with their shapes; [] without form_gradient.
+        gradients of the form's tensors, with their shapes.
+
+        targets: the `forms.gradients` targets of the form's tensors; [] if their gradients are not
+        requested. The list has None for gradients that have been added to those of q or k, which
+        needs less memory.
 
         o and lse are the results of `forward` for the same problem, or for a problem with
         additional keys. grad_o and grad_lse have their shapes, and any strides.

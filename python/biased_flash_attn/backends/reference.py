@@ -84,7 +84,7 @@ class Reference:
     def report(self) -> Report:
         return Report(self.name, True, "plain PyTorch on any device; O(N^2) memory")
 
-    def refusal(self, q: Tensor) -> str:
+    def refusal(self, q: Tensor, problem: Problem | None) -> str:
         return ""
 
     def forward(self, problem: Problem) -> tuple[Tensor, Tensor]:
@@ -151,11 +151,13 @@ def _of_pages(problem: Problem, b: int, length: int) -> Problem:
     form = problem.form
     if form.state is not None:
         form = form.with_state(stored(form.state))
+    else:
+        form = form.of_keys(slice(first, length))
     return replace(
         problem,
         q=problem.q[b : b + 1],
         k=stored(problem.k),
         v=stored(problem.v),
-        form=form.of_entry(b).of_keys(slice(first, length)),
+        form=form.of_entry(b),
         geometry=Geometry(n_query, length - first, True, window),
     )

@@ -6,14 +6,16 @@ import warnings
 
 from torch import Tensor
 
+from ..problem import Problem
 from .cpu import Cpu
+from .cuda import Cuda
 from .protocol import Backend, Report
 from .reference import Reference
 from .triton import Triton
 
 _REFERENCE = Reference()
 # In the order in which they are preferred on a device.
-_BACKENDS: dict[str, Backend] = {x.name: x for x in (Cpu(), Triton(), _REFERENCE)}
+_BACKENDS: dict[str, Backend] = {x.name: x for x in (Cpu(), Cuda(), Triton(), _REFERENCE)}
 NAMES = tuple(_BACKENDS)
 
 
@@ -27,25 +29,36 @@ def report() -> list[Report]:
     return [backend.report() for backend in _BACKENDS.values()]
 
 
-def choose(q: Tensor, backend: str | None) -> str:
-    """Returns the name of the backend that runs calls with q; raises ValueError if a named backend
-    cannot."""
+class RefusedError(ValueError):
+    """A named backend cannot compute a call."""
+
+
+def choose(q: Tensor, backend: str | None, problem: Problem | None = None) -> str:
+    """Returns the name of the backend that computes a call: the named one or, if that is None, the
+    best one.
+
+    problem: the call's, with this q; None if it consists of several problems of any kind.
+
+    Raises:
+        RefusedError: if the named backend cannot compute it.
+        ValueError: if there is no backend of this name.
+    """
     if backend is None:
-        return _best(q)
+        return _best(q, problem)
     if backend not in NAMES:
         *others, last = map(repr, (None, *NAMES))
         raise ValueError(f"backend is {backend!r}; it may be {', '.join(others)} or {last}")
-    if reason := get(backend).refusal(q):
-        raise ValueError(f"backend={backend!r} {reason}")
+    if reason := get(backend).refusal(q, problem):
+        raise RefusedError(f"backend={backend!r} {reason}")
     return backend
 
 
-def _best(q: Tensor) -> str:
+def _best(q: Tensor, problem: Problem | None) -> str:
     """The first backend for q's device that does not refuse it, or else the reference."""
     reasons = []
     for backend in _BACKENDS.values():
         if backend.device_type == q.device.type:
-            reason = backend.refusal(q)
+            reason = backend.refusal(q, problem)
             if not reason:
                 return backend.name
             reasons.append(f"backend={backend.name!r} {reason}")

@@ -34,7 +34,7 @@ class Triton:
             return Report(self.name, False, reason)
         return Report(self.name, True, f"{torch.cuda.get_device_name()}; not for float64")
 
-    def refusal(self, q: Tensor) -> str:
+    def refusal(self, q: Tensor, problem: Problem | None) -> str:
         if self.missing:
             return f"is not available: {self.missing}"
         if q.dtype == torch.float64:
@@ -46,8 +46,10 @@ class Triton:
     def forward(self, problem: Problem) -> tuple[Tensor, Tensor]:
         return self.kernels.forward(problem)
 
-    def backward(self, problem: Problem, *results) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-        return self.kernels.backward(problem, *results)
+    def backward(
+        self, problem: Problem, *results, targets: list[int]
+    ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+        return self.kernels.backward(problem, *results, bool(targets))
 
     def trim(self, problem: Problem, *what) -> Tensor:
         return self.kernels.trim(problem, *what)

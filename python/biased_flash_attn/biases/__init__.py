@@ -2,11 +2,11 @@
 
 from .alibi import ALiBi
 from .banded import BandedRelative
-from .base import DistanceBias
 from .cable import Cable, CableNW, KernelizedCable
 from .cumulative import CumulativeBias
 from .dense import DenseBias
 from .disentangled import Disentangled
+from .distance import DistanceBias
 from .fire import FIRE, NormalizedBias
 from .forget_gate import ForgetGate
 from .gated_table import GatedTable

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ..forms import Geometry, Linear
-from .base import PositionBias, finite
+from .distance import PositionBias
+from .parameters import finite
 from .slopes import check_slopes, slope_exponents, slope_values, smallest_exponent
 
 

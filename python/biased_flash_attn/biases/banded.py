@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .base import finite, positive_int
+from .parameters import finite, positive_int
 from .relative import RelativeBias, check_states, rank_of
 
 _STD = 0.02

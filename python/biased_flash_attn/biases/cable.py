@@ -2,7 +2,7 @@
 
 Called on hidden states x (B, N, dim), each module returns the `CumulativeBias` of that sequence.
 
-The paper prints b_ij = g_i (S_i - S_j), with S the running sum of relu(x w_c) >= 0 (eq. 2 to 7).
+The paper prints b_ij = g_i (S_i - S_j), with S the prefix sum of relu(x w_c) >= 0 (eq. 2 to 7).
 Its text, where ALiBi is the case in which every token's bias is -1, and its code treat the bias as
 a penalty. So the steps have a minus sign here.
 """
@@ -12,8 +12,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.functional import relu, softplus
 
-from .base import finite, positive_int
 from .cumulative import CumulativeBias, per_head
+from .parameters import finite, positive_int
 
 ACTIVATIONS = {"relu": relu, "softplus": softplus}
 

@@ -1,6 +1,7 @@
 """A numerical test of whether the sum of exp(b(d)) over all distances is finite.
 
-If it is, a transformer is guaranteed to extrapolate (theorem 3.4 of Qin et al., 2023).
+If it is, the keys beyond a distance add less and less to the output of a layer as that distance
+grows, for any length (theorem 3.4 of Qin et al., 2023).
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class CumulativeBias:
                 f"steps has length {n_steps}; it must be the number of keys, {geometry.places}"
             )
         gain = None if self.gain is None else self._gain_of_queries(geometry).to(dtype)
-        return Cumulative(geometry.running_sums(self.steps), gain, self.kernel)
+        return Cumulative(geometry.prefix_sums(self.steps), gain, self.kernel)
 
     def dense(self, n_query: int, n_key: int) -> Tensor:
         """The bias of every pair, (B or 1, H, n_query, n_key) float64, unmasked."""

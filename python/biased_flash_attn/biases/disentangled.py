@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from .base import positive_int
+from .parameters import positive_int
 from .relative import RelativeBias, check_heads, rank_of
 
 TERMS = ("c2p", "p2c")
@@ -82,21 +83,36 @@ class Disentangled(nn.Module):
 
         embeddings: e (2 * span, dim), if not embeddings.weight: DeBERTa v2 normalizes it.
         """
-        e = self.embeddings.weight if embeddings is None else embeddings
-        if e.shape != self.embeddings.weight.shape:
+        if embeddings is not None and embeddings.shape != self.embeddings.weight.shape:
             raise ValueError(
-                f"embeddings has shape {tuple(e.shape)}; it must be"
+                f"embeddings has shape {tuple(embeddings.shape)}; it must be"
                 f" {tuple(self.embeddings.weight.shape)}"
             )
-        first = -self.max_distance
-        d = torch.arange(first, self.max_distance + 1, dtype=torch.float64, device=e.device)
-        e, arguments = e[self.index(d)], {}
-        for side, x, linear in (("query", q, self.pos_key), ("key", k, self.pos_query)):
-            check_heads("q" if side == "query" else "k", x, self.num_heads, self.head_dim)
+        check_heads("q", q, self.num_heads, self.head_dim)
+        check_heads("k", k, self.num_heads, self.head_dim)
+        arguments = {"first": -self.max_distance, "end": self.max_distance + 1, "beyond": "last"}
+        for side, x, linear, table in (
+            ("query", q, self.pos_key, self.query_table),
+            ("key", k, self.pos_query, self.key_table),
+        ):
             if linear is not None:
-                table = linear(e).mT.unflatten(0, (self.num_heads, self.head_dim))
-                arguments |= {f"{side}_factors": x, f"{side}_tables": self.scale * table}
-        return RelativeBias(**arguments, first=first, beyond="last")
+                # With other embeddings, each call has a table of its own.
+                table = table if embeddings is None else partial(table, embeddings=embeddings)
+                arguments |= {f"{side}_factors": x, f"{side}_tables": table}
+        return RelativeBias(**arguments)
+
+    def query_table(self, d: Tensor, embeddings: Tensor | None = None) -> Tensor:
+        """scale W_k e[s(d)] for distances d (n,), (num_heads, head_dim, n)."""
+        return self._table(self.pos_key, d, embeddings)
+
+    def key_table(self, d: Tensor, embeddings: Tensor | None = None) -> Tensor:
+        """scale W_q e[s(d)] for distances d (n,), (num_heads, head_dim, n)."""
+        return self._table(self.pos_query, d, embeddings)
+
+    def _table(self, linear: nn.Linear, d: Tensor, embeddings: Tensor | None) -> Tensor:
+        e = self.embeddings.weight if embeddings is None else embeddings
+        vectors = linear(e)[self.index(d)]  # (n, num_heads * head_dim)
+        return self.scale * vectors.mT.unflatten(0, (self.num_heads, self.head_dim))
 
     def index(self, d: Tensor) -> Tensor:
         """The embeddings of distances d (n,) in float64: s(d) + span, int64."""

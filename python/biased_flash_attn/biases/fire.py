@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..forms import Geometry, Normalized
-from .base import PositionBias, finite, positive_int
+from .distance import PositionBias
+from .parameters import finite, positive_int
+from .tabulated import Tabulated
 
 _LARGEST_SAMPLES = 1024  # segments of a sampled function
 
@@ -25,7 +28,7 @@ class Pieces(NamedTuple):
     intercepts: Tensor
 
 
-class NormalizedBias(PositionBias):
+class NormalizedBias(Tabulated, PositionBias):
     """b_ij = f(psi(|d|) / psi(max(L, p_i))), psi(x) = log(1 + |c| x), for a subclass's function f.
 
     A query's longest distance, p_i, is mapped to 1 at any length, so f interpolates where other
@@ -72,19 +75,16 @@ class NormalizedBias(PositionBias):
     def lower(
         self, geometry: Geometry, dtype: torch.dtype, device: torch.device | str | None
     ) -> Normalized:
-        length = (self.L_multiplier * self.init_L).double().abs()
-        table = self.psi(geometry.distances(device).abs())
-        position = geometry.row_positions(device).clamp(min=0).double()
-        # The paper adds 1e-6 to the normalizer.
-        normalizer = self.psi(torch.maximum(position, length)) + 1e-6
-        knots, *of_heads = self.pieces(self._largest(geometry, length))
-        tensors = (
-            table[None, None],
-            normalizer.reciprocal()[:, None],
-            knots.detach()[None, None],
-            *(x[None] for x in of_heads),
-        )
+        knots, *of_heads = self.pieces(self._largest(geometry))
+        pieces = knots.detach()[None, None], *(x[None] for x in of_heads)
+        tensors = *self.tables(geometry.distances(device)), self._gain(geometry, device), *pieces
         return Normalized(*(x.to(dtype) for x in tensors))
+
+    def tables(self, d: Tensor) -> tuple[Tensor]:
+        return (self.psi(d.abs())[None, None],)
+
+    def over(self, form: Normalized, geometry: Geometry, dtype: torch.dtype) -> Normalized:
+        return replace(form, gain=self._gain(geometry, form.table.device).to(dtype))
 
     def psi(self, x: Tensor) -> Tensor:
         return torch.log1p(self.c.double().abs() * x)
@@ -96,13 +96,26 @@ class NormalizedBias(PositionBias):
             raise ValueError(f"eps must be in (0, 1), not {eps}")
         return torch.full((self.num_heads,), torch.inf, dtype=torch.float64, device=self.device)
 
-    def _largest(self, geometry: Geometry, length: Tensor) -> float:
+    @property
+    def _length(self) -> Tensor:
+        """L, float64."""
+        return (self.L_multiplier * self.init_L).double().abs()
+
+    def _gain(self, geometry: Geometry, device: torch.device | str | None) -> Tensor:
+        """1 / psi(max(L, p_i)) of every query, (B or 1, 1, query_rows) float64."""
+        position = geometry.row_positions(device).clamp(min=0).double()
+        # The paper adds 1e-6 to the normalizer.
+        normalizer = self.psi(torch.maximum(position, self._length)) + 1e-6
+        return normalizer.reciprocal()[:, None]
+
+    def _largest(self, geometry: Geometry) -> float:
         """The largest argument of f: keys after a query may be farther from it than the first
         one."""
         if geometry.causal:
             return 1.0
-        reach = torch.tensor(float(geometry.n_key + geometry.shift), device=length.device)
         with torch.no_grad():
+            length = self._length
+            reach = torch.tensor(float(geometry.n_key + geometry.shift), device=length.device)
             return float((self.psi(reach) / self.psi(length)).clamp(min=1))
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from .base import positive_int
 from .cumulative import CumulativeBias, per_head
+from .parameters import positive_int
 
 
 class ForgetGate(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .base import positive_int
+from .parameters import positive_int
 from .relative import RelativeBias, check_states
 from .tables import T5
 
@@ -50,6 +50,8 @@ class GatedTable(nn.Module):
         factors = a * (b * self.c[:, None, None] - 1) + 2
         # Larger distances are in the last bucket too.
         reach = self.table.max_distance
-        d = torch.arange(-reach, reach + 1, dtype=torch.float64, device=x.device)
-        table = self.table.formula(d).to(self.table.r.dtype)
-        return RelativeBias(factors, table[:, None], first=-reach, beyond="last")
+        return RelativeBias(factors, self.values, first=-reach, end=reach + 1, beyond="last")
+
+    def values(self, d: Tensor) -> Tensor:
+        """t[bucket(d)] for distances d (n,), (num_heads, 1, n) in the dtype of t."""
+        return self.table.formula(d).to(self.table.r.dtype)[:, None]

@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .base import DistanceBias, positive
+from .distance import DistanceBias
+from .parameters import positive
 
 
 class KerpleLog(DistanceBias):

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..forms import Distance, Form, Geometry
-from .base import DistanceBias, PositionBias
 from .cumulative import CumulativeBias
+from .distance import DistanceBias, PositionBias
 from .relative import RelativeBias
 
 

@@ -6,23 +6,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..forms import Geometry, Relative
 from ..forms.relative import BEYOND, MAX_RANK, columns
-from .base import positive_int
 from .cumulative import described
+from .parameters import positive_int
+from .tabulated import Tabulated
 
 Table = Tensor | Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class RelativeBias:
+class RelativeBias(Tabulated):
     """b_ij = sum_r U[i, r] P[r, d] + sum_r W[j, r] Q[r, d], where d = p_i - j.
 
     U holds a vector per query and W one per key; P and Q hold a vector per distance. Either term
     may be absent. Its vectors have 1 to 128 entries, the rank R of the term. The largest number of
-    heads of any of these tensors is that of the bias.
+    heads of any of these tensors is that of the bias; a bias of one head is that of all heads of q.
 
     Factors and tables keep their dtype if all of them have the same, and are converted to float32
     or, for float64 queries, float64 otherwise.
@@ -30,11 +31,15 @@ class RelativeBias:
     Args:
         query_factors: U, (B or 1, H or 1, queries, R); for packed sequences (1, H or 1, total, R).
         query_tables: P, (H or 1, R, n), for the n distances from `first` on; or a function that
-            maps any distances (n,) in float64, ascending, to such a table.
-        key_factors: W, (B or 1, H or 1, keys, R). In decoding it has the rows of all keys so far,
-            and for `context_parallel_attention` those of all keys of the sequence.
+            maps any distances (n,) in float64, ascending, to such a table. Decoding keeps its
+            values, as long as equal functions are given and, for a module or a method of one, no
+            parameter changes.
+        key_factors: W, (B or 1, H or 1, keys, R). In decoding it has the rows of the new keys, and
+            for `context_parallel_attention` those of all keys of the sequence.
         key_tables: Q, for the same distances as P.
         first: the distance of the first column of the tables, negative for keys after the query.
+        end: if the tables are functions, the distance after the last one at which they are
+            evaluated, from `first` on; None for all distances that occur.
         beyond: the bias at distances outside the tables: "zero" for 0, "last" for that of the
             nearest distance of the tables.
 
@@ -46,6 +51,7 @@ class RelativeBias:
     key_factors: Tensor | None = None
     key_tables: Table | None = None
     first: int = 0
+    end: int | None = None
     beyond: str = "zero"
 
     def __post_init__(self):
@@ -71,6 +77,8 @@ class RelativeBias:
             )
         if not isinstance(self.first, int) or isinstance(self.first, bool):
             raise TypeError(f"first is {self.first!r}; it must be an int")
+        if self.end is not None:
+            _check_end(self.end, self.first, bool(tables))
         if self.beyond not in BEYOND:
             raise ValueError(f"beyond is {self.beyond!r}; it must be one of {BEYOND}")
 
@@ -83,51 +91,88 @@ class RelativeBias:
         self, geometry: Geometry, dtype: torch.dtype, device: torch.device | str | None
     ) -> Relative:
         """The factors and the tables from distance 0 on or, unless causal, symmetric around it."""
-        queries = self._term(self.query_factors, self.query_tables, geometry)
-        keys = self._term(self.key_factors, self.key_tables, geometry)
-        given = queries or keys
-        queries = queries or _absent(given, geometry.query_rows)
-        keys = keys or _absent(given, geometry.key_rows)
-        tensors = *queries, *keys
-        dtypes = {x.dtype for x in tensors}
-        if len(dtypes) > 1 or torch.float64 in (dtype, *dtypes):
-            tensors = [x.to(dtype) for x in tensors]
-        return Relative(*tensors, beyond=self.beyond)
+        first, end = self._known(geometry)
+        begin, stop = _range(first, end, geometry.causal)
+        tables = self._tables()
+        if self._has_functions:
+            first = min(max(first, begin), end - 1)
+            device = self._factors()[0].device
+            tables = self._evaluated(torch.arange(first, end, dtype=torch.float64, device=device))
+        tables = [columns(x[None], begin - first, stop - begin, self.beyond) for x in tables]
+        return self._form(self._of_both_terms(tables), geometry, dtype)
+
+    def table_sources(self) -> tuple:
+        owners = [getattr(x, "__self__", x) for x in self._tables()]
+        parameters = [p for x in owners if isinstance(x, nn.Module) for p in x.parameters()]
+        terms = self.query_tables, self.key_tables
+        return *terms, self.first, self.end, self.beyond, self.num_heads, *parameters
+
+    def table_length(self, geometry: Geometry) -> int:
+        return _range(*self._known(geometry), causal=True)[1]
+
+    def tables(self, d: Tensor) -> tuple[Tensor, ...]:
+        return self._of_both_terms([x[None] for x in self._evaluated(d)])
+
+    def over(self, form: Relative, geometry: Geometry, dtype: torch.dtype) -> Relative:
+        return self._form(form.tables, geometry, dtype)
 
     def dense(self, n_query: int, n_key: int) -> Tensor:
         """The bias of every pair, (B or 1, H or 1, n_query, n_key) float64, unmasked."""
         geometry = Geometry(n_query, n_key, causal=False)
         return self.lower(geometry, torch.float64, self._factors()[0].device).dense(geometry)
 
-    def _term(
-        self, factors: Tensor | None, table: Table | None, geometry: Geometry
-    ) -> tuple[Tensor, Tensor] | None:
-        if factors is None:
-            return None
-        if isinstance(table, Tensor):
-            end = self.first + table.shape[-1]
-            begin, end = _range(self.first, end, geometry.causal)
-            table = columns(table, begin - self.first, end - begin, self.beyond)
-        else:
-            table = self._evaluated(table, factors, geometry)
-        if factors.shape[-1] > 1 and factors.stride(-1) != 1:
-            factors = factors.contiguous()
-        return factors, table[None]
+    def _known(self, geometry: Geometry) -> tuple[int, int]:
+        """The range of the distances of the given tables."""
+        if not self._has_functions:
+            return self.first, self.first + self._tables()[0].shape[-1]
+        if self.end is not None:
+            return self.first, self.end
+        first = geometry.first_distance
+        return _range(first, first + geometry.n_distances, geometry.causal)
 
-    def _evaluated(self, function: Callable, factors: Tensor, geometry: Geometry) -> Tensor:
-        """The function's table over all distances of the geometry."""
-        end = geometry.first_distance + geometry.n_distances
-        begin, end = _range(geometry.first_distance, end, geometry.causal)
-        d = torch.arange(begin, end, dtype=torch.float64, device=factors.device)
-        table = function(d)
-        shapes = [(h, factors.shape[-1], len(d)) for h in dict.fromkeys((self.num_heads, 1))]
-        if not isinstance(table, Tensor) or tuple(table.shape) not in shapes:
+    def _evaluated(self, d: Tensor) -> list[Tensor]:
+        """The tables of the functions at distances d (n,) in float64."""
+        return [
+            self._checked(function(d), factors.shape[-1], len(d))
+            for function, factors in zip(self._tables(), self._factors(), strict=True)
+        ]
+
+    def _checked(self, table: Tensor, rank: int, n: int) -> Tensor:
+        is_table = isinstance(table, Tensor) and table.shape[1:] == (rank, n)
+        if not is_table or (len(table) != 1 and len(table) != self.num_heads):
             got = tuple(table.shape) if isinstance(table, Tensor) else type(table).__name__
+            shapes = [(h, rank, n) for h in dict.fromkeys((self.num_heads, 1))]
             raise ValueError(
-                f"the function of distances returned {got} for {len(d)} distances; it must return"
+                f"the function of distances returned {got} for {n} distances; it must return"
                 f" a tensor of shape {' or '.join(map(str, shapes))}"
             )
         return table
+
+    def _of_both_terms(self, tables: list[Tensor]) -> tuple[Tensor, ...]:
+        """The tables of both terms, that of an absent one with rank 0."""
+        absent = tables[0].new_zeros(1, 1, 0, tables[0].shape[-1])
+        given = iter(tables)
+        factors = self.query_factors, self.key_factors
+        return tuple(absent if x is None else next(given) for x in factors)
+
+    def _form(self, tables: tuple[Tensor, ...], geometry: Geometry, dtype: torch.dtype) -> Relative:
+        given = self._factors()[0]
+        u, w = (
+            given.new_zeros(1, 1, rows, 0) if x is None else _with_contiguous_rows(x)
+            for x, rows in (
+                (self.query_factors, geometry.query_rows),
+                (self.key_factors, geometry.key_rows),
+            )
+        )
+        tensors = u, tables[0], w, tables[1]
+        dtypes = {x.dtype for x in tensors}
+        if len(dtypes) > 1 or torch.float64 in (dtype, *dtypes):
+            tensors = [x.to(dtype) for x in tensors]
+        return Relative(*tensors, beyond=self.beyond)
+
+    @property
+    def _has_functions(self) -> bool:
+        return not isinstance(self._tables()[0], Tensor)
 
     def _factors(self) -> list[Tensor]:
         return [x for x in (self.query_factors, self.key_factors) if x is not None]
@@ -144,10 +189,18 @@ def _range(first: int, end: int, causal: bool) -> tuple[int, int]:
     return -half, half + 1
 
 
-def _absent(given: tuple[Tensor, Tensor], rows: int) -> tuple[Tensor, Tensor]:
-    """Factors and a table of rank 0, alike to the given ones."""
-    factors, table = given
-    return factors.new_zeros(1, 1, rows, 0), table.new_zeros(1, 1, 0, table.shape[-1])
+def _with_contiguous_rows(factors: Tensor) -> Tensor:
+    is_contiguous = factors.shape[-1] <= 1 or factors.stride(-1) == 1
+    return factors if is_contiguous else factors.contiguous()
+
+
+def _check_end(end: int, first: int, has_tensors: bool) -> None:
+    if not isinstance(end, int) or isinstance(end, bool):
+        raise TypeError(f"end is {end!r}; it must be None or an int")
+    if has_tensors:
+        raise ValueError(f"end is {end}, but the tables are tensors; it must be None")
+    if end <= first:
+        raise ValueError(f"end is {end}; it must be more than first, {first}")
 
 
 def _check_term(side: str, factors: Tensor | None, table: Table | None) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .base import DistanceBias, positive, positive_int
+from .distance import DistanceBias
+from .parameters import positive, positive_int
 
 
 class Sandwich(DistanceBias):

@@ -1,7 +1,7 @@
 """Biases whose exponentials are the terms of a series (Qin et al., 2023).
 
-The paper's theorem: a transformer extrapolates if the series converges. Those of Type 1 and Type 2
-converge; the other two diverge slowly.
+Those of Type 1 and Type 2 converge; the other two diverge slowly. What follows from that, and what
+does not, is in docs/biases/index.md.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .base import DistanceBias
+from .distance import DistanceBias
 from .slopes import check_slopes, slope_values
 
 

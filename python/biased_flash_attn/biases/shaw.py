@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from .base import finite, positive_int
+from .parameters import finite, positive_int
 from .relative import RelativeBias, check_heads, nonnegative_int, rank_of
 
 
@@ -50,6 +50,10 @@ class Shaw(nn.Module):
     def forward(self, q: Tensor) -> RelativeBias:
         """The bias for queries q (B, num_heads, N, head_dim)."""
         check_heads("q", q, self.num_heads, self.head_dim)
-        # The columns are in the order of d = i - j.
-        table = self.scale * self.distance_embedding.weight.flip(0).mT
-        return RelativeBias(q, table[None], first=-self.right, beyond="last")
+        ends = {"first": -self.right, "end": self.left + 1, "beyond": "last"}
+        return RelativeBias(q, self.table, **ends)
+
+    def table(self, d: Tensor) -> Tensor:
+        """scale a[-d] for distances d = i - j (n,), (1, head_dim, n)."""
+        vectors = self.distance_embedding.weight[(self.left - d).long()]
+        return self.scale * vectors.mT[None]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .base import finite
+from .parameters import finite
 
 NAMES = ("alibi", "geometric")
 

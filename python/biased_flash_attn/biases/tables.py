@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from .base import DistanceBias, positive_int
+from .distance import DistanceBias
+from .parameters import positive_int
 
 
 class T5(DistanceBias):

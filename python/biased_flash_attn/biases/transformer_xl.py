@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
-from .base import finite, positive_int
+from .parameters import finite, positive_int
 from .relative import RelativeBias, check_heads, rank_of
 
 ORDERS = ("halves", "interleaved")
-_CHUNK = 1024  # distances whose sinusoids are computed in float64 at a time
+_CHUNK = 256  # distances whose sinusoids are computed at a time
 
 
 class TransformerXL(nn.Module):
@@ -76,8 +78,8 @@ class TransformerXL(nn.Module):
         factors = q + self.v.to(q.dtype)[:, None]
         if self.max_distance is None:
             return RelativeBias(factors, self.table)
-        table = self.scale * self.r
-        return RelativeBias(factors, table, first=-self.max_distance, beyond="last")
+        ends = {"first": -self.max_distance, "end": self.max_distance + 1, "beyond": "last"}
+        return RelativeBias(factors, self.trained_table, **ends)
 
     def queries(self, q: Tensor) -> Tensor:
         """q + u, the queries of the attention, for q (B, num_heads, N, head_dim)."""
@@ -86,9 +88,12 @@ class TransformerXL(nn.Module):
 
     def table(self, d: Tensor) -> Tensor:
         """scale W_r r[d] for distances d (n,), (num_heads, head_dim, n) in the dtype of W_r."""
-        weight = self.w_r.weight
-        r = torch.cat([self.sinusoid(part).to(weight.dtype) for part in d.split(_CHUNK)])
-        return self.scale * (weight @ r.mT).unflatten(0, (self.num_heads, self.head_dim))
+        table = _Projections.apply(self.w_r.weight, d, self.sinusoid, self.scale)
+        return table.unflatten(0, (self.num_heads, self.head_dim))
+
+    def trained_table(self, d: Tensor) -> Tensor:
+        """scale r[d] for distances d (n,), (num_heads, head_dim, n) in the dtype of r."""
+        return self.scale * self.r[..., d.long() + self.max_distance]
 
     def sinusoid(self, d: Tensor) -> Tensor:
         """r at distances d (n,), (n, dim) float64."""
@@ -96,3 +101,28 @@ class TransformerXL(nn.Module):
         angles = d.double()[:, None] * 10000 ** (-channel / self.dim)
         parts = angles.sin(), angles.cos()
         return torch.cat(parts, -1) if self.order == "halves" else torch.stack(parts, -1).flatten(1)
+
+
+class _Projections(torch.autograd.Function):
+    """scale W r[d] of all distances d, (channels, n).
+
+    Each pass evaluates r for few distances at a time: for all of them it is larger than q.
+    """
+
+    @staticmethod
+    def forward(ctx, weight: Tensor, d: Tensor, r: Callable[[Tensor], Tensor], scale: float):
+        ctx.save_for_backward(d)
+        ctx.r, ctx.scale = r, scale
+        table = weight.new_zeros(len(weight), len(d))
+        for part, out in zip(d.split(_CHUNK), table.split(_CHUNK, 1), strict=True):
+            out.copy_(weight @ r(part).to(weight.dtype).mT).mul_(scale)
+        return table
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        (d,) = ctx.saved_tensors
+        real = torch.promote_types(grad.dtype, torch.float32)
+        total = 0
+        for part, g in zip(d.split(_CHUNK), grad.split(_CHUNK, 1), strict=True):
+            total = total + (g @ ctx.r(part).to(grad.dtype)).to(real)
+        return (ctx.scale * total).to(grad.dtype), None, None, None

@@ -3,10 +3,12 @@
 import click
 
 from .check import check
+from .compile import compile_kernels
 from .demo import demo
 from .extrapolate import extrapolate
 from .info import info
 from .plot import plot
+from .predict import predict
 from .theory import theory
 
 
@@ -16,8 +18,10 @@ def main():
 
 
 main.add_command(check)
+main.add_command(compile_kernels)
 main.add_command(demo)
 main.add_command(extrapolate)
 main.add_command(info)
 main.add_command(plot)
+main.add_command(predict)
 main.add_command(theory)

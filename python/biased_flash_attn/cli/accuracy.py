@@ -11,12 +11,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import biased_flash_attn
-from ..backends.reference import attention
 from ..error_bound import error_bound
-from ..geometry import Geometry
+from ..nn.named_biases import LayerBias
 from .baselines import naive
 from .text import Layer
 
@@ -47,35 +46,38 @@ class Sample:
         self.queries = torch.cat([torch.tensor([0, n - 1]), inner]).unique()
         shape = (*layer.v.shape[:2], len(self.queries), head_dim)
         self.grad = torch.randn(shape, generator=generator).to(layer.v.dtype)
+        # The first query has one key and weight 1, so the gradient of its logit is zero. Kernels
+        # leave a rounding there, of numbers that are large compared with the other gradients.
+        self.grad[:, :, 0] = 0
 
-    def ours(self, module: nn.Module, layer: Layer) -> dict[str, Tensor]:
+    def ours(self, module: LayerBias, layer: Layer) -> dict[str, Tensor]:
         """Outputs at the queries, and gradients of the layer and the module, by name."""
-        o = biased_flash_attn(layer.q, layer.k, layer.v, module(layer.x))[:, :, self.queries]
+        o = attend(module, layer)[:, :, self.queries]
         leaves = differentiated(module, layer)
         gradients = torch.autograd.grad(o, leaves.values(), self.grad)
         return {"o": o.detach(), **dict(zip(leaves, gradients, strict=True))}
 
-    def naive(self, module: nn.Module, layer: Layer) -> dict[str, Tensor]:
+    def naive(self, module: LayerBias, layer: Layer) -> dict[str, Tensor]:
         """The same in plain PyTorch, in the layer's dtype."""
         totals, _ = summed(self.naive_terms(module, layer))
         return totals
 
-    def exact(self, module: nn.Module, layer: Layer) -> Exact:
+    def exact(self, module: LayerBias, layer: Layer) -> Exact:
         """The same in float64."""
         module = copy.deepcopy(module).double()
         layer = layer.to(torch.float64)
         totals, sizes = summed(self.exact_terms(module, layer))
         return Exact(totals, {name: float(t.abs().max()) for name, t in sizes.items()})
 
-    def naive_terms(self, module: nn.Module, layer: Layer) -> Iterator[dict[str, Tensor]]:
+    def naive_terms(self, module: LayerBias, layer: Layer) -> Iterator[dict[str, Tensor]]:
         """The contributions of each query."""
         leaves = differentiated(module, layer)
         for n, i in enumerate(self.queries.tolist()):
-            row = naive(*last_query(layer, i), module(layer.x[:, : i + 1]))
+            row = naive(module, layer.ending_with(i))
             gradients = torch.autograd.grad(row, leaves.values(), self.grad[:, :, n : n + 1])
             yield {"o": self.only(n, row), **dict(zip(leaves, gradients, strict=True))}
 
-    def exact_terms(self, module: nn.Module, layer: Layer) -> Iterator[dict[str, Tensor]]:
+    def exact_terms(self, module: LayerBias, layer: Layer) -> Iterator[dict[str, Tensor]]:
         """The contributions of each query, and those of positive and negative dS to parameters.
 
         The gradients of a query's logits sum to zero. What a parameter changes about alike for all
@@ -84,17 +86,14 @@ class Sample:
         qkv = {"q": layer.q, "k": layer.k, "v": layer.v}
         parameters = dict(module.named_parameters())
         for n, i in enumerate(self.queries.tolist()):
-            bias = module(layer.x[:, : i + 1]).dense(1, i + 1)
-            row = last_query_exactly(*last_query(layer, i), bias)
+            last = layer.ending_with(i)
+            s = exact_logits(module, last)
+            row = s.softmax(-1) @ last.v
             grad = self.grad[:, :, n : n + 1].double()
-            if not parameters:
-                gradients = torch.autograd.grad(row, qkv.values(), grad)
-            else:
-                *gradients, ds = torch.autograd.grad(
-                    row, [*qkv.values(), bias], grad, retain_graph=True
-                )
+            *gradients, ds = torch.autograd.grad(row, [*qkv.values(), s], grad, retain_graph=True)
+            if parameters:
                 for part in (ds.clamp(min=0), ds.clamp(max=0)):
-                    terms = torch.autograd.grad(bias, parameters.values(), part, retain_graph=True)
+                    terms = torch.autograd.grad(s, parameters.values(), part, retain_graph=True)
                     yield dict(zip(parameters, terms, strict=True))
             yield {"o": self.only(n, row), **dict(zip(qkv, gradients, strict=True))}
 
@@ -117,17 +116,20 @@ def summed(parts: Iterable[dict[str, Tensor]]) -> tuple[dict[str, Tensor], dict[
     return totals, sizes
 
 
-def last_query(layer: Layer, i: int) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, and v of the sequence that ends with query i, the other queries left out."""
-    return layer.q[:, :, i : i + 1], layer.k[:, :, : i + 1], layer.v[:, :, : i + 1]
+def attend(module: LayerBias, layer: Layer) -> Tensor:
+    """The attention of a layer, (1, H, N, D)."""
+    q, bias, scale = module(layer.x, layer.q, layer.k)
+    return biased_flash_attn(q, layer.k, layer.v, bias, scale=scale)
 
 
-def last_query_exactly(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    o, _ = attention(q, k, v, bias, Geometry(1, k.shape[2]), q.shape[-1] ** -0.5)
-    return o
+def exact_logits(module: LayerBias, layer: Layer) -> Tensor:
+    """The logits of the only query of a float64 layer, (1, H, 1, N)."""
+    q, bias, scale = module(layer.x, layer.q, layer.k)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    return scale * q @ layer.k.mT + bias.dense(1, layer.k.shape[2])
 
 
-def differentiated(module: nn.Module, layer: Layer) -> dict[str, Tensor]:
+def differentiated(module: LayerBias, layer: Layer) -> dict[str, Tensor]:
     """The tensors whose gradients are computed, by name."""
     return {"q": layer.q, "k": layer.k, "v": layer.v, **dict(module.named_parameters())}
 

@@ -6,19 +6,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..forms import Cumulative, Geometry, Linear, Normalized
+from ..forms import Cumulative, Geometry, Linear, Normalized, Relative
+from ..nn.named_biases import LayerBias
+from .text import Layer
 
 
-def naive(q: Tensor, k: Tensor, v: Tensor, bias) -> Tensor:
+def naive(module: LayerBias, layer: Layer) -> Tensor:
     """Attention in plain PyTorch, differentiable with respect to the parameters of the bias."""
-    geometry = Geometry(q.shape[2], k.shape[2])
-    s = (q * q.shape[-1] ** -0.5) @ k.mT + dense_bias(bias, geometry).to(q.dtype)
-    return s.masked_fill_(~geometry.visible(), -torch.inf).softmax(-1) @ v
+    q, bias, scale = module(layer.x, layer.q, layer.k)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    geometry = Geometry(q.shape[2], layer.k.shape[2])
+    s = (q * scale) @ layer.k.mT + dense_bias(bias, geometry).to(q.dtype)
+    return s.masked_fill_(~geometry.visible(), -torch.inf).softmax(-1) @ layer.v
 
 
-def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+def sdpa(layer: Layer, mask: Tensor) -> Tensor:
     """PyTorch's fused attention with the bias as a fixed dense mask."""
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    return F.scaled_dot_product_attention(layer.q, layer.k, layer.v, attn_mask=mask)
 
 
 def dense_mask(bias, length: int, dtype: torch.dtype) -> Tensor:
@@ -47,4 +51,18 @@ def dense_bias(bias, geometry: Geometry) -> Tensor:
         return beta if form.kernel is None else -torch.log1p(beta.square())
     if isinstance(form, Normalized):
         return form.function(form.gain[..., None] * form.table[..., d])
+    if isinstance(form, Relative):
+        return relative_bias(form, d)
     return form.table[..., d]
+
+
+def relative_bias(form: Relative, d: Tensor) -> Tensor:
+    """Selects by the distances d of pairs from the products with the vectors of all distances."""
+    u, p, w, q = form.tensors
+    column = d.clamp(max=form.n_columns - 1)
+    bias = torch.zeros(())
+    if u.shape[-1]:
+        bias = (u @ p).gather(-1, column.expand(*u.shape[:2], -1, -1))
+    if w.shape[-1]:
+        bias = bias + (w @ q).gather(-1, column.mT.expand(*w.shape[:2], -1, -1)).mT
+    return bias if form.beyond == "last" else bias.masked_fill(d > column, 0)

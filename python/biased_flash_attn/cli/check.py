@@ -17,7 +17,8 @@ from .. import backends
 from .checking import report, sizes
 from .checking.accuracy import Row
 from .checking.failures import described
-from .checking.problems import BATCH, CALLS, DTYPES, FORMS, HEADS
+from .checking.forms import FORMS, TIMED
+from .checking.problems import BATCH, CALLS, DTYPES, HEADS
 from .checking.processes import Ended, spread
 from .checking.timing import Timing
 from .checking.work import OutOfMemory, Settings
@@ -107,7 +108,7 @@ def make_settings(
     except torch.OutOfMemoryError as error:
         raise out_of_memory(described(error)) from error
     return Settings(
-        FORMS,
+        tuple(FORMS),
         backend,
         device,
         seed,
@@ -125,7 +126,7 @@ def collect(settings: Settings, end: float, console: Console) -> report.Findings
     findings = report.Findings(settings.backend)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
-        total = len(FORMS) * (len(CALLS) * len(DTYPES) + 1)
+        total = len(FORMS) * len(CALLS) * len(DTYPES) + len(TIMED)
         task = progress.add_task("starting", total=total)
         for event in spread(settings, sizes.processes(settings.device), end):
             if isinstance(event, OutOfMemory):

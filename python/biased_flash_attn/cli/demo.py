@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from ..nn.named_biases import BIASES, make_bias
+from ..nn.named_biases import NAMED, LayerBias
 from .baselines import dense_mask, fits_memory
-from .plot import needed
+from .plot import bias_of, needed
 from .text import embedded, library_source
 from .trial import Trial, trial
 
@@ -40,10 +40,10 @@ def demo(length: int, heads: int, dtype: str, output: str):
     console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_TABLE)
     layer = embedded(library_source(length), heads, HEAD_DIM, getattr(torch, dtype))
     torch.manual_seed(0)
-    modules = {name: make_bias(name, heads, heads * HEAD_DIM) for name in BIASES}
+    modules = {name: LayerBias(name, heads, heads * HEAD_DIM) for name in NAMED}
     mask = None
     if fits_memory(heads, length, layer.q.dtype):
-        mask = dense_mask(modules["alibi"](layer.x), length, layer.q.dtype)
+        mask = dense_mask(bias_of(modules["alibi"], layer, length), length, layer.q.dtype)
 
     trials = {}
     with Progress(console=console, transient=True) as progress:
@@ -55,7 +55,8 @@ def demo(length: int, heads: int, dtype: str, output: str):
     console.print(f"{length} bytes of text, {heads} heads of {HEAD_DIM}, {dtype}")
     console.print(table(trials))
 
-    curves = {name: pictures.curves(m(layer.x), length) for name, m in modules.items()}
+    biases = {name: bias_of(module, layer, 1) for name, module in modules.items()}
+    curves = {name: pictures.curves(bias, length) for name, bias in biases.items()}
     pictures.all_biases(curves).savefig(output, dpi=120)
     console.print(f"The curves of the biases: {output}")
 

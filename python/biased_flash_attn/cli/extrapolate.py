@@ -9,10 +9,11 @@ import click
 import torch
 
 from ..extrapolation import experiment
+from ..nn.positions import split_names
 from .plot import needed
 
 SCHEMES = (
-    "none,sinusoidal,learned,rotary,window_16,window_64,alibi,kerple_log,sandwich,type1,type2,"
+    "none,sinusoidal,learned,rotary,window(16),window(64),alibi,kerple_log,sandwich,type1,type2,"
     "inverse_distance,inverse_log_distance,t5,cable"
 )
 
@@ -68,26 +69,27 @@ def extrapolate(
     """Train short, test long: which position schemes extrapolate to longer sequences?
 
     For each scheme a small byte-level language model is trained at one length, and its perplexity
-    and receptive fields are measured at other lengths. Schemes are the biases, none, sinusoidal,
-    learned, rotary, window_WIDTH, and package.module:Class for a bias of your own. The results are
-    written to table.md, results.json and results.png in the folder OUTPUT, which also contains
-    checkpoints: the same command resumes after an interruption.
+    and receptive fields are measured at other lengths. Schemes are the biases, perhaps with
+    arguments, as 'alibi(shift=6)', none, sinusoidal, learned, rotary, window(WIDTH), and
+    package.module:Class for a bias of your own. The results are written to table.md, results.json
+    and results.png in the folder OUTPUT, which also contains checkpoints: the same command resumes
+    after an interruption.
     """
     pictures = needed("extrapolation.experiment.picture")
     chosen = experiment.SIZES[size]
     if steps is not None:
         chosen = dataclasses.replace(chosen, steps=steps)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    names = tuple(name.strip() for name in schemes.split(","))
+    names = tuple(split_names(schemes))
     try:
         settings = experiment.Settings(
             names, train_length, eval_lengths, chosen, seed, dtype, device
         )
         read = experiment.read_text(text)
         results = experiment.run(settings, read, output)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise click.ClickException(str(error)) from error
-    paths = experiment.write_report(settings, results, read.digest, output)
+    paths = experiment.write_report(settings, results, read, output)
     paths.append(output / "results.png")
     pictures.draw(settings, results).savefig(paths[-1], dpi=120)
     click.echo(paths[0].read_text())

@@ -13,11 +13,16 @@ import torch
 
 
 def processor() -> str:
-    """The model of the processor, if the system provides it."""
+    """The name of the processor, and its family and model, if the system provides them.
+
+    Virtual machines often hide the name, and only the numbers tell the generation.
+    """
     information = Path("/proc/cpuinfo")
     text = information.read_text() if information.exists() else ""
-    model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return model.group(1) if model else platform.processor() or platform.machine()
+    if not (name := re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)):
+        return platform.processor() or platform.machine()
+    numbers = re.findall(r"^(cpu family|model)\s*:\s*(\d+)$", text, re.MULTILINE)[:2]
+    return ", ".join([name.group(1), *(f"{key} {value}" for key, value in numbers)])
 
 
 def host() -> dict:

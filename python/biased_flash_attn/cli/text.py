@@ -14,7 +14,8 @@ class Layer:
     """The inputs of an attention layer.
 
     x: hidden states, (1, N, heads * head_dim) float32.
-    q, k, v: (1, heads, N, head_dim), leaves that require gradients.
+    q: (1, heads, Nq, head_dim), the queries of the last Nq tokens.
+    k, v: (1, heads, N, head_dim).
     """
 
     x: Tensor
@@ -23,9 +24,15 @@ class Layer:
     v: Tensor
 
     def to(self, dtype: torch.dtype) -> "Layer":
-        """Converts q, k and v to dtype, and x too if dtype is wider than float32."""
+        """Converts q, k and v to dtype, as leaves that require gradients, and x too if dtype is
+        wider than float32."""
         x = self.x.to(torch.promote_types(self.x.dtype, dtype))
         return Layer(x, *(t.detach().to(dtype).requires_grad_() for t in (self.q, self.k, self.v)))
+
+    def ending_with(self, i: int) -> "Layer":
+        """The sequence up to token i, of whose queries only the last remains."""
+        end = i + 1
+        return Layer(self.x[:, :end], self.q[:, :, i:end], self.k[:, :, :end], self.v[:, :, :end])
 
 
 def embedded(text: Tensor, heads: int, head_dim: int, dtype: torch.dtype) -> Layer:

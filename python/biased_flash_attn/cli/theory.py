@@ -9,10 +9,10 @@ import torch
 from rich.console import Console
 
 from .. import biases
-from ..biases.base import PositionBias
-from ..extrapolation import convergence, normalized_receptive_field
-from ..nn.positions import positions
+from ..biases.distance import PositionBias
+from ..extrapolation import convergence, mean_receptive_field
 from .plot import needed
+from .predict import named_formula
 
 
 @click.command()
@@ -29,9 +29,10 @@ from .plot import needed
 def theory(names: tuple[str, ...], heads: int, eps: float, length: int, output: Path):
     """Analyse formulas of biases: convergence of the series of exp(b), and receptive fields.
 
-    BIAS is the name of a bias of positions, or package.module:Class for one of your own; by default
-    all of them. Trainable biases are analysed at initialization. The plots curves.png,
-    heat_maps.png and receptive_fields.png are written to the folder OUTPUT.
+    BIAS is the name of a bias of the distance, perhaps with arguments, as 'alibi(shift=6)', or
+    package.module:Class for one of your own; by default all of them. Trainable biases are analysed
+    at initialization. The plots curves.png, heat_maps.png and receptive_fields.png are written to
+    the folder OUTPUT.
     """
     pictures = needed("extrapolation.pictures")
     torch.manual_seed(0)
@@ -45,8 +46,8 @@ def theory(names: tuple[str, ...], heads: int, eps: float, length: int, output: 
         console.print(f"{verdict}\nreceptive field at {eps}: {field}\n", highlight=False)
         curves[name] = pictures.curves(bias, length)
         pairs[name] = pictures.weights(bias, length)
-        weights = torch.from_numpy(curves[name]).exp().mean(0)
-        fields[name] = tuple(x.numpy() for x in normalized_receptive_field(weights))
+        weights = torch.from_numpy(curves[name]).exp()
+        fields[name] = tuple(x.numpy() for x in mean_receptive_field(weights))
     output.mkdir(parents=True, exist_ok=True)
     pictures.all_biases(curves).savefig(output / "curves.png", dpi=120)
     pictures.heat_maps(pairs).savefig(output / "heat_maps.png", dpi=120)
@@ -55,15 +56,8 @@ def theory(names: tuple[str, ...], heads: int, eps: float, length: int, output: 
 
 
 def bias_of(name: str, heads: int) -> PositionBias:
-    """The bias of positions with this name."""
-    try:
-        scheme = positions(name)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
-    bias = scheme.bias and scheme.bias(heads, heads)(torch.zeros(1, 1, heads))
-    if not isinstance(bias, PositionBias) or not bias.of_distance:
-        allowed = ", ".join(biases.DISTANCE_BIASES)
-        raise click.BadParameter(
-            f"{name} has no formula of the distance; these have one: {allowed}"
-        )
+    """The bias of the distance with this name."""
+    bias = named_formula(name, heads).bias
+    if bias is None:
+        raise click.BadParameter(f"{name} has no bias")
     return bias

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .. import biased_flash_attn
-from .accuracy import Sample, differentiated, errors, tolerated
+from ..nn.named_biases import LayerBias
+from .accuracy import Sample, attend, differentiated, errors, tolerated
 from .baselines import naive, sdpa
 from .cost import Cost, cost
 from .text import Layer
@@ -36,7 +36,7 @@ class Trial:
         return all(error <= self.tolerated[name] for name, error in self.errors.items())
 
 
-def trial(module: nn.Module, layer: Layer, mask: Tensor | None) -> Trial:
+def trial(module: LayerBias, layer: Layer, mask: Tensor | None) -> Trial:
     """Measures one bias. The contents of the dense mask for SDPA do not affect its cost.
 
     Without a mask the alternatives with N x N matrices are not measured.
@@ -46,23 +46,23 @@ def trial(module: nn.Module, layer: Layer, mask: Tensor | None) -> Trial:
     found = errors(sample.ours(module, layer), exact)
     bounds = tolerated(sample.naive(module, layer), exact, layer.q.dtype)
 
-    qkv = (layer.q, layer.k, layer.v)
     leaves = tuple(differentiated(module, layer).values())
-    ours = training_cost(lambda: biased_flash_attn(*qkv, module(layer.x)), leaves, repeats=3)
+    ours = training_cost(lambda: attend(module, layer), leaves, repeats=3)
     dense = sdpa_cost = None
     if mask is not None:
-        dense = training_cost(lambda: naive(*qkv, module(layer.x)), leaves)
-        sdpa_cost = training_cost(lambda: sdpa(*qkv, mask), qkv, held=mask.nbytes)
+        dense = training_cost(lambda: naive(module, layer), leaves)
+        qkv = (layer.q, layer.k, layer.v)
+        sdpa_cost = training_cost(lambda: sdpa(layer, mask), qkv, held=mask.nbytes)
     return Trial(found, bounds, ours, dense, sdpa_cost)
 
 
 def training_cost(
-    attend: Callable[[], Tensor], leaves: tuple[Tensor, ...], repeats: int = 1, held: int = 0
+    compute: Callable[[], Tensor], leaves: tuple[Tensor, ...], repeats: int = 1, held: int = 0
 ) -> Cost:
     """The cost of a forward pass and of the backward pass to the leaves."""
 
     def forward_and_backward():
-        o = attend()
+        o = compute()
         torch.autograd.grad(o, leaves, torch.ones_like(o))
 
     return cost(forward_and_backward, repeats, held)

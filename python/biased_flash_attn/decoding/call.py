@@ -8,16 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from .. import operators
-from ..attention import DEFAULT_TOLERANCES, attend, lowered_over, under_autocast
+from ..attention import DEFAULT_TOLERANCES, attend, lowered, lowered_over, under_autocast
 from ..backends import registry
+from ..biases.tabulated import Tabulated
 from ..forms import Form, Geometry, NoBias
-from ..problem import Bounds, Pages, Problem
+from ..problem import Pages, Problem, TileBounds
 from ..sequences import Sequences
 from ..shared_constants import PEAK_DISTANCES
 from ..skipping.plans import MIN_KEYS
-from ..validation import check_bias, check_options, check_tensors, refuse_gradients
-from .distance_table import DistanceTable
-from .kv_cache import KVCache
+from ..validation import check_bias, check_form, check_options, check_tensors, refuse_gradients
+from .distance_tables import DistanceTables, Extremes, refuse_nan
+from .kv_cache import KVCache, layout_of
 
 
 def biased_flash_attn_with_kvcache(
@@ -46,8 +47,9 @@ def biased_flash_attn_with_kvcache(
         v: (B, Hkv, N, Dv), their values; given with k.
         bias: a bias of `biased_flash_attn.biases`, or None. A cumulative bias has the steps of the
             N new tokens and the gains of the queries: cable(x) with the hidden states of the new
-            tokens. The table of a function of the distance is cached until the cache is empty
-            again; the function must not change before then.
+            tokens. A `RelativeBias` has the factors of the queries and of the new keys. The cache
+            keeps tables over distances until it is empty again. It detects when parameters change;
+            a function that is not a module must not change before then.
         scale: factor of q k^T, 1 / sqrt(D) by default.
         tolerance: the fraction of each query's softmax mass that may be skipped, as in
             `biased_flash_attn`; "reference" computes everything.
@@ -75,8 +77,8 @@ def biased_flash_attn_with_kvcache(
 class Step:
     """A call whose arguments have been validated and completed.
 
-    form: its state holds the prefix sums at the new tokens, (B or 1, H or 1, N), counted from the
-    first token of each sequence. extremes: the minima and maxima of the blocks of a distance table.
+    form: its state is that of the new tokens, continued from earlier ones. extremes: the minima and
+    maxima of the blocks of its tables.
     """
 
     q: Tensor
@@ -84,7 +86,7 @@ class Step:
     k: Tensor
     v: Tensor
     form: Form
-    extremes: tuple[Tensor | None, Tensor | None]
+    extremes: Extremes
     scale: float
     tolerance: float
     backend: str
@@ -110,7 +112,7 @@ class Step:
         state."""
         lengths, state = self.cache.lengths_with(self.k.shape[2]), self.form.state
         if state is not None:
-            state = state.expand(*self.q.shape[:2], -1)
+            state = state.expand(len(self.q), *[-1] * (state.dim() - 1))
         return lengths, self.cache.write(self.k, self.v, state, lengths, self.backend)
 
 
@@ -140,7 +142,7 @@ def _prepared(q, cache, k, v, bias, scale, tolerance, backend) -> Step:
         refuse_gradients({"bias": x})
     form, extremes = _lowered(bias, q, cache, k.shape[2])
     if form.state is not None and any(cache.lengths):
-        form = form.continued(cache.last_sums[..., None])
+        form = form.continued(cache.last_state)
     few = max(cache.lengths) + k.shape[2] < MIN_KEYS
     tolerance = 0.0 if few or not form.may_skip else tolerance
     return Step(q, cache, k, v, form, extremes, scale, tolerance, backend)
@@ -177,65 +179,83 @@ def _check_cache(q: Tensor, cache: KVCache, k: Tensor, v: Tensor) -> None:
         )
 
 
-def _lowered(
-    bias, q: Tensor, cache: KVCache, tokens: int
-) -> tuple[Form, tuple[Tensor | None, Tensor | None]]:
-    """Returns the form of a bias over all keys including the new ones, or over the new tokens if it
-    has a state; and the extremes of the blocks of its distance table, if it has one."""
+def _lowered(bias, q: Tensor, cache: KVCache, tokens: int) -> tuple[Form, Extremes]:
+    """Returns the form of a bias, with the state of the new tokens only if it has one, and the
+    extremes of the blocks of its tables, if it has them."""
     if bias is None:
-        _check_state(None, q, cache, tokens)
+        _check_state(None, cache, tokens)
         return NoBias(), (None, None)
-    real = torch.promote_types(q.dtype, torch.float32)
-    if DistanceTable.serves(bias):
-        _check_state(None, q, cache, tokens)
-        if cache.distance_table is None or not cache.distance_table.is_of(bias):
-            cache.distance_table = DistanceTable(bias, real, q.device)
-        with torch.no_grad():
-            form, peaks = cache.distance_table.upto(_all_keys(q, cache, tokens).n_distances)
-        return form, (None, peaks)
-    every = _all_keys(q, cache, tokens)
-    form = lowered_over(bias, q, tokens=Geometry(q.shape[2], tokens), pairs=every, positions=every)
+    appended, checked = _appended(q, cache, tokens), cache.checked
+    tables = cache.distance_tables if isinstance(bias, Tabulated) else None
+    if tables is not None and tables.is_of(bias):
+        for x in tables.sources:
+            refuse_gradients({"bias": x} if isinstance(x, Tensor) else {})
+        form, extremes = tables.upto(bias.table_length(appended), bias)
+        checked = form.tensors
+        form = bias.over(form, appended, torch.promote_types(q.dtype, torch.float32))
+        check_form(form, q, appended)
+    elif isinstance(bias, Tabulated):
+        tables, form = None, lowered(bias, q, appended)
+    else:
+        alone = Geometry(q.shape[2], tokens)
+        every = Geometry(q.shape[2], max(cache.lengths) + tokens, True, cache.window)
+
+        def geometry_of(form: Form) -> Geometry:
+            if form.of_pairs and form.state is None:
+                return every
+            return appended if form.of_pairs or form.of_whole_sequence else alone
+
+        form = lowered_over(bias, q, alone, geometry_of)
     for x in form.tensors:
         refuse_gradients({"bias": x})
-    _check_state(form.state, q, cache, tokens)
-    if [*map(id, form.tensors)] != [*map(id, cache.checked)]:
-        _refuse_nan(form)
+    _check_state(form.state, cache, tokens)
+    refuse_nan(form, checked)
+    if not isinstance(bias, Tabulated):
         cache.checked = form.tensors
-    return form, form.extremes(PEAK_DISTANCES)
+        return form, form.extremes(PEAK_DISTANCES)
+    if tables is None:
+        cache.distance_tables = tables = DistanceTables(bias, form)
+        extremes = tables.extremes
+    return form, extremes
 
 
-def _all_keys(q: Tensor, cache: KVCache, tokens: int) -> Geometry:
-    """Returns the geometry of the queries and all keys, including the new ones."""
+def _appended(q: Tensor, cache: KVCache, tokens: int) -> Geometry:
+    """Returns the geometry of the queries and the new keys, whose positions follow those of the
+    cached keys."""
     n_query, longest, sequences = q.shape[2], max(cache.lengths), None
     if min(cache.lengths) < longest:
-        rows = [[0, n_query, 0, length + tokens, 0] for length in cache.lengths]
-        n_key = longest + tokens
+        rows = [[0, n_query, 0, tokens, length] for length in cache.lengths]
         rows = torch.tensor(rows, device=q.device)
-        sequences = Sequences(rows, n_query, n_key, n_query, n_key, is_packed=False)
-    return Geometry(n_query, max(1, longest + tokens), True, cache.window, sequences)
+        sizes = n_query, tokens, n_query, tokens
+        sequences = Sequences(rows, *sizes, is_packed=False, longest_shift=longest)
+    return Geometry(n_query, tokens, True, cache.window, sequences, longest)
 
 
-def _check_state(state: Tensor | None, q: Tensor, cache: KVCache, tokens: int) -> None:
-    """Validates that the bias sums steps if and only if that of the cached tokens does."""
-    if not any(cache.lengths):
+def _check_state(state: Tensor | None, cache: KVCache, tokens: int) -> None:
+    """Validates that the bias has values per key if and only if that of the cached tokens does."""
+    held = cache.state
+    if not any(cache.lengths) or (state is None and (held is None or not tokens)):
         return
     if state is None:
-        if cache.sums is not None and tokens:
-            raise ValueError("bias sums no steps, but the cache holds tokens with sums")
-        return
-    if cache.sums is None:
+        raise ValueError(f"bias has no {_kind(held)}, but the cache holds tokens with them")
+    if held is None or _kind(held) != _kind(state):
         raise ValueError(
-            "bias sums steps, but the cache holds tokens that were appended without them"
+            f"bias has {_kind(state)}, but the cache holds tokens that were appended without them"
         )
-    if cache.sums.shape[1] != q.shape[1]:
-        raise ValueError(f"q has {q.shape[1]} heads; the cache holds sums of {cache.sums.shape[1]}")
+    if layout_of(held) != layout_of(state):
+        raise ValueError(
+            f"bias has {_kind(state)} of {_described(state)}; the cache holds those of"
+            f" {_described(held)}"
+        )
 
 
-def _refuse_nan(form: Form) -> None:
-    """Raises ValueError for NaN, like the CPU kernels; on GPUs the check would synchronize."""
-    for x, name in zip(form.tensors, form.tensor_names, strict=False):
-        if x.device.type == "cpu" and x.sum().isnan() and x.isnan().any():
-            raise ValueError(f"bias: its {name} contain NaN")
+def _kind(state: Tensor) -> str:
+    return "steps" if state.dim() == 3 else "key factors"
+
+
+def _described(state: Tensor) -> str:
+    rank = f", rank {state.shape[3]}" if state.dim() == 4 else ""
+    return f"{state.shape[1]} heads{rank} and {state.dtype}"
 
 
 def _split(step: Step) -> list[Step]:
@@ -274,10 +294,8 @@ def _append_and_attend(step: Step) -> tuple[Tensor, Tensor]:
     """Appends tokens, whose pages are reserved, and computes their attention."""
     cache = step.cache
     lengths, last_state = step.write()
-    form = step.form if step.form.state is None else step.form.with_state(cache.sums)
-    bounds = Bounds(*cache.bounds.tensors())
-    if step.extremes[1] is not None:
-        bounds = bounds._replace(lowest=step.extremes[0], highest=step.extremes[1])
+    form = step.form if step.form.state is None else step.form.with_state(cache.state)
+    bounds = TileBounds(*cache.bounds.tensors(), *step.extremes)
     settings = cache.window, step.scale, step.tolerance, step.backend
     pages = Pages(cache.table.entries, lengths, bounds)
     results = operators.decode(Problem.of_pages(step.q, cache.k, cache.v, form, *settings, pages))

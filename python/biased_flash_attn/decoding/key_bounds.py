@@ -16,10 +16,11 @@ class KeyBounds:
     centres: the mean of a tile's keys, rounded to their dtype, (pages, Hkv, T, D)
     extents: the largest distance of a key from the centre, and the largest norm of a key; infinite
         if a key or value is not finite, (pages, Hkv, T, 2) float32, or float64 for float64
-    lowest, highest: the minima and maxima of prefix sums, (pages, H, T) float64, or None
+    lowest, highest: the minima and maxima of a state of numbers, (pages, H or 1, T) in its dtype;
+        of a state of vectors, None and the largest norm in the dtype of the extents
     """
 
-    def __init__(self, pages: int, like: Tensor, sum_heads: int | None):
+    def __init__(self, pages: int, like: Tensor, state: Tensor | None):
         _, kv_heads, page_size, head_dim = like.shape
         self.tile_keys = min(TILE_KEYS, page_size)
         tiles = page_size // self.tile_keys
@@ -27,11 +28,13 @@ class KeyBounds:
         self.centres = like.new_empty((pages, kv_heads, tiles, head_dim))
         self.extents = like.new_empty((pages, kv_heads, tiles, 2), dtype=real)
         self.lowest = self.highest = None
-        if sum_heads is not None:
-            shape = (2, pages, sum_heads, tiles)
-            self.lowest, self.highest = like.new_empty(shape, dtype=torch.float64)
+        if state is not None:
+            shape = pages, state.shape[1], tiles
+            is_number = state.dim() == 3
+            self.highest = like.new_empty(shape, dtype=state.dtype if is_number else real)
+            self.lowest = torch.empty_like(self.highest) if is_number else None
 
-    def write(self, page: Tensor, tile: Tensor, k: Tensor, v: Tensor, sums: Tensor | None) -> None:
+    def write(self, page: Tensor, tile: Tensor, k: Tensor, v: Tensor, state: Tensor | None) -> None:
         """Computes the bounds of tiles (n,) in pages (n,), which have become complete."""
         fitting = max(1, _CHUNK // (k.shape[1] * self.tile_keys * k.shape[3]))
         for some_pages, some_tiles in zip(page.split(fitting), tile.split(fitting), strict=True):
@@ -45,9 +48,16 @@ class KeyBounds:
             finite = total.isfinite() & extent.isfinite().all(-1)
             self.centres[at] = centres
             self.extents[at] = torch.where(finite[..., None], extent, torch.inf)
-            if sums is not None:
-                of_tiles = self._tiles(sums)[at]  # (n, H, keys)
-                self.lowest[at], self.highest[at] = of_tiles.amin(-1), of_tiles.amax(-1)
+            if state is not None:
+                self._bound_state(self._tiles(state)[at], at)
+
+    def _bound_state(self, of_tiles: Tensor, at: tuple) -> None:
+        """of_tiles: (n, H or 1, keys) or (n, H or 1, keys, channels)."""
+        if of_tiles.dim() == 3:
+            self.lowest[at], self.highest[at] = of_tiles.amin(-1), of_tiles.amax(-1)
+        else:
+            norms = of_tiles.double().norm(dim=-1) * (1 + 2**-16)  # not rounded down
+            self.highest[at] = norms.amax(-1).to(self.highest.dtype)
 
     def copy_from(self, other: KeyBounds) -> None:
         """Copies the bounds of a smaller pool of pages."""

@@ -1,4 +1,4 @@
-"""The cache of decoding: keys, values, prefix sums, and bounds for skipping."""
+"""The cache of decoding: keys, values, what biases know of them, and bounds for skipping."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class KVCache:
 
     Sequences may differ in length. They are stored in pages of `page_size` keys, which a block
     table assigns to sequences as they grow. The pool of pages doubles when it is exhausted; with
-    `pages` its size is fixed, and with `block_table` the caller also assigns the pages. For
-    cumulative biases the cache stores the prefix sums in float64, so that nothing is recomputed for
-    old tokens.
+    `pages` its size is fixed, and with `block_table` the caller also assigns the pages. The cache
+    also stores what a bias has for each key (`Form.state`), so that nothing is recomputed for old
+    tokens: the prefix sums of cumulative biases, and the key factors of a `RelativeBias`.
 
     Args:
         batch: the number of sequences.
@@ -84,9 +84,11 @@ class KVCache:
             )
             self.v = self.k.new_empty((*self.k.shape[:3], value_dim))
             self.bounds = KeyBounds(self.table.pages, self.k, None)
-        self.sums: Tensor | None = None  # (pages, H, page_size) float64
-        self.last_sums: Tensor | None = None  # prefix sums at the last keys, (batch, H)
-        self.distance_table = None  # the table of a bias that is a function of the distance
+        # A form's state at the keys, (pages, H or 1, page_size) or (pages, H or 1, page_size,
+        # channels), and at the last keys, (batch, H or 1, 1) or (batch, H or 1, 1, channels).
+        self.state: Tensor | None = None
+        self.last_state: Tensor | None = None
+        self.distance_tables = None  # the tables of a bias over distances: see `DistanceTables`
         self.checked: tuple[Tensor, ...] = ()  # tensors of a form that were checked for NaN
 
     def __repr__(self) -> str:
@@ -122,9 +124,9 @@ class KVCache:
             most if length else 0 for most, length in zip(self._written, lengths, strict=True)
         ]
         if not any(lengths):
-            self.distance_table = None
-        if self.sums is not None:
-            self.last_sums = self._sums_at([length - 1 for length in lengths])
+            self.distance_tables = None
+        if self.state is not None:
+            self.last_state = self._state_at([length - 1 for length in lengths])
 
     def reserve(self, tokens: int) -> None:
         """Reserves pages for `tokens` more tokens of each sequence.
@@ -147,53 +149,56 @@ class KVCache:
 
     @torch.no_grad()
     def write(
-        self, k: Tensor, v: Tensor, sums: Tensor | None, lengths: Tensor, backend: str
+        self, k: Tensor, v: Tensor, state: Tensor | None, lengths: Tensor, backend: str
     ) -> Tensor | None:
         """Writes tokens (B, Hkv, n, D or Dv) after the last key of each sequence. They become part
         of the sequence only with `advance`.
 
-        sums, (B, H, n) float64, are prefix sums from the first token of each sequence, and lengths
-        include the new tokens. Returns the prefix sums at the last tokens, (B, H).
+        state, (B, H or 1, n) or (B, H or 1, n, channels), is that of a form, continued from the
+        first token of each sequence; lengths include the new tokens. Returns the state of the last
+        tokens.
         """
         tokens = k.shape[2]
         if tokens == 0:
-            return self.last_sums
+            return self.last_state
         if not any(self.lengths):
-            self._begin_sums(None if sums is None else sums.shape[1])
+            self._begin_state(state)
         self._written = [
             max(most, length + tokens)
             for most, length in zip(self._written, self.lengths, strict=True)
         ]
-        for pages, rows in ((self.k, k), (self.v, v), (self.sums, sums)):
+        for pages, rows in ((self.k, k), (self.v, v), (self.state, state)):
             if rows is not None:
                 operators.append(pages, rows, self.table.entries, lengths, backend)
         self._write_bounds(tokens)
-        return None if sums is None else sums[..., -1]
+        return None if state is None else state[:, :, -1:]
 
-    def advance(self, tokens: int, last_sums: Tensor | None) -> None:
+    def advance(self, tokens: int, last_state: Tensor | None) -> None:
         """Makes the tokens that were written part of the sequences."""
         self.lengths = [length + tokens for length in self.lengths]
-        self.last_sums = last_sums
+        self.last_state = last_state
 
     def _grow(self, pages: int) -> None:
         with torch.inference_mode(False):
             k, v = _longer(self.k, pages), _longer(self.v, pages)
-            sums = None if self.sums is None else _longer(self.sums, pages)
-            bounds = KeyBounds(pages, k, None if sums is None else sums.shape[1])
+            state = None if self.state is None else _longer(self.state, pages)
+            bounds = KeyBounds(pages, k, state)
             bounds.copy_from(self.bounds)
-        self.k, self.v, self.sums, self.bounds = k, v, sums, bounds
+        self.k, self.v, self.state, self.bounds = k, v, state, bounds
 
-    def _begin_sums(self, heads: int | None) -> None:
-        """Allocates prefix sums for `heads` heads in an empty cache, or removes them if None."""
-        if heads == (None if self.sums is None else self.sums.shape[1]):
+    def _begin_state(self, like: Tensor | None) -> None:
+        """Allocates pages in an empty cache for a state like (B, H or 1, n, ...), or removes them
+        if None."""
+        if layout_of(like) == layout_of(self.state):
             return
         pages, _, page_size, _ = self.k.shape
-        sums = None
+        state = None
         with torch.inference_mode(False):
-            if heads is not None:
-                sums = self.k.new_empty((pages, heads, page_size), dtype=torch.float64)
-            bounds = KeyBounds(pages, self.k, heads)
-        self.sums, self.bounds = sums, bounds
+            if like is not None:
+                shape = (pages, like.shape[1], page_size, *like.shape[3:])
+                state = self.k.new_empty(shape, dtype=like.dtype)
+            bounds = KeyBounds(pages, self.k, state)
+        self.state, self.bounds = state, bounds
 
     def _write_bounds(self, tokens: int) -> None:
         """Computes the bounds of the tiles that are completed by `tokens` new tokens."""
@@ -206,15 +211,15 @@ class KVCache:
         if tiles:
             sequences, keys = torch.tensor(tiles, device=self.k.device).T
             page, row = self.table.find(sequences, keys)
-            self.bounds.write(page, row // size, self.k, self.v, self.sums)
+            self.bounds.write(page, row // size, self.k, self.v, self.state)
 
-    def _sums_at(self, keys: list[int]) -> Tensor:
-        """Returns the prefix sums at one key of each sequence, 0 before the first key; (batch,
-        H)."""
-        keys = torch.tensor(keys, device=self.sums.device)
+    def _state_at(self, keys: list[int]) -> Tensor:
+        """Returns the state of one key of each sequence, 0 before the first key."""
+        keys = torch.tensor(keys, device=self.state.device)
         b = torch.arange(self.batch, device=keys.device)
         page, row = self.table.find(b, keys.clamp(min=0))
-        return torch.where(keys[:, None] < 0, 0, self.sums[page, :, row])
+        state = self.state[page, :, row][:, :, None]
+        return torch.where((keys < 0).view(-1, *[1] * (state.dim() - 1)), 0, state)
 
     def _checked_lengths(self, lengths) -> list[int]:
         if isinstance(lengths, Tensor) and not lengths.is_floating_point():
@@ -237,6 +242,11 @@ class KVCache:
                     f" {first_kept + self.window - 1} to {now}: older keys are overwritten"
                 )
         return lengths
+
+
+def layout_of(state: Tensor | None) -> tuple | None:
+    """Returns what the states of all tokens in a cache have in common."""
+    return None if state is None else (state.shape[1], *state.shape[3:], state.dtype)
 
 
 def _longer(x: Tensor, pages: int) -> Tensor:

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from .. import operators
-from ..chunk_pairs import Pair
 from ..forms import of_tensors
+from ..forms.chunk_pairs import Pair
 from ..skipping import plans
-from .agreement import agree
 from .gradients import Gradients
 from .keys import Keys, Needed
 from .partition import Partition, Settings
+from .requests import exchange_requests
 from .ring import Ring
 
 
@@ -34,7 +34,7 @@ class RingAttention(torch.autograd.Function):
         partition = Partition(q, k, v, of_tensors(settings.form, form_tensors), settings, ring)
         merged = MergedOutput(partition)
         plans = merged.add_own_chunks()
-        needed = agree(partition, merged.lse.clone())
+        needed = exchange_requests(partition, merged.lse.clone())
         merged.add_other_chunks(needed)
         o, lse = merged.o.to(q.dtype), merged.lse
         ctx.settings, ctx.ring, ctx.needed, ctx.plans = settings, ring, needed, plans

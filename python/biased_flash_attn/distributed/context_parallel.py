@@ -6,15 +6,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .. import backends, forms
+from .. import backends
 from ..attention import DEFAULT_TOLERANCES, lowered_over, under_autocast
 from ..forms import Form, Geometry
 from ..sequences import Sequences
 from ..validation import check_options, check_tensors
+from .agreement import check_same_call
 from .attention import RingAttention
 from .partition import Settings
+from .prefix_sums import exclusive_chunk_sums
 from .ring import Ring, Traffic
-from .running_sums import exclusive_chunk_sums
 
 
 @torch.compiler.disable  # Data-dependent communication cannot be traced.
@@ -95,8 +96,8 @@ def context_parallel_attention(
     window = None if window is None else min(window, n_local * ring.size)
     form = _lowered(bias, q, ring.size, causal, window)
     options = {"causal": causal, "window": window or 0, "scale": scale, "tolerance": tolerance}
-    _check_agreement(ring, q, k, v, form, options)
-    if form.state is not None:
+    check_same_call(ring, q, k, v, form, options)
+    if form.per_token:
         form = form.continued(exclusive_chunk_sums(form.state, ring))
     may_skip = tolerance > 0 and form.may_skip
     settings = Settings(form.name, scale, causal, window, tolerance, backend, may_skip)
@@ -105,43 +106,17 @@ def context_parallel_attention(
     return (o, lse) if return_lse else o
 
 
-def _check_agreement(ring: Ring, q, k, v, form: Form, options: dict[str, float]) -> None:
-    """Raises ValueError if ranks were called with different arguments, which could deadlock or mix
-    incompatible tensors."""
-    shapes = {
-        f"{name}.shape[{dim}]": size
-        for name, x in (("q", q), ("k", k), ("v", v))
-        for dim, size in enumerate(x.shape)
-    }
-    batch_and_heads = form.tensors[0].shape[:2] if form.tensors else (0, 0)
-    kinds = {
-        "dtype": list(DEFAULT_TOLERANCES).index(q.dtype),
-        "form of bias": forms.names().index(form.name),
-        "batch of bias": batch_and_heads[0],
-        "number of heads of bias": batch_and_heads[1],
-    }
-    settings = shapes | kinds | options
-    own = torch.tensor(list(settings.values()), dtype=torch.float64, device=q.device)
-    for rank, other in enumerate(ring.gather(own, "shapes")):
-        different = [name for name, x in zip(settings, other != own, strict=True) if x]
-        if different:
-            raise ValueError(
-                f"rank {rank} called context_parallel_attention with another"
-                f" {', '.join(different)} than rank {ring.rank}; all ranks must pass the same"
-            )
-
-
 def _lowered(bias, q: Tensor, ranks: int, causal: bool, window: int | None) -> Form:
     """Returns the form of the whole sequence; if it is per token, that of this rank's two chunks
     separately; if it is per pair, that of this rank's queries."""
     n = q.shape[2] // 2
     rows = torch.tensor([[0, n, 0, n, 0], [n, n, n, n, 0]], device=q.device)
     chunks = Sequences(rows, n, n, 2 * n, 2 * n, is_packed=True)
-    whole = 2 * n * ranks
-    return lowered_over(
-        bias,
-        q,
-        tokens=Geometry(n, n, causal, window, chunks),
-        pairs=Geometry(2 * n, whole, causal, window),
-        positions=Geometry(whole, whole, causal, window),
-    )
+    tokens, whole = Geometry(n, n, causal, window, chunks), 2 * n * ranks
+
+    def geometry_of(form: Form) -> Geometry:
+        if form.of_pairs or form.of_whole_sequence:
+            return Geometry(2 * n if form.of_pairs else whole, whole, causal, window)
+        return tokens
+
+    return lowered_over(bias, q, tokens, geometry_of)

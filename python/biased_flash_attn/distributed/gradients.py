@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import operators
-from ..chunk_pairs import Pair
+from ..forms.chunk_pairs import Pair
 from .keys import Keys, Needed, any_head
 from .partition import Partition
 from .ring import Messages
@@ -69,7 +69,7 @@ class Gradients:
         partition, keys = self.partition, self.of_keys
         q, k, v = partition.q, partition.keys.k, partition.keys.v
         of_form = [
-            (keys.sums if x is partition.form.state else grad) if wants else None
+            (keys.sums if x is partition.state else grad) if wants else None
             for x, grad, wants in zip(partition.form.tensors, self.of_form, wanted, strict=True)
         ]
         return self.of_q.to(q.dtype), keys.k.to(k.dtype), keys.v.to(v.dtype), *of_form

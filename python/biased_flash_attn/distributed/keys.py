@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..chunk_pairs import Pair
+from ..forms.chunk_pairs import Pair
 from ..skipping.plans import query_tiles
 from .layout import chunks_of
 

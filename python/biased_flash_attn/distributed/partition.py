@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..chunk_pairs import Pair
 from ..forms import Form
+from ..forms.chunk_pairs import Pair
 from ..problem import Problem
 from .keys import Keys, Needed, Rows, mask, plan_of
 from .layout import chunks_of
@@ -49,7 +49,9 @@ class Partition:
     def __init__(self, q, k, v, form: Form, settings: Settings, ring: Ring):
         self.q, self.form, self.settings, self.ring = q, form, settings, ring
         self.n = q.shape[2] // 2
-        self.keys = Keys(Rows(chunks_of(ring.rank, ring.size), self.n), k, v, form.state)
+        # A form that is not per token has the values of all keys.
+        self.state = form.state if form.per_token else None
+        self.keys = Keys(Rows(chunks_of(ring.rank, ring.size), self.n), k, v, self.state)
 
     def own_pairs(self) -> list[Pair]:
         """Returns the pairs of each chunk with itself."""
@@ -79,7 +81,7 @@ class Partition:
 
     def states(self, pair: Pair, keys: Keys) -> tuple[Tensor, Tensor] | None:
         """Returns the states of the pair's queries and keys, or None if the form has none."""
-        if self.form.state is None:
+        if self.state is None:
             return None
         return self.keys.of(pair.query_chunk)[2], keys.of(pair.key_chunk)[2]
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..chunk_pairs import Pair
-from ..forms import Form, Mass, Side, StateBounds
+from ..forms import Form, KeySide, StateBounds, TailMass
+from ..forms.chunk_pairs import Pair
 from ..shared_constants import TILE_KEYS
 from ..skipping.certificate import Certificate, Keys, rounding
 
@@ -48,7 +48,7 @@ class KeySummary:
         keys = Keys.of(k, k.shape[1])
         finite = v.sum(3, dtype=torch.promote_types(v.dtype, torch.float32)).isfinite()
         distance = torch.where(finite & keys.distance.isfinite(), keys.distance, torch.inf)
-        tiles = Side(torch.arange(n, device=k.device), n).in_tiles
+        tiles = KeySide(torch.arange(n, device=k.device), n).in_tiles
         radius = tiles(distance).amax(-1)
         mean = keys.mean.double()
         if sums is None:
@@ -120,11 +120,11 @@ def _certificate(pair: Pair, queries: Queries, keys: KeySummary) -> Certificate:
     return Certificate(mass, slice(None), logit, taken, _prefix_max(radius, pair), 1)
 
 
-def _mass(pair: Pair, queries: Queries, keys: KeySummary) -> Mass:
+def _mass(pair: Pair, queries: Queries, keys: KeySummary) -> TailMass:
     """Returns the mass of the bias over the keys, which are mirrored if they come after the
     queries."""
     n, i = pair.n, torch.arange(pair.n, device=keys.mean.device)
-    side = Side(n + i, n) if pair.is_past else Side(2 * n - 1 - i, n, -n % TILE_KEYS, True)
+    side = KeySide(n + i, n) if pair.is_past else KeySide(2 * n - 1 - i, n, -n % TILE_KEYS, True)
     bounds = None
     if queries.state is not None:
         state_range = queries.state, keys.lowest, keys.highest

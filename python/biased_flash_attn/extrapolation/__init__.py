@@ -1,11 +1,13 @@
 """The extrapolation laboratory: which biases let a model extrapolate to longer sequences?
 
 Before training, from a bias alone: `convergence`, `compare_receptive_fields`,
-`normalized_receptive_field`, `log_fit`, and `bias.receptive_field(eps)`. For a trained model:
+`normalized_receptive_field`, `log_fit`, `predict`, `information`, and `bias.receptive_field(eps)`.
+`published` has the perplexities of the papers' tables. For a trained model:
 `cumulative_gradient` with `empirical_receptive_field`, `attention_masses`, and perplexity by three
 protocols. `pictures` draws plots, and `experiment` trains and evaluates small models.
 """
 
+from . import published
 from .attention_weights import attention_mass, attention_masses
 from .convergence import Convergence, convergence
 from .gradients import cumulative_gradient, empirical_receptive_field
@@ -15,10 +17,12 @@ from .perplexity import (
     nonoverlapping_perplexity,
     sliding_perplexity,
 )
+from .prediction import information, predict
 from .receptive_field import (
     FieldOrder,
     compare_receptive_fields,
     log_fit,
+    mean_receptive_field,
     normalized_receptive_field,
 )
 
@@ -32,9 +36,13 @@ __all__ = [
     "convergence",
     "cumulative_gradient",
     "empirical_receptive_field",
+    "information",
     "last_token_perplexity",
     "log_fit",
+    "mean_receptive_field",
     "nonoverlapping_perplexity",
     "normalized_receptive_field",
+    "predict",
+    "published",
     "sliding_perplexity",
 ]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attention import prepared
-from ..biases import CumulativeBias
+from ..biases import CumulativeBias, RelativeBias
 from ..biases.receptive_field import check_fraction
 from ..geometry import Geometry
 from ..nn import FusedAttention
@@ -83,13 +83,16 @@ def attention_masses(model: nn.Module, inputs: Tensor, eps: float = 0.01) -> dic
     fields: dict[str, Tensor] = {}
 
     def measure(name: str):
-        def hook(layer: FusedAttention, arguments: tuple) -> None:
-            q, k, _, bias = arguments
-            fields[name] = attention_mass(q, k, bias, eps, window=layer.window)
+        def hook(layer: FusedAttention, arguments: tuple, options: dict) -> None:
+            (q, k, _, bias), scale = arguments, options.get("scale")
+            fields[name] = attention_mass(q, k, bias, eps, window=layer.window, scale=scale)
 
         return hook
 
-    hooks = [layer.register_forward_pre_hook(measure(name)) for name, layer in layers.items()]
+    hooks = [
+        layer.register_forward_pre_hook(measure(name), with_kwargs=True)
+        for name, layer in layers.items()
+    ]
     try:
         with evaluating(model) as device, torch.no_grad():
             logits_of(model, inputs.to(device))
@@ -108,4 +111,11 @@ def _dense_rows(bias, first: int, end: int, seen: int) -> Tensor:
             before = gain.shape[-1] - (bias.steps.shape[-1] - seen) - (end - first)
             gain = gain[..., before : before + end - first]
         bias = replace(bias, steps=bias.steps[..., :seen], gain=gain)
+    elif isinstance(bias, RelativeBias):
+        queries, keys = bias.query_factors, bias.key_factors
+        bias = replace(
+            bias,
+            query_factors=queries if queries is None else queries[:, :, first:end],
+            key_factors=keys if keys is None else keys[:, :, :seen],
+        )
     return bias.dense(end - first, seen)

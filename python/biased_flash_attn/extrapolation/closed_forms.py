@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import biases
-from ..biases.base import positive
+from ..biases.parameters import positive
 from ..biases.sandwich import compression_ratios
 from ..biases.series import SeriesBias
 from ..biases.slopes import slope_values

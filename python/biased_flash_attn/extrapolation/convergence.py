@@ -1,4 +1,4 @@
-"""Whether a bias lets a model extrapolate, according to its formula."""
+"""Whether the series of a bias converges, according to its formula."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..biases.base import PositionBias
 from ..biases.convergence import has_finite_sum, logarithmic_exponents
+from ..biases.distance import PositionBias
 from . import closed_forms
 
 SUMMED = 16  # partial sums are computed up to 2^16 distances
@@ -52,11 +52,11 @@ class Convergence:
 
 @torch.no_grad()
 def convergence(bias: PositionBias) -> Convergence:
-    """Whether the series of exp(b) converges, so that transformers with this bias extrapolate.
+    """Whether the series of exp(b) converges: the condition of theorem 3.4 of Qin et al.,
+    "Exploring Transformer Extrapolation", 2023.
 
-    The condition is theorem 3.4 of Qin et al., "Exploring Transformer Extrapolation", 2023. It is
-    sufficient; the paper finds that 1/n and 1/(n ln n), which barely violate it, do not
-    extrapolate.
+    If it does, a layer is approximated at any length by the same layer with a sufficiently wide
+    window. This does not say that a model trained at a shorter length extrapolates.
 
     The numeric verdict compares exp(b) with Bertrand's series, whose exponents are fitted to b at
     d = 2^125, 2^250, 2^500 and 2^1000. It is correct for every bias of the form

@@ -17,8 +17,11 @@ from matplotlib.figure import Figure
 
 HEAD_COLORS = colormaps["viridis"]
 BIAS_COLORS = colormaps["turbo"]
-COLUMNS = 5
+SIGNED_COLORS = colormaps["RdBu_r"]
+COLUMNS = 6
 MAPPED = 256  # the largest number of positions in a heat map
+QUERIES = 3  # whose curves are drawn, of a bias that depends on the query
+NEAR = 32  # distances that are magnified, on both sides
 # Smaller biases are not shown: a key with this bias has exp(-20) of the weight of one without.
 LOWEST = -20
 
@@ -26,7 +29,7 @@ LOWEST = -20
 def curves(bias, length: int) -> np.ndarray:
     """The bias of the last of `length` queries at distances 0, 1, 2, ..., (heads, length).
 
-    bias: any object with `dense(n_query, n_key)`.
+    bias: any object with `dense(n_query, n_key)`, whose values per query are those of the last one.
     """
     with torch.no_grad():
         dense = bias.dense(1, length)
@@ -36,12 +39,23 @@ def curves(bias, length: int) -> np.ndarray:
 def weights(bias, length: int) -> np.ndarray:
     """exp(b) of pairs of positions, averaged over the heads, (query, key); NaN for later keys.
 
-    bias: as for `curves`. For longer sequences only the last MAPPED positions are included.
+    bias: an object with `dense(n_query, n_key)`. For longer sequences only the last MAPPED
+    positions are included, and only their queries may have values.
     """
     n = min(length, MAPPED)
     with torch.no_grad():
         mean = bias.dense(n, length)[..., -n:].exp().reshape(-1, n, n).mean(0)
     return mean.masked_fill(torch.ones_like(mean).triu(1).bool(), torch.nan).numpy()
+
+
+def rows(bias, length: int) -> np.ndarray:
+    """The first head's bias of the last MAPPED queries and all keys, (query, key).
+
+    bias: as for `weights`.
+    """
+    with torch.no_grad():
+        dense = bias.dense(min(length, MAPPED), length)
+    return dense.flatten(0, -3)[0].numpy()
 
 
 def one_bias(name: str, logits: np.ndarray, pairs: np.ndarray) -> Figure:
@@ -60,6 +74,42 @@ def one_bias(name: str, logits: np.ndarray, pairs: np.ndarray) -> Figure:
     draw_heat(heat, pairs)
     heat.set(xlabel="key", ylabel="query", title="exp(b), mean of the heads")
     add_head_colors(figure, len(logits))
+    return figure
+
+
+def query_dependent_bias(name: str, logits: np.ndarray) -> Figure:
+    """The bias of some queries of a head: of all past keys, and of the nearest on both sides; and a
+    heat map of the last pairs.
+
+    logits is a result of `rows`.
+    """
+    figure = Figure(figsize=(15, 4.2), layout="constrained")
+    figure.suptitle(f"{name}, head 1")
+    past, near, heat = figure.subplots(1, 3)
+    n_query, n_key = logits.shape
+    chosen = np.unique(np.linspace(0, n_query - 1, QUERIES + 2).astype(int)[1:-1])
+    for color, row in zip(HEAD_COLORS(np.linspace(0, 0.85, len(chosen))), chosen, strict=True):
+        position = n_key - n_query + row
+        d = position - np.arange(n_key)
+        style = {"color": color, "linewidth": 1.2, "label": f"query {position}"}
+        past.plot(d[d >= 0] + 1, logits[row, d >= 0], **style)
+        near.plot(d, logits[row], **style)
+    past.set(xlabel="d + 1", xscale="log", xlim=(1, n_key), ylabel="bias b")
+    near.set(xlabel="distance d, negative for keys after the query", xlim=(-NEAR, NEAR))
+    near.legend(fontsize=8)
+    for axes in (past, near):
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    size = min(n_query, 2 * NEAR)
+    largest, ends = np.abs(logits).max(), (n_key - size - 0.5, n_key - 0.5)
+    image = heat.imshow(
+        logits[-size:, -size:],
+        cmap=SIGNED_COLORS,
+        norm=Normalize(-largest, largest),
+        extent=(*ends, *ends[::-1]),
+    )
+    heat.set(xlabel="key", ylabel="query")
+    figure.colorbar(image, ax=heat, label="bias b")
     return figure
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..biases.base import PositionBias
+from ..biases.distance import PositionBias
 from ..biases.receptive_field import tail
 from .convergence import check_position_bias
 
@@ -93,6 +93,16 @@ def normalized_receptive_field(weights: Tensor, points: int = 50) -> tuple[Tenso
     wanted = sums[..., -1:] * (1 - eps)
     field = torch.searchsorted(before.contiguous(), wanted.contiguous())
     return field.double() / length, eps
+
+
+def mean_receptive_field(weights: Tensor, points: int = 50) -> tuple[Tensor, Tensor]:
+    """The mean of the heads' curves of `normalized_receptive_field`, in which all count the same.
+
+    weights: (heads, length), or with any other dimensions before the last. Returns field and eps,
+    (points,) each.
+    """
+    field, eps = normalized_receptive_field(weights, points)
+    return field.flatten(0, -2).mean(0), eps
 
 
 @torch.no_grad()

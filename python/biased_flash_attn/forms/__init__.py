@@ -2,7 +2,6 @@
 
 from ..geometry import Geometry
 from .base import Form, StateBounds, names, of_tensors
-from .bounds import Mass, Side
 from .cumulative import Cumulative
 from .dense import Dense
 from .distance import Distance
@@ -10,6 +9,7 @@ from .linear import Linear
 from .none import NoBias
 from .normalized import Normalized
 from .relative import Relative
+from .tail_mass import KeySide, TailMass
 
 __all__ = [
     "Cumulative",
@@ -17,13 +17,13 @@ __all__ = [
     "Distance",
     "Form",
     "Geometry",
+    "KeySide",
     "Linear",
-    "Mass",
     "NoBias",
     "Normalized",
     "Relative",
-    "Side",
     "StateBounds",
+    "TailMass",
     "names",
     "of_tensors",
 ]

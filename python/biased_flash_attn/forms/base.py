@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from .. import sequences
-from ..chunk_pairs import Pair
 from ..geometry import Geometry
-from .bounds import Mass, Side
+from .chunk_pairs import Pair
+from .gradients import OWN
+from .tail_mass import KeySide, TailMass
 
 
 class Layout(NamedTuple):
@@ -36,11 +37,11 @@ class Form(ABC):
     Attributes:
         name: the name of the form in the operators and the kernels.
         tensor_names: the names of its tensors in error messages.
-        per_token: whether it has values per key. It is then lowered over a call's own tokens, and
-            `state` is stored for queries of later calls or other ranks.
+        per_token: whether it has values per key and no others. It is then lowered over a call's own
+            tokens, and `state` is stored for queries of later calls or other ranks.
         of_rows: whether it has values per row of q or k, which packed sequences share.
-        of_pairs: whether it has values per pair. It is then lowered over a call's own queries and
-            all keys.
+        of_pairs: whether it has values per pair, or per query and per key. It is then lowered over
+            a call's own queries and all keys; in decoding, if it has a `state`, over the new keys.
         of_any_geometry: whether it has no values per distance, query or key.
         may_skip: whether it is a `SkippableForm`.
     """
@@ -67,6 +68,15 @@ class Form(ABC):
         """A form of the same name with other tensors."""
         return of_tensors(self.name, tensors)
 
+    @property
+    def tables(self) -> tuple[Tensor, ...]:
+        """The tensors whose last dimension is that of distances."""
+        return ()
+
+    def with_tables(self, tables: Sequence[Tensor]) -> Form:
+        """The form with tables of other distances."""
+        return self
+
     @abstractmethod
     def layouts(self, geometry: Geometry, real: torch.dtype) -> list[Layout]:
         """The layouts of the tensors that the kernels require; real is float64 or float32."""
@@ -79,6 +89,11 @@ class Form(ABC):
         """Zeros to which a kernel adds the gradients of each head and, where these have separate
         values, of each batch entry or sequence. `sum_to_size` undoes broadcasting."""
         return [x.new_zeros(batch, heads, *x.shape[2:]) for x in self.tensors]
+
+    def gradient_targets(self, q: Tensor, k: Tensor) -> list[int]:
+        """Where the gradients of the tensors go, OWN, IN_Q or IN_K of `gradients`, in a call with
+        these q and k."""
+        return [OWN] * len(self.tensors)
 
     # Parts of a call.
 
@@ -102,7 +117,8 @@ class Form(ABC):
 
     @property
     def state(self) -> Tensor | None:
-        """The values of this call's keys that queries of other calls need, (B or 1, H or 1, n)."""
+        """The values of this call's keys that queries of other calls need: numbers (B or 1, H or 1,
+        n) or vectors (B or 1, H or 1, n, channels)."""
         return None
 
     def with_state(self, state: Tensor) -> Form:
@@ -127,7 +143,8 @@ class Form(ABC):
         return self
 
     def extremes(self, block: int) -> tuple[Tensor | None, Tensor | None]:
-        """The minima and maxima that decoding needs over blocks of `block` distances."""
+        """The minima and maxima, or largest norms, that decoding needs over blocks of `block`
+        distances of the tables."""
         return None, None
 
     @abstractmethod
@@ -146,7 +163,7 @@ class SkippableForm(Form):
         return True
 
     @abstractmethod
-    def mass(self, side: Side, geometry: Geometry) -> Mass:
+    def mass(self, side: KeySide, geometry: Geometry) -> TailMass:
         """The bound of the bias's contribution to the softmax mass on one side of the queries."""
 
     def roundings(self) -> Tensor | float:
@@ -154,7 +171,7 @@ class SkippableForm(Form):
         return 0.0
 
     @abstractmethod
-    def mass_of_pair(self, pair: Pair, side: Side, bounds: StateBounds | None) -> Mass:
+    def mass_of_pair(self, pair: Pair, side: KeySide, bounds: StateBounds | None) -> TailMass:
         """The bound for the keys of another chunk, from the bounds of their states."""
 
 

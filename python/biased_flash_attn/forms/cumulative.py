@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .. import sequences
-from ..chunk_pairs import Pair
 from ..geometry import Geometry
 from ..shared_constants import LARGEST_SUM
 from .base import Layout, SkippableForm, StateBounds, register
-from .bounds import Mass, Side
+from .chunk_pairs import Pair
+from .tail_mass import KeySide, TailMass
 
 KERNELS = (None, "log1p_square")
 _GAINS, _SAMPLED_GAINS = 5, 512  # gains with exact sums, and samples from which they are chosen
@@ -70,7 +70,7 @@ class Cumulative(SkippableForm):
         gain = None if self.gain is None else rows.queries(self.gain)
         return Cumulative(rows.places(self.sums), gain, self.kernel)
 
-    def mass(self, side: Side, geometry: Geometry) -> Mass:
+    def mass(self, side: KeySide, geometry: Geometry) -> TailMass:
         sums = -self.sums.flip(-1) if side.is_mirrored else self.sums
         if self.kernel is None:
             return CumulativeMass(side, sums, self.gain)
@@ -105,10 +105,10 @@ class Cumulative(SkippableForm):
         both = torch.cat([keys, queries], -1)
         return self.with_state(both if pair.is_past else -both)
 
-    def mass_of_pair(self, pair: Pair, side: Side, bounds: StateBounds) -> RangeMass:
+    def mass_of_pair(self, pair: Pair, side: KeySide, bounds: StateBounds) -> RangeMass:
         return self._range_mass(side, bounds)
 
-    def _range_mass(self, side: Side, bounds: StateBounds) -> RangeMass:
+    def _range_mass(self, side: KeySide, bounds: StateBounds) -> RangeMass:
         gain = torch.ones_like(bounds.at_query) if self.gain is None else self.gain.double()
         return RangeMass(side, bounds, gain, self.kernel is not None)
 
@@ -120,7 +120,7 @@ class CumulativeMass:
     gains in between. It is computed exactly for a few gains only. Without gain it is exact.
     """
 
-    def __init__(self, side: Side, sums: Tensor, gain: Tensor | None):
+    def __init__(self, side: KeySide, sums: Tensor, gain: Tensor | None):
         self.side = side
         self.at_query = side.at_queries(sums)
         if gain is None:
@@ -162,7 +162,7 @@ class RangeMass:
     squared: whether the bias is -log(1 + beta^2).
     """
 
-    side: Side
+    side: KeySide
     bounds: StateBounds
     gain: Tensor
     squared: bool
@@ -179,6 +179,13 @@ class RangeMass:
         else:
             bias = torch.maximum(gain * (at_query - lowest), gain * (at_query - highest))
         return torch.log(self.side.cut(tile)) + bias
+
+
+def in_float32(sums: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns two float32 numbers whose sum is the prefix sum; the second one is 0 where the first
+    one is infinite or NaN."""
+    high = sums.float()
+    return high, torch.where(high.isfinite(), sums - high, 0).float()
 
 
 def _rebuilt(kernel: str | None, tensors: Sequence[Tensor]) -> Cumulative:

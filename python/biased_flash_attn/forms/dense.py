@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from .. import sequences
-from ..chunk_pairs import Pair
 from ..geometry import Geometry
 from .base import Form, Layout, register
+from .chunk_pairs import Pair
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +41,11 @@ class Dense(Form):
         return self.bias.double()
 
     def accumulators(self, batch: int, sequences: int, heads: int) -> list[Tensor]:
+        """Of the dtype of the bias, unless those of several heads or batch entries are summed."""
+        shape = batch, heads, *self.bias.shape[2:]
         real = torch.promote_types(self.bias.dtype, torch.float32)
-        return [self.bias.new_zeros(batch, heads, *self.bias.shape[2:], dtype=real)]
+        dtype = self.bias.dtype if self.bias.shape == shape else real
+        return [self.bias.new_zeros(shape, dtype=dtype)]
 
     def of_sequence(self, rows: sequences.Sequence, whole: Geometry, own: Geometry) -> Dense:
         return Dense(rows.keys(rows.queries(self.bias).mT).mT)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..chunk_pairs import Pair
 from ..geometry import Geometry
 from .base import Layout, SkippableForm, StateBounds, register
-from .bounds import Side
+from .chunk_pairs import Pair
+from .tail_mass import KeySide
 
 # An upper bound of what underflows in a sum of 2^40 exponentials, relative to the largest one.
 _LOST = 1e-290
@@ -29,6 +30,13 @@ class Distance(SkippableForm):
     @property
     def tensors(self) -> tuple[Tensor]:
         return (self.table,)
+
+    @property
+    def tables(self) -> tuple[Tensor]:
+        return (self.table,)
+
+    def with_tables(self, tables: Sequence[Tensor]) -> Distance:
+        return Distance(*tables)
 
     def layouts(self, geometry: Geometry, real: torch.dtype) -> list[Layout]:
         return [Layout(self.table, real, (geometry.n_distances,))]
@@ -56,7 +64,7 @@ class Distance(SkippableForm):
         far = past[..., 3 * past.shape[-1] // 4 :].logsumexp(-1) - past.logsumexp(-1)
         return bool((far < log_tolerance).any())
 
-    def mass(self, side: Side, geometry: Geometry) -> DistanceMass:
+    def mass(self, side: KeySide, geometry: Geometry) -> DistanceMass:
         table, first = self.table.double(), geometry.first_distance
         if side.is_mirrored:
             table, first = table.flip(-1), 1 - first - table.shape[-1]
@@ -72,7 +80,7 @@ class Distance(SkippableForm):
         part = self._entries(first + before, pair.geometry.n_distances - before)
         return Distance(pad(part, (before, 0)))
 
-    def mass_of_pair(self, pair: Pair, side: Side, bounds: StateBounds | None) -> DistanceMass:
+    def mass_of_pair(self, pair: Pair, side: KeySide, bounds: StateBounds | None) -> DistanceMass:
         return mass_of_pair(self.of_pair(pair, None).table, pair, side)
 
     def _entries(self, first: int, count: int) -> Tensor:
@@ -85,7 +93,7 @@ def block_maxima(table: Tensor, block: int) -> Tensor:
     return pad(table, (0, missing), value=-torch.inf).unflatten(-1, (-1, block)).amax(-1)
 
 
-def mass_of_pair(table: Tensor, pair: Pair, side: Side) -> DistanceMass:
+def mass_of_pair(table: Tensor, pair: Pair, side: KeySide) -> DistanceMass:
     """The bound for a pair's own table, which is reversed if the keys come after the queries."""
     table = table.double()
     return DistanceMass(side, table if pair.is_past else table.flip(-1), int(not pair.is_past))
@@ -94,7 +102,7 @@ def mass_of_pair(table: Tensor, pair: Pair, side: Side) -> DistanceMass:
 class DistanceMass:
     """Exact tail sums of exp(table), table (B or 1, H or 1, n) over the distances from `first`."""
 
-    def __init__(self, side: Side, table: Tensor, first: int):
+    def __init__(self, side: KeySide, table: Tensor, first: int):
         self.side, self.first = side, first
         peak = table.amax(-1, keepdim=True)
         beyond = (table - peak).exp_().flip(-1).cumsum(-1).flip(-1)

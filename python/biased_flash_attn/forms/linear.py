@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..chunk_pairs import Pair
 from ..geometry import Geometry
 from .base import Layout, SkippableForm, StateBounds, register
-from .bounds import Side
+from .chunk_pairs import Pair
 from .distance import Distance, DistanceMass, mass_of_pair
+from .tail_mass import KeySide
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class Linear(SkippableForm):
     def accumulators(self, batch: int, sequences: int, heads: int) -> list[Tensor]:
         return [self.slopes.new_zeros(sequences, heads)]
 
-    def mass(self, side: Side, geometry: Geometry) -> DistanceMass:
+    def mass(self, side: KeySide, geometry: Geometry) -> DistanceMass:
         return Distance(self._table(geometry.distances(self.slopes.device))).mass(side, geometry)
 
     def of_pair(self, pair: Pair, states: None) -> Linear | Distance:
@@ -49,7 +49,7 @@ class Linear(SkippableForm):
         d = pair.geometry.distances(self.slopes.device) + pair.distance_offset
         return Distance(self._table(d).to(self.slopes.dtype))
 
-    def mass_of_pair(self, pair: Pair, side: Side, bounds: StateBounds | None) -> DistanceMass:
+    def mass_of_pair(self, pair: Pair, side: KeySide, bounds: StateBounds | None) -> DistanceMass:
         return mass_of_pair(self.of_pair(pair, None).table, pair, side)
 
     def _table(self, distances: Tensor) -> Tensor:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..chunk_pairs import Pair
 from ..geometry import Geometry
 from .base import Form, Layout, register
+from .chunk_pairs import Pair
 
 
 @dataclass(frozen=True, eq=False)

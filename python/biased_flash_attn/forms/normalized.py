@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from .. import sequences
-from ..chunk_pairs import Pair
 from ..geometry import Geometry
 from .base import Layout, SkippableForm, StateBounds, register
-from .bounds import Side
+from .chunk_pairs import Pair
 from .distance import Distance, block_maxima
+from .tail_mass import KeySide
 
 # Errors of the kernels when they evaluate a segment, in units of 2^-23 times the sum of the
 # magnitudes of its terms.
@@ -47,6 +48,13 @@ class Normalized(SkippableForm):
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         return self.table, self.gain, self.knots, self.slopes, self.intercepts
+
+    @property
+    def tables(self) -> tuple[Tensor]:
+        return (self.table,)
+
+    def with_tables(self, tables: Sequence[Tensor]) -> Normalized:
+        return replace(self, table=tables[0])
 
     def layouts(self, geometry: Geometry, real: torch.dtype) -> list[Layout]:
         pieces = (self.knots.shape[-1] + 1,)
@@ -85,13 +93,13 @@ class Normalized(SkippableForm):
         return replace(form, gain=rows.queries(self.gain))
 
     def within(self, whole: Geometry, own: Geometry) -> Normalized:
-        return self._with_table(Distance(self.table).within(whole, own))
+        return self.with_tables(Distance(self.table).within(whole, own).tables)
 
     def of_queries(self, queries: slice) -> Normalized:
         return replace(self, gain=self.gain[..., queries])
 
     def of_pair(self, pair: Pair, states: None) -> Normalized:
-        return self._with_table(Distance(self.table).of_pair(pair, states))
+        return self.with_tables(Distance(self.table).of_pair(pair, states).tables)
 
     def extremes(self, block: int) -> tuple[Tensor, Tensor]:
         """The minima and maxima over blocks of `block` entries of the table."""
@@ -105,7 +113,7 @@ class Normalized(SkippableForm):
             last = self.function((self.gain[..., -1:] * self.table).double())
         return bool((last[..., -1] - last.amax(-1) < log_tolerance).any())
 
-    def mass(self, side: Side, geometry: Geometry) -> NormalizedMass:
+    def mass(self, side: KeySide, geometry: Geometry) -> NormalizedMass:
         first = geometry.first_distance
         if side.is_mirrored:
             return NormalizedMass(side, self, self.table.flip(-1), 1 - first - geometry.n_distances)
@@ -116,21 +124,18 @@ class Normalized(SkippableForm):
         terms = self.intercepts.double().abs() + self.slopes.double().abs() * largest[..., None]
         return _ROUNDINGS * terms.amax(-1, keepdim=True)
 
-    def mass_of_pair(self, pair: Pair, side: Side, bounds: StateBounds | None) -> NormalizedMass:
+    def mass_of_pair(self, pair: Pair, side: KeySide, bounds: StateBounds | None) -> NormalizedMass:
         table = self.of_pair(pair, None).table
         if pair.is_past:
             return NormalizedMass(side, self, table, 0)
         return NormalizedMass(side, self, table.flip(-1), 1)
-
-    def _with_table(self, form: Distance) -> Normalized:
-        return replace(self, table=form.table)
 
 
 class NormalizedMass:
     """The bound in which every key before a cut has the largest value of f that any of them can
     have, from the range of the table over their distances."""
 
-    def __init__(self, side: Side, form: Normalized, table: Tensor, first: int):
+    def __init__(self, side: KeySide, form: Normalized, table: Tensor, first: int):
         self.side, self.form, self.first = side, form, first
         farther = table.double().flip(-1)
         self.lowest = farther.cummin(-1).values.flip(-1)

@@ -11,17 +11,18 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .. import sequences
-from ..chunk_pairs import Pair
 from ..geometry import Geometry
 from ..shared_constants import ROUNDING, rounding_of_logits
 from .base import Layout, SkippableForm, StateBounds, register
-from .bounds import Side
+from .chunk_pairs import Pair
 from .distance import block_maxima
+from .gradients import IN_K, IN_Q, OWN
+from .tail_mass import KeySide
 
 MAX_RANK = 128
 BEYOND = ("zero", "last")
 _HALF = (torch.bfloat16, torch.float16)
-_CHUNK = 2**18  # elements that are converted to float64 at a time
+_CHUNK = 2**16  # elements that are converted to float64 at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +78,14 @@ class Relative(SkippableForm):
         return self.query_factors, self.query_tables, self.key_factors, self.key_tables
 
     @property
+    def tables(self) -> tuple[Tensor, Tensor]:
+        return self.query_tables, self.key_tables
+
+    def with_tables(self, tables: Sequence[Tensor]) -> Relative:
+        query_tables, key_tables = tables
+        return replace(self, query_tables=query_tables, key_tables=key_tables)
+
+    @property
     def n_columns(self) -> int:
         return self.query_tables.shape[-1]
 
@@ -97,7 +106,8 @@ class Relative(SkippableForm):
         column = geometry.pair_distances(self.query_factors.device) - self._first(geometry)
         u, p, w, q = (x.double() for x in self.tensors)
         of_queries = self._of_pairs(u @ p, column)
-        return of_queries + self._of_pairs(w @ q, column.mT).mT
+        # In decoding, the rows of absent factors are those of new keys.
+        return of_queries + self._of_pairs(w @ q, column.mT).mT if w.shape[-1] else of_queries
 
     def _of_pairs(self, products: Tensor, column: Tensor) -> Tensor:
         """Selects from products (B or 1, H or 1, rows, n) by column (rows, other rows)."""
@@ -106,11 +116,19 @@ class Relative(SkippableForm):
         return pairs if self.beyond == "last" else torch.where(column == nearest, pairs, 0)
 
     def accumulators(self, batch: int, sequences: int, heads: int) -> list[Tensor]:
-        real = torch.promote_types(self.query_factors.dtype, torch.float32)
-        return [
-            x.new_zeros(entries, heads, *x.shape[2:], dtype=real)
-            for x, entries in zip(self.tensors, (batch, sequences, batch, sequences), strict=True)
-        ]
+        made, entries = [], (batch, sequences, batch, sequences)
+        for x, n in zip(self.tensors, entries, strict=True):
+            is_sum = x.shape[:2] != (n, heads)
+            dtype = torch.promote_types(x.dtype, torch.float32) if is_sum else x.dtype
+            made.append(x.new_zeros(n, heads, *x.shape[2:], dtype=dtype))
+        return made
+
+    def gradient_targets(self, q: Tensor, k: Tensor) -> list[int]:
+        """Factors may be q or k themselves. The same memory is not enough: a view has a gradient
+        of its own. So has a key that several query heads read, for each of these heads."""
+        of_queries = IN_Q if self.query_factors is q else OWN
+        is_k = self.key_factors is k and k.shape[1] == q.shape[1]
+        return [of_queries, OWN, IN_K if is_k else OWN, OWN]
 
     def of_sequence(self, rows: sequences.Sequence, whole: Geometry, own: Geometry) -> Relative:
         factors = {
@@ -130,6 +148,16 @@ class Relative(SkippableForm):
     def of_keys(self, keys: slice) -> Relative:
         return replace(self, key_factors=self.key_factors[:, :, keys])
 
+    @property
+    def state(self) -> Tensor | None:
+        return self.key_factors if self.key_factors.shape[-1] else None
+
+    def with_state(self, state: Tensor) -> Relative:
+        return replace(self, key_factors=state)
+
+    def of_tokens(self, tokens: slice, queries: slice) -> Relative:
+        return self.of_queries(queries).of_keys(tokens)
+
     def of_pair(self, pair: Pair, states: None) -> Relative:
         form = self.of_keys(slice(pair.key_chunk * pair.n, (pair.key_chunk + 1) * pair.n))
         if pair.is_own:
@@ -138,11 +166,12 @@ class Relative(SkippableForm):
         count = min(pair.geometry.n_distances, max(1, self.n_columns - begin))
         return form._with_columns(begin, count)
 
-    def extremes(self, block: int) -> tuple[None, Tensor]:
-        """The largest norms of P over blocks of `block` distances, from distance 0 on."""
+    def extremes(self, block: int) -> tuple[Tensor, Tensor]:
+        """The largest norms of Q, and those of P, over blocks of `block` distances from 0 on."""
         real = torch.promote_types(self.query_tables.dtype, torch.float32)
-        norms = _norms(self.query_tables.mT) * (1 + 2**-16)  # not rounded down
-        return None, block_maxima(norms.nan_to_num(torch.inf, torch.inf), block).to(real)
+        norms = (_norms(x.mT) * (1 + 2**-16) for x in (self.key_tables, self.query_tables))
+        q, p = (block_maxima(x.nan_to_num(torch.inf, torch.inf), block).to(real) for x in norms)
+        return q, p
 
     def decays(self, geometry: Geometry, log_tolerance: float) -> bool:
         """Whether the bound of some head's bias falls by more than the tolerance up to the farthest
@@ -158,11 +187,11 @@ class Relative(SkippableForm):
             falls = falls + _norms(factors).amax(-1) * fall
         return bool((falls > -log_tolerance).any())
 
-    def mass(self, side: Side, geometry: Geometry) -> RelativeMass:
+    def mass(self, side: KeySide, geometry: Geometry) -> RelativeMass:
         first = self._first(geometry)
         return RelativeMass(side, self, 1 - first - self.n_columns if side.is_mirrored else first)
 
-    def mass_of_pair(self, pair: Pair, side: Side, bounds: StateBounds | None) -> RelativeMass:
+    def mass_of_pair(self, pair: Pair, side: KeySide, bounds: StateBounds | None) -> RelativeMass:
         return RelativeMass(side, self.of_pair(pair, None), int(not pair.is_past))
 
     def roundings(self) -> Tensor:
@@ -183,8 +212,7 @@ class Relative(SkippableForm):
         return 0 if geometry.causal else -(self.n_columns // 2)
 
     def _with_columns(self, begin: int, count: int) -> Relative:
-        tables = (columns(x, begin, count, self.beyond) for _, x in self._terms())
-        return replace(self, **dict(zip(("query_tables", "key_tables"), tables, strict=True)))
+        return self.with_tables([columns(x, begin, count, self.beyond) for x in self.tables])
 
     def _largest_beyond(self, table: Tensor, mirrored: bool) -> Tensor:
         """The largest norm of a column from each one on, and outside the table; (1, H or 1, n + 1)
@@ -199,11 +227,11 @@ class RelativeMass:
     """The bound in which every key before a cut has the largest bias that any of them can have: the
     norm of the query's factors times the largest norm of a column, and the same for the keys."""
 
-    def __init__(self, side: Side, form: Relative, first: int):
+    def __init__(self, side: KeySide, form: Relative, first: int):
         self.side, self.first, mirrored = side, first, side.is_mirrored
         self.of_queries, of_keys = _norms(form.query_factors), _norms(form.key_factors)
         self.of_keys = side.prefix_max(of_keys.flip(-1) if mirrored else of_keys).clamp(min=0)
-        self.columns = [form._largest_beyond(x, mirrored) for _, x in form._terms()]
+        self.columns = [form._largest_beyond(x, mirrored) for x in form.tables]
 
     def log_mass(self, rows: slice, tile: Tensor) -> Tensor:
         cut = self.side.cut(tile)
@@ -220,6 +248,8 @@ def columns(table: Tensor, begin: int, count: int, beyond: str) -> Tensor:
     before = min(max(0, -begin), count)
     after = min(max(0, begin + count - table.shape[-1]), count)
     inside = table[..., max(0, begin) : max(0, begin + count)]
+    if not before and not after:
+        return inside
     if beyond == "zero":
         return pad(inside, (before, after))
     first, last = table[..., :1], table[..., -1:]
@@ -228,10 +258,19 @@ def columns(table: Tensor, begin: int, count: int, beyond: str) -> Tensor:
 
 
 def _norms(vectors: Tensor) -> Tensor:
-    """The norms of vectors (..., rows, R), float64, by few rows at a time to save memory."""
+    """The norms of vectors (..., rows, R), float64, by few rows at a time to save memory.
+
+    They are written to one tensor: small results between the temporary copies of chunks would keep
+    malloc from using the memory of a copy for the next one.
+    """
+    vectors = vectors.detach()
+    norms = vectors.new_empty(vectors.shape[:-1], dtype=torch.float64)
     per_row = max(1, vectors.numel() // max(1, vectors.shape[-2]))
-    chunks = vectors.split(max(1, _CHUNK // per_row), -2)
-    return torch.cat([x.double().norm(dim=-1) for x in chunks], -1)
+    rows = max(1, _CHUNK // per_row)
+    for x, out in zip(vectors.split(rows, -2), norms.split(rows, -1), strict=True):
+        # torch.linalg.vector_norm is eight times slower for transposed tables.
+        out.copy_(x.double().square().sum(-1)).sqrt_()
+    return norms
 
 
 def _rebuilt(beyond: str, tensors: Sequence[Tensor]) -> Relative:

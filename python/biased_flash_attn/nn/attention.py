@@ -9,6 +9,7 @@ from ..attention import biased_flash_attn
 from ..decoding.call import biased_flash_attn_with_kvcache
 from ..decoding.kv_cache import KVCache
 from .embeddings import rotated
+from .named_biases import Call
 from .positions import Positions
 from .positions import positions as scheme_of
 
@@ -16,8 +17,8 @@ from .positions import positions as scheme_of
 class BiasedAttention(nn.Module):
     """softmax(q k^T / sqrt(D) + bias) v with its projections; D = dim / num_heads.
 
-    The layer creates its bias and calls it on its input: CABLE's two linear layers have the same
-    input as the projections.
+    The layer creates its bias and calls it on its input, as CABLE, whose two linear layers have the
+    same input as the projections, or on its queries, as Shaw's vectors of distances.
 
     Args:
         dim: channels of the hidden states.
@@ -59,6 +60,7 @@ class BiasedAttention(nn.Module):
         self.project = linear(dim, (num_heads + 2 * kv_heads) * self.head_dim)
         self.out = linear(dim, dim)
         self.bias = scheme.bias(num_heads, dim) if scheme.bias else None
+        self.call = scheme.call
         self.fused = FusedAttention(causal, scheme.window, backend)
 
     def forward(
@@ -80,11 +82,13 @@ class BiasedAttention(nn.Module):
         if self.rotary:
             positions = positions_of(x, cache)
             q, k = rotated(q, positions), rotated(k, positions)
-        bias = self.bias(x) if self.bias else None
+        q, bias, scale = self.call(self.bias, x, q, k) if self.bias else Call(q)
         if cache is None:
-            o = self.fused(q, k, v, bias, key_padding_mask=key_padding_mask)
+            o = self.fused(q, k, v, bias, scale=scale, key_padding_mask=key_padding_mask)
         else:
-            o = biased_flash_attn_with_kvcache(q, cache, k, v, bias, backend=self.fused.backend)
+            o = biased_flash_attn_with_kvcache(
+                q, cache, k, v, bias, scale=scale, backend=self.fused.backend
+            )
         return self.out(o.transpose(1, 2).flatten(2))
 
     def make_cache(self, batch: int, dtype: torch.dtype | None = None) -> KVCache:
@@ -101,14 +105,22 @@ class BiasedAttention(nn.Module):
 
 
 class FusedAttention(nn.Module):
-    """`biased_flash_attn` as a module, whose hooks receive q, k, v and the bias of each call."""
+    """`biased_flash_attn` as a module, whose hooks receive q, k, v, the bias and the scale of each
+    call."""
 
     def __init__(self, causal: bool = True, window: int | None = None, backend: str | None = None):
         super().__init__()
         self.causal, self.window, self.backend = causal, window, backend
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, bias, *, key_padding_mask: Tensor | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias,
+        *,
+        scale: float | None = None,
+        key_padding_mask: Tensor | None = None,
     ) -> Tensor:
         return biased_flash_attn(
             q,
@@ -118,6 +130,7 @@ class FusedAttention(nn.Module):
             key_padding_mask=key_padding_mask,
             causal=self.causal,
             window=self.window,
+            scale=scale,
             backend=self.backend,
         )
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from torch import nn
 
-from ..biases.base import PositionBias
-from .named_biases import BIASES, OfPositions, make_bias
+from .named_biases import BIASES, NAMED, Caller, NamedBias, named, of_states
 
 BASELINES = ("none", "sinusoidal", "learned", "rotary")
-WINDOW = re.compile(r"window_([1-9]\d*)")
+CALL = re.compile(r"([^()]+)\((.*)\)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -27,42 +28,98 @@ class Positions:
             for no embeddings.
         rotary: whether queries and keys are rotated by their positions (Su et al., 2021).
         window: if given, the number of past keys that a query sees, including its own position.
+        call: for a module that is called on something else, a function of the module, hidden states
+            x, queries q (B, H, N, D) and keys k (B, Hkv, N, D) that returns the queries of the
+            attention, the bias, and the factor of q k^T or None for 1 / sqrt(D).
     """
 
     bias: Callable[[int, int], nn.Module] | None = None
     embedding: str | None = None
     rotary: bool = False
     window: int | None = None
+    call: Caller = of_states
 
 
 def positions(scheme: str | Positions) -> Positions:
-    """The scheme `name`: a bias, "none", "sinusoidal", "learned", "rotary" or "window_WIDTH".
+    """The scheme `name`: a bias, "none", "sinusoidal", "learned", "rotary" or "window(WIDTH)".
+
+    A bias may have the keyword arguments of its class as Python literals: "alibi(shift=6)". Their
+    values are checked when it is created.
 
     "package.module:Class" is a bias of your own: a `DistanceBias` constructed with num_heads, or a
     module constructed with dim and num_heads and called on hidden states, like `Cable`.
 
-    Raises ValueError for other names, and TypeError for other types.
+    Raises ValueError for other names and arguments, and TypeError for other types.
     """
     if isinstance(scheme, Positions):
         return scheme
     if not isinstance(scheme, str):
         raise TypeError(f"positions is {scheme!r}; it must be a name or a Positions")
-    if scheme in BIASES:
-        return Positions(bias=lambda num_heads, dim: make_bias(scheme, num_heads, dim))
-    if scheme in ("sinusoidal", "learned"):
-        return Positions(embedding=scheme)
-    if width := WINDOW.fullmatch(scheme):
-        return Positions(window=int(width[1]))
-    if scheme in BASELINES:
-        return Positions(rotary=scheme == "rotary")
-    if ":" in scheme:
-        return Positions(bias=_imported(scheme))
-    known = ", ".join((*BASELINES, "window_WIDTH", "module:Class", *BIASES))
-    raise ValueError(f"positions is {scheme!r}; it may be {known}")
+    name, values, options = _parsed(scheme)
+    if name == "window":
+        if len(values) != 1 or options or type(values[0]) is not int or values[0] < 1:
+            raise ValueError(f"positions is {scheme!r}; a window is like window(64)")
+        return Positions(window=values[0])
+    if name in BASELINES:
+        _check_arguments(scheme, name, (), values, options)
+        embedding = name if name in ("sinusoidal", "learned") else None
+        return Positions(embedding=embedding, rotary=name == "rotary")
+    if name in BIASES:
+        bias = NAMED[name]
+    elif ":" in name:
+        bias = _imported(name)
+    else:
+        known = ", ".join((*BASELINES, "window(WIDTH)", "module:Class", *BIASES))
+        raise ValueError(f"positions is {scheme!r}; it may be {known}")
+    _check_arguments(scheme, name, bias.options, values, options)
+    return Positions(bias=partial(bias.make, **options), call=bias.call)
 
 
-def _imported(path: str) -> Callable[[int, int], nn.Module]:
-    """A function that creates a bias of the class `path`, "package.module:Class"."""
+def split_names(text: str) -> list[str]:
+    """The names of a comma-separated list, whose arguments may have commas too."""
+    names, depth = [""], 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            names.append("")
+        else:
+            names[-1] += character
+    return [name.strip() for name in names]
+
+
+def _parsed(scheme: str) -> tuple[str, list[object], dict[str, object]]:
+    """The name, and its positional and keyword arguments, which are literals: nothing is run."""
+    called = CALL.fullmatch(scheme)
+    if not called:
+        return scheme, [], {}
+    try:
+        call = ast.parse(f"scheme({called[2]})", mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            raise ValueError("its parentheses do not match")
+        values = [ast.literal_eval(value) for value in call.args]
+        options = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+        if None in options or len(options) < len(call.keywords):
+            raise ValueError("arguments are given by **, or twice")
+    except (SyntaxError, TypeError, ValueError, MemoryError, RecursionError) as error:
+        raise ValueError(
+            f"positions is {scheme!r}; its arguments must be like shift=6, with literal values"
+        ) from error
+    return called[1], values, options
+
+
+def _check_arguments(
+    scheme: str, name: str, allowed: tuple[str, ...], values: list, options: dict
+) -> None:
+    """Raises ValueError for positional arguments, and keyword arguments that are not allowed."""
+    unknown = [str(option) for option in options if option not in allowed]
+    if values or unknown:
+        wrong = ", ".join([*map(repr, values), *unknown])
+        takes = f"the keyword arguments {', '.join(allowed)}" if allowed else "no arguments"
+        raise ValueError(f"positions is {scheme!r} with {wrong}; {name} takes {takes}")
+
+
+def _imported(path: str) -> NamedBias:
+    """The bias of the class `path`, "package.module:Class"."""
     module, _, name = path.partition(":")
     try:
         made = getattr(importlib.import_module(module), name)
@@ -70,6 +127,4 @@ def _imported(path: str) -> Callable[[int, int], nn.Module]:
         raise ValueError(f"positions is {path!r}; it must be a class: {error}") from error
     if not isinstance(made, type) or not issubclass(made, nn.Module):
         raise ValueError(f"positions is {path!r}; it must be a class of biases, an nn.Module")
-    if issubclass(made, PositionBias):
-        return lambda num_heads, dim: OfPositions(made(num_heads))
-    return lambda num_heads, dim: made(dim, num_heads)
+    return named(made)

@@ -17,17 +17,18 @@ import torch
 from torch import Tensor
 
 from ..backends import registry
-from ..forms import Form, Geometry, Mass, Side
+from ..forms import Form, Geometry, KeySide, TailMass
 from ..problem import Problem
 from ..shared_constants import NEAR_KEYS, ROUNDING, ROUNDING_FLOOR, TILE_KEYS, rounding_of_logits
 
+_VALUES = 8  # the fewest channels that all backends compute
 _CHUNK = 2**18  # elements of q or k that are converted at a time, few enough for the CPU cache
 
 
-def sides(problem: Problem) -> list[Side]:
+def sides(problem: Problem) -> list[KeySide]:
     """Returns the sides of a query that have visible keys."""
     geometry = problem.geometry
-    past = Side(geometry.positions(problem.q.device), geometry.n_key)
+    past = KeySide(geometry.positions(problem.q.device), geometry.n_key)
     return [past] if geometry.causal else [past, past.mirrored()]
 
 
@@ -76,7 +77,7 @@ class Certificate:
     before a cut, (B, H, tiles + 1).
     """
 
-    mass: Mass
+    mass: TailMass
     rows: slice
     logit: Tensor
     taken: Tensor
@@ -101,7 +102,7 @@ class Certificate:
         near = torch.where(known, near - lost, torch.nan)
         taken = near - problem.scale * product
 
-        def of_side(side: Side) -> Certificate:
+        def of_side(side: KeySide) -> Certificate:
             distance = keys.distance.flip(-1) if side.is_mirrored else keys.distance
             radius, mass = side.prefix_max(distance), form.mass(side, problem.geometry)
             nearest = 1 if side.is_mirrored else reach(problem.geometry)
@@ -137,9 +138,9 @@ class Certificate:
 def _near_lse(problem: Problem) -> Tensor:
     """Returns the lse of each query over its nearest past keys, (B, H, n_query) float64.
 
-    It is computed as attention with a window and values of 0.
+    It is computed as attention with a window and few values, which do not matter.
     """
-    whole, values = problem.geometry, problem.k.new_zeros(1).expand(*problem.k.shape[:3], 1)
+    whole, values = problem.geometry, problem.k[..., :_VALUES]
     geometry = Geometry(whole.n_query, whole.n_key, True, reach(whole))
     form = problem.form.within(whole, geometry)
     near = replace(problem, v=values, form=form, geometry=geometry, plan=None)

@@ -58,8 +58,8 @@ void check_global(const Warp& w, int lane, uint64_t address, uint32_t size, bool
         memory.conflict(address, size, writes, block.linear_index(), block.of_blocks);
     if (conflict) {
         w.fault(kind::kRace,
-                what() + "global memory that " + conflict + ", and nothing orders them", lane,
-                address);
+                what() + "global memory that " + conflict + ", and the accesses are not ordered",
+                lane, address);
     }
 }
 
@@ -110,7 +110,7 @@ std::pair<Space, uint64_t> resolved(uint64_t generic) {
 
 void require_aligned(const Warp& w, int lane, uint64_t address, uint32_t size) {
     if (address % size) {
-        w.fault(kind::kMisaligned, "address is no multiple of " + std::to_string(size), lane,
+        w.fault(kind::kMisaligned, "address is not a multiple of " + std::to_string(size), lane,
                 address);
     }
 }
@@ -125,7 +125,7 @@ std::vector<uint64_t> of_active_lanes(const Warp& w, const Lanes<uint64_t>& addr
 
 namespace {
 
-// How many different words a bank holds of those that are served together: the most of any bank.
+// The largest number of different words in one bank, of accesses that are served together.
 class Banks {
 public:
     void add(uint64_t word) {
@@ -143,7 +143,7 @@ public:
 
 private:
     static constexpr int kBanks = 32;
-    static constexpr size_t kWords = 64;  // each of 32 lanes may lie across two
+    static constexpr size_t kWords = 64;  // each of 32 lanes may touch two
 
     Lanes<int> first_ = filled(-1);
     std::array<uint64_t, kWords> words_;
@@ -155,7 +155,7 @@ private:
 }  // namespace
 
 void count_shared(const Warp& w, const std::vector<uint64_t>& addresses, uint32_t size) {
-    // 128 bytes are served at once, of wide accesses those of a half or a quarter of the warp.
+    // 128 bytes are served at once: for wide accesses, those of a half or a quarter of the warp.
     const size_t at_once = size <= 4 ? kLanes : 128 / size;
     for (size_t first = 0; first < addresses.size(); first += at_once) {
         Banks banks;

@@ -1,4 +1,4 @@
-// Reads and writes of one lane, each checked.
+// Checked reads and writes of single lanes.
 #pragma once
 
 #include "machine.h"
@@ -7,7 +7,7 @@ namespace ptx {
 
 enum class Space { kGeneric, kGlobal, kShared, kLocal, kParameter, kConstant };
 
-// As the record of shared memory sees what a lane of the warp does now.
+// The current access of a lane of the warp, for the access record of shared memory.
 Access access_of(const Warp& w, int lane, bool is_strong = false);
 
 void read_shared(const Warp& w, int lane, uint64_t address, uint32_t size, uint8_t* out,
@@ -19,34 +19,34 @@ void read_global(const Warp& w, int lane, uint64_t address, uint32_t size, uint8
 void write_global(const Warp& w, int lane, uint64_t address, uint32_t size, const uint8_t* data,
                   bool is_strong = false);
 
-// What a strong access orders, which is setting[5] of its instruction: what comes after it after
-// what others released, and what was before it before what others acquire.
+// The semantics of a strong access, setting[5] of its instruction: later accesses come after those
+// that others released, and earlier ones before those of others that acquire.
 constexpr int64_t kAcquires = 1, kReleases = 2;
 int64_t take_order(const Modifiers& m);
-// At a strong access to global memory.
+// Called for strong accesses to global memory.
 void synchronize_blocks(const Warp& w, uint64_t address, const Instruction& i);
 
 void read_parameter(const Warp& w, int lane, uint64_t address, uint32_t size, uint8_t* out);
 
-// Faults where the launch was not given the memory, or where blocks race for it.
+// Faults if the memory is not part of the launch, or if blocks race for it.
 void check_global(const Warp& w, int lane, uint64_t address, uint32_t size, bool writes,
                   bool is_strong);
 
-// The offset in the shared memory of a block that holds all the bytes.
+// The offset in the shared memory of the block that contains all the bytes.
 uint32_t shared_offset(const Warp& w, int lane, uint64_t address, uint32_t size);
 
-// The space that a generic address lies in, and its address there.
+// The space of a generic address, and its address within that space.
 std::pair<Space, uint64_t> resolved(uint64_t generic);
 
 void require_aligned(const Warp& w, int lane, uint64_t address, uint32_t size);
 
-// Adds what is moved to the counts of the current instruction. Passes over the banks of shared
-// memory are those of accesses that are served together.
+// Adds the bytes moved to the counts of the current instruction. Accesses that are served together
+// need as many passes over the banks of shared memory as their bank conflicts require.
 void count_shared(const Warp& w, const std::vector<uint64_t>& addresses, uint32_t size);
 void count_global(const Warp& w, const std::vector<uint64_t>& addresses, uint32_t size);
 std::vector<uint64_t> of_active_lanes(const Warp& w, const Lanes<uint64_t>& addresses);
 
-// "global", "shared", "shared::cta", ... taken from the modifiers; generic where there is none.
+// Takes "global", "shared", "shared::cta", ... from the modifiers; generic if there is none.
 Space take_space(Modifiers& m);
 
 }  // namespace ptx

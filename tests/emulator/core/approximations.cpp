@@ -1,10 +1,10 @@
-// Instructions whose results are specified up to an error, which is drawn here within its bound.
+// Instructions whose results are specified up to an error, which is drawn at random.
 #include "machine.h"
 
 namespace ptx {
 namespace {
 
-// Uniform in [-1, 1]: the same for the same operands in launches of one seed.
+// Uniform in [-1, 1], and determined by the operands and the launch's seed.
 double drawn(const Warp& w, const Instruction& i, float a, float b = 0) {
     uint64_t x = std::bit_cast<uint32_t>(a) | static_cast<uint64_t>(std::bit_cast<uint32_t>(b))
                                                   << 32;
@@ -21,7 +21,7 @@ double unit_in_last_place(double x) {
     return std::max(std::ldexp(1.0, std::ilogb(x) - 23), static_cast<double>(0x1p-149f));
 }
 
-// A float within `bound` of the exact value. The error is uniform, less what rounding adds.
+// A float within `bound` of the exact value. The error is uniform, except for rounding.
 float within(double bound, double exact, double draw) {
     const auto nearest = static_cast<float>(exact);
     if (exact == 0 || !std::isfinite(nearest)) return nearest;
@@ -32,7 +32,7 @@ float within(double bound, double exact, double draw) {
     return is_near ? out : nearest;
 }
 
-// Each function, and by how much the PTX ISA lets a result differ from it.
+// Each function, and its largest error according to the PTX ISA.
 struct Exp2 {
     static double exact(double x) { return std::exp2(x); }
     static double bound(double, double exact) { return 2 * unit_in_last_place(exact); }
@@ -55,7 +55,7 @@ struct ReciprocalRoot {
     static double exact(double x) { return 1 / std::sqrt(x); }
     static double bound(double, double exact) { return std::exp2(-22.9) * exact; }
 };
-// Beyond 100 pi nothing is promised; this stays with the error before it.
+// Beyond 100 pi no error is specified; this uses the bound below it.
 double bound_of_sine(double x) {
     constexpr double kPi = 3.14159265358979323846;
     return std::exp2(std::fabs(x) <= 2 * kPi ? -20.5 : -14.7);
@@ -71,7 +71,7 @@ struct Cosine {
 struct Tanh {
     static double exact(double x) { return std::tanh(x); }
     static double bound(double x, double exact) {
-        // Subnormal numbers are passed through, and limits are exact.
+        // Subnormal arguments are returned unchanged, and limits are exact.
         return std::fabs(x) < 0x1p-126 || std::isinf(x) ? 0 : 0x1p-11 * std::fabs(exact);
     }
 };
@@ -91,7 +91,7 @@ Next approximate(Warp& w, const Instruction& i) {
     return Next::kFollowing;
 }
 
-// setting[0]: what distinguishes the draws of instructions.
+// setting[0]: a salt for the draws of this instruction.
 template <class F, int Salt>
 Execute decode(Modifiers& m, Instruction& i) {
     i.flush = m.take("ftz");
@@ -99,7 +99,7 @@ Execute decode(Modifiers& m, Instruction& i) {
     return m.take("approx") && m.type() == "f32" ? approximate<F> : nullptr;
 }
 
-// Rounded correctly.
+// Correctly rounded instructions.
 template <class T, class F>
 Next exact_lanes(Warp& w, const Instruction& i) {
     auto x = w.values<T, 1>(i[1]);
@@ -126,7 +126,7 @@ Next divide(Warp& w, const Instruction& i) {
     for (int l = 0; l < kLanes; ++l) {
         const float x = flushed(a[l], i.flush), y = flushed(b[l], i.flush);
         double exact = static_cast<double>(x) / static_cast<double>(y);
-        // In the division that multiplies by a reciprocal, that of numbers from 2^126 on is 0.
+        // Division by multiplication with a reciprocal, which is 0 for numbers above 2^126.
         if (i.setting[1] && std::fabs(y) > 0x1p126f && std::isfinite(y)) {
             exact = static_cast<double>(x) * std::copysign(0.0, static_cast<double>(y));
         }

@@ -97,7 +97,7 @@ using Double = std::conditional_t<
 
 enum class Part { kLow, kHigh, kWide };
 
-// mul (two factors) and mad (and a summand) of integers.
+// Integer mul (two factors) and mad (also a summand).
 template <class T, Part P, bool Sum>
 Next integer_product(Warp& w, const Instruction& i) {
     using U = std::make_unsigned_t<T>;
@@ -148,8 +148,8 @@ Execute decode_mul(Modifiers& m, Instruction& i) {
                                                        : decode_sum<Multiply>(m, i);
 }
 
-// Of 16-bit formats the product is exact. The sum is rounded such that rounding it again gives what
-// one rounding would.
+// The product of 16-bit formats is exact. The sum is rounded to odd, so that rounding it again
+// gives the result of a single rounding.
 double product_plus(double x, double y, double z) {
     const double product = x * y, sum = product + z, of_z = sum - product;
     const double rest = (product - (sum - of_z)) + (z - of_z);
@@ -213,7 +213,7 @@ Next divide(Warp& w, const Instruction& i) {
     Lanes<std::make_unsigned_t<T>> out;
     for (int l = 0; l < kLanes; ++l) {
         if (b[l] == 0 || (std::is_signed_v<T> && b[l] == T(-1))) {
-            // Division by 0 gives something unspecified; the least number has no counterpart.
+            // Division by 0 is unspecified, and the smallest number has no counterpart.
             const T quotient =
                 b[l] == 0 ? T(0x5A5A5A5A) : static_cast<T>(std::make_unsigned_t<T>(0) - a[l]);
             out[l] = static_cast<std::make_unsigned_t<T>>(!Remainder  ? quotient

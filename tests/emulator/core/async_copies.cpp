@@ -4,7 +4,7 @@
 namespace ptx {
 namespace {
 
-// The time of the last of all groups but the latest `pending`; 0 where there is none.
+// The time of the last of all groups except the latest `pending`; 0 if there is none.
 uint32_t time_of_groups(const std::vector<uint32_t>& groups, size_t pending) {
     return groups.size() > pending ? groups[groups.size() - pending - 1] : 0;
 }
@@ -51,7 +51,7 @@ Next commit(Warp& w, const Instruction&) {
     return Next::kFollowing;
 }
 
-// setting[0]: whether all copies are waited for, committed or not.
+// setting[0]: whether to wait for all copies, committed or not.
 Next wait(Warp& w, const Instruction& i) {
     if (i.setting[0]) commit(w, i);
     const size_t pending = i.setting[0] ? 0 : static_cast<size_t>(i[0].value);
@@ -62,8 +62,8 @@ Next wait(Warp& w, const Instruction& i) {
     return Next::kFollowing;
 }
 
-// An arrival at an mbarrier, once the copies so far are complete. setting[0]: whether the mbarrier
-// counts on it already.
+// An arrival at an mbarrier, when the copies so far are complete. setting[0]: whether the mbarrier
+// already expects it (noinc).
 Next arrive_after_copies(Warp& w, const Instruction& i) {
     Block& block = w.block;
     const uint32_t agent = block.agent_of_copies(w.index), time = w.copy_time++;

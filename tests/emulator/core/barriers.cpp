@@ -7,16 +7,16 @@ namespace {
 
 enum Role { kSync, kArrive, kReduce };
 
-void tell(Warp& w, Knowledge& others) {
+void release(Warp& w, Knowledge& others) {
     others.join(w.known);
     w.advance();
 }
 
-// setting[0]: the role; [1]: what a reduction computes; [2]: whether whole warps take part.
+// setting[0]: the role; [1]: the reduction; [2]: whether whole warps take part.
 Next barrier(Warp& w, const Instruction& i) {
     const size_t first = i.setting[0] == kReduce ? 1 : 0;
     const auto number = w.uniform<uint32_t>(i[first]);
-    if (number >= w.block.barriers.size()) w.fault(kind::kInvalid, "there are 16 barriers");
+    if (number >= w.block.barriers.size()) w.fault(kind::kInvalid, "barriers have numbers 0 to 15");
     NamedBarrier& barrier = w.block.barriers[number];
     const bool has_count = i.size() > first + (i.setting[0] == kReduce ? 2 : 1);
     const uint32_t expected =
@@ -41,7 +41,7 @@ Next barrier(Warp& w, const Instruction& i) {
         }
         const uint64_t phase = barrier.phase;
         w.order_lanes();
-        tell(w, barrier.arriving);
+        release(w, barrier.arriving);
         w.block.complete_if_due(barrier);
         if (i.setting[0] == kArrive) return Next::kFollowing;
         if (barrier.phase == phase) return w.suspend(Wait::Kind::kBarrier, number, phase);
@@ -65,7 +65,7 @@ Next warp_barrier(Warp& w, const Instruction& i) {
     return Next::kFollowing;
 }
 
-// setting[0]: whether only what lies before an earlier fence is told.
+// setting[0]: whether only accesses before an earlier fence are released.
 Next cluster_arrive(Warp& w, const Instruction& i) {
     Cluster& cluster = w.block.cluster;
     if (w.cluster_arrived & w.active)
@@ -75,7 +75,7 @@ Next cluster_arrive(Warp& w, const Instruction& i) {
     if (i.setting[0]) {
         cluster.arriving.join(w.released);
     } else {
-        tell(w, cluster.arriving);
+        release(w, cluster.arriving);
     }
     cluster.complete_phase_if_due();
     return Next::kFollowing;
@@ -102,7 +102,7 @@ Execute decode_bar(Modifiers& m, Instruction& i) {
         return arrives ? cluster_arrive : cluster_wait;
     }
     m.take("cta");
-    // `bar` is short for `barrier.aligned`.
+    // `bar` is an abbreviation of `barrier.aligned`.
     i.is_aligned = m.take("aligned") || i.opcode[0] == "bar";
     if (m.take("sync")) {
         i.setting[0] = kSync;
@@ -119,11 +119,12 @@ Execute decode_bar(Modifiers& m, Instruction& i) {
     return barrier;
 }
 
-// What is outstanding on an mbarrier cannot be completed once it is gone.
+// Outstanding copies cannot complete on an mbarrier that no longer exists.
 void require_idle(const Warp& w, int lane, uint64_t address) {
     const auto found = w.block.mbarriers.find(static_cast<uint32_t>(address & kRankMask));
     if (found != w.block.mbarriers.end() && found->second.in_flight) {
-        w.fault(kind::kInFlight, "bulk copies are to complete on this mbarrier", lane, address);
+        w.fault(kind::kInFlight, "bulk copies that complete on this mbarrier are in flight", lane,
+                address);
     }
 }
 
@@ -156,8 +157,8 @@ Next mbarrier_inval(Warp& w, const Instruction& i) {
     return Next::kFollowing;
 }
 
-// setting[0]: whether the third operand is a count; [1]: whether it is bytes to expect; [2]:
-// whether there is a state; [3]: whether later phases expect one arrival fewer; [4]: whether it
+// setting[0]: whether the third operand is a count; [1]: whether it is the expected bytes; [2]:
+// whether there is a state; [3]: whether later phases expect one arrival less; [4]: whether it
 // arrives.
 Next mbarrier_arrive(Warp& w, const Instruction& i) {
     const size_t at = i.setting[2] ? 1 : 0;
@@ -196,7 +197,7 @@ Next mbarrier_complete_tx(Warp& w, const Instruction& i) {
     return Next::kFollowing;
 }
 
-// setting[0]: whether the phase is told by its parity; [1]: whether the instruction may wait.
+// setting[0]: whether the phase is given by its parity; [1]: whether the instruction may wait.
 Next mbarrier_wait(Warp& w, const Instruction& i) {
     const auto addresses = w.addresses(i[1]);
     const auto states = w.bits<uint64_t>(i[2]);
@@ -205,7 +206,7 @@ Next mbarrier_wait(Warp& w, const Instruction& i) {
         if (!(w.active >> l & 1)) continue;
         const MBarrier& barrier = mbarrier_at(w, l, addresses[l]);
         if (shared_address(addresses[l]) >> kRankShift != w.block.rank) {
-            w.fault(kind::kInvalid, "only the block that an mbarrier lies in may wait for it", l,
+            w.fault(kind::kInvalid, "only the block of an mbarrier may wait for it", l,
                     addresses[l]);
         }
         const bool over =
@@ -218,7 +219,7 @@ Next mbarrier_wait(Warp& w, const Instruction& i) {
     for (int l = first; l < kLanes; ++l) {
         if (w.active >> l & 1) same &= addresses[l] == addresses[first];
     }
-    // Waiting ends at some time limit, too: then the loop around it starts again.
+    // A wait may also end at a time limit, and is then repeated by its loop.
     if (!complete && i.setting[1] && same && w.block.cluster.random() % 4) {
         const uint64_t phase = i.setting[0] ? states[first] & 1 : states[first] & 1;
         return w.suspend(Wait::Kind::kMBarrier, addresses[first] & kRankMask, phase);
@@ -259,7 +260,7 @@ Next fence_for_async_proxy(Warp& w, const Instruction&) {
     return Next::kFollowing;
 }
 
-// Relaxed operations that follow tell others what lies before the fence.
+// Later relaxed operations release the accesses before the fence.
 Next fence(Warp& w, const Instruction&) {
     w.released = w.known;
     w.advance();

@@ -10,7 +10,7 @@ namespace py = pybind11;
 namespace ptx {
 namespace {
 
-// Operands arrive as tuples whose first entry says what they are.
+// Operands are passed as tuples, whose first entry is their kind.
 Operand operand_of(const py::handle& given) {
     const auto tuple = py::cast<py::tuple>(given);
     const auto tag = py::cast<std::string>(tuple[0]);

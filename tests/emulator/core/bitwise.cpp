@@ -1,4 +1,4 @@
-// Logic, shifts, and fields of bits.
+// Logic, shifts, and bit fields.
 #include "machine.h"
 
 namespace ptx {
@@ -191,7 +191,7 @@ Next extract_field(Warp& w, const Instruction& i) {
         const uint32_t present = first < kWidth ? std::min(n, kWidth - first) : 0;
         const U mask =
             present == kWidth ? static_cast<U>(~U(0)) : static_cast<U>((U(1) << present) - 1);
-        // Beyond the highest bit the field continues with the sign.
+        // The field is sign-extended beyond the highest bit.
         const bool sign =
             std::is_signed_v<T> && n && a[l] >> std::min(first + n - 1, kWidth - 1) & 1;
         const U field = present ? static_cast<U>(a[l] >> first & mask) : U(0);

@@ -103,7 +103,7 @@ std::vector<uint32_t> targets(const Warp& w, int lane, uint64_t address, bool is
     for (uint32_t rank = 0; rank < 16; ++rank) {
         if (!(mask >> rank & 1)) continue;
         if (rank >= w.block.cluster.blocks.size()) {
-            w.fault(kind::kInvalid, "a copy is sent to a block that the cluster does not have",
+            w.fault(kind::kInvalid, "the destination of a copy is not a block of the cluster",
                     lane);
         }
         ranks.push_back(rank);
@@ -112,7 +112,8 @@ std::vector<uint32_t> targets(const Warp& w, int lane, uint64_t address, bool is
 }
 
 void require_multiple_of_16(const Warp& w, int lane, uint32_t bytes) {
-    if (bytes % 16) w.fault(kind::kInvalid, "bulk copies move multiples of 16 bytes", lane);
+    if (bytes % 16)
+        w.fault(kind::kInvalid, "the size of a bulk copy must be a multiple of 16 bytes", lane);
 }
 
 namespace {

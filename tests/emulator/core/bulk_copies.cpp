@@ -58,14 +58,14 @@ Next copy_in_cluster(Warp& w, const Instruction& i) {
         land(w, signal, size,
              [signal, target, size, agent, time, data = w.block.shared.data() + offset] {
                  std::memcpy(target, data, size);
-                 // Who waits for the data knows that the source was read, too.
+                 // A wait for the data also orders the read of the source.
                  signal.barrier->arriving.seen.set(agent, time);
              });
     }
     return Next::kFollowing;
 }
 
-// setting[1]: which part of the opcode is the operation.
+// setting[1]: the index of the operation in the opcode.
 template <bool Reduces>
 Next copy_to_global(Warp& w, const Instruction& i) {
     const auto to = w.addresses(i[0]), from = w.addresses(i[1]);
@@ -102,7 +102,7 @@ Next commit(Warp& w, const Instruction&) {
     return Next::kFollowing;
 }
 
-// setting[0]: whether only the reads of shared memory are waited for.
+// setting[0]: whether to wait only for the reads of shared memory.
 Next wait(Warp& w, const Instruction& i) {
     const auto pending = static_cast<size_t>(i[0].value);
     const uint32_t reads = w.block.agent_of_bulk(w.index);
@@ -115,14 +115,14 @@ Next wait(Warp& w, const Instruction& i) {
         std::erase_if(w.bulk_copies,
                       [&](const BulkCopy& copy) { return copy.lane == l && copy.time <= time; });
     }
-    // Copies of other lanes may still read.
+    // Copies of other lanes may still be reading.
     w.known.seen.set(reads, w.bulk_copies.empty() ? w.bulk_time : w.bulk_copies.front().time - 1);
     return Next::kFollowing;
 }
 
 Next nothing(Warp&, const Instruction&) { return Next::kFollowing; }
 
-// cp.async.bulk and cp.reduce.async.bulk, after these words.
+// The rest of cp.async.bulk and cp.reduce.async.bulk.
 Execute decode_bulk(Modifiers& m, Instruction& i) {
     i.is_visible = true;
     m.take("bulk");

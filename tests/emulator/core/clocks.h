@@ -1,4 +1,4 @@
-// Vector clocks: which accesses are ordered before which, by barriers and waits.
+// Vector clocks, which represent the order of accesses by barriers and waits.
 #pragma once
 
 #include <algorithm>
@@ -7,8 +7,8 @@
 
 namespace ptx {
 
-// Agents are what accesses memory in an order of its own: warps, and the asynchronous engines that
-// work for them. An agent's time increases whenever it releases what it did to others.
+// Agents access memory independently: warps, and the asynchronous engines that work for them. An
+// agent's time increases whenever it releases its accesses to others.
 struct Epoch {
     uint32_t agent = 0;
     uint32_t time = 0;
@@ -28,7 +28,7 @@ public:
             times_[i] = std::max(times_[i], other.times_[i]);
         }
     }
-    // What both know.
+    // The accesses known to both.
     void meet(const Clock& other) {
         for (size_t i = 0; i < times_.size(); ++i) {
             times_[i] = std::min(times_[i], other[static_cast<uint32_t>(i)]);
@@ -40,8 +40,8 @@ private:
     std::vector<uint32_t> times_;
 };
 
-// What an agent has been told of: `seen` of all accesses before, `fenced` of those which a proxy
-// fence lies behind, so that the asynchronous proxy may see them too.
+// The accesses ordered before those of an agent: `seen` for the generic proxy; `fenced`, followed
+// by a proxy fence, also for the asynchronous proxy.
 struct Knowledge {
     Clock seen, fenced;
 

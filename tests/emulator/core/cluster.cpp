@@ -48,7 +48,8 @@ Next store(Warp& w, const Instruction& i) {
     std::vector<Lanes<uint64_t>> values;
     if (i[1].kind != Operand::Kind::kVector) values.push_back(w.bits<uint64_t>(i[1]));
     for (const Operand& element : i[1].elements) values.push_back(w.bits<uint64_t>(element));
-    if (values.size() != n) w.fault(kind::kUnsupported, "as many registers as elements are needed");
+    if (values.size() != n)
+        w.fault(kind::kUnsupported, "the numbers of registers and elements differ");
     for (int l = 0; l < kLanes; ++l) {
         if (!(w.active >> l & 1)) continue;
         require_aligned(w, l, to[l], size * n);

@@ -33,7 +33,7 @@ Next trap(Warp& w, const Instruction&) {
 
 Execute decode_trap(Modifiers&, Instruction&) { return trap; }
 
-// What has no effect that another instruction could notice.
+// Instructions without observable effects.
 Execute decode_nothing(Modifiers& m, Instruction&) {
     while (!m.empty()) m.type();
     return nothing;
@@ -46,7 +46,7 @@ Execute decode_setmaxnreg(Modifiers& m, Instruction& i) {
         !direction.empty() && m.take("sync") && m.take("aligned") && m.type() == "u32";
     return known ? [](Warp& w, const Instruction& i) -> Next {
         if (i[0].value % 8 || i[0].value < 24 || i[0].value > 256) {
-            w.fault(kind::kInvalid, "a number of registers is a multiple of 8 from 24 to 256");
+            w.fault(kind::kInvalid, "the number of registers must be a multiple of 8 from 24 to 256");
         }
         return Next::kFollowing;
     } : Execute{};
@@ -57,8 +57,8 @@ Next move_predicate(Warp& w, const Instruction& i) {
     return Next::kFollowing;
 }
 
-// Compilers copy registers and set constants between wgmma.fence and a product, and the assembler
-// orders that itself: a copy is as much ordered by a fence as what it copies, and a constant is.
+// Compilers copy registers and set constants between wgmma.fence and a product, which the assembler
+// orders: a copy counts as fenced if its source does, and a constant always does.
 void copy_fence_state(Warp& w, const Instruction& i) {
     const auto is_unfenced = [&](const Operand& o) {
         return o.kind == Operand::Kind::kRegister && w.unfenced[o.number];
@@ -77,7 +77,7 @@ Next move(Warp& w, const Instruction& i) {
     if (source.kind == Operand::Kind::kReal) {
         if constexpr (sizeof(U) == 8) w.set_values<double, 1>(i[0], w.values<double, 1>(source));
         if constexpr (sizeof(U) == 4) w.set_values<float, 1>(i[0], w.values<float, 1>(source));
-    } else if (source.kind == Operand::Kind::kVector) {  // packs elements, the first lowest
+    } else if (source.kind == Operand::Kind::kVector) {  // packs elements, lowest first
         const size_t n = source.elements.size(), width = 8 * sizeof(U) / n;
         Lanes<uint64_t> out{};
         for (size_t e = 0; e < n; ++e) {
@@ -198,8 +198,8 @@ Next set_predicate(Warp& w, const Instruction& i) {
     return Next::kFollowing;
 }
 
-// setting[0]: the comparison; [1]: whether it holds of NaN; [2]: what it is combined with a
-// predicate by.
+// setting[0]: the comparison; [1]: whether it holds for NaN; [2]: how it is combined with a
+// predicate.
 Execute decode_setp(Modifiers& m, Instruction& i) {
     static const std::map<std::string, Compare> ordered = {
         {"eq", Compare::kEq}, {"ne", Compare::kNe},       {"lt", Compare::kLt},

@@ -4,8 +4,8 @@
 namespace ptx {
 namespace {
 
-// Floats beyond the range of an integer become its nearest limit. NaN becomes 0, or where one of
-// both formats has 64 bits, the number whose highest bit alone is set.
+// Floats beyond the range of an integer become its nearest limit. NaN becomes 0, or, if one of the
+// formats has 64 bits, the number with only the highest bit set.
 template <class To>
 To clamped(double x, bool is_wide) {
     using Limits = std::numeric_limits<To>;
@@ -16,7 +16,7 @@ To clamped(double x, bool is_wide) {
     return static_cast<To>(x);
 }
 
-// setting[0]: to an integral value; [1]: clamped at 0; [2]: clamped to finite values.
+// setting[0]: round to an integral value; [1]: clamp at 0; [2]: clamp to finite values.
 template <class To, class From>
 To float_from_float(From from, const Instruction& i) {
     auto x = static_cast<double>(flushed(from, i.flush && std::is_same_v<From, float>));
@@ -65,7 +65,7 @@ Next convert(Warp& w, const Instruction& i) {
     return Next::kFollowing;
 }
 
-// Two floats to one register: the first operand goes to the upper half.
+// Two floats to one register, the first operand to the upper half.
 template <class To>
 Next convert_pair(Warp& w, const Instruction& i) {
     const auto high = w.values<float, 1>(i[1]), low = w.values<float, 1>(i[2]);

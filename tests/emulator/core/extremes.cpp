@@ -60,7 +60,7 @@ Execute decode_extreme(Modifiers& m, Instruction& i) {
     return for_integer(type, [](auto t) -> Execute { return integer_extreme<decltype(t), Max>; });
 }
 
-// neg and abs of floats turn the sign bit alone.
+// neg and abs of floats change only the sign bit.
 template <class T, int E, bool Absolute>
 Next float_sign(Warp& w, const Instruction& i) {
     auto out = w.values<T, E>(i[1]);

@@ -1,4 +1,4 @@
-// What a kernel did that it may not do.
+// Invalid operations of kernels.
 #pragma once
 
 #include <cstdint>

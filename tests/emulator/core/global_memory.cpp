@@ -33,7 +33,7 @@ const GlobalMemory::Range* GlobalMemory::find(uint64_t address) const {
 const char* GlobalMemory::refusal(uint64_t address, uint64_t size, bool writes) const {
     const Range* range = find(address);
     if (!range || address + size > range->end) return "lies in no tensor of the launch";
-    if (writes && !range->writable) return "is memory that kernels may only read";
+    if (writes && !range->writable) return "is read-only memory";
     return nullptr;
 }
 
@@ -92,19 +92,19 @@ const char* GlobalMemory::conflict(uint64_t address, uint64_t size, bool writes,
 
 void GlobalMemory::synchronize(uint64_t address, uint32_t block, BlockKnowledge& known,
                                bool acquires, bool releases) {
-    BlockClock& told = told_[address];
-    (acquires ? known.seen : known.heard).join(told);
+    BlockClock& released = released_[address];
+    (acquires ? known.seen : known.observed).join(released);
     if (releases) {
         const Epoch ended = end_epoch(block);
         known.seen.set(ended);
-        told.join(known.seen);
+        released.join(known.seen);
     } else {
-        told.join(known.at_fence);
+        released.join(known.at_fence);
     }
 }
 
 void GlobalMemory::fence(uint32_t block, BlockKnowledge& known) {
-    known.seen.join(known.heard);
+    known.seen.join(known.observed);
     const Epoch ended = end_epoch(block);
     known.seen.set(ended);
     known.at_fence = known.seen;

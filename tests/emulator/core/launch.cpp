@@ -7,10 +7,10 @@
 namespace ptx {
 namespace {
 
-// A warp runs so many visible instructions before another may: short turns find what depends on
-// single accesses, long ones let a warp run far ahead.
+// Numbers of visible instructions that a warp runs before another may: short turns find errors that
+// depend on single accesses, long ones let a warp run far ahead.
 constexpr int kTurns[] = {1, 4, 16, 64, 256, 4096};
-// Instructions in a row that wrote nothing, arrived nowhere and ended nothing: the warps spin.
+// After so many instructions without a write, an arrival or an exit, the warps are spinning.
 constexpr uint64_t kStepsWithoutProgress = 4'000'000;
 
 }  // namespace
@@ -42,7 +42,7 @@ bool Block::is_done() const {
     return std::all_of(warps.begin(), warps.end(), [](const Warp& warp) { return warp.is_done(); });
 }
 
-bool Block::is_over(const Wait& wait) {
+bool Block::has_ended(const Wait& wait) {
     switch (wait.kind) {
         case Wait::Kind::kNone: return true;
         case Wait::Kind::kBarrier: return barriers[wait.key].phase != wait.phase;
@@ -94,7 +94,7 @@ void Block::complete_barriers_of_block() {
 MBarrier& Block::mbarrier(const Warp& warp, uint32_t address) {
     const auto found = mbarriers.find(address);
     if (found == mbarriers.end()) {
-        warp.fault(kind::kUninitialized, "no mbarrier was initialized here", -1, address);
+        warp.fault(kind::kUninitialized, "the mbarrier was not initialized", -1, address);
     }
     return found->second;
 }
@@ -114,7 +114,7 @@ void Block::complete_phase_if_due(MBarrier& barrier) {
     if (barrier.pending || barrier.transactions) return;
     cluster.note_progress();
     barrier.complete.join(barrier.arriving);
-    // What asynchronous copies wrote for this phase is visible, through either proxy.
+    // Writes of asynchronous copies in this phase are visible through both proxies.
     const auto time = static_cast<uint32_t>(barrier.phase + 1);
     barrier.complete.seen.set(barrier.agent, time);
     barrier.complete.fenced.set(barrier.agent, time);
@@ -142,8 +142,7 @@ uint32_t Cluster::agents_per_block() const {
 Block& Cluster::block_of(const Warp& warp, uint64_t shared_address, int lane) {
     const uint64_t rank = shared_address >> kRankShift;
     if (rank >= blocks.size()) {
-        warp.fault(kind::kOutOfBounds, "shared address of no block of the cluster", lane,
-                   shared_address);
+        warp.fault(kind::kOutOfBounds, "shared address outside the cluster", lane, shared_address);
     }
     Block& block = *blocks[rank];
     if (&block != &warp.block && block.is_done()) {
@@ -183,10 +182,11 @@ void Cluster::run() {
             for (auto& block : blocks) {
                 for (Warp& warp : block->warps) where += warp.where();
             }
-            const char* what = runnable.empty() ? "no warp can go on: " : "the warps spin: ";
+            const char* what =
+                runnable.empty() ? "no warp can proceed: " : "the warps are spinning: ";
             for (auto& block : blocks) {
                 for (Warp& warp : block->warps) {
-                    if (!warp.is_done()) warp.fault_where_it_waits(kind::kDeadlock, what + where);
+                    if (!warp.is_done()) warp.fault_at_wait(kind::kDeadlock, what + where);
                 }
             }
         }
@@ -216,12 +216,12 @@ void Cluster::finish() {
             if (warp.bulk_copies.empty()) continue;
             warp.fault_at(
                 warp.bulk_copies.front().pc, kind::kInFlight,
-                "the block ended, and nothing waited for this copy to have read its shared memory");
+                "the block ended without waiting until this copy has read its shared memory");
         }
         if (!block->tensor_memory.is_empty()) {
             block->warps.front().fault_at(static_cast<int>(launch.program.code.size()) - 1,
                                           kind::kInvalid,
-                                          "the block ended, and did not free its tensor memory");
+                                          "the block ended without freeing its tensor memory");
         }
         for (const auto& [agent, copy] : block->incoming) {
             const bool is_known = std::any_of(
@@ -230,10 +230,10 @@ void Cluster::finish() {
             if (is_known) continue;
             copy.issuer->fault_at(
                 copy.pc, kind::kInFlight,
-                "the block ended, and did not wait for this copy that uses its shared memory");
+                "the block ended without waiting for this copy, which uses its shared memory");
         }
     }
-    // What is left writes global memory.
+    // The remaining copies write to global memory.
     for (auto& block : blocks) {
         while (!block->copies.empty()) {
             const Pending copy = std::move(block->copies.front());

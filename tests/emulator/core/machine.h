@@ -1,4 +1,4 @@
-// A launch: clusters of blocks, blocks of warps, and what they share.
+// A launch: clusters of blocks, blocks of warps, and their shared state.
 #pragma once
 
 #include <array>
@@ -27,7 +27,7 @@ struct Dim {
     Dim at(uint32_t i) const { return {i % x, i / x % y, i / (x * y)}; }
 };
 
-// How often an instruction ran, and what it moved.
+// How often an instruction ran, and the traffic it caused.
 struct Count {
     uint64_t warps = 0;         // warps that executed it
     uint64_t lanes = 0;         // active lanes
@@ -50,31 +50,31 @@ struct Launch {
 class Block;
 class Cluster;
 
-// Addresses of generic instructions that are not in global memory.
+// Generic addresses outside global memory.
 constexpr uint64_t kSharedWindow = 0x7E00'0000'0000'0000, kLocalWindow = 0x7D00'0000'0000'0000;
 constexpr uint64_t kParameterWindow = 0x7C00'0000'0000'0000;
 constexpr uint64_t kWindowSize = 0x0001'0000'0000'0000;
-// Blocks of a cluster have parts of the shared window.
+// Each block of a cluster has a part of the shared window.
 constexpr int kRankShift = 24;
 constexpr uint32_t kRankMask = (1u << kRankShift) - 1;
 
-// Why lanes do not go on.
+// Why lanes are suspended.
 struct Wait {
     enum class Kind { kNone, kBarrier, kCluster, kMBarrier, kWarpGroup, kOtherLanes };
     Kind kind = Kind::kNone;
     uint64_t key = 0;    // a barrier's number, an address, ...
-    uint64_t phase = 0;  // over when the key's phase is another
+    uint64_t phase = 0;  // the wait ends when the key's phase differs
 };
-constexpr uint64_t kLanesLeft = 1;  // the phase of a wait for other lanes that may be over
+constexpr uint64_t kLanesLeft = 1;  // the phase of a wait for other lanes that may have ended
 
-// Lanes of a warp that are at one instruction.
+// Lanes of a warp that are at the same instruction.
 struct Fragment {
     int pc = 0;
     Mask lanes = 0;
     Wait wait;
 };
 
-// A wgmma that this warp does not know to be complete, and the registers that it uses.
+// A wgmma that is in flight as far as this warp knows, and the registers that it uses.
 struct Product {
     uint32_t time;
     std::vector<uint16_t> accumulators, fragments;
@@ -95,32 +95,31 @@ public:
     Knowledge known;
     Mask active = 0;               // lanes that execute the current instruction
     Fragment* fragment = nullptr;  // that they belong to
-    // Lanes for which an operand read so far is made of registers that were not written, and
-    // whether the results then are unknown too. If not, to read such an operand is a fault.
+    // Lanes for which an operand of the current instruction depends on uninitialized registers, and
+    // whether this makes its results unknown, too. If not, reading such an operand is a fault.
     mutable Mask unknown = 0;
     bool passes_unknown = false;
-    std::vector<uint8_t> local;  // local memory of all lanes, lane after lane
+    std::vector<uint8_t> local;  // local memory of all lanes, one after the other
     std::vector<bool> local_written;
 
     bool is_done() const { return fragments_.empty(); }
     Mask alive() const;
     bool is_runnable() const;
-    // Executes up to `quantum` instructions that other warps can notice. False where none could
-    // run.
+    // Executes up to `quantum` instructions that are visible to other warps. False if none can run.
     bool run(int quantum);
     std::string where() const;
-    // Of an instruction that was executed before.
+    // A fault of an instruction that was executed before.
     [[noreturn]] void fault_at(int pc, const char* kind, const std::string& message);
-    [[noreturn]] void fault_where_it_waits(const char* kind, const std::string& message);
+    [[noreturn]] void fault_at_wait(const char* kind, const std::string& message);
     int pc() const { return fragment ? fragment->pc : -1; }
 
-    // Operands. Lanes that are not active have unspecified values.
+    // Operands. Inactive lanes have unspecified values.
     template <class U>
     Lanes<U> bits(const Operand& o) const;
     template <class T, int E = 1>
     std::array<T, kLanes * E> values(const Operand& o) const;
     Mask predicate(const Operand& o) const;
-    // Results. Integers are extended to wider registers by their sign.
+    // Results. Integers are sign-extended to wider registers.
     template <class U>
     void set(const Operand& o, const Lanes<U>& values);
     template <class T, int E>
@@ -128,52 +127,52 @@ public:
     void set_predicate(const Operand& o, Mask value);
 
     Lanes<uint64_t> addresses(const Operand& address) const;
-    // The value of an operand that all active lanes agree on.
+    // The value of an operand that must be the same in all active lanes.
     template <class U>
     U uniform(const Operand& o) const;
 
-    // What this warp does now, as the record of shared memory wants it.
+    // The current epoch of this warp, for the access record of shared memory.
     Epoch epoch() const;
-    // Ends a period: what was done before it is told to others apart from what comes.
+    // Ends an epoch, so that earlier accesses can be released without later ones.
     void advance();
-    // At a barrier: what each lane did before it is ordered before what any lane does after it.
+    // At a barrier: accesses of each lane before it are ordered before those of all lanes after it.
     void order_lanes();
 
     [[noreturn]] void fault(const char* kind, const std::string& message, int lane = -1,
                             uint64_t address = 0) const;
     void require(const std::optional<Violation>& violation, int lane, uint64_t address) const;
-    // Whether all living lanes of the mask are here; if not, the fragment waits for them.
+    // Whether all living lanes of the mask have arrived; if not, the fragment waits for them.
     bool gathers(Mask members);
-    // Suspends the fragment; the instruction runs again once the wait is over.
+    // Suspends the fragment; the instruction runs again after the wait.
     Next suspend(Wait::Kind kind, uint64_t key, uint64_t phase);
     int first_lane() const { return std::countr_zero(active); }
 
-    // By register: how many products in flight add to it or read it, and whether it was written
-    // since wgmma.fence.
+    // By register: the number of products in flight that accumulate into it or read it, and whether
+    // it was written since wgmma.fence.
     std::vector<uint8_t> accumulating, feeding, unfenced;
     std::deque<Product> products;
     uint32_t products_committed = 0;
 
-    // The time of cp.async copies that start now, and that of each group that was committed.
+    // The time of cp.async copies that are issued now, and that of each committed group.
     uint32_t copy_time = 1;
     std::vector<uint32_t> copy_groups;
-    // When the lanes were last ordered, and the time of the copies that were complete by then.
+    // When the lanes were last ordered, and the time of the copies that were complete then.
     uint32_t lanes_ordered = 1, copies_ordered = 0;
-    // The same of bulk copies from shared memory, whose groups belong to lanes; those that are not
-    // known to have read it all; and the agent that writes their data to global memory.
+    // The same for bulk copies from shared memory, whose groups belong to lanes; those that may not
+    // have read it completely; and the agent that writes their data to global memory.
     uint32_t bulk_time = 0;
     std::array<std::vector<uint32_t>, kLanes> bulk_groups;
     std::deque<BulkCopy> bulk_copies;
     uint32_t bulk_writes = 0;
-    // The times of the last load from and store to tensor memory and of the last product there, and
-    // the products that have not been executed, in order.
+    // The times of the last load from, store to and product in tensor memory, and the products that
+    // have not been executed, in order.
     uint32_t tensor_load_time = 0, tensor_store_time = 0, tensor_core_time = 0;
     std::deque<std::function<void()>> tensor_work;
     uint32_t cluster_copy_time = 0;  // of the last copy to another block's shared memory
-    // The phase of the cluster's barrier that it arrived in, and the lanes that did in this phase.
+    // The phase of the cluster's barrier in which it arrived, and the lanes that did.
     uint64_t cluster_arrival = 0;
     Mask cluster_arrived = 0;
-    Knowledge released;  // what it knew at its last fence
+    Knowledge released;  // its knowledge at its last fence
 
 private:
     friend class Block;
@@ -189,7 +188,7 @@ private:
     void note_unknown(const Operand& o) const;
 
     std::vector<Fragment> fragments_;
-    int turns_apart_ = 0;  // since when its lanes are at different instructions
+    int diverged_turns_ = 0;  // the number of turns since its lanes diverged
     std::vector<uint8_t> registers_;
     std::vector<Mask> defined_;  // lanes, by the number of a register
 };
@@ -199,8 +198,8 @@ struct NamedBarrier {
     bool is_of_block = false;  // of all threads that have not exited
     uint32_t arrived = 0, expected = 0;
     Knowledge arriving, complete;
-    uint32_t yes = 0, votes = 0;              // what bar.red counts
-    uint32_t final_yes = 0, final_votes = 0;  // in the phase that is over
+    uint32_t yes = 0, votes = 0;              // counted by bar.red
+    uint32_t final_yes = 0, final_votes = 0;  // of the completed phase
 };
 
 struct MBarrier {
@@ -212,21 +211,20 @@ struct MBarrier {
     Knowledge arriving, complete;
 };
 
-// Something asynchronous: it lands at once, or when it is waited for.
+// An asynchronous operation, which lands immediately or when it is waited for.
 struct Pending {
-    uint32_t agent, time;  // which waits make it land
+    uint32_t agent, time;  // a wait for these makes it land
     std::function<void()> land;
 };
 
-// The last bulk copy that an mbarrier of the block completes.
+// The last bulk copy that completes on an mbarrier of the block.
 struct Incoming {
     uint32_t time;
     Warp* issuer;
     int pc;
 };
 
-// When a tensor map in global memory was modified, and by which agents' times warps know of that
-// and of a fence after it.
+// The epochs at which a tensor map in global memory was modified, and fenced afterwards.
 struct TensorMapWrites {
     uint32_t written, fenced, time;
 };
@@ -235,8 +233,8 @@ struct WarpGroup {
     uint32_t arrived = 0;  // warps at the instruction that they execute together
     uint64_t phase = 0;
     int pc = -1;
-    std::array<uint64_t, 3> agreed{};  // the descriptors and scale-d, which may not differ
-    Knowledge known;                   // what all of these warps know
+    std::array<uint64_t, 3> agreed{};  // the descriptors and scale-d, which must be equal
+    Knowledge known;                   // the common knowledge of these warps
     std::deque<Pending> products;      // in flight, in order
 };
 
@@ -255,9 +253,9 @@ public:
     std::deque<Pending> copies;
     std::map<uint32_t, Incoming> incoming;  // by the mbarrier's agent
     TensorMemory tensor_memory;
-    BlockKnowledge of_blocks;  // what this block knows that others did to global memory
+    BlockKnowledge of_blocks;  // the accesses of others to global memory that this block knows of
 
-    bool is_over(const Wait& wait);
+    bool has_ended(const Wait& wait);
     bool is_done() const;
     uint32_t shared_base() const { return rank << kRankShift; }
     uint32_t linear_index() const;
@@ -277,7 +275,7 @@ public:
     // Threads of warps that have not exited.
     uint32_t living_threads() const;
     void complete_if_due(NamedBarrier& barrier);
-    void complete_barriers_of_block();  // where those who have not arrived have exited
+    void complete_barriers_of_block();  // if the warps that have not arrived have exited
     MBarrier& mbarrier(const Warp& warp, uint32_t address);
     void arrive(MBarrier& barrier, const Knowledge& known, uint32_t count);
     void add_transactions(MBarrier& barrier, int64_t bytes);
@@ -299,13 +297,13 @@ public:
     uint64_t phase = 0;
     Knowledge arriving, complete;
     void note_progress() { last_progress_ = ticks; }
-    uint64_t ticks = 0;                               // what clocks show
-    std::map<uint64_t, TensorMapWrites> tensor_maps;  // those modified, by address
+    uint64_t ticks = 0;                               // read by clock registers
+    std::map<uint64_t, TensorMapWrites> tensor_maps;  // modified ones, by address
 
     void run();
-    // Ends the phase of the barrier where all lanes that have not exited arrived.
+    // Ends the phase of the barrier if all lanes that have not exited have arrived.
     void complete_phase_if_due();
-    // Whether what is asynchronous lands at once or as late as it may.
+    // Whether an asynchronous operation lands immediately or as late as possible.
     bool lands_early() { return random() & 1; }
     uint32_t agents_per_block() const;
     uint32_t static_agents() const { return agents_per_block() * launch.cluster.count(); }
@@ -314,7 +312,7 @@ public:
     uint32_t warps_per_block() const { return (launch.block.count() + kLanes - 1) / kLanes; }
 
 private:
-    // All warps have exited: faults where asynchronous work still uses shared memory.
+    // After all warps have exited: faults if asynchronous work still uses shared memory.
     void finish();
 
     uint64_t last_progress_ = 0;

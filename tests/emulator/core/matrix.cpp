@@ -40,17 +40,18 @@ float value_of(Element e, uint32_t bits) {
 
 std::vector<double> product(const Matrix& a, const Matrix& b) {
     const auto columns = static_cast<size_t>(b.rows);
-    std::vector<double> turned(columns * static_cast<size_t>(b.depth));
+    std::vector<double> transposed(columns * static_cast<size_t>(b.depth));
     for (int j = 0; j < b.rows; ++j) {
         for (int k = 0; k < b.depth; ++k) {
-            turned[static_cast<size_t>(k) * columns + static_cast<size_t>(j)] = b.at(j, k);
+            transposed[static_cast<size_t>(k) * columns + static_cast<size_t>(j)] = b.at(j, k);
         }
     }
     std::vector<double> out(static_cast<size_t>(a.rows) * columns);
     for (int i = 0; i < a.rows; ++i) {
         double* row = &out[static_cast<size_t>(i) * columns];
         for (int k = 0; k < a.depth; ++k) {
-            const double factor = a.at(i, k), *others = &turned[static_cast<size_t>(k) * columns];
+            const double factor = a.at(i, k),
+                         *others = &transposed[static_cast<size_t>(k) * columns];
             for (size_t j = 0; j < columns; ++j) row[j] += factor * others[j];
         }
     }
@@ -67,8 +68,8 @@ Place place_in_b(int lane, int r, int e, int per_register) {
 
 namespace {
 
-// Where: place_in_a or place_in_b.
-template <Place (*Where)(int, int, int, int)>
+// kPlace: place_in_a or place_in_b.
+template <Place (*kPlace)(int, int, int, int)>
 void load_fragment(const Warp& w, const std::vector<Operand>& registers, Element type, Matrix& out,
                    int first_row) {
     const int bytes = bytes_of(type), per_register = 4 / bytes;
@@ -77,7 +78,7 @@ void load_fragment(const Warp& w, const std::vector<Operand>& registers, Element
         const auto bits = w.bits<uint32_t>(registers[r]);
         for (int e = 0; e < per_register; ++e) {
             for (int l = 0; l < kLanes; ++l) {
-                const auto [row, column] = Where(l, static_cast<int>(r), e, per_register);
+                const auto [row, column] = kPlace(l, static_cast<int>(r), e, per_register);
                 const uint32_t element = bits[static_cast<size_t>(l)] >> (8 * bytes * e) & ones;
                 out.at(first_row + row, column) = value_of(type, element);
             }
@@ -108,7 +109,7 @@ void accumulate(Warp& w, const std::vector<Operand>& d, const std::vector<Operan
     for (size_t r = 0; r < d.size(); ++r) {
         const auto before = c ? w.bits<uint32_t>((*c)[r]) : filled(0u);
         Lanes<uint32_t> out{};
-        // Of 8 columns, a lane has two in each of two rows 8 apart.
+        // A lane has two of 8 columns in each of two rows, 8 apart.
         const int in_group = static_cast<int>(r) % (2 * rows_apart),
                   group = static_cast<int>(r) / (2 * rows_apart);
         for (int l = 0; l < kLanes; ++l) {
@@ -136,7 +137,7 @@ void accumulate(Warp& w, const std::vector<Operand>& d, const std::vector<Operan
 
 namespace {
 
-// Where element (row, k) of a described matrix lies.
+// The address of element (row, k) of a described matrix.
 uint32_t described_address(const Descriptor& d, int row, int k, int bytes, bool transposed) {
     uint32_t at;
     const auto r = static_cast<uint32_t>(row), along = static_cast<uint32_t>(k * bytes);
@@ -155,7 +156,7 @@ uint32_t described_address(const Descriptor& d, int row, int k, int bytes, bool 
              kk / 8 * d.leading;
     }
     at += d.start;
-    // 16-byte chunks are exchanged by the number of the 128-byte row that they lie in.
+    // 16-byte chunks are permuted by the number of their 128-byte row.
     const uint32_t chunks = d.swizzle ? width / 16 - 1 : 0;
     return at ^ ((((at >> 7) - static_cast<uint32_t>(d.base_offset)) & chunks) << 4);
 }

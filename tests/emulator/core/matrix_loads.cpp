@@ -12,7 +12,7 @@ Next move_matrices(Warp& w, const Instruction& i) {
     const auto addresses = w.addresses(i[Store ? 0 : 1]);
     const auto& registers = i[Store ? 1 : 0].elements;
     if (registers.size() != count)
-        w.fault(kind::kUnsupported, "as many registers as matrices are needed");
+        w.fault(kind::kUnsupported, "the numbers of registers and matrices differ");
     for (size_t n = 0; n < count; ++n) {
         // Row r of the matrix is at the address of lane 8 n + r; a lane has two elements of a row.
         uint16_t elements[8][8];

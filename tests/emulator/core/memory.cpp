@@ -77,7 +77,7 @@ Next load(Warp& w, const Instruction& i) {
     }
     const auto targets = elements(i[0]);
     if (targets.size() != n)
-        w.fault(kind::kUnsupported, "as many registers as elements are needed");
+        w.fault(kind::kUnsupported, "the numbers of registers and elements differ");
     for (uint32_t e = 0; e < n; ++e) w.set(*targets[e], values[e]);
     return Next::kFollowing;
 }
@@ -89,13 +89,13 @@ Next store(Warp& w, const Instruction& i) {
     count(w, space_of(i), addresses, size * n);
     const auto sources = elements(i[1]);
     if (sources.size() != n)
-        w.fault(kind::kUnsupported, "as many registers as elements are needed");
+        w.fault(kind::kUnsupported, "the numbers of registers and elements differ");
     std::vector<Lanes<uint64_t>> values;
     for (const Operand* source : sources) values.push_back(w.bits<uint64_t>(*source));
-    // Where several lanes write to one address, which of them is last is not specified.
-    const int turned = w.block.cluster.random() & 1 ? kLanes - 1 : 0;
+    // If several lanes write to one address, the order is unspecified.
+    const int flip = w.block.cluster.random() & 1 ? kLanes - 1 : 0;
     for (int turn = 0; turn < kLanes; ++turn) {
-        const int l = turn ^ turned;
+        const int l = turn ^ flip;
         if (!(w.active >> l & 1)) continue;
         uint8_t bytes[64];
         for (uint32_t e = 0; e < n; ++e) std::memcpy(bytes + e * size, &values[e][l], size);

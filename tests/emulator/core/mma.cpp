@@ -4,7 +4,7 @@
 namespace ptx {
 namespace {
 
-// setting[0], [1]: elements of a and b; [2]: how sums are kept; [3]: the depth.
+// setting[0], [1]: element types of a and b; [2]: type of sums; [3]: depth.
 Next multiply(Warp& w, const Instruction& i) {
     const auto a_type = static_cast<Element>(i.setting[0]),
                b_type = static_cast<Element>(i.setting[1]);

@@ -1,4 +1,4 @@
-// The number formats of PTX, and how values are rounded to them.
+// The number formats of PTX, and rounding to them.
 #pragma once
 
 #include <algorithm>
@@ -13,14 +13,14 @@ namespace ptx {
 
 constexpr int kLanes = 32;
 constexpr uint32_t kAllLanes = 0xFFFFFFFF;
-using Mask = uint32_t;  // one bit a lane
+using Mask = uint32_t;  // one bit per lane
 
 template <class T>
 using Lanes = std::array<T, kLanes>;
 
 using Half = _Float16;
 
-// The nearest float towards which a later rounding to fewer bits gives what one rounding would.
+// Rounds to odd, so that a second rounding to fewer bits gives the result of a single one.
 inline float round_to_odd(double x) {
     float f = static_cast<float>(x);
     if (std::isnan(x) || static_cast<double>(f) == x) return f;
@@ -49,7 +49,7 @@ struct Tf32 {
     operator float() const { return std::bit_cast<float>(bits & 0xFFFFE000u); }
 };
 
-// 8-bit formats: E exponent bits, M mantissa bits; e5m2 has infinities, e4m3 one NaN and none.
+// 8-bit formats: E exponent bits, M mantissa bits; e5m2 has infinities, e4m3 only one NaN.
 template <int E, int M>
 struct Float8 {
     static constexpr int kBias = (1 << (E - 1)) - 1;
@@ -58,7 +58,7 @@ struct Float8 {
     uint8_t bits;
 
     Float8() = default;
-    // Rounds to the nearest even; what is too large becomes the largest finite value (satfinite).
+    // Rounds to nearest even; saturates to the largest finite value (satfinite).
     explicit Float8(float x) {
         const uint8_t sign = std::signbit(x) ? 0x80 : 0;
         if (std::isnan(x)) {
@@ -98,7 +98,7 @@ template <class T>
 constexpr bool kIsFloat =
     std::is_floating_point_v<T> || std::is_same_v<T, Half> || std::is_same_v<T, Bfloat>;
 
-// In which the arithmetic of a format is exact enough to be rounded once.
+// The type in which a format's arithmetic is exact enough to be rounded once.
 template <class T>
 using Wider = std::conditional_t<std::is_same_v<T, double>, double,
                                  std::conditional_t<std::is_same_v<T, float>, float, double>>;
@@ -124,7 +124,7 @@ struct BitsOf<8> {
 template <class T, int E = 1>
 using Bits = typename BitsOf<sizeof(T) * E>::type;
 
-// Subnormal numbers of the formats that .ftz concerns become zeros of their sign.
+// Flushes subnormal numbers of the formats affected by .ftz to signed zeros.
 inline float flush_subnormal(float x) {
     return std::fabs(x) < std::numeric_limits<float>::min() ? std::copysign(0.0f, x) : x;
 }
@@ -140,7 +140,7 @@ T flushed(T x, bool flush) {
     return x;
 }
 
-// NaN of results has one bit pattern.
+// NaN results have one bit pattern.
 template <class T>
 T canonical(T x) {
     if constexpr (std::is_same_v<T, float>) {
@@ -167,7 +167,7 @@ inline constexpr Format kFormat<Half>{11, -14, 65504};
 template <>
 inline constexpr Format kFormat<Bfloat>{8, -126, 0x1.FEp127};
 
-// Rounded to an integer. The argument has 64 bits, so that no number of PTX has been rounded yet.
+// Rounds to an integer. The significand has 64 bits, so that any number of PTX is exact.
 inline long double to_integral(long double x, Rounding rounding) {
     switch (rounding) {
         case Rounding::kZero: return std::trunc(x);
@@ -178,8 +178,8 @@ inline long double to_integral(long double x, Rounding rounding) {
     }
 }
 
-// Rounded to a format, as a number of the format. What exceeds it becomes infinite, or the largest
-// finite number where the rounding is towards that.
+// Rounds to a number of the format. Overflow results in infinity, or in the largest finite number,
+// depending on the rounding direction.
 inline double rounded_to(const Format& format, long double x, Rounding rounding) {
     if (x == 0 || !std::isfinite(x)) return static_cast<double>(x);
     const int exponent = std::max(std::ilogb(x), format.least_exponent) - format.digits + 1;

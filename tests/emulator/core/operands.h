@@ -1,4 +1,4 @@
-// How warps read and write registers.
+// Reads and writes of registers by warps.
 #pragma once
 
 namespace ptx {
@@ -32,7 +32,7 @@ Lanes<U> Warp::bits(const Operand& o) const {
                 std::memcpy(wide.data(), source, sizeof wide);
                 for (int l = 0; l < kLanes; ++l) out[l] = static_cast<U>(wide[l]);
             } else {
-                fault(kind::kUnsupported, "register of another width than its use");
+                fault(kind::kUnsupported, "register of the wrong width");
             }
             return out;
         }
@@ -45,7 +45,7 @@ Lanes<U> Warp::bits(const Operand& o) const {
             return out;
         }
         case Operand::Kind::kSink: return filled(U{0});
-        default: fault(kind::kUnsupported, "operand of a kind that is not read here");
+        default: fault(kind::kUnsupported, "unsupported kind of operand");
     }
 }
 
@@ -62,7 +62,7 @@ std::array<T, kLanes * E> Warp::values(const Operand& o) const {
 template <class U>
 void Warp::set(const Operand& o, const Lanes<U>& values) {
     if (o.kind == Operand::Kind::kSink) return;
-    if (o.kind != Operand::Kind::kRegister) fault(kind::kUnsupported, "result is no register");
+    if (o.kind != Operand::Kind::kRegister) fault(kind::kUnsupported, "result is not a register");
     defined_[o.number] = (defined_[o.number] | active) & ~(unknown & active);
     unfenced[o.number] = true;
     uint8_t* target = registers_.data() + o.offset;
@@ -81,7 +81,7 @@ void Warp::set(const Operand& o, const Lanes<U>& values) {
     if (o.width == 16) return store(uint16_t{});
     if (o.width == 32) return store(uint32_t{});
     if (o.width == 64) return store(uint64_t{});
-    fault(kind::kUnsupported, "register of another width than its use");
+    fault(kind::kUnsupported, "register of the wrong width");
 }
 
 template <class T, int E>
@@ -95,7 +95,7 @@ U Warp::uniform(const Operand& o) const {
     const U value = all[first_lane()];
     for (int l = 0; l < kLanes; ++l) {
         if (active >> l & 1 && all[l] != value) {
-            fault(kind::kInvalid, "operand differs between lanes that have to agree", l);
+            fault(kind::kInvalid, "operand must be the same in all lanes", l);
         }
     }
     return value;

@@ -1,4 +1,4 @@
-// A kernel as the parser hands it over, and as it is executed.
+// A kernel, as passed by the parser and as executed.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct Instruction;
 struct Operand {
     enum class Kind {
         kNone,
-        kSink,       // `_`: the result is dropped
+        kSink,       // `_`: the result is discarded
         kRegister,   // `offset` in the register file, `width` bits
         kInteger,    // `value` is the bits of an immediate
         kReal,       // `real`, of the instruction's type
@@ -40,7 +40,7 @@ struct Operand {
     std::vector<Operand> elements;
 };
 
-// What happens to the lanes that execute an instruction, after it.
+// The next instruction of the lanes that execute an instruction.
 enum class Next { kFollowing, kAgain };
 
 using Execute = Next (*)(Warp&, const Instruction&);
@@ -53,37 +53,37 @@ struct Instruction {
 
     Execute execute = nullptr;
     bool is_branch = false, is_exit = false;
-    bool is_uniform = false;  // a branch that all lanes take or none
-    // All lanes of the warp that are alive take part.
+    bool is_uniform = false;  // a branch taken by all lanes or none
+    // All living lanes of the warp must execute it together.
     bool is_aligned = false;
     bool is_visible = false;  // to other warps: the scheduler may interrupt here
     bool is_product = false;  // wgmma.mma_async
-    // It only computes: registers that were not written matter where its result is used.
+    // Uninitialized operands are no fault, but make the result uninitialized.
     bool passes_unknown = false;
     bool uses_wgmma_registers = false;
-    // What the modifiers say; each decoder documents its own use of `setting`.
+    // The modifiers; each decoder documents its use of `setting`.
     bool flush = false, saturate = false;
     Rounding rounding = Rounding::kNearest;
     std::array<int64_t, 6> setting{};
-    std::vector<uint16_t> registers;  // all that it reads or writes
+    std::vector<uint16_t> registers;  // those it reads or writes
 
     const Operand& operator[](size_t i) const { return operands[i]; }
     size_t size() const { return operands.size(); }
     std::string name() const;
 };
 
-// Reads the modifiers of an opcode one by one; what is left over is not supported.
+// Reads the modifiers of an opcode one by one; remaining ones are unsupported.
 class Modifiers {
 public:
     explicit Modifiers(const std::vector<std::string>& parts)
         : rest_(parts.begin() + 1, parts.end()) {}
 
     bool take(const std::string& name);
-    // The first modifier among these that is there, or "".
+    // Takes the first of these modifiers that is present, or returns "".
     std::string take_any(std::initializer_list<const char*> names);
-    // Drops the modifiers that only advise the hardware or that name a scope or a default.
+    // Drops modifiers that are hints, scopes or defaults.
     void skip_hints();
-    // The last modifier left, as a type.
+    // Takes the last remaining modifier as a type.
     std::string type();
     std::string front() const { return rest_.empty() ? "" : rest_.front(); }
     std::string pop_front();
@@ -108,11 +108,11 @@ struct Program {
     int global_granule_shift = 4;  // the same of stores to global memory
 
     void add(Instruction instruction);
-    // After the last instruction: finds the registers that asynchronous products use, and those
-    // that no instruction writes.
+    // Called after the last instruction: finds the registers that asynchronous products use, and
+    // those that no instruction writes.
     void finish();
 
-    // Compilers name these where any value will do, as in the half of a register that is ignored.
+    // Compilers use these if the value is irrelevant, as for an ignored half of a register.
     std::vector<Operand> never_written;
 
 private:
@@ -120,7 +120,7 @@ private:
     void find_smallest_store();
 };
 
-// Every decoder, by the first part of the opcode.
+// All decoders, by the first part of the opcode.
 const Decoders& decoders();
 void add_arithmetic(Decoders&);
 void add_extremes(Decoders&);
@@ -141,7 +141,7 @@ void add_mma(Decoders&);
 void add_wgmma(Decoders&);
 void add_tcgen05(Decoders&);
 
-// Calls f with a value of the C++ type that a PTX type names, or returns nullptr.
+// Calls f with a value of the C++ type for a PTX type, or returns nullptr.
 template <class F>
 Execute for_integer(const std::string& type, F f) {
     if (type == "u8" || type == "b8") return f(uint8_t{});
@@ -170,7 +170,7 @@ Execute for_float(const std::string& type, F f) {
     return nullptr;
 }
 
-// Bytes of a PTX type; 0 where it is none.
+// Bytes of a PTX type; 0 if it is not a type.
 int bytes_of(const std::string& type);
 
 }  // namespace ptx

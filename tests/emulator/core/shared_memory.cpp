@@ -43,12 +43,12 @@ Violation SharedMemory::race(const char* what, uint32_t index, const char* objec
 
 const char* SharedMemory::objection_to_write(const Cell& cell, const Access& access) const {
     const Epoch before = cell.last_write;
-    // Lanes that write to one place at once: one of them is last.
+    // If lanes write to one address in the same instruction, one of them is last.
     if (access.serial && cell.serial == access.serial) return nullptr;
     if (cell.is_strong && access.is_strong) return nullptr;
     if (before.agent == access.lanes_ordered.agent) {
         if (before.time >= access.lanes_ordered.time && lanes_differ(cell.lane, access.lane)) {
-            return "no bar.warp.sync lies between it and the write by another lane";
+            return "no bar.warp.sync orders it after the write by another lane";
         }
     } else if (!access.known->seen.covers(before)) {
         return "it is not ordered after the last write";
@@ -57,7 +57,7 @@ const char* SharedMemory::objection_to_write(const Cell& cell, const Access& acc
         return "no barrier orders it after the wait for the copy by another lane";
     }
     if (access.is_async && !cell.is_async && !access.known->fenced.covers(before)) {
-        return "no fence.proxy.async lies between this asynchronous access and the last write";
+        return "no fence.proxy.async orders this asynchronous access after the last write";
     }
     return nullptr;
 }
@@ -72,7 +72,7 @@ const char* SharedMemory::objection_to_read(uint32_t agent, uint32_t entry,
     }
     const bool is_open = time >= access.lanes_ordered.time;
     return is_open && lanes_differ(entry & kLane, access.lane)
-               ? "no bar.warp.sync lies between it and a read by another lane"
+               ? "no bar.warp.sync orders it after a read by another lane"
                : nullptr;
 }
 
@@ -97,7 +97,7 @@ void SharedMemory::note_read(uint32_t index, const Access& access) {
     uint32_t entry =
         access.epoch.time << kTimeShift | (access.is_strong ? kStrong : 0) | access.lane;
     if (last && last >> kTimeShift >= access.lanes_ordered.time &&
-        ((last ^ entry) & (kStrong | kLane))) {  // by several lanes, or not always strongly
+        ((last ^ entry) & (kStrong | kLane))) {  // reads by several lanes, or not all strong
         entry = access.epoch.time << kTimeShift | (last & entry & kStrong) | Access::kWholeWarp;
     }
     last = entry;
@@ -115,7 +115,7 @@ std::optional<Violation> SharedMemory::read(uint32_t address, uint32_t size, con
     for (uint32_t i = address >> shift_; i <= (address + size - 1) >> shift_; ++i) {
         if (cells_[i].line < 0) {
             return Violation{"uninitialized",
-                             "read of " + at(i << shift_) + ", which nothing wrote"};
+                             "read of " + at(i << shift_) + ", which was never written"};
         }
         if (auto found = objection_to_write(cells_[i], access)) return race("read of ", i, found);
         note_read(i, access);
@@ -128,13 +128,13 @@ std::optional<Violation> SharedMemory::write(uint32_t address, uint32_t size, co
     const bool is_same = data && std::equal(data, data + size, data_.data() + address);
     for (uint32_t i = address >> shift_; i <= (address + size - 1) >> shift_; ++i) {
         Cell& cell = cells_[i];
-        // Writing again what is there needs no order, unless a copy is still to land there.
+        // Writing equal bytes again needs no order, unless a copy is pending there.
         const bool is_idle = is_same && !cell.is_copy;
         if (cell.line >= 0 && !is_idle) {
             if (auto found = objection_to_write(cell, access)) return race("write to ", i, found);
         }
         if (auto found = objection_to_reads(i, access)) return race("write to ", i, found);
-        // Later accesses that are ordered after this one are ordered after those reads, too.
+        // Accesses that are ordered after this one are also ordered after those reads.
         if (!access.is_strong && !is_idle) forget_reads(i);
         const bool is_copy = access.epoch.agent != access.lanes_ordered.agent;
         cell = {access.epoch, access.line,      cell.reader,     access.serial,

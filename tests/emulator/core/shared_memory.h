@@ -1,4 +1,4 @@
-// A block's shared memory, with a record of who accessed which bytes when.
+// A block's shared memory, with a record of accesses for the detection of races.
 #pragma once
 
 #include <cstdint>
@@ -10,23 +10,23 @@
 
 namespace ptx {
 
-// One access as the record sees it.
+// One access, for the record.
 struct Access {
     static constexpr uint8_t kWholeWarp = 32;
     static constexpr uint32_t kNobody = 0xFFFFFFFF;
 
-    const Knowledge* known;  // what the accessing agent has been told of
+    const Knowledge* known;  // the knowledge of the accessing agent
     Epoch epoch;             // the agent, and its time at which the access ends
     uint8_t lane = kWholeWarp;
     bool is_strong = false;  // atomic, volatile or relaxed: no race with another such access
     bool is_async = false;   // through the asynchronous proxy
     int line = 0;            // of the instruction in the PTX text
     uint64_t serial = 0;     // of one execution of an instruction by a warp
-    // The agent whose own accesses come before this one: each lane's for itself, those of other
-    // lanes where they ended before the time.
+    // The agent whose own accesses are ordered before this one: those of the same lane, and those
+    // of other lanes that ended before the time.
     Epoch lanes_ordered{kNobody, 0};
-    // The agent of that warp's cp.async. A lane that waits for its copies is told of them; the
-    // other lanes are told of those up to the time.
+    // The agent of that warp's cp.async. A lane that waits for its copies knows of them; the other
+    // lanes know of those up to the time.
     Epoch copies_ordered{kNobody, 0};
 };
 
@@ -37,8 +37,7 @@ struct Violation {
 
 class SharedMemory {
 public:
-    // `readers` is the number of agents that may read, which are those below it; `place` is what
-    // faults call an address.
+    // Agents below `readers` may read; `place` is the name of addresses in faults.
     SharedMemory(uint32_t bytes, uint32_t readers, int granule_shift,
                  std::string place = "shared address");
 
@@ -46,27 +45,27 @@ public:
     uint8_t* data() { return data_.data(); }
 
     std::optional<Violation> read(uint32_t address, uint32_t size, const Access& access);
-    // `data` is what will be written: where others write the same, no order is needed between them.
-    // Null where it is not known yet.
+    // `data` are the bytes to be written, or null if they are not known yet: writes of equal bytes
+    // need no order.
     std::optional<Violation> write(uint32_t address, uint32_t size, const Access& access,
                                    const uint8_t* data);
-    // From here on nothing has been written.
+    // Marks the bytes as uninitialized.
     void forget(uint32_t address, uint32_t size);
 
 private:
-    // Which agents read a cell since it was last written: none, one (its number), or several.
+    // The agents that read a cell since its last write: none, one (its number), or several.
     static constexpr int32_t kNone = -1, kSeveral = -2;
 
     struct Cell {
         Epoch last_write;
-        int32_t line = -1;  // of the last write; none where negative
+        int32_t line = -1;  // of the last write; negative for none
         int32_t reader = kNone;
         uint64_t serial = 0;
         uint8_t lane = 0;
         bool is_strong = false, is_async = false, is_copy = false;
     };
 
-    // Why an access may not come after the last write, or after a read; null where it may.
+    // Why an access is not ordered after the last write, or after a read; null if it is.
     const char* objection_to_write(const Cell& cell, const Access& access) const;
     const char* objection_to_reads(uint32_t index, const Access& access) const;
     const char* objection_to_read(uint32_t agent, uint32_t entry, const Access& access) const;

@@ -1,4 +1,4 @@
-// %tid, %ctaid, %laneid and the like.
+// Special registers, such as %tid, %ctaid and %laneid.
 #include "machine.h"
 
 namespace ptx {

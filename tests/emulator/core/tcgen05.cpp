@@ -1,4 +1,4 @@
-// tcgen05: allocation of tensor memory, and what the other instructions are.
+// tcgen05: allocation of tensor memory, and decoding of the other instructions.
 #include "tcgen05.h"
 
 #include <bit>
@@ -27,7 +27,7 @@ uint32_t column_count(const Warp& w, const Operand& o) {
 Next allocate(Warp& w, const Instruction& i) {
     TensorMemory& memory = w.block.tensor_memory;
     if (!memory.may_allocate) {
-        w.fault(kind::kInvalid, "the block has given up its permit to allocate tensor memory");
+        w.fault(kind::kInvalid, "the block has relinquished its permit to allocate tensor memory");
     }
     const uint32_t columns = column_count(w, i[1]);
     const auto first =
@@ -41,8 +41,8 @@ Next allocate(Warp& w, const Instruction& i) {
     uint8_t bytes[4];
     std::memcpy(bytes, &*first, sizeof bytes);
     require_aligned(w, lane, address, sizeof bytes);
-    // The specification does not say through which proxy. Triton copies to the place later with no
-    // fence between, so that it has to be the asynchronous one.
+    // The specification does not name the proxy. Triton later copies to this address without a
+    // fence, which requires the asynchronous one.
     Access access = access_of(w, lane);
     access.is_async = true;
     write_shared(w, lane, address, sizeof bytes, bytes, access);
@@ -56,7 +56,7 @@ Next release(Warp& w, const Instruction& i) {
     const Access access = access_of(w, Access::kWholeWarp);
     w.require(w.block.tensor_memory.write({address.column, columns, 0xFF}, access), -1, 0);
     if (!w.block.tensor_memory.release(address.column, columns)) {
-        w.fault(kind::kInvalid, "what is freed is not what was allocated");
+        w.fault(kind::kInvalid, "the freed columns are not one allocation");
     }
     return Next::kFollowing;
 }
@@ -66,7 +66,7 @@ Next relinquish(Warp& w, const Instruction&) {
     return Next::kFollowing;
 }
 
-// Barriers and waits order accesses here; fences for threads that synchronize add nothing.
+// The emulator orders accesses by barriers and waits; these fences have no further effect.
 Next nothing(Warp&, const Instruction&) { return Next::kFollowing; }
 
 Execute decode_tcgen05(Modifiers& m, Instruction& i) {

@@ -1,4 +1,4 @@
-// What the instructions on tensor memory share.
+// Shared by the instructions on tensor memory.
 #pragma once
 
 #include "accesses.h"

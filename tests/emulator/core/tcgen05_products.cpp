@@ -1,5 +1,5 @@
-// tcgen05.mma: products whose sums lie in tensor memory, and tcgen05.commit, which tells an
-// mbarrier of their completion.
+// tcgen05.mma: products with sums in tensor memory, and tcgen05.commit, which signals their
+// completion to an mbarrier.
 #include "bulk.h"
 #include "matrix.h"
 #include "tcgen05.h"
@@ -36,7 +36,7 @@ struct Shape {
         }
     }
 
-    // The lane of tensor memory that holds a row, from the first.
+    // The lane of tensor memory of a row, relative to the first.
     uint32_t lane(int row) const {
         return static_cast<uint32_t>(rows == 64 ? row / 16 * 32 + row % 16 : row);
     }
@@ -73,7 +73,7 @@ Descriptor decoded(const Warp& w, uint64_t bits) {
     return d;
 }
 
-// The first operand where it lies in tensor memory, several elements to a column.
+// The first operand if it is in tensor memory, with several elements per column.
 Matrix in_tensor_memory(TensorMemory& memory, const TensorAddress& from, const Shape& p) {
     Matrix out(p.rows, p.depth);
     const int bytes = bytes_of(p.a), per_column = 4 / bytes;
@@ -102,7 +102,7 @@ void add_to(TensorMemory& memory, const TensorAddress& to, const Shape& p, bool 
     }
 }
 
-// Work of the tensor cores, which is done in the order that a warp issued it in.
+// Work of the tensor cores, executed in the order in which a warp issued it.
 void enqueue(Warp& w, std::function<void()> work) {
     Block& block = w.block;
     if (w.tensor_work.empty() && block.cluster.lands_early()) return work();
@@ -176,7 +176,7 @@ Next multiply(Warp& w, const Instruction& i) {
     return Next::kFollowing;
 }
 
-// setting[0]: whether several blocks are told.
+// setting[0]: whether several blocks are signalled.
 Next commit(Warp& w, const Instruction& i) {
     const auto addresses = w.addresses(i[0]);
     const auto masks = i.setting[0] ? w.bits<uint32_t>(i[1]) : filled(0u);
@@ -208,7 +208,7 @@ Execute decode_tensor_product(Modifiers& m, Instruction& i) {
     const std::string kind = m.pop_front();
     if (kind != "kind::f16" && kind != "kind::tf32" && kind != "kind::f8f6f4") return nullptr;
     i.setting[0] = kind == "kind::f16" ? kF16 : kind == "kind::tf32" ? kTf32 : kF8;
-    if (m.front().starts_with("collector::a")) m.pop_front();  // which buffer keeps an operand
+    if (m.front().starts_with("collector::a")) m.pop_front();  // the buffer of an operand
     return multiply;
 }
 

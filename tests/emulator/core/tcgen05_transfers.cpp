@@ -8,8 +8,8 @@ namespace {
 
 enum Shape { k32x32, k16x64, k16x128, k16x256, k16x32x2 };
 
-// setting[0]: the shape; [1]: how often it repeats; [2]: whether a register holds the lower halves
-// of two columns.
+// setting[0]: the shape; [1]: the number of repetitions; [2]: whether a register contains the lower
+// halves of two columns.
 struct Transfer {
     Shape shape;
     uint32_t repeat, halves;
@@ -26,7 +26,7 @@ struct Transfer {
         static constexpr uint32_t kOnce[] = {1, 2, 4, 8, 1};
         return repeat * kOnce[shape] * halves;
     }
-    // Lane and column of a register of a thread, before registers hold two columns.
+    // Lane and column of a register of a thread that contains a single column.
     std::pair<uint32_t, uint32_t> place(uint32_t thread, uint32_t r) const {
         switch (shape) {
             case k32x32: return {thread, r};
@@ -39,7 +39,7 @@ struct Transfer {
     }
 };
 
-// What of tensor memory an instruction accesses.
+// The part of tensor memory that an instruction accesses.
 class Window {
 public:
     Window(Warp& w, const Instruction& i, const Operand& address, int64_t split)
@@ -49,7 +49,7 @@ public:
         if (base_.lane != own && !(is_half && base_.lane == own + 16)) {
             w.fault(kind::kOutOfBounds,
                     "lane " + std::to_string(base_.lane) +
-                        " of tensor memory does not begin what the warp may access");
+                        " of tensor memory is not the first that the warp may access");
         }
     }
 
@@ -63,7 +63,7 @@ public:
         }
     }
 
-    // The cell of a half of a register.
+    // The cell for a half of a register.
     uint32_t& cell(int thread, uint32_t r, uint32_t half) const {
         const auto [lane, column] = transfer_.place(static_cast<uint32_t>(thread), r);
         const uint32_t second = transfer_.shape == k16x32x2 && thread >= 16 ? split_ : 0;
@@ -81,7 +81,8 @@ private:
     static TensorAddress first(const Warp& w, const Operand& address) {
         const auto all = w.addresses(address);
         for (const uint64_t one : all) {
-            if (one != all[0]) w.fault(kind::kInvalid, "lanes name different tensor memory");
+            if (one != all[0])
+                w.fault(kind::kInvalid, "lanes have different tensor memory addresses");
         }
         return TensorAddress(all[0]);
     }
@@ -104,13 +105,13 @@ std::vector<const Operand*> registers_of(const Warp& w, const Operand& o,
     if (o.kind != Operand::Kind::kVector) all.push_back(&o);
     for (const Operand& one : o.elements) all.push_back(&one);
     if (all.size() != transfer.registers()) {
-        w.fault(kind::kInvalid, "another number of registers than the shape has");
+        w.fault(kind::kInvalid, "the number of registers does not match the shape");
     }
     return all;
 }
 
-// What nothing wrote may be loaded, and is NaN: pipelined loops load the sums of a product that
-// they did not start, and ignore them.
+// Uninitialized memory may be loaded, and is NaN: pipelined loops load the sums of a product that
+// was not started, and ignore them.
 void read_column(Warp& w, const TensorMemory::Region& column, const Access& access) {
     const auto found = w.block.tensor_memory.read(column, access);
     if (found && found->kind != std::string_view(kind::kUninitialized)) w.require(found, -1, 0);
@@ -176,9 +177,9 @@ bool take_transfer(Modifiers& m, Instruction& i, const char* packing) {
 
 }  // namespace
 
-// Registers that were loaded may be used before: the specification asks for the wait, but the code
-// that Triton generates does not have it there, as assemblers track registers. What the wait orders
-// is the read of tensor memory before later writes.
+// Loaded registers may be used before the wait: the specification requires it, but Triton's code
+// relies on assemblers, which track registers. The wait orders the read of tensor memory before
+// later writes.
 Next wait_for_tensor_loads(Warp& w, const Instruction&) {
     w.known.seen.set(w.block.agent_of_tensor_loads(w.index), w.tensor_load_time);
     return Next::kFollowing;

@@ -1,4 +1,4 @@
-// cp.async.bulk.tensor: copies of a box of a tensor that a tensor map describes.
+// cp.async.bulk.tensor: copies of a box of a tensor, described by a tensor map.
 #include "bulk.h"
 #include "tensor_map.h"
 
@@ -59,8 +59,8 @@ Next load(Warp& w, const Instruction& i) {
     return Next::kFollowing;
 }
 
-// setting[1]: whether elements are combined with those in global memory, by the operation that is
-// the opcode's setting[2]-th part.
+// setting[1]: whether elements are combined with those in global memory; [2]: the index of the
+// operation in the opcode.
 Next store(Warp& w, const Instruction& i) {
     const auto from = w.addresses(i[1]);
     for (int l = 0; l < kLanes; ++l) {

@@ -10,7 +10,7 @@ constexpr uint64_t kMapAlignment = 64;
 
 bool is_float(const TensorMap& map) { return map.element >= 6; }
 
-// The bits of the NaN that fills what lies outside the tensor: all are ones but the sign.
+// Fills with a NaN whose bits are all ones except the sign.
 void fill_with_nan(std::vector<uint8_t>& bytes, uint32_t element) {
     std::fill(bytes.begin(), bytes.end(), 0xFF);
     for (size_t i = element - 1; i < bytes.size(); i += element) bytes[i] = 0x7F;
@@ -39,18 +39,18 @@ std::string TensorMap::refusal() const {
     if (rank_less_one >= kMaxRank) return "it has more than 5 dimensions";
     if (element >= std::size(kElementBytes)) return "its element type is not supported";
     if (interleave || swizzle > 3 || atomicity || fill > 1) return "its layout is not supported";
-    if (fill && !is_float(*this)) return "NaN fills tensors of floating-point elements only";
+    if (fill && !is_float(*this)) return "only floating-point elements can be filled with NaN";
     if (address % 16) return "the tensor is not aligned to 16 bytes";
     for (int d = 0; d < rank(); ++d) {
         if (dims[d] == 0) return "a dimension is 0";
         if (box[d] == 0 || box[d] > 256) return "a box has 1 to 256 elements in a dimension";
         if (element_strides[d] == 0 || element_strides[d] > 8) return "an element stride is 1 to 8";
         if (d > 0 && (strides[d - 1] % 16 || strides[d - 1] >> 40)) {
-            return "a stride is no multiple of 16 bytes below 2^40";
+            return "a stride must be a multiple of 16 bytes below 2^40";
         }
     }
     const uint32_t row = box[0] * element_bytes();
-    if (row % 16) return "a row of the box is no multiple of 16 bytes";
+    if (row % 16) return "a row of the box is not a multiple of 16 bytes";
     if (swizzle && row > 16u << swizzle) return "a row of the box is wider than the swizzle";
     if (swizzle && row < 16u << swizzle) return "a row narrower than the swizzle is not supported";
     return "";
@@ -83,7 +83,7 @@ std::vector<uint8_t> Box::read() const {
 
 TensorMap load_tensor_map(const Warp& w, int lane, uint64_t address) {
     if (address % kMapAlignment) {
-        w.fault(kind::kMisaligned, "a tensor map is aligned to 64 bytes", lane, address);
+        w.fault(kind::kMisaligned, "a tensor map must be aligned to 64 bytes", lane, address);
     }
     TensorMap map;
     auto* bytes = reinterpret_cast<uint8_t*>(&map);
@@ -97,8 +97,8 @@ TensorMap load_tensor_map(const Warp& w, int lane, uint64_t address) {
         const TensorMapWrites& writes = found->second;
         if (!w.known.seen.covers({writes.fenced, writes.time})) {
             w.fault(kind::kRace,
-                    "the tensor map was modified, with no fence.proxy.tensormap acquire between "
-                    "that and this use",
+                    "the tensor map was modified without a fence.proxy.tensormap acquire before "
+                    "this use",
                     lane, address);
         }
     }

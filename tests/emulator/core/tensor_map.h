@@ -1,5 +1,5 @@
-// Tensor maps: 128 bytes that describe a tensor in global memory and a box of it. Hardware keeps
-// their encoding to itself; this one is the emulator's own.
+// Tensor maps: 128 bytes that describe a tensor in global memory and a box of it. The encoding of
+// hardware is not documented; this one is the emulator's own.
 #pragma once
 
 #include <array>
@@ -11,39 +11,39 @@ namespace ptx {
 
 constexpr int kMaxRank = 5;
 
-// Dimensions are in the order of PTX: the contiguous one is first. The numbers of the enumerated
-// fields are those that tensormap.replace takes.
+// Dimensions are in the order of PTX: the contiguous one is first. Enumerated fields have the
+// numbers of tensormap.replace.
 struct TensorMap {
     uint64_t address = 0;
-    std::array<uint64_t, kMaxRank - 1> strides{};  // in bytes, of all dimensions but the first
+    std::array<uint64_t, kMaxRank - 1> strides{};  // in bytes, of all dimensions except the first
     std::array<uint32_t, kMaxRank> dims{}, box{}, element_strides{};
     uint8_t rank_less_one = 0;
     uint8_t element = 0;
     uint8_t interleave = 0;
     uint8_t swizzle = 0;  // 0: none, 1: 32 bytes, 2: 64 bytes, 3: 128 bytes
     uint8_t atomicity = 0;
-    uint8_t fill = 0;  // of what lies outside the tensor, 0: zero, 1: NaN
+    uint8_t fill = 0;  // the value outside the tensor, 0: zero, 1: NaN
     std::array<uint8_t, 22> reserved{};
 
     int rank() const { return rank_less_one + 1; }
     uint32_t element_bytes() const;
     bool is_tf32() const { return element == 11 || element == 12; }
-    // Where the byte of an unswizzled box at this shared address lies.
+    // The swizzled address of the byte of a box at this shared address.
     uint32_t swizzled(uint32_t shared_address) const;
-    // "" where the map can be used; otherwise what is wrong with it.
+    // The reason why the map is invalid, or "".
     std::string refusal() const;
 };
 static_assert(sizeof(TensorMap) == 128);
 
-// A part of the tensor that a copy moves.
+// The part of a tensor that a copy moves.
 class Box {
 public:
     Box(const TensorMap& map, const std::array<int32_t, kMaxRank>& first);
 
     uint32_t bytes() const { return bytes_; }
-    // Faults where it reaches memory that is not the launch's, and counts what it moves.
+    // Faults if it contains memory that is not part of the launch, and counts the traffic.
     void check(const Warp& w, int lane, bool writes, bool is_strong) const;
-    // All elements, the contiguous dimension first; outside the tensor there is the fill value.
+    // All elements, the contiguous dimension first, with the fill value outside the tensor.
     std::vector<uint8_t> read() const;
     // Calls f(address in global memory, offset in the box, bytes) for each contiguous run within
     // the tensor.
@@ -88,8 +88,7 @@ void Box::for_each_run(F f) const {
     }
 }
 
-// The map that a copy of this warp names. Faults where it cannot be used, or was modified with no
-// fence in between.
+// The map of a copy of this warp. Faults if it is invalid, or was modified without a fence since.
 TensorMap load_tensor_map(const Warp& w, int lane, uint64_t address);
 
 // fence.proxy.tensormap with acquire semantics.

@@ -1,4 +1,4 @@
-// Instructions that modify tensor maps, and the fences that make the new map usable.
+// Instructions that modify tensor maps, and fences that make a modified map usable.
 #include "accesses.h"
 #include "tensor_map.h"
 
@@ -21,7 +21,7 @@ enum Field {
 
 bool has_index(int64_t field) { return field >= kBox && field <= kElementStride; }
 
-// The warp has written the map in global memory, and knows it.
+// Records a write of the map in global memory by the warp.
 void note_write(Warp& w, uint64_t address) {
     Cluster& cluster = w.block.cluster;
     const auto [found, is_new] = cluster.tensor_maps.try_emplace(address);
@@ -118,7 +118,7 @@ Execute decode_tensormap(Modifiers& m, Instruction& i) {
 
 }  // namespace
 
-// Makes what other threads wrote to a tensor map usable for copies, if this warp was told of it.
+// Makes writes of other threads to a tensor map usable for copies, if they are ordered before.
 Next fence_for_tensor_maps(Warp& w, const Instruction& i) {
     const auto addresses = w.addresses(i[0]);
     if (i[1].value != sizeof(TensorMap)) w.fault(kind::kInvalid, "a tensor map has 128 bytes");

@@ -6,7 +6,7 @@ namespace ptx {
 namespace {
 
 constexpr uint32_t kGroups = 8, kCellBytes = 4;
-constexpr uint32_t kNaN = 0x7FFFFFFF;  // what columns hold before they are written
+constexpr uint32_t kNaN = 0x7FFFFFFF;  // the initial content of columns
 
 uint32_t cell_address(uint32_t column, uint32_t group) {
     return (column * kGroups + group) * kCellBytes;

@@ -16,7 +16,7 @@ class TensorMemory {
 public:
     static constexpr uint32_t kRows = 128, kColumns = 512;
 
-    // Columns next to one another in some groups of 16 lanes, one bit a group.
+    // Adjacent columns in some groups of 16 lanes, one bit per group.
     struct Region {
         uint32_t column, columns;
         uint8_t groups;
@@ -24,15 +24,15 @@ public:
 
     uint32_t& at(uint32_t lane, uint32_t column) { return data_[lane * kColumns + column]; }
 
-    // The first of so many free columns, anywhere. None where there are not that many. The agents
-    // that read have numbers below `agents`.
+    // Allocates adjacent columns at a random place, and returns the first, or none if there are not
+    // enough. The agents that read have numbers below `agents`.
     std::optional<uint32_t> allocate(uint32_t columns, uint32_t agents, std::mt19937_64& random);
-    // Whether these columns were one allocation, which is over now.
+    // Frees an allocation, and returns whether these columns were one.
     bool release(uint32_t column, uint32_t columns);
     bool is_allocated(uint32_t column, uint32_t columns) const;
     bool is_empty() const { return allocated_.empty(); }
 
-    // What is wrong with an access, which is recorded.
+    // Records an access, and returns its violation if there is one.
     std::optional<Violation> read(const Region& region, const Access& access);
     std::optional<Violation> write(const Region& region, const Access& access);
 
@@ -44,7 +44,7 @@ private:
 
     std::vector<uint32_t> data_;
     std::map<uint32_t, uint32_t> allocated_;  // first column to number of columns
-    std::unique_ptr<SharedMemory> record_;    // of 16 lanes of a column in each 4 bytes
+    std::unique_ptr<SharedMemory> record_;    // each 4 bytes represent 16 lanes of a column
 };
 
 }  // namespace ptx

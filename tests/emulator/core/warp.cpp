@@ -30,16 +30,16 @@ Mask Warp::alive() const {
 
 bool Warp::is_runnable() const {
     for (const Fragment& f : fragments_) {
-        if (block.is_over(f.wait)) return true;
+        if (block.has_ended(f.wait)) return true;
     }
     return false;
 }
 
-// The one furthest behind, so that lanes that took different branches meet again.
+// The one that is furthest behind, so that lanes on different branches reconverge.
 Fragment* Warp::next_fragment() {
     Fragment* best = nullptr;
     for (Fragment& f : fragments_) {
-        if (!block.is_over(f.wait)) continue;
+        if (!block.has_ended(f.wait)) continue;
         if (!best || f.pc < best->pc) best = &f;
     }
     return best;
@@ -48,21 +48,21 @@ Fragment* Warp::next_fragment() {
 Fragment* Warp::any_fragment() {
     std::vector<Fragment*> able;
     for (Fragment& f : fragments_) {
-        if (block.is_over(f.wait)) able.push_back(&f);
+        if (block.has_ended(f.wait)) able.push_back(&f);
     }
     return able.empty() ? nullptr : able[block.cluster.random() % able.size()];
 }
 
 bool Warp::run(int quantum) {
-    // Lanes that stay behind for long may wait for something that those ahead of them do.
+    // Lanes that are behind may be waiting for lanes that are ahead.
     constexpr int kPatience = 16;
-    // Even of instructions that nobody notices.
+    // The limit also counts invisible instructions.
     constexpr int kLongestTurn = 1 << 14;
     Launch& launch = block.cluster.launch;
     bool ran = false;
-    turns_apart_ = fragments_.size() > 1 ? turns_apart_ + 1 : 0;
+    diverged_turns_ = fragments_.size() > 1 ? diverged_turns_ + 1 : 0;
     for (int steps = 0; quantum > 0 && steps < kLongestTurn; ++steps) {
-        Fragment* f = turns_apart_ > kPatience ? any_fragment() : next_fragment();
+        Fragment* f = diverged_turns_ > kPatience ? any_fragment() : next_fragment();
         if (!f) break;
         quantum -= launch.program.code[f->pc].is_visible;
         step(*f);
@@ -91,14 +91,14 @@ void Warp::step(Fragment& f) {
     if (active) {
         if (i.is_aligned && active != alive()) {
             if (fragments_.size() == 1)
-                fault(kind::kDivergence, "not all lanes of the warp are here");
+                fault(kind::kDivergence, "not all lanes of the warp have arrived");
             next = suspend(Wait::Kind::kOtherLanes, 0, 0);
         } else {
             if (i.uses_wgmma_registers && !products.empty()) check_registers(i);
             passes_unknown = i.passes_unknown;
             next = i.execute(*this, i);
             passes_unknown = false;
-            unknown = 0;  // products may write the registers of a warp that does something else
+            unknown = 0;  // for products, which land while the warp executes other instructions
         }
     }
     if (next == Next::kFollowing) {
@@ -113,7 +113,7 @@ void Warp::exit(Fragment& f) {
     f.lanes &= ~active;
     ++f.pc;
     std::erase_if(fragments_, [](const Fragment& one) { return !one.lanes; });
-    // Nobody waits for lanes that are gone.
+    // Lanes that exited are not waited for.
     for (Fragment& one : fragments_) {
         if (one.wait.kind == Wait::Kind::kOtherLanes) one.wait.phase = kLanesLeft;
     }
@@ -125,7 +125,7 @@ void Warp::exit(Fragment& f) {
 void Warp::branch(Fragment& f, const Instruction& i, Mask taken) {
     const Mask others = f.lanes & ~taken;
     if (i.is_uniform && taken && others) {
-        fault(kind::kDivergence, "lanes differ in a branch that is said to be uniform");
+        fault(kind::kDivergence, "lanes diverge in a uniform branch");
     }
     if (i[0].kind == Operand::Kind::kTarget) {
         if (!taken) {
@@ -185,11 +185,10 @@ bool Warp::gathers(Mask members) {
 }
 
 void Warp::check_registers(const Instruction& i) const {
-    if (i.is_product) return;  // products of one shape may follow one another
+    if (i.is_product) return;  // products of one shape may be consecutive
     for (uint16_t r : i.registers) {
         if (accumulating[r] || feeding[r]) {
-            fault(kind::kInFlight,
-                  "a register of a wgmma that is not known to be complete is used");
+            fault(kind::kInFlight, "use of a register of a wgmma in flight");
         }
     }
 }
@@ -215,7 +214,7 @@ void Warp::note_unknown(const Operand& o) const {
     if (!missing) return;
     unknown |= missing;
     if (!passes_unknown) {
-        fault(kind::kUninitialized, "use of a value made of registers that were not written",
+        fault(kind::kUninitialized, "use of a value that depends on uninitialized registers",
               std::countr_zero(missing));
     }
 }
@@ -223,7 +222,7 @@ void Warp::note_unknown(const Operand& o) const {
 Mask Warp::predicate(const Operand& o) const {
     if (o.kind == Operand::Kind::kInteger) return o.value ? kAllLanes : 0;
     if (o.kind == Operand::Kind::kSink) return kAllLanes;
-    if (o.kind != Operand::Kind::kRegister) fault(kind::kUnsupported, "operand is no predicate");
+    if (o.kind != Operand::Kind::kRegister) fault(kind::kUnsupported, "operand is not a predicate");
     note_unknown(o);
     Mask value;
     std::memcpy(&value, registers_.data() + o.offset, sizeof value);
@@ -242,7 +241,7 @@ void Warp::set_predicate(const Operand& o, Mask value) {
 Lanes<uint64_t> Warp::addresses(const Operand& address) const {
     const Operand& base = address.elements.at(0);
     auto all = bits<uint64_t>(base);
-    // Shared addresses have 32 bits, in which sums wrap.
+    // Shared addresses have 32 bits, and their sums wrap.
     const bool narrow = base.kind == Operand::Kind::kRegister && base.width == 32;
     for (auto& one : all) {
         one += static_cast<uint64_t>(address.value);
@@ -271,7 +270,7 @@ void Warp::fault_at(int pc, const char* kind, const std::string& message) {
     fault(kind, message);
 }
 
-void Warp::fault_where_it_waits(const char* kind, const std::string& message) {
+void Warp::fault_at_wait(const char* kind, const std::string& message) {
     fault_at(fragments_.front().pc, kind, message);
 }
 

@@ -1,4 +1,4 @@
-// What lanes of a warp tell each other.
+// Exchanges between lanes of a warp.
 #include <utility>
 
 #include "machine.h"
@@ -6,7 +6,7 @@
 namespace ptx {
 namespace {
 
-// Runs `exchange` for each set of lanes that name the same members, once all of them are here.
+// Runs `exchange` for each set of lanes with the same member mask, once all of them have arrived.
 template <class F>
 Next among_members(Warp& w, const Operand& o, F exchange) {
     const Mask here = w.active;
@@ -15,7 +15,7 @@ Next among_members(Warp& w, const Operand& o, F exchange) {
     for (int l = 0; l < kLanes; ++l) {
         if (!(here >> l & 1)) continue;
         if (!(members[l] >> l & 1)) {
-            w.fault(kind::kDivergence, "a lane executes what its mask leaves it out of", l);
+            w.fault(kind::kDivergence, "a lane is not in its member mask", l);
         }
         all |= members[l];
     }
@@ -28,7 +28,8 @@ Next among_members(Warp& w, const Operand& o, F exchange) {
         }
         const Mask left_out = members[first] & w.alive() & ~w.active;
         if (left_out) {
-            w.fault(kind::kInvalid, "lanes name different members", std::countr_zero(left_out));
+            w.fault(kind::kInvalid, "lanes have different member masks",
+                    std::countr_zero(left_out));
         }
         exchange();
     }
@@ -40,7 +41,7 @@ enum Mode { kUp, kDown, kButterfly, kIndex };
 
 Next shuffle(Warp& w, const Instruction& i) {
     return among_members(w, i[4], [&] {
-        // Lanes may offer what was not written, as in reductions over fewer lanes than there are.
+        // Lanes may provide uninitialized values, as in reductions over fewer lanes.
         w.passes_unknown = true;
         const auto value = w.bits<uint32_t>(i[1]);
         w.passes_unknown = false;
@@ -65,7 +66,8 @@ Next shuffle(Warp& w, const Instruction& i) {
             if (!is_in) source = l;
             if (!(w.active >> source & 1)) {
                 w.fault(kind::kDivergence,
-                        "shfl reads lane " + std::to_string(source) + ", which is not here", l);
+                        "shfl reads lane " + std::to_string(source) + ", which does not take part",
+                        l);
             }
             out[l] = value[source];
             w.unknown |= (unknown >> source & 1) << l;
@@ -131,7 +133,7 @@ Next match(Warp& w, const Instruction& i) {
     });
 }
 
-// setting[0]: whether all lanes have to agree.
+// setting[0]: whether all lanes must have equal values.
 Execute decode_match(Modifiers& m, Instruction& i) {
     i.setting[0] = m.take("all");
     m.take("any");
@@ -177,7 +179,7 @@ struct Xor {
         return a ^ b;
     }
 };
-// setting[0]: of absolute values; setting[1]: NaN is the result where there is one.
+// setting[0]: of absolute values; setting[1]: whether NaN propagates.
 template <bool Max>
 struct Extreme {
     template <class T>

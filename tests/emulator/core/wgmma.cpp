@@ -7,7 +7,7 @@
 namespace ptx {
 namespace {
 
-// setting[0], [1]: elements of a and b; [2]: how sums are kept; [3]: columns; [4]: depth.
+// setting[0], [1]: element types of a and b; [2]: type of sums; [3]: columns; [4]: depth.
 struct Shape {
     Element a, b;
     Sum sum;
@@ -33,7 +33,7 @@ Descriptor decoded(const Warp& w, uint64_t bits) {
     d.stride = static_cast<uint32_t>(bits >> 32 & 0x3FFF) << 4;
     d.base_offset = static_cast<int>(bits >> 49 & 7);
     d.swizzle = kSwizzles[bits >> 62];
-    if (!d.swizzle) d.base_offset = 0;  // ignored there
+    if (!d.swizzle) d.base_offset = 0;  // ignored without a swizzle
     if (bits >> 14 & 3 || bits >> 30 & 3)
         w.fault(kind::kInvalid, "reserved bits of a matrix descriptor");
     return d;
@@ -51,7 +51,7 @@ void check_fences(const Warp& w, const std::vector<uint16_t>& accumulators,
         for (uint16_t r : registers) {
             if (w.unfenced[r]) {
                 w.fault(kind::kRace,
-                        "a register of a wgmma was written with no wgmma.fence after it");
+                        "a register of a wgmma was written without a wgmma.fence afterwards");
             }
         }
     }
@@ -65,7 +65,7 @@ void check_fences(const Warp& w, const std::vector<uint16_t>& accumulators,
     }
 }
 
-// Reads what the product will read: here, a fault tells the warp and the lane.
+// Reads the operands of the product, so that faults contain the warp and the lane.
 void check_defined(const Warp& w, const Instruction& i, bool accumulates) {
     for (const Operand& o : i[1].elements) w.bits<uint32_t>(o);
     if (!accumulates) return;
@@ -74,7 +74,7 @@ void check_defined(const Warp& w, const Instruction& i, bool accumulates) {
     }
 }
 
-// Computes the product for the four warps; their registers and the shared memory are read now.
+// Computes the product for the four warps from the current registers and shared memory.
 void compute(Block& block, int group, const Instruction& i, const Descriptor* a_described,
              const Descriptor& b_described, bool accumulates) {
     const Shape shape(i);
@@ -146,7 +146,7 @@ Next multiply(Warp& w, const Instruction& i) {
     access.is_async = true;
     access.line = i.line;
     const Descriptor a = decoded(w, a_bits), b = decoded(w, b_bits);
-    // What is read is recorded now: from here on others may not write there.
+    // Reads are recorded when the product is issued: later writes of others are races.
     const Shape shape(i);
     if (!in_registers) record_described(w, a, 64, shape.depth, shape.a, immediate(i, 6, 0), access);
     record_described(w, b, shape.columns, shape.depth, shape.b,
@@ -154,7 +154,7 @@ Next multiply(Warp& w, const Instruction& i) {
     const auto land = [&block, &i, group, in_registers, a, b, accumulates] {
         compute(block, group, i, in_registers ? nullptr : &a, b, accumulates);
     };
-    // They are executed in order, so that what is early waits for none that is late.
+    // Products are executed in order, so one lands early only if none before it is pending.
     if (warps.products.empty() && block.cluster.lands_early()) {
         land();
     } else {

@@ -20,7 +20,7 @@ def wait(barrier: str, parity: int = 0) -> str:
 
 
 def kernel(parameters: str, body: str, threads: int = 32, cluster: int = 1) -> str:
-    """A module with one entry, `k`, and the registers that bodies here use."""
+    """A module with one entry, `k`, and the registers used by the bodies in this file."""
     directive = f".explicitcluster\n.reqnctapercluster {cluster}, 1, 1\n" if cluster > 1 else ""
     return f"""{HEADER}
 .visible .entry k({parameters})
@@ -41,7 +41,7 @@ def kernel(parameters: str, body: str, threads: int = 32, cluster: int = 1) -> s
 """
 
 
-# One thread prepares the mbarrier, and the others wait until it has.
+# One thread initializes the mbarrier, and the others wait for it.
 INIT = """
     @first mbarrier.init.shared::cta.b64 [full], 1;
     @first fence.mbarrier_init.release.cluster;
@@ -86,7 +86,7 @@ def to_shared(size: int, step: int, shared: str = "box") -> str:
 
 
 def planted(text: str, old: str, new: str = "") -> str:
-    """The text with a fault in one place."""
+    """The text with one fault."""
     assert text.count(old) == 1, f"{old!r} occurs {text.count(old)} times"
     return text.replace(old, new)
 

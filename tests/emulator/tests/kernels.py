@@ -12,8 +12,8 @@ from tests import emulator
 HEADER = ".version 8.7\n.target sm_90a\n.address_size 64\n"
 THREADS = 256
 
-# Bits of operands that arithmetic treats specially: zeros, the least and largest subnormal and
-# normal numbers, one and its neighbours, infinities, NaN; and the same with a sign.
+# Bits of special operands: zeros, the smallest and largest subnormal and normal numbers, one and
+# its neighbours, infinities and NaN, of both signs.
 _SPECIAL = {
     np.uint16: {
         "f16": (0, 1, 0x03FF, 0x0400, 0x3BFF, 0x3C00, 0x3C01, 0x7BFF, 0x7C00, 0x7E00, 0x7C01),
@@ -52,7 +52,7 @@ def special_integers(width: int) -> np.ndarray:
 
 
 def pairs(special: np.ndarray, n: int, count: int = 2) -> list[np.ndarray]:
-    """Operands: every combination of special ones, then random bits, and n altogether at least."""
+    """Operands: every combination of special ones, then random bits, at least n in total."""
     rng = np.random.default_rng(np.random.randint(2**31))
     grids = np.meshgrid(*[special] * count)
     drawn = [rng.integers(0, 2 ** (8 * special.itemsize), n, special.dtype) for _ in range(count)]
@@ -60,13 +60,13 @@ def pairs(special: np.ndarray, n: int, count: int = 2) -> list[np.ndarray]:
 
 
 def evaluate(body: str, result, *operands: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Executes `body` for each element of the operands, in a thread of its own.
+    """Executes `body` in one thread per element of the operands.
 
-    The registers %a, %b, %c, %e hold the operands, %d is to hold the result; %p and %q are
-    predicates that the body may use. Registers are as wide as the elements, and 16 bits at least.
+    The registers %a, %b, %c, %e contain the operands, and %d receives the result; the body may use
+    the predicates %p and %q. Registers are as wide as the elements, but at least 16 bits.
 
     Args:
-        result: the type of the results; `bool` for those in the predicate %p.
+        result: the type of the results; `bool` if they are in the predicate %p.
     """
     n = operands[0].size
     padded = [np.resize(x, -(-n // THREADS) * THREADS) for x in operands]
@@ -119,7 +119,7 @@ def to_f32(bits: np.ndarray, type_: str) -> np.ndarray:
 
 
 def values(bits: np.ndarray, type_: str) -> np.ndarray:
-    """What bits of a type mean, as f64."""
+    """The values of bits of a type, as f64."""
     native = {"f32": np.float32, "f64": np.float64, "f16": np.float16}
     if type_ in native:
         return bits.view(native[type_]).astype(np.float64)
@@ -129,7 +129,7 @@ def values(bits: np.ndarray, type_: str) -> np.ndarray:
 
 
 def assert_same_floats(found: np.ndarray, expected: np.ndarray, *operands: np.ndarray) -> None:
-    """Equal bits, where NaN equals NaN."""
+    """The bits are equal, except that any NaN equals any other."""
     assert found.dtype == expected.dtype
     unsigned = f"u{found.itemsize}"
     same = found.view(unsigned) == expected.view(unsigned)

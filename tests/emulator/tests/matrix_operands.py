@@ -1,4 +1,4 @@
-"""Numbers of matrices for tests of the emulator, and the registers that hold them."""
+"""Random matrices for tests of the emulator, and the registers that contain them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import numpy as np
 
 from tests.emulator.tests.number_formats import decoded
 
-# A type's bytes, and the bits of the numbers that tests draw.
+# Bytes of each type.
 BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1, "s8": 1, "u8": 1}
 
 
 def random_bits(type_: str, *shape: int) -> np.ndarray:
-    """Small numbers, so that their sums of products are exact in f32 and nearly so in f16."""
+    """Small numbers, whose sums of products are exact in f32 and almost exact in f16."""
     if type_ in ("s8", "u8"):
         return np.random.randint(0, 256, shape).astype(np.uint8)
     small = np.random.randint(-4, 5, shape).astype(np.float32)
@@ -33,14 +33,14 @@ def values(bits: np.ndarray, type_: str) -> np.ndarray:
 
 
 def packed(elements: np.ndarray) -> np.ndarray:
-    """The last axis of elements to registers of 32 bits."""
+    """Packs the last axis of elements into registers of 32 bits."""
     return np.ascontiguousarray(elements).view(np.uint32)
 
 
 def a_registers(a: np.ndarray) -> np.ndarray:
     """The fragment of a matrix of 16 rows: [lanes, registers].
 
-    In CuTe's words, ((4, 8), (n, 2, 2)) threads and values to (row, column), for n elements to a
+    In CuTe's notation, ((4, 8), (n, 2, 2)) threads and values to (row, column), for n elements per
     register.
     """
     n = 4 // a.itemsize
@@ -57,7 +57,7 @@ def b_registers(b: np.ndarray) -> np.ndarray:
 
 
 def sum_registers(c: np.ndarray) -> np.ndarray:
-    """The fragment of sums of 16 rows: each lane has two of 8 columns in each of two rows."""
+    """The fragment of sums of 16 rows: each lane has two of 8 columns of two rows."""
     parts = c.reshape(2, 8, c.shape[1] // 8, 4, 2)
     return packed(parts.transpose(1, 3, 2, 0, 4).reshape(32, -1))
 

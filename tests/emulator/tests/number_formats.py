@@ -11,10 +11,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Format:
-    """A binary format; `finite` where the code of infinities is NaN's, or another number's."""
+    """A binary format; `finite` if the code of infinity represents NaN or a finite number."""
 
     exponent_bits: int
-    digits: int  # of the significand, the hidden one included
+    digits: int  # of the significand, including the implicit one
     width: int
     finite: bool = False
 
@@ -33,7 +33,7 @@ class Format:
     @property
     def largest(self) -> int:
         """The bits of the largest finite number."""
-        # e4m3 has numbers where others have infinities, and NaN where all bits are set.
+        # e4m3 represents finite numbers by the codes of infinities, and NaN by all bits set.
         return 2 ** (self.width - 1) - 2 if self.finite else self.infinity - 1
 
     @property
@@ -56,7 +56,7 @@ FORMATS = {
 def table(type_: str) -> np.ndarray:
     """The values of the bits 0, 1, 2, ... up to the first that is not finite, as f64.
 
-    What would follow the largest number is there too: rounding to nearest needs it.
+    The last entry is the number that would follow the largest one, for rounding to nearest.
     """
     f = FORMATS[type_]
     bits = np.arange(f.largest + 2)
@@ -80,11 +80,11 @@ def decoded(bits: np.ndarray, type_: str) -> np.ndarray:
 
 
 def encoded(x: np.ndarray, type_: str, mode: str = "rn", saturate: bool = False) -> np.ndarray:
-    """The bits of finite and infinite f64 rounded to a format; what NaN gives is not specified.
+    """The bits of finite and infinite f64 rounded to a format; unspecified for NaN.
 
     Args:
         mode: rn, rz, rm, rp or rna.
-        saturate: whether what is too large becomes the largest finite number.
+        saturate: whether numbers that are too large become the largest finite number.
     """
     f, steps = FORMATS[type_], table(type_)
     negative = np.signbit(x)
@@ -93,7 +93,7 @@ def encoded(x: np.ndarray, type_: str, mode: str = "rn", saturate: bool = False)
     low, high = steps[below], steps[below + 1]
     exact = low == magnitude
     if mode in ("rn", "rna"):
-        half = low + (high - low) / 2  # exact: two digits more than the format has
+        half = low + (high - low) / 2  # exact: needs two digits more than the format
         up = (magnitude > half) | ((magnitude == half) & ((below % 2 == 1) | (mode == "rna")))
     else:
         outwards = {"rz": False, "rm": negative, "rp": ~negative}[mode]

@@ -1,4 +1,4 @@
-"""Kernels that keep a rule of PTX, and how tests break it by leaving out what is marked."""
+"""Kernels that follow a rule of PTX, and violate it without their marked lines."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tests.emulator.tests.kernels import kernel_of
 
 SEEDS = range(24)
 
-# Each thread has a word of shared memory at %own, and %other is that of the same lane of the warp
-# beside it; %next is that of the lane beside it. %mine is the thread's word of the output.
+# Each thread has a word of shared memory at %own. %other is the word of the same lane of another
+# warp, and %next that of a neighbouring lane. %mine is the thread's word of the output.
 PRELUDE = """
 .reg .pred %p<8>;
 .reg .b32 %r<32>, %own, %other, %next, %tid, %base, %lane, %warp;
@@ -40,22 +40,22 @@ def launch(body: str, threads: int = 64, grid: int = 1, seed: int = 0, out=None)
 
 
 def without(body: str, mark: str = "//!") -> str:
-    """The body less its marked lines."""
+    """The body without its marked lines."""
     lines = body.splitlines()
     assert any(mark in line for line in lines)
     return "\n".join(line for line in lines if mark not in line)
 
 
-def keeps(body: str, **options) -> None:
-    """No seed finds anything wrong."""
+def passes(body: str, **options) -> None:
+    """No seed results in a fault."""
     for seed in SEEDS:
         launch(body, seed=seed, **options)
 
 
-def breaks(
+def faults(
     body: str, kind: str | tuple[str, ...], match: str | None = None, **options
 ) -> emulator.Fault:
-    """Every seed finds this wrong."""
+    """Every seed results in this kind of fault."""
     for seed in SEEDS:
         with pytest.raises(emulator.Fault, match=match) as found:
             launch(body, seed=seed, **options)
@@ -63,9 +63,9 @@ def breaks(
     return found.value
 
 
-def rule(
+def check_rule(
     body: str, kind: str, match: str | None = None, mark: str = "//!", **options
 ) -> emulator.Fault:
-    """The body keeps a rule, and breaks it without the marked lines."""
-    keeps(body, **options)
-    return breaks(without(body, mark), kind, match, **options)
+    """The body follows a rule, and violates it without the marked lines."""
+    passes(body, **options)
+    return faults(without(body, mark), kind, match, **options)

@@ -1,4 +1,4 @@
-"""Approximate instructions: within the errors that the PTX ISA documents, and not far below."""
+"""Errors of approximate instructions stay within those of the PTX ISA, but not far below."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.emulator.tests.kernels import evaluate
 
-# Below them even when they are rounded to f32.
+# Slightly less, so that rounding to f32 does not exceed them.
 TWO_PI, HUNDRED_PI = 6.28318, 314.159
 
 
@@ -27,7 +27,7 @@ def uniform(low: float, high: float) -> np.ndarray:
 
 
 def positive() -> np.ndarray:
-    """Of any exponent."""
+    """Numbers of any exponent."""
     return np.random.randint(0x00800000, 0x7F800000, 20000).astype(np.uint32).view(np.float32)
 
 
@@ -53,15 +53,15 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_errors_stay_within_their_bound_and_reach_half_of_it(case):
+def test_errors_are_within_their_bound_and_reach_half_of_it(case):
     name, exact_of, arguments, bound_of = CASES[case]
     x = arguments()
     found = evaluate(f"{name}.approx.f32 %d, %a;", np.float32, x.view(np.uint32), seed=5)
     exact = exact_of(x.astype(np.float64))
-    share = (found - exact) / bound_of(x, exact)
-    assert np.abs(share).max() <= 1
-    assert share.max() > 0.5
-    assert share.min() < -0.5
+    relative = (found - exact) / bound_of(x, exact)
+    assert np.abs(relative).max() <= 1
+    assert relative.max() > 0.5
+    assert relative.min() < -0.5
 
 
 @pytest.mark.parametrize("form", ["div.full.f32", "div.approx.f32"])
@@ -70,13 +70,13 @@ def test_quotients_are_within_two_units_in_the_last_place(form):
     b = np.where(np.random.rand(a.size) < 0.5, uniform(1, 2), uniform(-1e6, 1e6)).astype(np.float32)
     found = evaluate(f"{form} %d, %a, %b;", np.float32, a.view(np.uint32), b.view(np.uint32))
     exact = a.astype(np.float64) / b
-    share = (found - exact) / (2 * units_in_last_place(exact))
-    assert np.abs(share).max() <= 1
-    assert share.max() > 0.5
-    assert share.min() < -0.5
+    relative = (found - exact) / (2 * units_in_last_place(exact))
+    assert np.abs(relative).max() <= 1
+    assert relative.max() > 0.5
+    assert relative.min() < -0.5
 
 
-def test_errors_differ_with_the_seed_and_are_the_same_for_one():
+def test_errors_are_determined_by_the_seed():
     x = uniform(-8, 8).view(np.uint32)
     first, again, other = (
         evaluate("ex2.approx.ftz.f32 %d, %a;", np.uint32, x, seed=s) for s in (1, 1, 2)
@@ -111,7 +111,7 @@ def test_special_values_are_exact(name):
 @pytest.mark.parametrize(
     ("form", "a", "b", "expected"),
     [
-        ("div.approx.f32", 1.0, 2.0**127, 0.0),  # whose reciprocal is none of the normal numbers
+        ("div.approx.f32", 1.0, 2.0**127, 0.0),  # whose reciprocal is subnormal
         ("div.approx.f32", -1.0, 2.0**127, -0.0),
         ("div.approx.f32", INF, 2.0**127, NAN),
         ("div.full.f32", 0.0, 3.0, 0.0),
@@ -130,7 +130,7 @@ def test_special_quotients(form, a, b, expected):
     assert np.signbit(found[0]) == (np.signbit(expected) and not math.isnan(expected))
 
 
-def test_flushing_drops_subnormal_arguments_and_results():
+def test_flushing_zeroes_subnormal_arguments_and_results():
     x = np.array([-130.0, LEAST, 2.0**127], np.float32).view(np.uint32)
     assert evaluate("ex2.approx.ftz.f32 %d, %a;", np.float32, x)[0] == 0
     assert evaluate("ex2.approx.f32 %d, %a;", np.float32, x)[0] > 0

@@ -29,7 +29,7 @@ def decode(bits: np.ndarray, type_: str) -> np.ndarray:
 
 
 def near_each_other(type_: str, count: int, n: int) -> list[np.ndarray]:
-    """Random operands with exponents so close that no summand vanishes beside the others."""
+    """Random operands with similar exponents, so that no term is absorbed by another."""
     f = FORMATS[type_]
     out = []
     for _ in range(count):
@@ -48,13 +48,13 @@ def operands(type_: str, count: int) -> list[np.ndarray]:
 
 
 def exactly(f, type_: str, *xs: np.ndarray) -> np.ndarray:
-    """f of each element, rounded once. f is of numbers that have an exact sum or product."""
+    """f of each element in exact arithmetic, rounded once."""
     plain = f(*(x.astype(np.longdouble) for x in xs)).astype(float)  # no product overflows
     finite = np.all([np.isfinite(x) for x in xs], axis=0)
     out = []
     for i, ok in enumerate(finite.tolist()):
         exact = f(*(Fraction(x[i]) for x in xs)) if ok else 0
-        # What is not finite, and the sign of zero, is as in any format.
+        # Nonfinite results and the sign of zero do not depend on the format.
         out.append(rounded(exact, type_) if exact else 0 * plain[i] if ok else plain[i])
     return np.array(out)
 
@@ -111,12 +111,12 @@ def test_fused_sums_of_bf16_are_not_rounded_twice():
 
 @pytest.mark.parametrize("type_", ["f16x2", "bf16x2", "f32x2"])
 @pytest.mark.parametrize("name", ["add", "sub", "mul", "fma", "min", "max"])
-def test_packed_forms_treat_their_elements_as_scalar_ones_do(name, type_):
+def test_packed_forms_equal_scalar_ones(name, type_):
     one = type_.removesuffix("x2")
     count = 3 if name == "fma" else 2
     if name in ("min", "max"):
         if type_ == "f32x2":
-            return  # PTX has no such form
+            return  # no such form in PTX
         rounding = ""
     else:
         rounding = ".rn"
@@ -138,7 +138,7 @@ def test_packed_forms_treat_their_elements_as_scalar_ones_do(name, type_):
 @pytest.mark.parametrize(
     ("name", "f"), [("add", add), ("mul", multiply), ("fma", multiply_and_add)]
 )
-def test_flushing_takes_and_gives_zeros_for_subnormal_numbers(name, f, type_):
+def test_flushing_zeroes_subnormal_operands_and_results(name, f, type_):
     count = 3 if name == "fma" else 2
     bits = operands(type_, count)
     registers = ", ".join(f"%{r}" for r in "dabc"[: count + 1])
@@ -152,7 +152,7 @@ def test_flushing_takes_and_gives_zeros_for_subnormal_numbers(name, f, type_):
 
 
 @pytest.mark.parametrize("type_", ["f16", "f32"])
-def test_saturation_clamps_to_the_unit_interval_and_nan_to_zero(type_):
+def test_saturation_clamps_to_the_unit_interval(type_):
     bits = operands(type_, 3)
     found = decode(evaluate(f"fma.rn.sat.{type_} %d, %a, %b, %c;", bits[0].dtype, *bits), type_)
     exact = exactly(multiply_and_add, type_, *(decode(x, type_) for x in bits))
@@ -173,7 +173,7 @@ def test_relu_clamps_fused_sums_at_zero_and_keeps_nan(type_):
 
 @pytest.mark.parametrize("type_", TYPES)
 @pytest.mark.parametrize("name", ["min", "max"])
-def test_extremes_prefer_numbers_to_nan_unless_told_otherwise(name, type_):
+def test_extremes_prefer_numbers_to_nan_by_default(name, type_):
     a, b = operands(type_, 2)
     x, y = decode(a, type_), decode(b, type_)
     chooses = np.fmin if name == "min" else np.fmax
@@ -199,7 +199,7 @@ def test_extremes_of_three_operands_and_flushed_ones():
 
 
 @pytest.mark.parametrize("type_", TYPES)
-def test_signs_are_turned_and_dropped(type_):
+def test_neg_abs_and_copysign_change_only_signs(type_):
     bits = special_floats(type_)
     sign = bits.dtype.type(1 << (FORMATS[type_].width - 1))
     np.testing.assert_array_equal(evaluate(f"neg.{type_} %d, %a;", bits.dtype, bits), bits ^ sign)
@@ -249,7 +249,7 @@ COMPARISONS = {
 
 
 @pytest.mark.parametrize("type_", TYPES)
-def test_comparisons_of_floats_tell_nan_apart(type_):
+def test_comparisons_of_floats_handle_nan(type_):
     a, b = pairs(special_floats(type_), 300)
     x, y = decode(a, type_), decode(b, type_)
     nan = np.isnan(x) | np.isnan(y)
@@ -264,7 +264,7 @@ def test_comparisons_of_floats_tell_nan_apart(type_):
 
 
 @pytest.mark.parametrize("type_", ["f16", "f32"])
-def test_flushed_comparisons_take_subnormal_numbers_as_zeros(type_):
+def test_flushed_comparisons_treat_subnormals_as_zeros(type_):
     a, b = pairs(special_floats(type_), 10)
     x, y = (
         np.where(np.abs(v) < SMALLEST_NORMAL[type_], 0, v)

@@ -1,4 +1,4 @@
-"""Bulk copies, clusters and distributed shared memory of the emulator, and faults in them."""
+"""Bulk copies, clusters and distributed shared memory in the emulator, and faults in them."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def multicast() -> str:
 
 
 def neighbours() -> str:
-    """Each block sends its data to the other: by a bulk copy, by st.async, and by a load there."""
+    """Each block sends its data to the other by a bulk copy, by st.async, and by a remote load."""
     return kernel(
         POINTERS,
         f"""
@@ -208,7 +208,7 @@ def test_blocks_of_a_cluster_share_memory():
     ],
 )
 def test_fault_in_a_cluster_is_found(make, old, new, kind):
-    """In some interleaving at least: a block may end after all others by chance."""
+    """In at least one interleaving: a block may happen to end after all others."""
     data = torch.randint(0, 2**30, (2, BYTES // 4), dtype=torch.int32)
     text = planted(make(), old, new)
     found = []

@@ -37,7 +37,7 @@ def bits_of_floats(type_: str) -> np.ndarray:
         0, 2**32, 20000, np.uint64
     )
     unsigned = f"u{width // 8}"
-    # Numbers of moderate size, too, among which integers and ties are.
+    # Also numbers of moderate size, including integers and ties.
     near = (np.random.randint(-600, 600, 4000) / 4).astype(
         {16: np.float16, 32: np.float32, 64: np.float64}[width]
     )
@@ -67,7 +67,7 @@ def decode(bits: np.ndarray, type_: str) -> np.ndarray:
 
 
 def assert_same_codes(found: np.ndarray, expected: np.ndarray, x: np.ndarray, type_: str) -> None:
-    """Equal bits where x is a number, and NaN of the format where it is none."""
+    """The bits are equal, or both NaN if x is NaN."""
     number = ~np.isnan(x)
     wrong = np.flatnonzero(number & (found.astype(np.int64) != expected))
     assert not wrong.size, (wrong.size, x[wrong[0]], hex(found[wrong[0]]), hex(expected[wrong[0]]))
@@ -83,7 +83,7 @@ def test_every_16_bit_float_widens_exactly(of, to):
 
 
 def around_every_boundary(type_: str) -> np.ndarray:
-    """Floats at, beside and between all numbers of a 16-bit format, as bits."""
+    """Floats at, next to and halfway between all numbers of a 16-bit format, as bits."""
     if type_ == "bf16":
         beside = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
         return ((ALL_OF_16_BITS.astype(np.uint32) << 16)[:, None] | beside).ravel()
@@ -148,7 +148,7 @@ def test_f64_rounds_once(to, mode):
     bits = bits_of_floats("f64")
     near = bits_of_floats("f32").view(np.float32).astype(np.float64)
     with np.errstate(invalid="ignore"):
-        # Just beside f32 numbers and ties: what rounding twice gets wrong.
+        # Close to f32 numbers and ties, where double rounding would show.
         ties = near * (1 + 2.0**-24)
     bits = np.concatenate(
         [bits, near.view(np.uint64), ties.view(np.uint64), ties.view(np.uint64) + np.uint64(1)]
@@ -178,7 +178,7 @@ def test_every_pair_of_8_bit_floats_widens_exactly(of, relu):
 def test_floats_round_to_8_bits(to, of, relu):
     name = f"cvt.rn.satfinite{relu}.{to}x2."
     if of == "f32":
-        # All numbers of f16 and the floats beside them: the boundaries are among them.
+        # All numbers of f16 and the adjacent floats, which include the boundaries.
         bits = decoded(ALL_OF_16_BITS, "f16").astype(np.float32).view(np.uint32)
         bits = np.concatenate(
             [bits, bits + np.uint32(1), bits ^ np.uint32(1), special_floats("f32")]
@@ -233,7 +233,7 @@ def test_integers_round_once_to_floats(of, to, mode):
         [special_integers(max(width, 16)), integers(2**width, 300, f"u{max(width, 16) // 8}")]
     )
     if width == 64:
-        # Beside ties of every format.
+        # Close to ties of every format.
         shifts = np.random.randint(0, 40, 600).astype(np.uint64)
         ties = (
             np.random.randint(2**23, 2**24, 600, np.uint64) * np.uint64(2) + np.uint64(1)
@@ -310,7 +310,7 @@ def test_saturation_clamps_floats_to_the_unit_interval(to):
 @pytest.mark.parametrize(
     "form", ["cvt.rn.ftz.f16.f32", "cvt.ftz.f64.f32", "cvt.rpi.ftz.s32.f32", "cvt.rpi.ftz.f32.f32"]
 )
-def test_flushing_takes_subnormal_inputs_as_zeros_of_their_sign(form):
+def test_flushing_converts_subnormal_inputs_to_signed_zeros(form):
     bits = np.array([1, 0x007FFFFF, 0x80000001, 0x807FFFFF, 0x00800000], np.uint32)
     width = int(form.split(".")[-2][1:])
     found = evaluate(f"{form} %d, %a;", f"u{width // 8}", bits)
@@ -319,7 +319,7 @@ def test_flushing_takes_subnormal_inputs_as_zeros_of_their_sign(form):
     assert (found[4] != 0) == (form != "cvt.rn.ftz.f16.f32")
 
 
-def test_flushing_makes_subnormal_results_zeros_of_their_sign():
+def test_flushing_converts_subnormal_results_to_signed_zeros():
     x = np.array([2.0**-127, -(2.0**-127), 2.0**-126])
     found = evaluate("cvt.rn.ftz.f32.f64 %d, %a;", np.uint32, x.view(np.uint64))
     np.testing.assert_array_equal(found, [0, 0x80000000, 0x00800000])

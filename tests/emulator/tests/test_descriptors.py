@@ -1,4 +1,4 @@
-"""Triton kernels with tensor descriptors and for tensor memory, as compiled code, against torch."""
+"""Compiled Triton kernels with tensor descriptors and tensor memory, against torch."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def compiled(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
 
 
-# Each compiles a kernel, which takes a second or two.
+# Each case takes one or two seconds to compile a kernel.
 @pytest.mark.parametrize("arch", [90, 100])
 @pytest.mark.parametrize("made_on", ["host", "device"])
-def test_product_through_descriptors_is_what_torch_computes(arch, made_on, seed):
+def test_products_through_descriptors_equal_torch(arch, made_on, seed):
     block_m = 64 if arch == 90 else 128
     # No size is a multiple of its block.
     a, b = torch.randn(72, 200).half(), torch.randn(200, 88).half()
@@ -75,7 +75,7 @@ def test_product_through_descriptors_is_what_torch_computes(arch, made_on, seed)
         torch.testing.assert_close(c.float(), a.float() @ b.float(), rtol=2e-3, atol=2e-2)
 
 
-def test_blocks_that_take_more_shared_memory_than_a_gpu_has_are_errors():
+def test_excessive_shared_memory_raises():
     a, b, c = torch.randn(64, 1024).half(), torch.randn(1024, 64).half(), torch.zeros(64, 64).half()
     arguments = a, b, c, 64, 64, 1024, 64, BLOCK_N, BLOCK_K
     with triton_device(90), pytest.raises(OutOfResources, match="shared memory"):

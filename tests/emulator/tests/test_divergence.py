@@ -1,4 +1,4 @@
-"""Lanes that part and meet, and what a fault tells of where it happened."""
+"""Divergence and reconvergence of lanes, and the location of faults."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 from tests import emulator
 from tests.emulator.tests.kernels import kernel_of
-from tests.emulator.tests.rules import PRELUDE, breaks, keeps, launch
+from tests.emulator.tests.rules import PRELUDE, faults, launch, passes
 
 
 @pytest.mark.parametrize(
@@ -15,16 +15,16 @@ from tests.emulator.tests.rules import PRELUDE, breaks, keeps, launch
     [
         "setp.lt.u32 %p0, %lane, 7;\n@%p0 bar.sync 0;",
         "setp.lt.u32 %p0, %lane, 7;\n@%p0 bra.uni THERE;\nTHERE:",
-        "shfl.sync.idx.b32 %r0, %tid, 9, 31, 255;",  # lanes that their mask leaves out
-        # A lane that is not here.
+        "shfl.sync.idx.b32 %r0, %tid, 9, 31, 255;",  # lanes outside their mask
+        # A missing lane.
         "setp.lt.u32 %p0, %lane, 7;\n@%p0 shfl.sync.idx.b32 %r0, %tid, 9, 31, 127;",
     ],
 )
-def test_lanes_that_have_to_be_together_are(body):
-    breaks(body, "divergence")
+def test_aligned_instructions_need_converged_lanes(body):
+    faults(body, "divergence")
 
 
-def test_lanes_that_took_different_branches_meet_where_they_have_to():
+def test_lanes_reconverge_after_different_branches():
     body = """
     setp.lt.u32 %p0, %lane, 7;
     @%p0 bra THERE;
@@ -35,16 +35,16 @@ def test_lanes_that_took_different_branches_meet_where_they_have_to():
     MEET:
     bar.sync 0;
     ld.shared.u32 %r0, [%other];"""
-    keeps(body)
+    passes(body)
     apart = "setp.lt.u32 %p0, %lane, 7;\n@%p0 bra THERE;\nbar.sync 0;\nret;\nTHERE:\nbar.sync 0;"
-    breaks(apart, "deadlock")
+    faults(apart, "deadlock")
 
 
 def test_shuffles_wait_for_all_their_members():
     body = (
         "setp.lt.u32 %p0, %lane, 7;\n@%p0 bra DONE;\nshfl.sync.idx.b32 %r0, %tid, 9, 31, -1;\nDONE:"
     )
-    keeps(body)  # those that exited are not waited for
+    passes(body)  # does not wait for lanes that exited
     waiting = "setp.lt.u32 %p0, %lane, 7;\nSTAY:\n@%p0 bra STAY;\nvote.sync.any.pred %p1, %p0, -1;"
     with pytest.raises(emulator.Fault) as found:
         launch(waiting, threads=32)
@@ -71,18 +71,18 @@ def test_lanes_may_wait_for_other_lanes_of_their_warp():
 
 
 def test_a_trap_ends_the_launch():
-    fault = breaks("setp.eq.u32 %p0, %tid, 37;\n@%p0 trap;", "trap")
+    fault = faults("setp.eq.u32 %p0, %tid, 37;\n@%p0 trap;", "trap")
     assert (fault.warp, fault.lane) == (1, 5)
 
 
-def test_instructions_that_are_not_known_are_named_where_they_are_executed():
-    keeps(
+def test_unknown_instructions_fault_when_executed():
+    passes(
         "setp.eq.u32 %p0, %tid, 99;\n@%p0 bra NEVER;\nbra DONE;\nNEVER:\nfrobnicate.u32 %r0;\nDONE:"
     )
-    breaks("frobnicate.u32 %r0;", "unsupported", "frobnicate.u32 is not supported")
+    faults("frobnicate.u32 %r0;", "unsupported", "frobnicate.u32 is not supported")
 
 
-def test_a_fault_tells_where_it_happened():
+def test_faults_contain_their_location():
     text = (
         PRELUDE
         + ".loc 1 42 7\nadd.u32 %r9, %tid, 0;\n.loc 1 43 7\nst.global.u32 [%mine+12], %r9;\nret;"

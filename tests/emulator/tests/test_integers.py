@@ -1,4 +1,4 @@
-"""Integer, logical and selecting instructions of the emulator, against Python's integers."""
+"""Integer, logical and selection instructions of the emulator, against Python's integers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def operands(width: int, count: int = 2, n: int = 400) -> list[np.ndarray]:
 
 
 def integers(bits: np.ndarray, type_: str) -> list[int]:
-    """The numbers that bits are, exactly."""
+    """The exact values of bits."""
     width = int(type_[1:])
     numbers = [int(n) % 2**width for n in bits]
     if type_[0] == "s":
@@ -32,7 +32,7 @@ def integers(bits: np.ndarray, type_: str) -> list[int]:
 
 
 def check(form: str, result: int, f, type_: str, *bits: np.ndarray, types=None) -> None:
-    """The form computes f of exact integers, modulo 2 to the bits of the result."""
+    """The form computes f of exact integers, modulo 2 to the width of the result."""
     registers = ", ".join(f"%{r}" for r in "dabce"[: len(bits) + 1])
     found = evaluate(f"{form} {registers};", f"u{result // 8}", *bits)
     columns = [integers(b, t) for b, t in zip(bits, types or [type_] * len(bits), strict=True)]
@@ -87,7 +87,7 @@ def test_products_have_low_high_and_wide_parts(type_):
 def test_quotients_are_truncated(type_):
     width = int(type_[1:])
     a, b = operands(width)
-    a, b = a[b != 0], b[b != 0]  # by 0: a number that is not specified
+    a, b = a[b != 0], b[b != 0]  # division by 0 is unspecified
 
     def quotient(a, b):
         return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
@@ -110,7 +110,7 @@ def test_extremes_and_signs_of_integers(type_):
 
 
 @pytest.mark.parametrize("width", [16, 32, 64])
-def test_logic_is_bit_by_bit(width):
+def test_logic_is_bitwise(width):
     a, b = operands(width)
     type_ = f"u{width}"
     check(f"and.b{width}", width, lambda a, b: a & b, type_, a, b)
@@ -133,13 +133,13 @@ def test_logic_of_predicates(name, f):
 
 
 def amounts(n: int) -> np.ndarray:
-    """Beyond the width, too."""
+    """Shift amounts, including those beyond the width."""
     few = np.concatenate([np.arange(70), [127, 128, 255, 256, 2**31, 2**32 - 1]])
     return np.random.permutation(np.resize(few, n)).astype(np.uint32)
 
 
 @pytest.mark.parametrize("width", [16, 32, 64])
-def test_shifts_beyond_the_width_leave_the_sign_alone(width):
+def test_shifts_beyond_the_width_keep_only_the_sign(width):
     a = np.concatenate([operands(width)[0]] * 3)
     n = amounts(a.size)
     for type_ in (f"b{width}", f"u{width}", f"s{width}"):
@@ -165,7 +165,7 @@ def test_funnel_shifts(mode):
 
 
 def field(a: int, at: int, count: int, width: int, signed: bool) -> int:
-    """bfe, bit by bit as the specification says it."""
+    """bfe, bit by bit, as specified."""
     at, count = at & 0xFF, count & 0xFF
     sign = a >> min(at + count - 1, width - 1) & 1 if signed and count else 0
     bits = [a >> (at + i) & 1 if i < count and at + i < width else sign for i in range(width)]
@@ -227,7 +227,7 @@ def test_counts_of_bits(width):
 @pytest.mark.parametrize(
     "table", [0x00, 0x80, 0xF0, 0xCC, 0xAA, 0x96, 0xE8, 0xCA, 0xFE, 0x1B, 0xFF]
 )
-def test_any_function_of_three_bits(table):
+def test_lop3_computes_any_function(table):
     def lookup(*numbers):
         rows = (sum((n >> i & 1) << (2 - k) for k, n in enumerate(numbers)) for i in range(32))
         return sum((table >> row & 1) << i for i, row in enumerate(rows))
@@ -238,7 +238,7 @@ def test_any_function_of_three_bits(table):
     np.testing.assert_array_equal(found, np.array(expected, np.uint32))
 
 
-def test_bytes_are_permuted_and_their_signs_spread():
+def test_prmt_permutes_bytes_and_replicates_signs():
     a, b, select = operands(32, 3, 3000)
     select = np.concatenate([select[:-2], np.array([0x3210, 0xFEDC], np.uint32)])
 

@@ -34,7 +34,7 @@ TYPES = [
 
 @pytest.mark.parametrize("space", ["global", "shared", "local", ""])
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_every_width_is_loaded_as_it_was_stored(space, count):
+def test_loads_return_stored_values_of_every_width(space, count):
     name = f".{space}" if space else ""
     for type_, size in TYPES:
         if size * count > 16:
@@ -64,7 +64,7 @@ def test_every_width_is_loaded_as_it_was_stored(space, count):
         st{name}{vector}.{type_} [{at}], {operand};
         ld{name}{vector}.{type_} {operand}, [{at}];
         """
-        # The registers as they are now, which are wider than small elements.
+        # The registers, which are wider than small elements.
         [f"st.global.b{width} [%to+{512 + i * width // 8}], {r};" for i, r in enumerate(registers)]
         body = body.replace("%to, %t, 16, %to", "%to, %t, 32, %to")
         body += "\n".join(
@@ -100,7 +100,7 @@ def test_every_width_is_loaded_as_it_was_stored(space, count):
         ("dec.u32", lambda old, x: x if old == 0 or old > x else old - 1),
     ],
 )
-def test_atomic_operations_apply_one_after_another(operation, f, space):
+def test_atomic_operations_are_serialized(operation, f, space):
     values = np.random.choice([0, 1, 2, 7, 31, 32, 2**31 - 1, 2**31, 2**32 - 1], 32).astype(
         np.uint32
     )
@@ -160,7 +160,7 @@ def test_compare_and_swap():
 
 
 @pytest.mark.parametrize("space", ["global", "shared"])
-def test_atomic_sums_of_f32_flush_in_global_memory_alone(space):
+def test_atomic_f32_sums_flush_only_in_global_memory(space):
     body = """
     .reg .f32 %x;
     .reg .b64 %place;
@@ -198,7 +198,7 @@ def test_atomic_sums_of_floats(type_):
 
 
 def exchange(body: str, x: np.ndarray, *others: np.ndarray) -> np.ndarray:
-    """Of one warp; %d is the result."""
+    """Executes the body in one warp; %d is the result."""
     return evaluate(body, np.uint32, x, *others)[:32]
 
 
@@ -220,7 +220,7 @@ def test_shuffles_stay_within_segments(mode, width):
                 "idx": by % width,
             }[mode]
             if mode == "bfly":
-                # Beyond the segment is allowed to the left, as nothing but the upper limit counts.
+                # Lanes below the segment are allowed, because only the upper limit is checked.
                 source = (lane ^ by) - first
                 is_in = (lane ^ by) <= first + width - 1
             else:

@@ -1,51 +1,51 @@
-"""Each rule that the emulator checks: a kernel that keeps it runs, one that breaks it does not."""
+"""Each rule that the emulator checks: kernels that follow it run, and violations are faults."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from tests.emulator.tests.rules import SEEDS, breaks, keeps, launch, rule, without
+from tests.emulator.tests.rules import SEEDS, check_rule, faults, launch, passes, without
 
-# Every word is written, and all threads know it.
+# Every word is written before a barrier.
 FILLED = "st.shared.u32 [%own], %tid;\nbar.sync 0;\n"
 
 
-def test_a_read_is_ordered_after_the_write_of_another_warp():
+def test_reads_after_writes_of_another_warp_need_a_barrier():
     body = FILLED + "st.shared.u32 [%own], 7;\nbar.sync 0; //!\nld.shared.u32 %r0, [%other];"
-    rule(body, "race")
+    check_rule(body, "race")
 
 
-def test_a_write_is_ordered_after_the_read_of_another_warp():
+def test_writes_after_reads_of_another_warp_need_a_barrier():
     body = FILLED + "ld.shared.u32 %r0, [%other];\nbar.sync 0; //!\nst.shared.u32 [%own], 7;"
-    rule(body, "race")
+    check_rule(body, "race")
 
 
-def test_writes_of_two_warps_are_ordered():
+def test_writes_of_two_warps_need_a_barrier():
     body = "st.shared.u32 [%own], %tid;\nbar.sync 0; //!\nst.shared.u32 [%other], %lane;"
-    rule(body, "race")
+    check_rule(body, "race")
 
 
-def test_a_barrier_orders_what_came_before_an_earlier_one():
-    keeps(FILLED + "bar.sync 0;\nbar.sync 0;\nld.shared.u32 %r0, [%other];")
+def test_barriers_order_accesses_before_earlier_barriers():
+    passes(FILLED + "bar.sync 0;\nbar.sync 0;\nld.shared.u32 %r0, [%other];")
 
 
 @pytest.mark.parametrize("access", ["ld.shared.u32 %r0, [%next];", "st.shared.u32 [%next], 7;"])
-def test_lanes_of_a_warp_are_ordered_by_its_barrier_alone(access):
-    rule(f"st.shared.u32 [%own], %tid;\nbar.warp.sync -1; //!\n{access}", "race", threads=32)
-    # Nor do instructions that order nothing, a fence of proxies and an arrival, order lanes.
-    breaks(f"st.shared.u32 [%own], %tid;\nfence.proxy.async;\n{access}", "race", threads=32)
+def test_lanes_of_a_warp_need_a_barrier(access):
+    check_rule(f"st.shared.u32 [%own], %tid;\nbar.warp.sync -1; //!\n{access}", "race", threads=32)
+    # A proxy fence does not order lanes either.
+    faults(f"st.shared.u32 [%own], %tid;\nfence.proxy.async;\n{access}", "race", threads=32)
 
 
-def test_a_lane_need_not_wait_for_itself():
-    keeps("st.shared.u32 [%own], 1;\nld.shared.u32 %r0, [%own];\nst.shared.u32 [%own], %r0;")
+def test_accesses_of_one_lane_are_ordered():
+    passes("st.shared.u32 [%own], 1;\nld.shared.u32 %r0, [%own];\nst.shared.u32 [%own], %r0;")
 
 
-def test_lanes_are_ordered_by_a_barrier_of_the_block():
-    keeps(FILLED + "ld.shared.u32 %r0, [%next];", threads=32)
+def test_block_barriers_order_lanes():
+    passes(FILLED + "ld.shared.u32 %r0, [%next];", threads=32)
 
 
-def test_reads_by_several_lanes_are_all_remembered():
+def test_reads_of_all_lanes_are_tracked():
     body = (
         FILLED
         + """
@@ -54,13 +54,13 @@ def test_reads_by_several_lanes_are_all_remembered():
     setp.eq.u32 %p0, %tid, 5;
     @%p0 st.shared.u32 [%base], 7;"""
     )
-    rule(body, "race", threads=32)
+    check_rule(body, "race", threads=32)
 
 
-def test_strong_accesses_race_with_weak_ones_alone():
-    keeps("st.volatile.shared.u32 [%base], %tid;\nld.volatile.shared.u32 %r0, [%base];")
-    keeps(FILLED + "atom.shared.add.u32 %r0, [%base], 1;\nred.shared.max.u32 [%base], 9;")
-    breaks(FILLED + "atom.shared.add.u32 %r0, [%own], 1;\nld.shared.u32 %r0, [%other];", "race")
+def test_strong_accesses_race_only_with_weak_ones():
+    passes("st.volatile.shared.u32 [%base], %tid;\nld.volatile.shared.u32 %r0, [%base];")
+    passes(FILLED + "atom.shared.add.u32 %r0, [%base], 1;\nred.shared.max.u32 [%base], 9;")
+    faults(FILLED + "atom.shared.add.u32 %r0, [%own], 1;\nld.shared.u32 %r0, [%other];", "race")
 
 
 PRODUCER = """
@@ -76,16 +76,16 @@ DONE:
 """
 
 
-def test_a_producer_arrives_at_a_named_barrier_and_a_consumer_waits():
-    fault = rule(PRODUCER, "deadlock", "no warp can go on")
+def test_named_barriers_synchronize_producers_and_consumers():
+    fault = check_rule(PRODUCER, "deadlock", "no warp can proceed")
     assert fault.warp == 1
-    breaks(PRODUCER.replace("1, 64", "1, 96"), "deadlock")
+    faults(PRODUCER.replace("1, 64", "1, 96"), "deadlock")
 
 
 @pytest.mark.parametrize(
     ("barrier", "kind"),
     [
-        ("bar.sync 1, 96;", "deadlock"),  # of two warps
+        ("bar.sync 1, 96;", "deadlock"),  # there are two warps
         ("bar.sync 1, 32;", "race"),  # each warp passes alone
         ("bar.sync 1, 40;", "invalid"),
         ("bar.sync 16;", "invalid"),
@@ -93,13 +93,13 @@ def test_a_producer_arrives_at_a_named_barrier_and_a_consumer_waits():
 )
 def test_named_barriers_count_their_threads(barrier, kind):
     body = FILLED + "st.shared.u32 [%own], 7;\nbar.sync 1, 64;\nld.shared.u32 %r0, [%other];"
-    keeps(body)
-    breaks(body.replace("bar.sync 1, 64;", barrier), kind)
+    passes(body)
+    faults(body.replace("bar.sync 1, 64;", barrier), kind)
 
 
 def test_barriers_do_not_wait_for_threads_that_exited():
     for group in ("%warp", "%lane"):
-        keeps(f"setp.eq.u32 %p0, {group}, 1;\n@%p0 ret;\nbar.sync 0;\nst.global.u32 [%mine], 1;")
+        passes(f"setp.eq.u32 %p0, {group}, 1;\n@%p0 ret;\nbar.sync 0;\nst.global.u32 [%mine], 1;")
 
 
 def test_barriers_reduce_votes():
@@ -127,18 +127,18 @@ ld.shared.u32 %r0, [%other];
 )
 
 
-def test_asynchronous_copies_are_waited_for_and_then_told_to_others():
-    rule(COPY, "race")
-    breaks(COPY.replace("wait_group 0", "wait_group 1"), "race")
-    breaks(without(COPY, "//?"), "race")
-    keeps(COPY.replace("wait_group 0", "wait_all"))
-    # The lane itself needs no barrier, the lane beside it does.
-    keeps(without(COPY, "//?").replace("[%other]", "[%own]"))
-    breaks(without(COPY, "//?").replace("[%other]", "[%next]"), "race")
-    keeps(COPY.replace("bar.sync 1", "bar.warp.sync -1").replace("[%other]", "[%next]"))
+def test_async_copies_need_a_wait_and_a_barrier():
+    check_rule(COPY, "race")
+    faults(COPY.replace("wait_group 0", "wait_group 1"), "race")
+    faults(without(COPY, "//?"), "race")
+    passes(COPY.replace("wait_group 0", "wait_all"))
+    # The lane itself needs no barrier, but the neighbouring lane does.
+    passes(without(COPY, "//?").replace("[%other]", "[%own]"))
+    faults(without(COPY, "//?").replace("[%other]", "[%next]"), "race")
+    passes(COPY.replace("bar.sync 1", "bar.warp.sync -1").replace("[%other]", "[%next]"))
 
 
-def test_waiting_for_all_groups_but_some_leaves_the_latest_in_flight():
+def test_wait_group_leaves_the_latest_groups_in_flight():
     body = """
     cp.async.ca.shared.global [%own], [%mine], 4;
     cp.async.commit_group;
@@ -147,12 +147,12 @@ def test_waiting_for_all_groups_but_some_leaves_the_latest_in_flight():
     cp.async.wait_group 1;
     ld.shared.u32 %r0, [%own];
     """
-    keeps(body)
-    breaks(body + "ld.shared.u32 %r0, [%own+1024];", "race")
-    keeps(body + "cp.async.wait_group 0;\nld.shared.u32 %r0, [%own+1024];")
+    passes(body)
+    faults(body + "ld.shared.u32 %r0, [%own+1024];", "race")
+    passes(body + "cp.async.wait_group 0;\nld.shared.u32 %r0, [%own+1024];")
 
 
-def test_a_copy_does_not_overwrite_what_others_still_read():
+def test_copies_race_with_earlier_reads():
     body = (
         FILLED
         + """
@@ -160,10 +160,10 @@ def test_a_copy_does_not_overwrite_what_others_still_read():
     bar.warp.sync -1; //!
     cp.async.ca.shared.global [%own], [%mine], 4;"""
     )
-    rule(body, "race", threads=32)
+    check_rule(body, "race", threads=32)
 
 
-def test_copies_shorter_than_their_place_leave_zeros():
+def test_short_copies_fill_with_zeros():
     body = """
     cp.async.cg.shared.global [%own], [%out], 16, 8;
     cp.async.wait_all;
@@ -175,17 +175,17 @@ def test_copies_shorter_than_their_place_leave_zeros():
         np.testing.assert_array_equal(out[4:8], [1, 2, 0, 0])
 
 
-def test_nothing_is_read_before_it_is_written():
+def test_uninitialized_reads_fault():
     use = "add.u32 %r1, %r0, 1;\nst.global.u32 [%mine], %r1;"
     for lanes in (0, 7):
         some = f"setp.lt.u32 %p0, %lane, {lanes};\n@%p0 mov.u32 %r0, 1;\n"
-        breaks(some + use, "uninitialized")
-        keeps(some + use.replace("st.global", "@%p0 st.global"))  # of no consequence
-    breaks("ld.shared.u32 %r0, [%own];", "uninitialized")
+        faults(some + use, "uninitialized")
+        passes(some + use.replace("st.global", "@%p0 st.global"))  # the predicate is false
+    faults("ld.shared.u32 %r0, [%own];", "uninitialized")
     local = ".local .align 8 .b8 stack[16];\nmov.u64 %rd0, stack;\nst.local.u32 [%rd0], 1;\n"
-    keeps(local + "ld.local.u32 %r0, [%rd0];")
-    breaks(local + "ld.local.u32 %r0, [%rd0+4];", "uninitialized")
-    breaks(local + "ld.local.u32 %r0, [%rd0+16];", "out of bounds")
+    passes(local + "ld.local.u32 %r0, [%rd0];")
+    faults(local + "ld.local.u32 %r0, [%rd0+4];", "uninitialized")
+    faults(local + "ld.local.u32 %r0, [%rd0+16];", "out of bounds")
 
 
 @pytest.mark.parametrize(
@@ -207,34 +207,34 @@ def test_nothing_is_read_before_it_is_written():
         ("ld.u32 %r0, [%out+16384];", "out of bounds"),
     ],
 )
-def test_accesses_stay_within_their_memory_and_alignment(access, kind):
-    fault = breaks(access, kind, threads=1)
+def test_out_of_bounds_and_misaligned_accesses_fault(access, kind):
+    fault = faults(access, kind, threads=1)
     assert fault.text == access.rstrip(";")
 
 
 def test_the_last_bytes_of_memory_may_be_accessed():
-    keeps("ld.global.u32 %r0, [%out+16380];\nst.shared.u32 [%base+8188], %r0;", threads=1)
+    passes("ld.global.u32 %r0, [%out+16380];\nst.shared.u32 [%base+8188], %r0;", threads=1)
 
 
-def test_memory_that_may_only_be_read_is_not_written():
+def test_stores_to_read_only_memory_fault():
     out = np.zeros(64, np.uint32)
     out.flags.writeable = False
-    keeps("ld.global.u32 %r0, [%mine];", out=out)
-    breaks("st.global.u32 [%mine], 1;", "out of bounds", "may only read", out=out)
+    passes("ld.global.u32 %r0, [%mine];", out=out)
+    faults("st.global.u32 [%mine], 1;", "out of bounds", "read-only", out=out)
 
 
-def test_blocks_do_not_write_what_others_access():
+def test_conflicting_accesses_of_blocks_are_races():
     of_block = "mov.u32 %r0, %ctaid.x;\nmad.wide.u32 %mine, %r0, 256, %mine;\n"
-    keeps(of_block + "st.global.u32 [%mine], 1;", grid=4)
-    breaks("st.global.u32 [%mine], 1;", "race", grid=4)
+    passes(of_block + "st.global.u32 [%mine], 1;", grid=4)
+    faults("st.global.u32 [%mine], 1;", "race", grid=4)
     reads_too = of_block + "ld.global.u32 %r1, [%out];\nst.global.u32 [%mine+1024], 1;"
-    keeps(reads_too, grid=4)
-    # Whichever block is first: a read before the write of another is as wrong.
-    breaks(reads_too.replace("[%mine+1024]", "[%mine]"), "race", grid=4)
-    keeps("red.global.add.u32 [%mine], 1;\natom.global.add.u32 %r0, [%mine], 1;", grid=4)
+    passes(reads_too, grid=4)
+    # In either order of blocks: a read before the write of another block is a race, too.
+    faults(reads_too.replace("[%mine+1024]", "[%mine]"), "race", grid=4)
+    passes("red.global.add.u32 [%mine], 1;\natom.global.add.u32 %r0, [%mine], 1;", grid=4)
 
 
-TAKE_TURNS = """
+LOCKED = """
 setp.ne.u32 %p0, %tid, 0;
 @%p0 bra AFTER;
 LOCK:
@@ -253,13 +253,13 @@ DONE:
 """
 
 
-def test_blocks_that_take_turns_by_a_lock_do_not_conflict():
+def test_locks_order_accesses_of_blocks():
     for seed in SEEDS:
-        np.testing.assert_array_equal(launch(TAKE_TURNS, grid=4, seed=seed)[256:320], 4)
-    breaks(without(TAKE_TURNS), "race", grid=4)
-    breaks(TAKE_TURNS.replace(".release", ".relaxed"), "race", grid=4)
-    breaks(TAKE_TURNS.replace(".acquire", ".relaxed"), "race", grid=4)
-    # Fences make relaxed operations as good.
-    fenced = TAKE_TURNS.replace(".release", ".relaxed").replace(".acquire", ".relaxed")
+        np.testing.assert_array_equal(launch(LOCKED, grid=4, seed=seed)[256:320], 4)
+    faults(without(LOCKED), "race", grid=4)
+    faults(LOCKED.replace(".release", ".relaxed"), "race", grid=4)
+    faults(LOCKED.replace(".acquire", ".relaxed"), "race", grid=4)
+    # Relaxed operations with fences suffice.
+    fenced = LOCKED.replace(".release", ".relaxed").replace(".acquire", ".relaxed")
     fenced = fenced.replace("bar.sync 0;", "membar.gl;\nbar.sync 0;\nmembar.gl;")
-    keeps(fenced, grid=4)
+    passes(fenced, grid=4)

@@ -1,4 +1,4 @@
-"""Tensor copies of the emulator, against indexing by torch, and faults in kernels that use them."""
+"""Tensor copies in the emulator, against indexing by torch, and faults in kernels that use them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def coordinates(first: list[int]) -> str:
 
 
 def load_kernel(first: list[int], size: int) -> str:
-    """Copies a box to shared memory, and that as it is to `to`."""
+    """Copies a box to shared memory, and from there unchanged to `to`."""
     parameters = ".param .align 64 .b8 tensor[128], .param .u64 out"
     body = f"""
     mov.b64 map, tensor;
@@ -56,7 +56,7 @@ def store_kernel(first: list[int], size: int, operation: str = "cp.async") -> st
 
 
 def window(tensor: torch.Tensor, first: list[int], box: list[int], steps: list[int], fill: float):
-    """What a box holds, element by element along each dimension."""
+    """The elements of a box, one by one along each dimension."""
     out = tensor
     for d, (start, size, step) in enumerate(zip(first, box, steps, strict=True)):
         at = torch.arange(start, start + size, step)
@@ -68,7 +68,7 @@ def window(tensor: torch.Tensor, first: list[int], box: list[int], steps: list[i
 
 
 def swizzled(rows: torch.Tensor, width: int) -> torch.Tensor:
-    """Rows of 16-byte chunks, of which each 128 bytes have their own order."""
+    """Permutes the 16-byte chunks within each 128 bytes."""
     if not width:
         return rows
     chunks = rows.flatten().view(torch.uint8).view(-1, 16)
@@ -95,7 +95,7 @@ BOXES = {
 
 
 @pytest.mark.parametrize("name", BOXES)
-def test_box_is_loaded_as_torch_indexes_it(name):
+def test_loaded_boxes_equal_torch_indexing(name):
     shape, box, first, steps, swizzle, fill = BOXES[name]
     tensor = torch.randn(shape).half()
     expected = window(tensor, first, box, steps, math.nan if fill == "nan" else 0.0)
@@ -107,7 +107,7 @@ def test_box_is_loaded_as_torch_indexes_it(name):
 
 
 @pytest.mark.parametrize("name", [name for name in BOXES if name != "every other"])
-def test_box_is_stored_inside_the_tensor_only(name):
+def test_stored_boxes_are_clipped_to_the_tensor(name):
     shape, box, first, _, swizzle, _ = BOXES[name]
     around = torch.zeros(math.prod(shape) + 32).half()
     tensor = around[16:-16].view(shape)
@@ -135,12 +135,12 @@ def test_reduction_adds_to_the_tensor():
 
 LOAD, STORE = load_kernel([4, 8], 1024), store_kernel([4, 8], 1024)
 FAULTS = {
-    "nobody waits for the load": (LOAD, wait("full"), "", "race"),
+    "no wait for the load": (LOAD, wait("full"), "", "race"),
     "expects too few bytes": (LOAD, "[full], 1024", "[full], 1008", "in flight|deadlock|invalid"),
     "expects too many bytes": (LOAD, "[full], 1024", "[full], 1040", "deadlock"),
-    "to half a line": (LOAD, "[box], [map", "[box+64], [map", "misaligned"),
-    "another rank": (LOAD, "2d.shared::cta", "3d.shared::cta", "invalid"),
-    "through an mbarrier that is none": (LOAD, INIT, "", "uninitialized"),
+    "misaligned destination": (LOAD, "[box], [map", "[box+64], [map", "misaligned"),
+    "wrong rank": (LOAD, "2d.shared::cta", "3d.shared::cta", "invalid"),
+    "uninitialized mbarrier": (LOAD, INIT, "", "uninitialized"),
     "generic writes without a fence": (STORE, "fence.proxy.async.shared::cta;", "", "race"),
     "fence of global memory only": (STORE, "async.shared::cta;", "async.global;", "race"),
     "the block ends before the store has read": (
@@ -182,7 +182,7 @@ def test_fault_in_tensor_copies_is_found(name):
         assert found.value.kind in expected.split("|"), str(found.value)
 
 
-def test_source_of_a_store_may_be_overwritten_once_it_was_read():
+def test_source_of_a_store_may_be_overwritten_after_its_read():
     tensor, data = torch.randn(20, 64).half(), torch.randn(16, 32).half()
     tensor_map = emulator.TensorMap(tensor, [16, 32])
     waits = "@first cp.async.bulk.wait_group.read 0;\n    bar.sync 0;"
@@ -193,7 +193,7 @@ def test_source_of_a_store_may_be_overwritten_once_it_was_read():
             run(planted(STORE, waits, overwrites + waits), [tensor_map, data], seed=seed)
 
 
-def test_box_in_memory_of_no_argument_is_out_of_bounds():
+def test_boxes_outside_the_arguments_are_out_of_bounds():
     encoded = bytes(emulator.TensorMap(torch.randn(20, 64).half(), [16, 32]))
     with pytest.raises(emulator.Fault, match="out of bounds"):
         run(LOAD, [encoded, torch.zeros(512).half()])
@@ -208,13 +208,13 @@ def test_box_in_memory_of_no_argument_is_out_of_bounds():
         ({"element_strides": [1, 9]}, "1 to 8"),
     ],
 )
-def test_tensor_map_that_hardware_would_not_take_is_refused(change, message):
+def test_invalid_tensor_maps_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         emulator.TensorMap(torch.zeros(320, 64).half(), **{"box": [16, 32]} | change)
 
 
 def modified_map_kernel() -> str:
-    """Makes a tensor map in shared memory, copies it to global memory, and loads a box by it."""
+    """Makes a tensor map in shared memory, copies it to global memory, and loads a box with it."""
     fields = {
         "global_address.shared::cta.b1024.b64": "[box], from",
         "rank.shared::cta.b1024.b32": "[box], 1",
@@ -256,10 +256,10 @@ def modified_map_kernel() -> str:
     return kernel(".param .u64 data, .param .u64 scratch, .param .u64 out", body)
 
 
-def test_tensor_map_is_made_by_the_kernel():
+def test_kernels_may_make_tensor_maps():
     tensor, out = torch.randn(20, 64).half(), torch.zeros(16, 32).half()
-    room = torch.zeros(256, dtype=torch.uint8)
-    scratch = room[-room.data_ptr() % 128 :]
+    padded = torch.zeros(256, dtype=torch.uint8)
+    scratch = padded[-padded.data_ptr() % 128 :]
     run(modified_map_kernel(), [tensor, scratch, out])
     assert torch.equal(out.flatten(), swizzled(tensor[4:20, 8:40].clone(), 64).flatten())
 
@@ -274,9 +274,9 @@ def test_tensor_map_is_made_by_the_kernel():
 )
 def test_fault_in_making_a_tensor_map_is_found(old, kind):
     tensor, out = torch.randn(20, 64).half(), torch.zeros(16, 32).half()
-    room = torch.zeros(256, dtype=torch.uint8)
+    padded = torch.zeros(256, dtype=torch.uint8)
     new = "tensormap" if old.endswith("tensormap") else ""
     text = planted(modified_map_kernel(), old, new)
     with pytest.raises(emulator.Fault) as found:
-        run(text, [tensor, room[-room.data_ptr() % 128 :], out])
+        run(text, [tensor, padded[-padded.data_ptr() % 128 :], out])
     assert found.value.kind == kind, str(found.value)

@@ -1,4 +1,4 @@
-"""Tensor memory and its products in the emulator, and faults in kernels that use them."""
+"""Tensor memory and products into it in the emulator, and faults in kernels that use them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.emulator.tests.copies import kernel, planted, run, wait
 
 SEEDS = range(4)
 COLUMNS = 32
-# The leading and the stride offset of a matrix without a swizzle, and the version.
+# The leading and stride offsets of an unswizzled matrix, and the version.
 DESCRIBED = (128 >> 4) << 16 | (256 >> 4) << 32 | 1 << 46
 D = ", ".join(f"%d{i}" for i in range(COLUMNS))
 
@@ -42,7 +42,7 @@ def write_out(registers: int) -> str:
 
 
 def product_kernel(kind: str, description: int, rows: int, in_tensor_memory: bool) -> str:
-    """to = 2 a b^T, by two products of which the second adds; a row of `to` for each lane."""
+    """to = 2 a b^T, by two products, the second of which accumulates; a row of `to` per lane."""
     a_bytes, b_bytes = rows * 32, COLUMNS * 32
     a_bulk = f"""
     @first cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes
@@ -103,7 +103,7 @@ def instruction(rows: int, format_a: int, format_b: int) -> int:
 
 
 def in_groups(matrix: torch.Tensor) -> torch.Tensor:
-    """Rows of 32 bytes as descriptors without a swizzle want them: 8 rows of 16 bytes at a time."""
+    """Rows of 32 bytes in the layout of unswizzled descriptors: groups of 8 rows of 16 bytes."""
     chunks = matrix.contiguous().view(torch.uint8).view(-1, 8, 2, 16)
     return chunks.transpose(1, 2).contiguous()
 
@@ -120,7 +120,7 @@ TYPES = {
 @pytest.mark.parametrize("type_", TYPES)
 @pytest.mark.parametrize("rows", [64, 128])
 @pytest.mark.parametrize("in_tensor_memory", [False, True])
-def test_product_is_what_torch_computes(type_, rows, in_tensor_memory):
+def test_products_equal_torch(type_, rows, in_tensor_memory):
     kind, number, dtype = TYPES[type_]
     depth = 32 // dtype.itemsize
     # Integers, whose sums are exact.
@@ -191,7 +191,7 @@ def test_fault_in_tensor_memory_is_found(text, old, new, kind):
         assert found.value.kind in kind.split("|"), str(found.value)
 
 
-# Lane and column of tensor memory that register r of thread t holds, and its registers, for .x2.
+# The lane and column of tensor memory of register r of thread t, and its registers, for .x2.
 SHAPES = {
     "16x64b": (lambda t, r: (t // 4 + 8 * (t % 2), t // 2 % 2 + 2 * r), 2),
     "16x128b": (lambda t, r: (t // 4 + 8 * (r % 2), t % 4 + 4 * (r // 2)), 4),
@@ -202,7 +202,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("stores", [False, True])
-def test_lanes_and_columns_of_registers_are_those_of_the_shape(shape, stores):
+def test_registers_map_to_lanes_and_columns_of_the_shape(shape, stores):
     place, registers = SHAPES[shape]
     wide, narrow = D.split(", ")[:16], D.split(", ")[16 : 16 + registers]
     split = ", 5" if shape == "16x32bx2" else ""

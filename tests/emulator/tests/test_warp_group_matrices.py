@@ -1,4 +1,4 @@
-"""Matrix instructions of a warp group against the layouts of the PTX ISA, as CuTe writes them."""
+"""Matrix instructions of a warp group against the layouts of the PTX ISA, in CuTe's notation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def drawn(seed):
 def offsets(
     mn: int, depth: int, size: int, major: str, swizzle: int, lbo: int, sbo: int
 ) -> np.ndarray:
-    """Where element (mn, k) of an operand lies, before it is swizzled, in bytes."""
+    """The unswizzled offset of element (mn, k) of an operand, in bytes."""
     t = 16 // size
     i, k = np.meshgrid(np.arange(mn), np.arange(depth), indexing="ij")
     if major == "K" and not swizzle:  # ((8, m), (T, 2k)) : ((1T, SBO), (1, LBO))
@@ -43,7 +43,7 @@ def offsets(
 
 
 def swizzled(address: np.ndarray, swizzle: int) -> np.ndarray:
-    """Swizzle<B, 4, 3>: the B bits from bit 7 on are added to those from bit 4 on."""
+    """Swizzle<B, 4, 3>: the B bits from bit 7 on are XORed into those from bit 4 on."""
     bits = {0: 0, 32: 1, 64: 2, 128: 3}[swizzle]
     return address ^ (address >> 7 & (2**bits - 1)) << 4
 
@@ -56,7 +56,7 @@ def place(x: np.ndarray, major: str, swizzle: int, smem: np.ndarray, start: int)
     size, (mn, depth) = x.itemsize, x.shape
     t = 16 // size
     if major == "K":
-        # Groups of 8 rows are apart by more than they need.
+        # There is unused space between groups of 8 rows.
         sbo = 8 * max(swizzle, 16) * (1 if swizzle else depth // t + 1)
         lbo = 128 if not swizzle else 16
         if swizzle:
@@ -76,7 +76,7 @@ def place(x: np.ndarray, major: str, swizzle: int, smem: np.ndarray, start: int)
 def run_wgmma(
     form: str, b_smem: int, smem: np.ndarray, a, c: np.ndarray, tail: str, scale_d: bool, seed: int
 ) -> np.ndarray:
-    """One product of a warp group: a is a descriptor, or registers [128, 4] of a fragment."""
+    """One product of a warp group; a is a descriptor, or the registers [128, 4] of a fragment."""
     per_lane = c.shape[1]
     in_registers = not isinstance(a, int)
     accumulators = names("d", per_lane)
@@ -202,7 +202,7 @@ def test_a_warp_group_multiplies_every_number_of_columns(first):
         check_wgmma("bf16", "bf16", "f32", n, b_major=["K", "MN"][n // 8 % 2], a_registers_too=True)
 
 
-def test_products_are_scaled_and_sums_begin_anew():
+def test_products_may_be_scaled_and_replace_sums():
     for scales in itertools.product((1, -1), repeat=2):
         for scale_d in (True, False):
             check_wgmma("f16", "f16", "f32", 8, scales=scales, scale_d=scale_d)

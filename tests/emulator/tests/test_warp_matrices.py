@@ -1,4 +1,4 @@
-"""Matrix instructions of a warp against the layouts of the PTX ISA, as CuTe writes them."""
+"""Matrix instructions of a warp against the layouts of the PTX ISA, in CuTe's notation."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_matrices_are_loaded_and_stored_by_rows(count, trans):
     mad.wide.u32 %out, %t, 16, %out;
     """
     body += "\n".join(f"st.global.b32 [%out+{4 * n}], %r{n};" for n in range(count))
-    # And back, to other rows, transposed or not.
+    # And back to other rows, transposed or not.
     body += f"""
     stmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 [%to+512], {names("r", count)};
     bar.warp.sync -1;

@@ -1,4 +1,4 @@
-"""PTX that NVRTC compiles, once for every version of the source and of the packages."""
+"""PTX compiled by NVRTC, once for each version of the source and of the packages."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ PACKAGES = "nvidia-cuda-nvrtc", "nvidia-cuda-cccl", "nvidia-cuda-runtime", "nvid
 
 @pytest.fixture(scope="session")
 def cuda_ptx(pytestconfig):
-    """From the name of a CUDA source file in this folder to its PTX for sm_90a.
+    """Returns a function from the name of a CUDA source file in this folder to its PTX for sm_90a.
 
-    CuTe's headers take NVRTC nine seconds, so the PTX is kept in pytest's cache.
+    NVRTC takes nine seconds for CuTe's headers, so the PTX is stored in pytest's cache.
     """
 
     def ptx(name: str) -> str:

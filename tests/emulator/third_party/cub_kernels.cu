@@ -108,7 +108,7 @@ struct Less {
 extern "C" __global__ void __launch_bounds__(THREADS) sort_merge(long long* keys) {
   using Sort = cub::BlockMergeSort<long long, THREADS, ITEMS>;
   __shared__ typename Sort::TempStorage storage;
-  // Merging reads, and ignores, one key beyond the last.
+  // The merge reads one key beyond the last, and ignores it.
   auto* words = reinterpret_cast<unsigned*>(&storage);
   for (int i = threadIdx.x; i < sizeof storage / 4; i += THREADS) words[i] = 0;
   __syncthreads();

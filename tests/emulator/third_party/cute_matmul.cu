@@ -1,8 +1,8 @@
-// C = A B^T on Hopper with CuTe: A (m, k) and B (n, k) in fp16 arrive by TMA, C (m, n) leaves by it.
+// C = A B^T on Hopper with CuTe: TMA loads A (m, k) and B (n, k) in fp16 and stores C (m, n).
 //
-// One warpgroup loads, two multiply. A ring of stages lies between them: `full` counts the bytes
-// that arrive in a stage, and `empty` the warpgroups that have finished with it. In a cluster of
-// two, both blocks compute the same columns of C, so each loads half of a tile of B for both.
+// One warpgroup loads and two multiply, connected by a ring of stages: `full` counts the bytes that
+// arrive in a stage, `empty` the warpgroups that have finished reading it. In a cluster of two,
+// both blocks compute the same columns of C, so each loads half of a tile of B for both.
 #include <cutlass/arch/barrier.h>
 #include <cutlass/arch/reg_reconfig.h>
 #include <cutlass/numeric_types.h>
@@ -39,7 +39,7 @@ struct Shared {
   Empty empty[STAGES];
 };
 
-// A place in the ring, and the parity of the round.
+// A position in the ring, and the parity of the round.
 struct Stage {
   int index;
   uint32_t parity;
@@ -55,7 +55,7 @@ __device__ void load(Shared& shared, TmaDescriptor const& a, TmaDescriptor const
   constexpr int part = BLOCK_N / CLUSTER;
   constexpr auto hint = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_NORMAL);
   int const rank = CLUSTER == 1 ? 0 : block_rank_in_cluster();
-  // Of a fresh barrier the phase before the first counts as completed.
+  // The phase before the first one of a new barrier counts as complete.
   Stage stage{0, 1};
 #pragma unroll 1
   for (int k = 0; k < k_tiles; ++k, stage.advance()) {
@@ -86,7 +86,7 @@ __device__ void multiply(Shared& shared, TmaDescriptor const& c, int k_tiles) {
   Tensor fragments_b = mine.partition_fragment_B(b);
   Tensor sums = partition_fragment_C(mma, Shape<Int<BLOCK_M>, Int<BLOCK_N>>{});
   clear(sums);
-  // A warpgroup tells every block of the cluster that it has read a stage.
+  // A warpgroup signals to every block of the cluster that it has read a stage.
   auto const release = [&](int i) {
     if (thread % 128 < CLUSTER) shared.empty[i].arrive(thread % 128);
   };

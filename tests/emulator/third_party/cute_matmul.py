@@ -9,8 +9,8 @@ import torch
 from tests.emulator import TensorMap
 from tests.emulator.third_party.planted import Target
 
-# Two tiles of rows and two of columns, the last ones partly filled, and more tiles along the inner
-# dimension than there are stages.
+# Two tiles of rows and two of columns, the last ones partial, and more tiles along the inner
+# dimension than stages.
 ROWS, COLUMNS, INNER = 200, 136, 232
 BLOCK, BLOCK_K, STAGES = 128, 64, 3
 TILES_K = -(-INNER // BLOCK_K)
@@ -18,7 +18,7 @@ SHARED_BYTES = (STAGES * 2 * BLOCK * BLOCK_K + BLOCK * BLOCK) * 2 + 1024  # and 
 
 
 def target(module_ptx: str, name: str) -> Target:
-    """The kernel's own part of the module's PTX, with its arguments."""
+    """The part of the module's PTX that belongs to the kernel, with its arguments."""
     head, *entries = re.split(r"^(?=\.visible \.entry )", module_ptx, flags=re.MULTILINE)
     (entry,) = (e for e in entries if e.startswith(f".visible .entry {name}("))
     blocks_of_cluster = 2 if name == "matmul_cluster" else 1

@@ -1,4 +1,4 @@
-"""Launches of kernels of the package fla-core: chunks of 64 tokens, the last one partly filled."""
+"""Launches of kernels of the package fla-core: chunks of 64 tokens, the last one partial."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def inverses() -> Launch:
         {
             **COMMON,
             "A": a,
-            "Ai": torch.zeros_like(a),  # the kernel leaves the upper triangles alone
+            "Ai": torch.zeros_like(a),  # the kernel does not write the upper triangles
             "H": HEADS,
             "USE_TMA": False,
             "DOT_PRECISION": "ieee",
@@ -233,7 +233,7 @@ def gradients_of_representation(k, v, beta, a, grad_w, grad_u, rounded: Rounding
     dbeta = (of_keys * k + of_values * v).sum(-1, keepdim=True)
     of_a = (grad_u @ rounded(v * beta).mT + grad_w @ rounded(k * beta).mT).tril(-1)
     of_a = -rounded((a.mT @ rounded(rounded(of_a) @ a.mT)).tril(-1))
-    dk = rounded(of_keys * beta)  # the kernel keeps it in memory meanwhile
+    dk = rounded(of_keys * beta)  # the kernel stores it in memory in between
     dbeta = dbeta + (of_a @ k * k).sum(-1, keepdim=True)
     dk = dk + of_a.mT @ rounded(k * beta) + of_a @ k * beta
     return [joined(dk), joined(of_values * beta), joined(dbeta)[..., 0]]
@@ -248,7 +248,7 @@ def states() -> Tensor:
 
 
 def decays() -> Tensor:
-    """Logarithms to the base 2, which fall within each chunk."""
+    """Logarithms to base 2, decreasing within each chunk."""
     return joined(in_chunks(-torch.rand(BATCH, TOKENS, HEADS, 1) / 16).cumsum(-2))[
         ..., 0
     ].contiguous()

@@ -16,12 +16,12 @@ from tests.emulator.triton_device import triton_device
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch of a kernel, and what it has to compute."""
+    """A launch of a kernel, and its expected results."""
 
     kernel: str  # "module:name"
     grid: tuple[int, ...]
-    arguments: dict[str, object]  # by the names of parameters, constants among them
-    expected: dict[str, tuple[Tensor, Tensor]]  # by parameter: in float64, and plainly computed
+    arguments: dict[str, object]  # by the names of parameters, including constants
+    expected: dict[str, tuple[Tensor, Tensor]]  # by parameter: in float64, and by naive arithmetic
     options: dict[str, int] = field(default_factory=lambda: {"num_warps": 4})
 
 
@@ -42,7 +42,7 @@ def execute(launch: Launch, arch: int, seed: int) -> None:
 def kernel_named(name: str) -> JITFunction:
     module, _, attribute = name.partition(":")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there is no GPU
+        warnings.simplefilter("ignore")  # about the missing GPU
         kernel = getattr(importlib.import_module(module), attribute)
     while not isinstance(kernel, JITFunction):
         kernel = kernel.fn  # under decorators that choose a configuration

@@ -176,7 +176,7 @@ def rms_norm_forward() -> Launch:
 
 
 def cross_entropy() -> Launch:
-    """Loss and, in place of the logits, their gradient; a target is ignored, labels are smooth."""
+    """The loss and, in place, its gradient, with an ignored target and smoothed labels."""
     rows, smoothing = 4, 0.1
     logits = torch.randn(rows, COLUMNS, dtype=BF16) * 2
     targets = torch.randint(COLUMNS, (rows,))

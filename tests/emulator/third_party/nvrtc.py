@@ -1,4 +1,4 @@
-"""Compiles CUDA C++ to PTX with NVRTC and NVIDIA's headers, all of them from PyPI packages."""
+"""Compiles CUDA C++ to PTX with NVRTC and NVIDIA's headers, all from PyPI packages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def compile_to_ptx(source: Path, arch: str, *options: str) -> str:
-    """The PTX of a source file that may include CUDA's, CUB's and CUTLASS's headers."""
+    """The PTX of a source file that may include the headers of CUDA, CUB and CUTLASS."""
     nvrtc = library()
     program = ctypes.c_void_p()
     text = source.read_bytes()

@@ -66,7 +66,7 @@ def attention() -> tuple[Tensor, Tensor]:
     q, k, v = (torch.randn(BATCH, HEADS, TOKENS, WIDTH).bfloat16() for _ in range(3))
     scale = WIDTH**-0.5
     geometry = Geometry(TOKENS, TOKENS)
-    # What the edits name is that of one configuration, whichever ships.
+    # The edits fit this configuration, which may differ from the shipped one.
     config = configs.Config(128, 128, num_warps=8, num_stages=2)
     with mock.patch.object(configs, "choose", return_value=config):
         o, _ = launch.forward(Problem(q, k, v, NoBias(), geometry, scale, 0.0, "triton"))
@@ -76,7 +76,7 @@ def attention() -> tuple[Tensor, Tensor]:
 
 
 class Recorder(Device):
-    """Keeps the last launch, and executes nothing."""
+    """Records the last launch without executing it."""
 
     def run(self, compiled, grid, arguments) -> None:
         kinds = compiled.src.signature.items()

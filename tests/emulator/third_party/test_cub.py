@@ -43,7 +43,7 @@ def integers(rng, n: int = N, dtype=np.int32) -> np.ndarray:
 
 @pytest.mark.parametrize("valid", [1, 33, THREADS])
 @pytest.mark.parametrize("algorithm", ["warps", "raking"])
-def test_block_reduce_sums_all_and_finds_the_largest_of_the_first(launch, rng, algorithm, valid):
+def test_block_reduce_sums_and_finds_maxima(launch, rng, algorithm, valid):
     values, out = integers(rng, THREADS), np.zeros(2, np.int32)
     launch(f"reduce_{algorithm}", values, out, valid)
     assert out.tolist() == [values.sum(), values[:valid].max()]
@@ -95,7 +95,7 @@ def test_block_merge_sort_sorts_64_bit_integers(launch, rng):
 @pytest.mark.parametrize("valid", [1, 201, N])
 @pytest.mark.parametrize("algorithm", ["transpose", "warp_transpose"])
 def test_block_load_and_store_through_shared_memory(launch, rng, algorithm, valid):
-    """The kernel reverses the items of every thread; those that are not valid read as -1."""
+    """The kernel reverses the items of every thread; invalid ones are read as -1."""
     values = rng.standard_normal(valid).astype(np.float32)
     out = np.zeros(valid, np.float32)
     launch(f"copy_{algorithm}", values, out, valid)

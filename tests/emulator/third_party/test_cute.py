@@ -1,4 +1,4 @@
-"""CuTe's wgmma and TMA, compiled from NVIDIA's headers, in the emulator, and faults in them."""
+"""Kernels with CuTe's wgmma and TMA in the emulator, correct and with planted faults."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def module(cuda_ptx):
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_product_with_a_ring_of_stages_is_right(name, module, seed):
+def test_product_with_a_ring_of_stages_is_correct(name, module, seed):
     target = cute_matmul.target(module, name)
     assert target.outcomes(target.ptx, seed) == set()
 
 
 RACES = {"race", "in flight", "uninitialized"}
-TOO_EARLY = {"race", "invalid"}  # also of an mbarrier that is told too much
+TOO_EARLY = {"race", "invalid"}  # or an mbarrier has excess arrivals
 OF_BOTH = [
     ("a stage counts half of its bytes", RACES, r"(mov\.u32\s+%r\d+, )32768;", r"\g<1>16384;"),
     ("a stage counts too many bytes", {"deadlock"}, r"(mov\.u32\s+%r\d+, )32768;", r"\g<1>49152;"),

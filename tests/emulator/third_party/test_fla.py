@@ -1,4 +1,4 @@
-"""The Triton kernels of fla-core compute in the emulator what their formulas say."""
+"""The results of fla-core's Triton kernels in the emulator follow their formulas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Triton kernels of liger-kernel compute in the emulator what PyTorch computes."""
+"""The results of liger-kernel's Triton kernels in the emulator equal those of PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults planted into the PTX of kernels that are right: the emulator finds each of them."""
+"""The emulator finds each fault that is planted into the PTX of correct kernels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="needs Triton")
 from tests.emulator.third_party import planted_kernels
 from tests.emulator.third_party.planted import WRONG, Planted
 
-# Beyond a tensor there may be nothing, or another that other blocks read or write.
+# The memory beyond a tensor may belong to a tensor that other blocks access.
 OUTSIDE = {"out of bounds", "race"}
 BARRIER = r"^\s*bar\.sync\s+0;"
 COPY = r"(cp\.async\.cg\.shared\.global \[ %r\d+) \+ 0"
@@ -49,7 +49,7 @@ OF_PRODUCT = [
         0,
     ),
     (
-        "the rows of a store are those to leave out",
+        "a store has the inverted mask",
         OUTSIDE,
         r"@%(p\d+) st\.global",
         r"@!%\1 st.global",
@@ -112,7 +112,7 @@ OF_ATTENTION = [
         -1,
     ),
     ("a barrier of more threads than there are", {"deadlock"}, BARRIER, "bar.sync 0, 512;", 3),
-    ("a barrier of fewer threads than come", {"invalid", "race"}, BARRIER, "bar.sync 0, 128;", 3),
+    ("a barrier of fewer threads than arrive", {"invalid", "race"}, BARRIER, "bar.sync 0, 128;", 3),
     (
         "rows of queries are stored elsewhere",
         {"race", "uninitialized"},
@@ -136,7 +136,7 @@ def targets():
 
 
 @pytest.mark.parametrize("name", ["product-80", "product-90", "attention-80", "attention-90"])
-def test_kernel_without_a_fault_is_right(name, targets, seed):
+def test_unmodified_kernels_are_correct(name, targets, seed):
     assert targets[name].outcomes(targets[name].ptx, seed) == set()
 
 

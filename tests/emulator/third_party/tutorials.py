@@ -1,9 +1,9 @@
-"""Runs the kernels of Triton's tutorials, compiled, in the emulator, and compares with PyTorch.
+"""Runs the compiled kernels of Triton's tutorials in the emulator, and compares with PyTorch.
 
     python -m tests.emulator.third_party.tutorials PATH --arch 90 --seed 1
 
-PATH is the folder python/tutorials of a checkout of Triton. Only the kernels are taken from there:
-what surrounds them wants a GPU when it is imported, and searches for configurations.
+PATH is the folder python/tutorials of a checkout of Triton. Only the kernels are imported: the code
+around them needs a GPU when it is imported, and searches for configurations.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DESCRIPTORS = 90  # architectures from this one on have tensor descriptors in ha
 
 @dataclass
 class Case:
-    """A run of a tutorial's kernels: names and pairs of result and float64 result."""
+    """A run of a tutorial's kernels, which yields names, results and float64 results."""
 
     name: str
     run: Callable[[types.ModuleType], Iterator[tuple[str, Tensor, Tensor]]]
@@ -36,7 +36,7 @@ class Case:
 
 
 def kernels_of(path: Path) -> types.ModuleType:
-    """A module of a tutorial's kernels, without what chooses their configurations."""
+    """A module of a tutorial's kernels, without the code that chooses their configurations."""
     import triton
     import triton.language as tl
 
@@ -50,7 +50,7 @@ def kernels_of(path: Path) -> types.ModuleType:
 
 
 def only_jit(function: ast.FunctionDef) -> bool:
-    """Whether it is a kernel; of its decorators it keeps the one that makes it one."""
+    """Whether it is a kernel. Removes all decorators except triton.jit."""
     made = [one for one in function.decorator_list if "triton.jit" in ast.unparse(one)]
     if made:
         (jit,) = made
@@ -289,7 +289,7 @@ CASES = (
 
 @click.command()
 @click.argument("path", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--arch", default=90, show_default=True, help="compute capability, as 90 for Hopper")
+@click.option("--arch", default=90, show_default=True, help="compute capability, 90 for Hopper")
 @click.option("--seed", default=0, show_default=True, help="of inputs and of interleavings")
 @click.option("--only", default="", help="run the cases whose names contain this")
 def main(path: Path, arch: int, seed: int, only: str) -> None:
@@ -307,7 +307,7 @@ def main(path: Path, arch: int, seed: int, only: str) -> None:
             start = time.perf_counter()
             try:
                 for what, actual, exact in case.run(kernels_of(path / case.tutorial)):
-                    # Scores and other sums are rounded to float16 on the way.
+                    # Scores and other intermediate sums are rounded to float16.
                     plain = exact.to(actual.dtype) * (1 + 2 * torch.finfo(HALF).eps)
                     assert_close_to_float64(actual, exact.detach(), plain.detach(), what)
                 outcome = "right"

@@ -15,7 +15,7 @@ VOCABULARY = 97
 
 
 def decoder(name: str, implementation: str = "eager", **config):
-    """The causal language model of a family. Weights are large enough for attention to choose."""
+    """The causal language model of a family, with weights large enough for uneven attention."""
     model = getattr(transformers, f"{name}ForCausalLM")
     config = model.config_class(
         **{"vocab_size": VOCABULARY, "initializer_range": 0.15, "pad_token_id": 0, **config}
@@ -46,7 +46,7 @@ def falcon(heads: int = 8, layers: int = 2, head_dim: int = 8, **config):
 
 
 def t5(family: str = "T5", heads: int = 4, layers: int = 2, **config):
-    """Dropout stays at its default of 0.1 outside of attention, where eval() does without it."""
+    """Dropout outside of attention has its default of 0.1; eval() disables it."""
     defaults = {
         "vocab_size": VOCABULARY,
         "d_model": 64,
@@ -65,6 +65,23 @@ def t5(family: str = "T5", heads: int = 4, layers: int = 2, **config):
     return model._from_config(config, attn_implementation="eager").eval()
 
 
+def mpnet(head: str = "MaskedLM", heads: int = 6, layers: int = 2, **config):
+    """Dropout outside of attention has its default of 0.1; eval() disables it."""
+    defaults = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 8 * heads,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "intermediate_size": 64,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.2,
+        "attention_probs_dropout_prob": 0.0,
+    }
+    config = transformers.MPNetConfig(**{**defaults, **config})
+    model = getattr(transformers, f"MPNet{head}" if head == "Model" else f"MPNetFor{head}")
+    return model._from_config(config, attn_implementation="eager").eval()
+
+
 def inkling(family: str = "Inkling", **config):
     return decoder(family, **inkling_config(family, **config))
 
@@ -74,9 +91,9 @@ def inkling2(**config):
 
 
 def inkling_config(family: str, layers: int = 3, **config) -> dict:
-    """Layers with a window, then one without; the band of either is shorter than most inputs.
+    """Layers with a window, then one without; the bands of both are shorter than most inputs.
 
-    Logits of full layers are scaled from position 10 on, and many vectors of Inkling 2 are clipped.
+    Full layers scale logits from position 10 on, and many vectors of Inkling 2 are clipped.
     """
     shared = {
         "hidden_size": 32,
@@ -94,11 +111,11 @@ def inkling_config(family: str, layers: int = 3, **config) -> dict:
         "log_scaling_n_floor": 10,
         "log_scaling_alpha": 0.4,
         "moe_intermediate_size": 16,
-        # All experts are chosen, as rounding may change which of them are.
+        # All experts are active, since rounding may change the choice.
         "n_routed_experts": 4,
         "num_experts_per_tok": 4,
         "route_scale": 1.0,
-        # Normalization magnifies the rounding of vectors that happen to be almost 0.
+        # Normalization would magnify the rounding of vectors close to 0.
         "rms_norm_eps": 1e-2,
         "unpadded_vocab_size": VOCABULARY,
         "eos_token_id": 2,
@@ -122,7 +139,7 @@ DECODERS = {
         falcon, new_decoder_architecture=True, num_kv_heads=2, parallel_attn=True
     ),
 }
-# Their positions count padding between tokens, which is refused.
+# Their positions count padding between tokens, which is not supported.
 INKLINGS = {
     "inkling": inkling,
     "inkling, not scaled": partial(inkling, log_scaling_n_floor=None),
@@ -133,7 +150,25 @@ ENCODER_DECODERS = {
     "t5, 6 heads, gated": partial(t5, heads=6, feed_forward_proj="gated-gelu"),
     "mt5": partial(t5, "MT5"),
     "umt5": partial(t5, "UMT5"),
+    # A single expert, since rounding may change the choice.
+    "switch": partial(
+        t5, "SwitchTransformers", num_experts=1, num_decoder_layers=2, dense_act_fn="gelu_new"
+    ),
+    "longt5": partial(t5, "LongT5", local_radius=15),
 }
+
+
+def inputs_of(model, batch: int, length: int, mask: Tensor | None = None) -> dict:
+    """Random inputs; those of an encoder and a decoder have the same padding."""
+    inputs = {"input_ids": tokens(batch, length), "attention_mask": mask}
+    if model.config.is_encoder_decoder:
+        inputs |= {"decoder_input_ids": tokens(batch, length), "decoder_attention_mask": mask}
+    return inputs
+
+
+def kept_by(mask: Tensor | None, batch: int, length: int) -> Tensor:
+    """Which positions are tokens, (batch, length) bool."""
+    return torch.ones(batch, length, dtype=torch.bool) if mask is None else mask.bool()
 
 
 def accelerated(model):
@@ -142,7 +177,7 @@ def accelerated(model):
 
 
 def tokens(batch: int, length: int) -> Tensor:
-    """None of them is padding or ends a text."""
+    """Random tokens, none of which is padding or ends a text."""
     return torch.randint(3, VOCABULARY, (batch, length))
 
 

@@ -1,4 +1,4 @@
-"""`generate` continues texts as it did, when a model runs on this package."""
+"""`generate` returns the same texts if a model runs on this package."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def generate(model, inputs: dict, **options):
 
 
 def assert_same_steps(actual, expected) -> None:
-    """Sequences and logits are the same. After a tie, which either may break, texts differ."""
+    """Sequences and logits are equal, up to the first tie, after which texts may differ."""
     same = torch.ones(len(actual.sequences), dtype=torch.bool)
     first = actual.sequences.shape[1] - len(actual.logits)
     assert actual.sequences.shape == expected.sequences.shape
@@ -61,7 +61,7 @@ def test_greedy(name, side):
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_prompts_padded_on_the_right(name):
-    """They are continued behind their padding, which is a hole then."""
+    """New tokens follow the padding, which then is between tokens."""
     model, inputs = DECODERS[name](), inputs_for(name, "right")
     ours, ids, last = accelerated(model), inputs["input_ids"], inputs["attention_mask"].sum(1) - 1
     options = {"use_cache": True, "attention_mask": inputs["attention_mask"]}
@@ -86,7 +86,7 @@ def test_greedy_of_encoder_decoders(name, side):
 
 @pytest.mark.parametrize("name", [*DECODERS, *INKLINGS, *ENCODER_DECODERS])
 def test_beam_search(name):
-    """Rounding decides between beams that are equally good, so what they are worth is compared."""
+    """Rounding decides between equally good beams, so their scores are compared."""
     model = (DECODERS | INKLINGS | ENCODER_DECODERS)[name]()
     inputs = inputs_for(name, "left")
     options = {
@@ -104,7 +104,7 @@ def test_beam_search(name):
 
 
 def mean_logprobs(model, inputs: dict, sequences: Tensor) -> Tensor:
-    """Of the tokens that follow the inputs, over the sequences that each input has."""
+    """The mean log-probabilities of the tokens that follow the inputs, for each sequence."""
     per_input = len(sequences) // len(inputs["input_ids"])
     inputs = {name: x.repeat_interleave(per_input, 0) for name, x in inputs.items()}
     if model.config.is_encoder_decoder:
@@ -114,7 +114,7 @@ def mean_logprobs(model, inputs: dict, sequences: Tensor) -> Tensor:
         mask = torch.cat([inputs["attention_mask"], torch.ones_like(sequences[:, given:])], 1)
         inputs = {"input_ids": sequences, "attention_mask": mask}
         if "position_ids" in inspect.signature(model.forward).parameters:
-            # As `generate` passes them: without padding.
+            # `generate` does not count padding.
             inputs["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
     with torch.no_grad():
         logprobs = model(**inputs).logits[:, given - 1 : -1].log_softmax(2)
@@ -138,7 +138,7 @@ def test_cached_steps_equal_one_pass(name):
 
 
 def test_decoder_prompts_of_different_lengths():
-    """Token 0 is both padding and what decoding starts with."""
+    """Token 0 is both padding and the start of decoding."""
     model, mask = t5(), lengths_mask("left", 3, 12)
     prompts = tokens(3, 12) * mask
     prompts[:, 0] = 0
@@ -152,7 +152,7 @@ def test_decoder_prompts_of_different_lengths():
 
 @pytest.mark.parametrize("make", [bloom, inkling, inkling2])
 def test_prompt_lookup(make):
-    """It proposes several tokens at once, and takes back from the cache those that are refused."""
+    """It proposes several tokens at once, and removes rejected ones from the cache."""
     model, inputs = make(), {"input_ids": tokens(1, 8).repeat(1, 4)}
     options = {"prompt_lookup_num_tokens": 4, "max_new_tokens": 24, "output_logits": False}
     ours = generate(accelerated(model), inputs, **options)

@@ -24,7 +24,7 @@ from tests.support.numerics import assert_same_model
 
 
 @pytest.mark.parametrize("make", [inkling, inkling2])
-def test_the_dense_bias_is_not_computed(make, monkeypatch):
+def test_dense_biases_are_not_computed(make, monkeypatch):
     def fail(*_):
         raise AssertionError("a dense bias was computed")
 
@@ -51,20 +51,13 @@ def test_inputs_shorter_than_the_bands(name, length):
 
 @pytest.mark.parametrize("positions", [torch.arange(30) + 70, torch.arange(60).view(2, 30)])
 @pytest.mark.parametrize("make", [inkling, inkling2])
-def test_logits_are_scaled_by_the_models_positions(make, positions):
-    """Inkling counts all tokens, padding and cached ones included; Inkling 2 takes position_ids."""
+def test_logits_are_scaled_by_model_positions(make, positions):
+    """Inkling counts all tokens, including padding and cached ones; Inkling 2 uses position_ids."""
     model, inputs = make(), {"input_ids": tokens(2, 30), "position_ids": positions.view(-1, 30)}
     inputs["attention_mask"] = torch.ones(2, 30).long()
     with torch.no_grad():
         expected = model(**inputs).logits
         assert_same_model(accelerated(model)(**inputs).logits, expected, "logits")
-
-
-@pytest.mark.parametrize("make", [inkling, inkling2])
-def test_padding_between_tokens_is_refused(make):
-    model = accelerated(make())
-    with pytest.raises(NotImplementedError, match="padding between tokens, which Inkling's pos"):
-        model(tokens(3, 30), attention_mask=lengths_mask("between", 3, 30))
 
 
 @pytest.mark.parametrize("make", [inkling, inkling2])
@@ -75,7 +68,7 @@ def test_sequences_packed_by_position_ids_are_refused(make):
 
 
 def multimodal(family: str):
-    """A model of text and images, whose config contains that of the text model."""
+    """A text and image model, whose config contains that of the text model."""
     text = inkling_config(family, vocab_size=VOCABULARY, pad_token_id=0, initializer_range=0.15)
     parts = {
         "text_config": text,

@@ -1,4 +1,4 @@
-"""Models that ask transformers for an attention implementation by name take this package's."""
+"""Models that select this package's attention by its name in transformers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_grouped_query_attention(side):
     assert_same_training(*llama(), lengths_mask(side, 3, 60), 60)
 
 
-@pytest.mark.parametrize("side", ["none", "left", "right", "both"])
+@pytest.mark.parametrize("side", ["none", "left", "right", "both", "between"])
 @pytest.mark.parametrize("window", [7, 100])
 def test_sliding_window(side, window):
     assert_same_training(*mistral(window), lengths_mask(side, 3, 60), 60)
@@ -76,7 +76,7 @@ def test_both_directions(side):
 
 @pytest.mark.parametrize("make", [llama, lambda: mistral(9)], ids=["llama", "mistral"])
 def test_generation(make):
-    """A sliding cache drops the keys that its window has left behind."""
+    """A sliding cache discards keys that are outside its window."""
     mask = lengths_mask("left", 3, 20)
     inputs = {"input_ids": tokens(3, 20) * mask, "attention_mask": mask}
     options = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
@@ -87,10 +87,14 @@ def test_generation(make):
         assert_same_model(*step, "logits")
 
 
-def test_window_that_counts_padding_between_tokens_is_refused():
-    ours, _ = mistral(9)
-    with pytest.raises(NotImplementedError, match="padding between tokens"):
-        ours(tokens(3, 60), attention_mask=lengths_mask("between", 3, 60))
+@pytest.mark.parametrize("side", ["none", "left", "between"])
+@pytest.mark.parametrize("make", [llama, lambda: mistral(9)], ids=["llama", "mistral"])
+def test_attention_weights(make, side):
+    mask, ids = lengths_mask(side, 3, 30), tokens(3, 30)
+    kept = torch.ones(3, 30, dtype=torch.bool) if mask is None else mask.bool()
+    options = {"attention_mask": mask, "output_attentions": True}
+    for layer in zip(*(m(ids, **options).attentions for m in make()), strict=True):
+        assert_same_model(*(x.transpose(1, 2)[kept] for x in layer), "weights")
 
 
 @pytest.mark.parametrize("window", [None, 9, 100])
@@ -102,7 +106,7 @@ def test_sequences_packed_by_position_ids_are_refused(window):
 
 
 def test_chunks_are_refused():
-    """Within the first of them they are causal."""
+    """Within the first chunk, the mask is causal."""
     make = transformers.AttentionMaskInterface()[NAME]
     chunks = chunked_causal_mask_function(8, torch.zeros(2, dtype=torch.int64))
     assert make(2, 8, 8, mask_function=chunks, local_size=8).causal
@@ -143,6 +147,9 @@ def test_static_caches_are_refused(make):
     ours, _ = make()
     with pytest.raises(NotImplementedError, match="static caches are not supported"):
         ours.generate(tokens(2, 20), max_new_tokens=4, cache_implementation="static")
+    options = {"attention_mask": lengths_mask("left", 2, 20), "cache_implementation": "static"}
+    with pytest.raises(NotImplementedError, match="static caches are not supported"):
+        ours.generate(tokens(2, 20), max_new_tokens=4, pad_token_id=0, **options)
 
 
 def test_dropout_is_refused_in_training():
@@ -162,7 +169,6 @@ def test_dropout_is_refused_in_training():
         ("indices", torch.zeros(1, 9, 4, dtype=torch.int32)),
         ("block_indices", torch.zeros(1, 2, 9, 4, dtype=torch.int64)),
         ("cu_seq_lens_q", torch.tensor([0, 9])),
-        ("output_attentions", True),
         ("position_bias", torch.zeros(1, 4, 9, 9)),
     ],
 )
@@ -187,7 +193,7 @@ def test_inconsistent_windows_are_refused():
         attend(torch.nn.Module(), q, q, q, mask, sliding_window=4)
 
 
-def test_t5_by_name_alone_is_refused():
+def test_t5_selected_only_by_name_is_refused():
     """Its bias would be dense."""
     ours, _ = both("T5Model", d_model=64, d_kv=16, d_ff=64, num_heads=4, num_layers=1)
     with pytest.raises(NotImplementedError, match=r"transformers\.accelerate"):

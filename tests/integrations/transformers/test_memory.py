@@ -1,4 +1,4 @@
-"""T5 on this package needs memory in proportion to the tokens, whatever their padding."""
+"""T5 on this package needs memory proportional to the number of tokens, with any padding."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ print(cost(lambda: train(int(sys.argv[1]))).mebibytes)
 
 
 def peak(length: int) -> float:
-    """The MiB that a training step adds, in a process of its own."""
+    """The MiB that a training step adds, in a separate process."""
     command = [sys.executable, "-c", MEASURE, str(length)]
-    # glibc then returns a tensor's pages when it is freed. Else what it keeps, and where it finds
-    # room again, differ from run to run by some 10 %.
+    # glibc then returns a tensor's pages when it is freed. Otherwise, its caching and fragmentation
+    # vary between runs by some 10 %.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
@@ -45,8 +45,8 @@ def peak(length: int) -> float:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_t5_of_4096_tokens():
-    """One dense bias of an encoder alone would take 128 MiB, a mask of pairs 16 MiB or more."""
+def test_memory_of_t5_is_linear_in_the_tokens():
+    """A dense bias of an encoder would take 128 MiB, and a mask of pairs at least 16 MiB."""
     short, long = peak(2048), peak(4096)
     assert long <= 2.1 * short, f"{short} MiB for 2048 tokens, {long} MiB for 4096"
     assert long <= 96, f"{long} MiB"

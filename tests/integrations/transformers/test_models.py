@@ -1,4 +1,4 @@
-"""Models of transformers give what they gave, when they run on this package."""
+"""Models of transformers have the same results if they run on this package."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from tests.integrations.transformers.cases import (
     falcon,
     inkling,
     inkling2,
+    inputs_of,
+    kept_by,
     lengths_mask,
+    mpnet,
     mpt,
     t5,
     tokens,
@@ -36,27 +39,25 @@ def assert_same_training(model, inputs: dict, kept: torch.Tensor) -> None:
         if gradient is None:
             assert gradients[name] is None, name
         else:
-            # The gradient of a single number is a sum over all tokens, whose terms cancel.
-            made_of = largest if gradient.numel() == 1 else None
+            # The gradient of a single number is a sum over all tokens, whose terms cancel, as are
+            # those of a vector that is added to all keys and does not change the weights.
+            cancels = gradient.numel() == 1 or name.endswith("attn.k.bias")
+            made_of = largest if cancels else None
             assert_same_model(gradients[name], gradient, f"gradient of {name}", made_of)
 
 
 @pytest.mark.parametrize("side", ["none", "left", "right", "both", "between"])
 @pytest.mark.parametrize("name", DECODERS)
 def test_decoder_and_its_gradients(name, side):
-    mask = lengths_mask(side, 3, 70)
-    kept = torch.ones(3, 70, dtype=torch.bool) if mask is None else mask.bool()
-    inputs = {"input_ids": tokens(3, 70), "attention_mask": mask}
-    assert_same_training(DECODERS[name](), inputs, kept)
+    model, mask = DECODERS[name](), lengths_mask(side, 3, 70)
+    assert_same_training(model, inputs_of(model, 3, 70, mask), kept_by(mask, 3, 70))
 
 
-@pytest.mark.parametrize("side", ["none", "left", "right", "both"])
+@pytest.mark.parametrize("side", ["none", "left", "right", "both", "between"])
 @pytest.mark.parametrize("name", INKLINGS)
 def test_inkling_and_its_gradients(name, side):
-    mask = lengths_mask(side, 3, 70)
-    kept = torch.ones(3, 70, dtype=torch.bool) if mask is None else mask.bool()
-    inputs = {"input_ids": tokens(3, 70), "attention_mask": mask}
-    assert_same_training(INKLINGS[name](), inputs, kept)
+    model, mask = INKLINGS[name](), lengths_mask(side, 3, 70)
+    assert_same_training(model, inputs_of(model, 3, 70, mask), kept_by(mask, 3, 70))
 
 
 @pytest.mark.parametrize("name", ["bloom, 12 heads", "mpt, 6 heads", "falcon, 12 heads"])
@@ -65,19 +66,26 @@ def test_decoder_at_distances_that_bfloat16_rounds(name):
     assert_same_training(DECODERS[name](layers=1), inputs, torch.ones(1, 400, dtype=torch.bool))
 
 
-@pytest.mark.parametrize("side", ["none", "left", "right", "both"])
+@pytest.mark.parametrize("side", ["none", "left", "right", "both", "between"])
+@pytest.mark.parametrize("layers", [1, 3])
+def test_mpnet_and_its_gradients(layers, side):
+    """Distances reach both the exact and the logarithmic buckets on both sides."""
+    model, mask = mpnet(layers=layers), lengths_mask(side, 3, 200)
+    assert_same_training(model, inputs_of(model, 3, 200, mask), kept_by(mask, 3, 200))
+
+
+@pytest.mark.parametrize("side", ["none", "left", "right", "both", "between"])
 @pytest.mark.parametrize("name", ENCODER_DECODERS)
 def test_encoder_decoder_and_its_gradients(name, side):
-    """Both sides are longer than the largest distance that has a bucket of its own."""
+    """Both sides are longer than the largest distance with a separate bucket."""
     decoder_mask = lengths_mask(side, 3, 150)
-    kept = torch.ones(3, 150, dtype=torch.bool) if decoder_mask is None else decoder_mask.bool()
     inputs = {
         "input_ids": tokens(3, 200),
         "attention_mask": lengths_mask(side, 3, 200),
         "decoder_input_ids": tokens(3, 150),
         "decoder_attention_mask": decoder_mask,
     }
-    assert_same_training(ENCODER_DECODERS[name](), inputs, kept)
+    assert_same_training(ENCODER_DECODERS[name](), inputs, kept_by(decoder_mask, 3, 150))
 
 
 BUCKETS = {"relative_attention_num_buckets": 10, "relative_attention_max_distance": 20}
@@ -103,7 +111,7 @@ def test_settings(make):
 
 @pytest.mark.parametrize("make", [bloom, falcon])
 def test_dropout_outside_of_attention(make):
-    """It draws the same numbers."""
+    """The same random numbers are drawn."""
     model, ids = make(hidden_dropout=0.2).train(), tokens(2, 20)
     results = []
     for m in (accelerated(model), model):
@@ -112,12 +120,12 @@ def test_dropout_outside_of_attention(make):
     assert_same_model(*results, "logits")
 
 
-@pytest.mark.parametrize("name", [*DECODERS, *INKLINGS, *ENCODER_DECODERS])
-def test_weights_are_initialized_as_without_acceleration(name):
-    plain = (DECODERS | INKLINGS | ENCODER_DECODERS)[name]()
+@pytest.mark.parametrize("name", [*DECODERS, *INKLINGS, *ENCODER_DECODERS, "mpnet"])
+def test_acceleration_does_not_affect_initialization(name):
+    plain = (DECODERS | INKLINGS | ENCODER_DECODERS | {"mpnet": mpnet})[name]()
     ours = accelerated(plain)
     for model in (plain, ours):
-        for parameter in model.parameters():  # as transformers marks what it has initialized
+        for parameter in model.parameters():  # transformers marks initialized parameters
             vars(parameter).pop("_is_hf_initialized", None)
             parameter.data.zero_()
         torch.manual_seed(0)
@@ -127,11 +135,12 @@ def test_weights_are_initialized_as_without_acceleration(name):
         assert torch.equal(mine, theirs)
 
 
-def test_cross_attention_with_padding_between_tokens():
-    """What a decoder is given may come from anywhere."""
+@pytest.mark.parametrize("length", [20, 50, 90])
+def test_cross_attention_with_padding_between_tokens(length):
+    """A decoder's input may come from any encoder."""
     model = t5().decoder
     inputs = {
-        "input_ids": tokens(3, 50),
+        "input_ids": tokens(3, length),
         "encoder_hidden_states": torch.randn(3, 50, 64),
         "encoder_attention_mask": lengths_mask("between", 3, 50),
     }
@@ -143,7 +152,7 @@ def test_cross_attention_with_padding_between_tokens():
 @pytest.mark.parametrize("name", ["bloom", "t5", "umt5", "inkling", "inkling 2"])
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradient_checkpointing(name, reentrant):
-    """Blocks that are computed again, one after the other, share what the first one made."""
+    """Recomputed blocks share the bias that the first one computes."""
     model = (DECODERS | INKLINGS | ENCODER_DECODERS)[name](layers=3)
     ours, checkpointed = accelerated(model), accelerated(model)
     checkpointed.activation_checkpointing_enable({"use_reentrant": reentrant})
@@ -165,8 +174,8 @@ def test_gradient_checkpointing(name, reentrant):
         assert_same_model(gradients[key], gradient, f"gradient of {key}")
 
 
-def falcon_of_bias_alone():
-    """One whose q.k are small beside the bias, which transformers rounds in bfloat16."""
+def falcon_dominated_by_bias():
+    """A model whose q.k are small compared to the bias, which transformers rounds to bfloat16."""
     model = falcon(heads=4, layers=1, head_dim=32, initializer_range=0.3)
     with torch.no_grad():
         weight = model.transformer.h[0].self_attention.query_key_value.weight
@@ -175,7 +184,7 @@ def falcon_of_bias_alone():
 
 
 def in_bfloat16(model):
-    """Without the parameters that transformers keeps in float32 when it loads the model."""
+    """In bfloat16, except for parameters that transformers loads in float32."""
     kept = model._keep_in_fp32_modules_strict or ()
     for name, parameter in model.named_parameters():
         if not any(part in name for part in kept):
@@ -188,16 +197,17 @@ def in_bfloat16(model):
     [
         lambda: bloom(layers=1).transformer,
         lambda: mpt(layers=1, initializer_range=0.3).transformer,
-        falcon_of_bias_alone,
+        falcon_dominated_by_bias,
         lambda: t5(layers=1, initializer_factor=2.0).encoder,
         lambda: t5("MT5", layers=1, initializer_factor=2.0).encoder,
         lambda: t5("UMT5", layers=1, initializer_factor=2.0).encoder,
         lambda: inkling(layers=1, initializer_range=0.3).model,
         lambda: inkling2(layers=1, initializer_range=0.3).model,
+        lambda: mpnet(layers=1).mpnet,
     ],
-    ids=["bloom", "mpt", "falcon", "t5", "mt5", "umt5", "inkling", "inkling 2"],
+    ids=["bloom", "mpt", "falcon", "t5", "mt5", "umt5", "inkling", "inkling 2", "mpnet"],
 )
-def test_closer_to_float32_in_bfloat16(make):
+def test_bfloat16_results_are_closer_to_float32(make):
     half = in_bfloat16(make())
     ours, full = accelerated(half), copy.deepcopy(half).float()
     inputs = {"input_ids": tokens(2, 500)}
@@ -210,7 +220,7 @@ def test_closer_to_float32_in_bfloat16(make):
 
 
 def test_cast_after_acceleration():
-    """Slopes that bfloat16 cannot hold are not rounded with the parameters."""
+    """Slopes that are inexact in bfloat16 are not rounded with the parameters."""
     model = bloom(12)
     inputs = {"input_ids": tokens(2, 300)}
     with torch.no_grad():

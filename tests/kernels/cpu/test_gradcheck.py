@@ -1,4 +1,4 @@
-"""torch.autograd.gradcheck on the float64 kernels: numerical derivatives, which know no formula."""
+"""torch.autograd.gradcheck of the float64 kernels, whose numerical derivatives need no formula."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ MASKS = {
 
 def gradcheck(case: Case, **options) -> bool:
     problem = drawn(case)
-    # Differences of lse mean nothing where it is -inf.
+    # Finite differences of lse are meaningless where it is -inf.
     first = max(0, case.lengths[0] - case.lengths[1])
 
     def attend(*_):
         o, lse = fused(problem)
         return o, lse[:, :, first:]
 
-    # Gradcheck moves these tensors in place.
+    # gradcheck perturbs these tensors in place.
     return torch.autograd.gradcheck(attend, tuple(problem.leaves().values()), **options)
 
 
@@ -41,6 +41,6 @@ def test_gradients_are_numerical_derivatives(bias, mask):
 
 @pytest.mark.parametrize("bias", FORMS)
 def test_gradients_across_tiles_are_numerical_derivatives(bias):
-    """Of random combinations of the inputs, as there are many."""
+    """Along random directions, since there are many inputs."""
     case = Case(bias, torch.float64, lengths=(80, 140), dims=(3, 2), window=90)
     assert gradcheck(case, fast_mode=True)

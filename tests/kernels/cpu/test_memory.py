@@ -1,4 +1,4 @@
-"""Memory beyond inputs, outputs and gradients is O(N) a thread, where dense attention needs N^2."""
+"""Calls need O(N) memory per thread beyond inputs, outputs and gradients."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_peak_memory_at_8192_tokens(dtype, heads):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_kept_memory_can_be_released():
+def test_release_memory_frees_workspaces():
     program = RELEASE.replace("DTYPE", "float32").replace("HEADS", "(8, 8)")
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
@@ -97,8 +97,8 @@ def test_kept_memory_can_be_released():
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_peak_memory_of_many_packed_sequences_beside_a_long_one():
-    """A table for each of the 1001 as long as the longest asks for would take 125 MiB."""
+def test_peak_memory_of_packed_sequences_of_unequal_length():
+    """1001 tables of the length of the longest sequence would take 125 MiB."""
     program = PACKED.replace("DTYPE", "float32").replace("HEADS", "(8, 8)")
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr

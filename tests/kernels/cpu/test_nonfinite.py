@@ -1,4 +1,4 @@
-"""NaN and infinities: they go where the reference takes them, and nowhere else."""
+"""NaN and infinities propagate as in the reference, and no further."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.support.numerics import assert_close_to_float64
 from tests.support.problems import Problem, check_problem, drawn, evaluate, fused, magnitudes, naive
 
 NAN, INF = torch.nan, torch.inf
-# Keys and queries of 200: in the first tile of 64, at its end, in the middle, in the last one.
-PLACES = [0, 63, 64, 100, 130, 199]
+# Positions out of 200: in the first tile of 64, at its end, in the middle, and in the last tile.
+POSITIONS = [0, 63, 64, 100, 130, 199]
 
 
-def spoil(problem: Problem, where: str, n: int, value: float, channel: int | None = None) -> None:
-    """Writes value at position n of q, k or v; into one channel, or all of them."""
+def poison(problem: Problem, where: str, n: int, value: float, channel: int | None = None) -> None:
+    """Writes value at position n of q, k or v, into one channel or all of them."""
     with torch.no_grad():
         rows = getattr(problem, where)[0, 0, n]
         rows[slice(None) if channel is None else channel] = value
@@ -38,7 +38,7 @@ def spoil(problem: Problem, where: str, n: int, value: float, channel: int | Non
             bias=list(FORMS),
             dtype=DTYPES,
             where=["q", "k", "v"],
-            n=PLACES,
+            n=POSITIONS,
             value=[NAN, INF, -INF],
             channel=[None, 0, 7],
             causal=[True, False],
@@ -48,17 +48,19 @@ def spoil(problem: Problem, where: str, n: int, value: float, channel: int | Non
     ],
     ids=str,
 )
-def test_outputs_are_not_finite_where_those_of_the_reference_are(
+def test_outputs_are_nonfinite_where_the_reference_is(
     instruction_set, where, n, value, channel, case
 ):
     problem = drawn(case)
-    spoil(problem, where, n, value, channel)
+    poison(problem, where, n, 0.0, channel)
+    sums = magnitudes(problem.double(), case.dtype)
+    poison(problem, where, n, value, channel)
     with backends.instruction_set(instruction_set), torch.no_grad():
         ours = fused(problem)
-    truth, yardstick = naive(problem.double()), naive(problem)
-    for name, actual, exact, same in zip(("o", "lse"), ours, truth, yardstick, strict=True):
+    truth, baseline = naive(problem.double()), naive(problem)
+    for name, actual, exact, same in zip(("o", "lse"), ours, truth, baseline, strict=True):
         same = None if case.dtype == torch.float64 else same
-        assert_close_to_float64(actual, exact, same, name)
+        assert_close_to_float64(actual, exact, same, name, sums[name])
 
 
 @pytest.mark.parametrize(
@@ -72,7 +74,7 @@ def test_outputs_are_not_finite_where_those_of_the_reference_are(
             bias=list(FORMS),
             dtype=[torch.float64, torch.float32, torch.bfloat16],
             where=["q", "k", "v"],
-            n=PLACES,
+            n=POSITIONS,
             value=[NAN, INF, -INF],
             causal=[True, False],
             window=[5, 70],
@@ -80,13 +82,13 @@ def test_outputs_are_not_finite_where_those_of_the_reference_are(
     ],
     ids=str,
 )
-def test_gradients_have_nothing_of_what_their_queries_do_not_see(where, n, value, case):
-    """Queries that see the spoiled place lose their gradients, and so do the keys they see; all
-    others have those that they have when it is 0."""
+def test_nonfinite_values_affect_only_rows_that_see_them(where, n, value, case):
+    """Queries that see the poisoned position have no valid gradients, nor do the keys they see; all
+    others have the gradients of a problem with 0 there."""
     problem = drawn(case)
-    spoil(problem, where, n, 0.0)
+    poison(problem, where, n, 0.0)
     clean = problem.double()
-    spoil(problem, where, n, value)
+    poison(problem, where, n, value)
 
     visible = case.geometry.visible()
     lost = torch.zeros(200, dtype=torch.bool)
@@ -96,16 +98,16 @@ def test_gradients_have_nothing_of_what_their_queries_do_not_see(where, n, value
     kept = {"q": ~lost_queries, "k": ~lost_keys, "v": ~lost_keys}
 
     ours, truth = evaluate(problem), evaluate(clean, naive)
-    yardstick, sums = evaluate(in_dtype(clean), naive), magnitudes(clean, case.dtype)
+    baseline, sums = evaluate(in_dtype(clean), naive), magnitudes(clean, case.dtype)
     for name, rows in kept.items():
         what = f"gradient of {name}"
-        actual, exact, same, terms = (x[what][:, :, rows] for x in (ours, truth, yardstick, sums))
+        actual, exact, same, terms = (x[what][:, :, rows] for x in (ours, truth, baseline, sums))
         same = None if case.dtype == torch.float64 else same
         assert_close_to_float64(actual, exact, same, what, terms)
 
 
 def in_dtype(problem: Problem) -> Problem:
-    """A float64 problem with its tensors as its case has them."""
+    """A float64 problem, cast to the dtype of its case."""
     dtype = problem.case.dtype
     q, k, v = (x.detach().to(dtype).requires_grad_() for x in (problem.q, problem.k, problem.v))
     return dataclasses.replace(problem, q=q, k=k, v=v, grad_o=problem.grad_o.to(dtype))
@@ -114,7 +116,7 @@ def in_dtype(problem: Problem) -> Problem:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("where", ["q", "k", "v", "qkv"])
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
-def test_inputs_full_of_it_come_back(where, value, dtype):
+def test_inputs_filled_with_nonfinite_values_return(where, value, dtype):
     problem = drawn(Case("distance", dtype, lengths=(130, 130), dims=(4, 4)))
     with torch.no_grad():
         for name in where:
@@ -127,14 +129,14 @@ def test_inputs_full_of_it_come_back(where, value, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-def test_a_half_dtype_overflows_as_it_is_rounded(instruction_set, dtype):
+def test_outputs_at_the_end_of_the_range_are_kept(instruction_set, dtype):
     """Outputs are rounded once: values at the end of the dtype's range are kept."""
     problem = drawn(Case(dtype=dtype, lengths=(70, 70), batch=1))
     with torch.no_grad():
         problem.v.fill_(torch.finfo(dtype).max)
         with backends.instruction_set(instruction_set):
             o, _ = fused(problem)
-    # Weights add up to 1 within a rounding, which may be the one too many.
+    # Weights sum to 1 up to rounding, which may make the output overflow to infinity.
     assert not o.isnan().any()
     assert (o >= torch.finfo(dtype).max * (1 - 2 * torch.finfo(dtype).eps)).all()
 
@@ -154,7 +156,7 @@ MASKS_BY_BIAS = {
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("hidden", MASKS_BY_BIAS.values(), ids=MASKS_BY_BIAS)
 def test_distances_of_minus_infinity_are_masked(hidden, dtype, causal):
-    """Rows of nothing else give o = 0, lse = -inf and no gradient."""
+    """Rows with no other distance give o = 0, lse = -inf and no gradient."""
     problem = drawn(Case("distance", dtype, lengths=(140, 140), dims=(8, 8), causal=causal))
     table = problem.bias
     with torch.no_grad():
@@ -169,7 +171,7 @@ def test_distances_of_minus_infinity_are_masked(hidden, dtype, causal):
     assert (ours["gradient of r"][:, hidden(d)] == 0).all()
 
 
-def test_a_table_of_minus_infinity_is_a_window_to_the_bit():
+def test_table_of_minus_infinity_equals_a_window():
     problem = drawn(Case(lengths=(200, 200)))
     qkv = problem.q, problem.k, problem.v
     hidden = biases.DistanceBias.from_function(lambda d: torch.where(d < 70, -d, -INF), 2)
@@ -181,7 +183,7 @@ def test_a_table_of_minus_infinity_is_a_window_to_the_bit():
 
 
 @pytest.mark.parametrize("slope", [INF, -INF])
-def test_slopes_without_end_give_what_the_reference_gives(slope):
+def test_infinite_slopes_match_the_reference(slope):
     problem = drawn(Case("linear", lengths=(70, 70)))
     with torch.no_grad():
         problem.bias.slopes[1] = slope
@@ -219,7 +221,7 @@ def test_nan_in_a_bias_is_refused(bias, what, dtype, position):
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("n", [0, 20, 64, 150])
-def test_a_step_of_minus_infinity(n, causal, instruction_set):
+def test_step_of_minus_infinity_matches_the_reference(n, causal, instruction_set):
     problem = drawn(Case("cumulative", lengths=(200, 200), dims=(8, 8), batch=1, causal=causal))
     with torch.no_grad():
         problem.bias.steps[..., n] = -INF
@@ -233,10 +235,10 @@ def test_a_step_of_minus_infinity(n, causal, instruction_set):
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_values_near_the_largest_number_do_not_overflow(dtype, instruction_set):
+def test_accumulators_of_large_values_do_not_overflow(dtype, instruction_set):
     q = torch.ones(1, 1, 200, 4, dtype=dtype)
     k, v = torch.zeros_like(q), torch.full_like(q, 1e30)
-    k[:, :, 0] = 1.25  # an earlier key wins by 2^7, so that later ones set the pivot
+    k[:, :, 0] = 1.25  # an earlier key outweighs the later ones, which set the pivot, by 2^7
     v[:, :, 0] = 3e36
     with backends.instruction_set(instruction_set):
         o = biased_flash_attn(q, k, v, scale=1.0, backend="cpu")

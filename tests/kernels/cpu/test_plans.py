@@ -1,4 +1,4 @@
-"""The CPU kernels take the keys that a plan leaves them, and no others, in both directions."""
+"""The CPU kernels attend to exactly the keys of a plan, forward and backward."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from torch import Tensor
 from biased_flash_attn import attention_plan, backends, biased_flash_attn, biases, operators
 from biased_flash_attn.attention import prepared
 from biased_flash_attn.forms import Geometry, Linear
+from biased_flash_attn.forms.gradients import OWN
 from biased_flash_attn.problem import Problem
 from biased_flash_attn.skipping import plans
-from tests.skipping.test_certificate import taken
+from tests.skipping.test_certificate import kept_mask
 from tests.support.biases import FORMS
 from tests.support.cases import DTYPES, INSTRUCTION_SETS, Case, pairwise
 from tests.support.numerics import assert_close_to_float64
@@ -23,12 +24,12 @@ from tests.support.problems import check_problem, drawn, evaluate, naive, with_l
 
 @dataclass(frozen=True)
 class PlannedGeometry(Geometry):
-    """What is visible is different for each head. Only the reference asks for it."""
+    """Visibility that differs between heads. Only the reference reads it."""
 
     plan: Tensor | None = None
 
     def visible(self, device: torch.device | None = None) -> Tensor:
-        return super().visible(device) & taken(self.plan, self)
+        return super().visible(device) & kept_mask(self.plan, self)
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class PlannedCase(Case):
 
 
 def any_plan(case: Case) -> Tensor:
-    """Ends anywhere, in order. Some queries are left nothing."""
+    """Random key ranges, whose ends never decrease. Some are empty."""
     tiles = plans.query_tiles(case.lengths[0])
     shape = (2, case.batch, case.heads[0], tiles)
     first, end = torch.randint(case.lengths[1] + 1, shape).sort(-1).values
@@ -83,7 +84,7 @@ COMBINATIONS = pairwise(
     [(row.pop("instruction_set"), Case(**row)) for row in COMBINATIONS],
     ids=str,
 )
-def test_gradients_are_those_of_what_is_computed(instruction_set, case):
+def test_gradients_are_those_of_the_computed_pairs(instruction_set, case):
     with backends.instruction_set(instruction_set):
         check_with_any_plan(case)
 
@@ -91,20 +92,20 @@ def test_gradients_are_those_of_what_is_computed(instruction_set, case):
 @pytest.mark.sanitize
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
 @pytest.mark.parametrize("bias", FORMS)
-def test_any_plan_stays_within_memory(bias, causal):
+def test_any_plan_stays_in_bounds(bias, causal):
     check_with_any_plan(Case(bias, lengths=(260, 310), dims=(8, 8), heads=(2, 1), causal=causal))
 
 
 @pytest.mark.parametrize("threads", [2, 5])
 @pytest.mark.parametrize("heads", [(1, 1), (4, 2), (5, 5)], ids=lambda x: "{}x{}".format(*x))
-def test_heads_of_different_cost_are_shared_out(heads, threads):
+def test_heads_of_unequal_cost_are_exact_and_repeatable(heads, threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         case = Case("cumulative-gain", lengths=(700, 700), dims=(32, 32), heads=heads, batch=1)
         problem = drawn(case)
         plan = plans.full_plan(problem.q, case.geometry)
-        plan[0, :, 1:] = torch.arange(6).mul(128)  # the first head is many times the others
+        plan[0, :, 1:] = torch.arange(6).mul(128)  # the first head costs many times the others
         problem.case = PlannedCase(**vars(case), plan=plan)
         first = check_problem(problem, planned)
         for name, x in evaluate(problem, planned).items():
@@ -114,23 +115,23 @@ def test_heads_of_different_cost_are_shared_out(heads, threads):
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_what_is_left_out_is_not_read_as_a_number(value):
-    """Beside a NaN that a tile holds, its other queries stay what they are."""
+def test_nonfinite_skipped_keys_do_not_affect_results(value):
+    """If a tile contains NaN, those of its queries that do not see it are unaffected."""
     case = Case("linear", lengths=(256, 256), batch=1)
     problem = drawn(case)
     plan = plans.full_plan(problem.q, case.geometry)
-    plan[0, ..., 1] = 100  # within a tile, of which the queries from 128 on leave out a part
+    plan[0, ..., 1] = 100  # within a tile, part of which the queries from 128 on skip
     problem.case = PlannedCase(**vars(case), plan=plan)
     truth, same = evaluate(problem.double(), naive), evaluate(problem, naive)
     with torch.no_grad():
         for x in (problem.k, problem.v):
             x[:, :, 90] = value
-    dirty = evaluate(problem, planned)
+    poisoned = evaluate(problem, planned)
     for name in ("o", "lse", "gradient of q"):
         for rows in (slice(128, None), slice(90)):
-            ours, exact, yardstick = (x[name][:, :, rows] for x in (dirty, truth, same))
-            assert_close_to_float64(ours, exact, yardstick, name)
-        assert not dirty[name][:, :, 90:128].isfinite().any(), name
+            ours, exact, baseline = (x[name][:, :, rows] for x in (poisoned, truth, same))
+            assert_close_to_float64(ours, exact, baseline, name)
+        assert not poisoned[name][:, :, 90:128].isfinite().any(), name
 
 
 def test_gradients_of_the_public_call_are_those_of_its_plan():
@@ -160,7 +161,7 @@ def test_opcheck_with_a_plan():
     call = dataclasses.replace(call, plan=operators.plan(call))
     torch.library.opcheck(registered.forward.default, with_leaves(call).arguments())
     results = *operators.forward(call), problem.grad_o, problem.grad_lse
-    torch.library.opcheck(registered.backward.default, (*results, True, *call.arguments()))
+    torch.library.opcheck(registered.backward.default, (*results, [OWN], *call.arguments()))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -1,4 +1,4 @@
-"""Long sequences, where a bias evaluated far from the tile, or in too few digits, shows."""
+"""Long sequences, which reveal biases that are not evaluated relative to the tile or precisely."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ N = 8192
 ROWS = [63, 64, 1000, 4095, 4096, 5555, 8100, N - 1]
 
 
-def weak_at_last() -> biases.CumulativeBias:
-    """A sum of -3000 is reached before the last 2000 keys, between which the bias is small."""
+def small_last_steps() -> biases.CumulativeBias:
+    """Sums reach -3000 before the last 2000 keys, among which the bias is small."""
     steps = -torch.rand(1, 2, N)
     steps[..., 6000:] *= 1e-3
     return biases.CumulativeBias(steps)
@@ -33,14 +33,14 @@ LONG = {
     "sandwich": lambda: biases.Sandwich(2),
     # -0.69 on average, -5700 in sum
     "steps": lambda: biases.CumulativeBias(-1.38 * torch.rand(1, 2, N)),
-    "steps-weak": weak_at_last,
+    "steps-weak": small_last_steps,
     "gain": lambda: biases.CumulativeBias(-torch.rand(1, 2, N), 0.1 + torch.rand(1, 2, N)),
     "kernel": lambda: biases.CumulativeBias(-torch.rand(1, 2, N), kernel="log1p_square"),
 }
 
 
 class DenseRow(nn.Module):
-    """The bias of one query, as numbers."""
+    """The dense bias of one query."""
 
     def __init__(self, bias, i: int):
         super().__init__()
@@ -68,27 +68,27 @@ def test_rows_of_long_sequences_are_as_exact_as_short_ones(bias, dtype):
     case = Case(dtype=dtype, lengths=(N, N), batch=1)
     q, k, v = (torch.randn(1, 2, N, 16).to(dtype) for _ in "qkv")
     bias = LONG[bias]()
-    # What may be left out by default cannot be seen in float32.
+    # The default tolerance is below the resolution of float32.
     options = {"tolerance": 0.0 if dtype == torch.float64 else None, "backend": "cpu"}
     outputs = biased_flash_attn(q, k, v, bias, return_lse=True, **options)
-    # Within a tile, steps are added up in lse's precision.
+    # Within a tile, steps are summed in lse's precision.
     of_tile = 0
     if isinstance(bias, biases.CumulativeBias):
         gain = 1 if bias.gain is None else bias.gain.abs().max()
         of_tile = 64 * bias.steps.abs().mean() * gain
 
     rows = [row_of(case, q, k, v, bias, i) for i in ROWS]
-    truth, yardstick = [naive(row.double()) for row in rows], [naive(row) for row in rows]
+    truth, baseline = [naive(row.double()) for row in rows], [naive(row) for row in rows]
     sums = [magnitudes(row.double(), dtype, of_tile) for row in rows]
     for place, name in enumerate(("o", "lse")):
-        exact, same = (torch.cat([row[place] for row in all_], 2) for all_ in (truth, yardstick))
+        exact, same = (torch.cat([row[place] for row in all_], 2) for all_ in (truth, baseline))
         same = None if dtype == torch.float64 else same
         terms = torch.cat([row[name] for row in sums], 2)
         assert_close_to_float64(outputs[place][:, :, ROWS], exact, same, name, terms)
 
 
 class Sums(nn.Module):
-    """A cumulative bias given by its running sums."""
+    """A cumulative bias given by its prefix sums."""
 
     def __init__(self, sums: Tensor):
         super().__init__()
@@ -102,8 +102,7 @@ class Sums(nn.Module):
 
 
 def with_columns(case: Case, bias: nn.Module) -> Problem:
-    """A problem in which the gradient of k's last channel is that of a number added to a column
-    of logits: the sum of the column of dS."""
+    """A problem in which the gradient of k's last channel is the sum of a column of dS."""
     problem = dataclasses.replace(drawn(case), bias=bias.to(lse_dtype(case)))
     with torch.no_grad():
         problem.q[..., -1] = 1 / problem.scale
@@ -118,8 +117,8 @@ BOTH_EXACT = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], id
 
 
 @BOTH_EXACT
-def test_rows_of_the_gradient_of_logits_add_up_to_the_gradient_of_lse(dtype):
-    """The gradient of a running sum C_t is row t of dS minus its column t."""
+def test_rows_of_ds_sum_to_the_gradient_of_lse(dtype):
+    """The gradient of a prefix sum C_t is row t of dS minus its column t."""
     case = Case(dtype=dtype, lengths=(2000, 2000), dims=(17, 16), heads=(1, 1), batch=1)
     problem = with_columns(case, Sums(torch.randn(1, 1, 2000)))
 
@@ -134,7 +133,7 @@ def test_rows_of_the_gradient_of_logits_add_up_to_the_gradient_of_lse(dtype):
 
 
 @BOTH_EXACT
-def test_the_gradient_of_a_slope_is_that_of_rows_and_columns(dtype):
+def test_slope_gradients_match_sums_of_rows_and_columns(dtype):
     """sum_ij dS_ij (p_i - j) = sum_i p_i dlse_i - sum_j j (column j of dS)."""
     case = Case(dtype=dtype, lengths=(1500, 2000), dims=(17, 16), batch=1)
     problem = with_columns(case, biases.ALiBi(2, trainable=True))
@@ -148,7 +147,7 @@ def test_the_gradient_of_a_slope_is_that_of_rows_and_columns(dtype):
     assert_close_to_float64(actual, exact, None, "gradient of slopes", terms[0])
 
 
-def test_the_gradients_of_a_table_add_up_to_those_of_lse():
+def test_table_gradients_sum_to_those_of_lse():
     problem = drawn(Case("distance", torch.float64, lengths=(300, 2000), batch=1))
     actual, exact = evaluate(problem)["gradient of r"].sum(1), problem.grad_lse.sum((0, 2))
     terms = magnitudes(problem, torch.float64)["gradient of r"].sum(1)
@@ -156,17 +155,17 @@ def test_the_gradients_of_a_table_add_up_to_those_of_lse():
 
 
 def one_large_step(case: Case, step: float) -> Problem:
-    """As between two documents, or at a gate that closes, in the middle of a tile."""
+    """A large step in the middle of a tile, as between two documents or at a closed gate."""
     problem = drawn(case)
     with torch.no_grad():
         problem.bias.steps[..., 70] = step
         if problem.bias.gain is not None:
-            problem.bias.gain.abs_()  # a penalty, not a logit that float32 cannot hold
+            problem.bias.gain.abs_()  # a penalty, not a logit too large for float32
     return problem
 
 
 def check_beyond_float32(problem: Problem, attend=fused) -> None:
-    """Like check_problem, where sums in one float32 number lose so much as to be no yardstick."""
+    """Like check_problem, for sums for which naive attention in float32 is too inexact."""
     before = problem.double()
     truth, sums = evaluate(before, naive), magnitudes(before, problem.q.dtype)
     for name, actual in evaluate(problem, attend).items():
@@ -176,19 +175,19 @@ def check_beyond_float32(problem: Problem, attend=fused) -> None:
 @pytest.mark.parametrize("step", [-1e3, -1e6, -1e9])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("bias", ["cumulative-gain", "log1p_square"])
-def test_one_large_step_leaves_its_neighbours_exact(bias, causal, step):
+def test_steps_next_to_a_large_one_are_exact(bias, causal, step):
     case = Case(bias, lengths=(200, 200), batch=1, causal=causal)
     check_beyond_float32(one_large_step(case, step))
 
 
-def left_of_cancelling(attend, bias: str, dims: tuple[int, int], causal: bool) -> float:
-    """The gradient of the first step in bfloat16, against that of others.
+def cancellation_residual(attend, bias: str, dims: tuple[int, int], causal: bool) -> float:
+    """The gradient of the first step in bfloat16, relative to those of the others.
 
-    It moves all sums alike, and so nothing: what a pair adds to the sum of its query and to that of
-    its key cancels, unless the two are rounded apart. That would gather in the gradients of all
-    steps, which are sums over later queries and keys. Where products of tiles come out otherwise
-    by a last bit, a pair that lies between two numbers is rounded apart as well, in some of the
-    heads.
+    The first step shifts all sums equally, so that its gradient is 0: the terms of a pair in the
+    sums of its query and of its key cancel, unless they are rounded differently. Such errors would
+    accumulate in the gradients of all steps, which are sums over later queries and keys. If two
+    products of tiles differ in the last bit, a pair halfway between two numbers is also rounded
+    differently, in some of the heads.
     """
     settings = {"lengths": (140, 140), "dims": dims, "heads": (5, 5), "batch": 1, "causal": causal}
     gradient = evaluate(drawn(Case(bias, torch.bfloat16, **settings)), attend)["gradient of steps"]
@@ -197,16 +196,14 @@ def left_of_cancelling(attend, bias: str, dims: tuple[int, int], causal: bool) -
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
 @pytest.mark.parametrize("bias", ["cumulative", "cumulative-gain"])
-def test_shares_of_queries_and_keys_cancel_in_gradients_of_steps(bias, causal):
-    assert left_of_cancelling(fused, bias, (16, 16), causal) <= 2**-12
+def test_query_and_key_terms_cancel_in_step_gradients(bias, causal):
+    assert cancellation_residual(fused, bias, (16, 16), causal) <= 2**-12
 
 
 @pytest.mark.parametrize("with_gain", [False, True])
 @pytest.mark.parametrize("causal", [True, False])
-def test_gradients_of_early_steps_contain_no_rounding_errors_of_later_pairs(
-    causal, with_gain, seed
-):
-    """The steps decay so fast that the pairs of the last queries depend on the last steps alone.
+def test_early_step_gradients_are_free_of_later_rounding(causal, with_gain, seed):
+    """Weights decay so fast that the last queries depend only on the last steps.
 
     The gradient of an earlier step sums those of all these pairs twice, with opposite signs.
     """
@@ -218,5 +215,5 @@ def test_gradients_of_early_steps_contain_no_rounding_errors_of_later_pairs(
     o = biased_flash_attn(q, k, v, bias, causal=causal, tolerance=0.0, backend="cpu")
     o[:, :, -last:].backward(torch.randn(1, 2, last, 16))
     assert steps.grad[:, :, -last:].abs().max() > 1e-3
-    # Nothing is left of the terms but the rounding of their sums, which are float64.
+    # Only the rounding of the float64 sums remains.
     assert steps.grad[:, :, : n - 2 * last].abs().max() < 1e-15 * n

@@ -1,4 +1,4 @@
-"""What must hold whatever the numbers are, on shapes that Hypothesis draws."""
+"""Invariants of attention, on shapes drawn by Hypothesis."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def test_any_problem_is_exact(case, seed):
 
 @given(case=any_case(), seed=seeds)
 @settings(max_examples=15)
-def test_sequences_and_heads_do_not_meet(case, seed):
-    """Each sequence, and each group of heads, has to the bit what it has alone."""
+def test_sequences_and_heads_are_independent(case, seed):
+    """The results of a sequence and a group of heads are bit for bit those of a separate call."""
     torch.manual_seed(seed)
     problem = drawn(dataclasses.replace(case, bias="distance"))
     o, lse = fused(problem)
@@ -88,23 +88,23 @@ def test_permuted_sequences_and_heads_give_permuted_results(case, seed):
 
 @given(case=any_case(bias="distance"), seed=seeds, shift=st.floats(-300, 300))
 @settings(max_examples=25)
-def test_a_constant_added_to_all_logits_moves_lse_alone(case, seed, shift):
-    """By so much that a bias or an lse rounded to a half dtype would show it."""
+def test_adding_a_constant_to_logits_shifts_only_lse(case, seed, shift):
+    """The constant is so large that rounding the bias or lse to a half dtype would be noticed."""
     torch.manual_seed(seed)
     problem = drawn(case)
-    truth, yardstick = evaluate(problem.double(), naive), evaluate(problem, naive)
+    truth, baseline = evaluate(problem.double(), naive), evaluate(problem, naive)
     with torch.no_grad():
         problem.bias.r += shift
     raised, sums = evaluate(problem), magnitudes(problem.double(), case.dtype)
     for name, exact in truth.items():
         move = shift if name == "lse" else 0
-        same = None if case.dtype == torch.float64 else yardstick[name].double() + move
+        same = None if case.dtype == torch.float64 else baseline[name].double() + move
         assert_close_to_float64(raised[name], exact + move, same, name, sums[name])
 
 
 @given(case=any_case(window=None), seed=seeds, beyond=st.integers(0, 100))
 @settings(max_examples=15)
-def test_a_window_over_all_keys_is_no_window(case, seed, beyond):
+def test_window_of_all_keys_equals_no_window(case, seed, beyond):
     torch.manual_seed(seed)
     problem = drawn(case)
     without = evaluate(problem)
@@ -120,8 +120,8 @@ def test_a_window_over_all_keys_is_no_window(case, seed, beyond):
     data=st.data(),
 )
 @settings(max_examples=40)
-def test_what_comes_later_changes_nothing_before(case, lengths, seed, data):
-    """Rows are the same to the bit when keys, values and steps after them are replaced."""
+def test_later_keys_do_not_affect_earlier_rows(case, lengths, seed, data):
+    """Rows are bitwise equal when keys, values and steps after them are replaced."""
     torch.manual_seed(seed)
     case = dataclasses.replace(case, lengths=lengths)
     problem = drawn(case)
@@ -140,7 +140,7 @@ def test_what_comes_later_changes_nothing_before(case, lengths, seed, data):
 
 SLOPES = torch.tensor([2.0 ** -(2 * h) for h in range(1, 5)])  # ALiBi of four heads
 STEPS = -SLOPES.expand(1, 190, 4).mT
-SAME = {
+EQUIVALENT = {
     "function": (
         biases.ALiBi(4),
         biases.DistanceBias.from_function(lambda d: -SLOPES.double()[:, None] * d, 4),
@@ -160,8 +160,8 @@ SAME = {
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("one", "other"), SAME.values(), ids=SAME)
-def test_one_bias_in_two_forms_gives_one_result(one, other, dtype, causal):
+@pytest.mark.parametrize(("one", "other"), EQUIVALENT.values(), ids=EQUIVALENT)
+def test_equivalent_forms_give_equal_results(one, other, dtype, causal):
     problem = drawn(Case(dtype=dtype, lengths=(150, 190), heads=(4, 2), causal=causal))
 
     def results(problem, bias, backend):
@@ -179,8 +179,8 @@ def test_one_bias_in_two_forms_gives_one_result(one, other, dtype, causal):
 
 @pytest.mark.parametrize("bias", [name for name in FORMS if name.startswith(("cumul", "log1p"))])
 @pytest.mark.parametrize("position", range(60, 200, 9))
-def test_steps_change_no_row_before_them(bias, position):
-    """A tile's sums are counted from a key that all rows see, so not even a rounding differs."""
+def test_later_steps_do_not_affect_earlier_rows(bias, position):
+    """A tile's sums are relative to a key that all rows see, so that not even rounding differs."""
     problem = drawn(Case(bias, lengths=(200, 200), dims=(4, 4)))
     o, _ = fused(problem)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Results depend on the number of threads by rounding only, and not on which of them ran first."""
+"""Results depend on the number of threads only by rounding, and never on their scheduling."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def threads():
     torch.set_num_threads(before)
 
 
-# Enough work for several threads; with fewer heads than threads, backward shares out a head's keys.
+# Enough work for several threads; with fewer heads than threads, backward splits a head's keys.
 HEADS = {"many": {"batch": 2, "heads": (4, 2)}, "one": {"batch": 1, "heads": (1, 1)}}
 
 
 @pytest.mark.parametrize("bias", FORMS)
 @pytest.mark.parametrize("heads", HEADS)
-def test_repeats_bit_for_bit(bias, heads, threads):
+def test_results_are_repeatable(bias, heads, threads):
     problem = drawn(Case(bias, lengths=(500, 500), dims=(32, 32), **HEADS[heads]))
     threads(5)
     first = evaluate(problem)
@@ -40,7 +40,7 @@ def test_repeats_bit_for_bit(bias, heads, threads):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("bias", FORMS)
 @pytest.mark.parametrize("heads", HEADS)
-def test_is_exact_on_any_number_of_threads(bias, heads, dtype, threads):
+def test_results_are_exact_on_any_number_of_threads(bias, heads, dtype, threads):
     case = Case(bias, dtype, lengths=(500, 500), dims=(32, 32), **HEADS[heads])
     for count in (1, 2, 5):
         threads(count)
@@ -57,7 +57,7 @@ def test_outputs_are_the_same_on_any_number_of_threads(threads):
         assert torch.equal(alone[name], together[name]), name
 
 
-def test_calls_at_the_same_time_do_not_share_memory():
+def test_concurrent_calls_do_not_share_memory():
     problems = [drawn(Case(bias, lengths=(300, 300), dims=(32, 32))) for bias in FORMS]
     with ThreadPoolExecutor(len(problems)) as pool:
         for _ in pool.map(check_problem, problems):
@@ -65,7 +65,7 @@ def test_calls_at_the_same_time_do_not_share_memory():
 
 
 @pytest.mark.parametrize("bias", FORMS)
-def test_nothing_is_left_of_an_earlier_call(bias):
+def test_earlier_calls_do_not_affect_results(bias):
     problem = drawn(Case(bias, lengths=(130, 130), dims=(40, 40)))
     first = evaluate(problem)
     for lengths in ((130, 130), (700, 700)):
@@ -78,7 +78,7 @@ def test_nothing_is_left_of_an_earlier_call(bias):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_subnormal_numbers_are_as_before_once_a_call_returns(dtype):
+def test_flushing_of_subnormals_is_restored_after_a_call(dtype):
     evaluate(drawn(Case("linear", dtype, lengths=(130, 130))))
     smallest_normal = torch.full((100,), torch.finfo(torch.float32).tiny)
     assert (smallest_normal / 2 > 0).all()

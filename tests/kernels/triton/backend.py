@@ -1,4 +1,4 @@
-"""The Triton backend where tests run: on a GPU or, where there is none, emulated."""
+"""The Triton backend as tests run it: on a GPU or, without one, in the emulator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TRITON = backends.get("triton")
 KERNELS = None if TRITON.missing else TRITON.kernels
 Config = KERNELS and KERNELS.attention.Config
 EMULATED = not torch.cuda.is_available()
-# Of every module of tests that runs kernels.
+# The marks of every test module that runs kernels.
 MARKS = [
     pytest.mark.kernels,
     pytest.mark.skipif(KERNELS is None, reason="needs Triton"),

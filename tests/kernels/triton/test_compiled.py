@@ -29,11 +29,12 @@ processors = pytest.importorskip(
 
 pytestmark = pytest.mark.slow
 ARCHITECTURES = (80, 86, 89, 90, 100, 120)
-# Instructions of loops that may move registers to memory and back: more where blocks were not
-# searched for all kernels of an architecture. The one elsewhere is a scalar that ptxas keeps in
-# memory although registers are free.
-SPILLS = {80: 1, 86: 128, 89: 128, 90: 1, 100: 1, 120: 128}
-SPILLS_OF_BOTH_TERMS = 2000
+# Instructions of loops that may move registers to memory and back. The one is a scalar that ptxas
+# keeps in memory although registers are free; architectures of which not all kernels have been
+# compiled may have more. With both terms of a relative bias, float32 takes up to 1296: ptxas leaves
+# 64 registers to the pass for dq on sm_90 and sm_100, with heads of 256.
+SPILLS = {80: 1, 86: 64, 89: 64, 90: 1, 100: 1, 120: 64}
+SPILLS_OF_BOTH_TERMS = 1300
 WITH_PRODUCTS = (
     "attn_fwd_kernel",
     "attn_bwd_dq_kernel",
@@ -170,6 +171,12 @@ def test_matrix_units_of_blackwell_have_the_blocks_that_they_take(arch, kernels)
     blocks = [(one["kernel"], *block) for one in kernels for block in one["blocks"]]
     assert bool(blocks) == (arch == 100)
     assert [(name, rows, columns) for name, rows, columns in blocks if columns % (rows // 8)] == []
+
+
+def test_registers_of_matrix_products_in_flight_are_not_overwritten(reports):
+    """As ptxas of CUDA 12.9 may do. Only Hopper has products that read registers meanwhile."""
+    assert any(one["warpgroup"] for one in reports[90])
+    assert [one for one in reports[90] if one["overwrites"]] == []
 
 
 BIASES = ("linear", "cumulative", "cumulative-gain", "distance")

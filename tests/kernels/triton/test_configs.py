@@ -1,4 +1,4 @@
-"""The rules by which the Triton kernels get their configurations."""
+"""The rules that choose the configurations of the Triton kernels."""
 
 from __future__ import annotations
 
@@ -9,10 +9,20 @@ import torch
 
 pytest.importorskip("triton", reason="needs Triton")
 
-from biased_flash_attn.triton_kernels.configs import TABLES, Features
+from biased_flash_attn.triton_kernels.configs import TABLES, Config, Features
 
 EITHER = (False, True)
-FORMS = ("none", "linear", "distance", "cumulative", "log1p_square", "dense", "normalized")
+FORMS = (
+    "none",
+    "linear",
+    "distance",
+    "cumulative",
+    "log1p_square",
+    "dense",
+    "normalized",
+    "relative",
+    "relative_last",
+)
 FEATURES = [
     Features(form, *flags, dtype)
     for form in FORMS
@@ -22,11 +32,19 @@ FEATURES = [
 
 
 @pytest.mark.parametrize("family", TABLES, ids="{0.name}".format)
-def test_every_rule_serves_a_problem(family):
-    """And one that serves all comes last."""
-    *tables, of_forms = TABLES[family]
-    for row in (row for table in (*tables, *of_forms.values()) for row in table.values()):
+def test_every_rule_matches_a_problem(family):
+    """And the last one matches every problem."""
+    found = TABLES[family]
+    tables = found.half, found.half_packed, found.float32, found.half_relative
+    for row in (row for x in (*tables, *found.half_of_forms.values()) for row in x.values()):
         for kernel, rules in vars(row).items():
             chosen = {next(rule for rule in rules if rule.matches(x)) for x in FEATURES if rules}
             assert chosen == set(rules), kernel
             assert len(rules) == len(set(rules)), kernel
+
+
+@pytest.mark.parametrize("name", ["LARGEST_TILE", "PLAN_QUERIES"])
+def test_blocks_larger_than_kernels_assume_are_refused(name, monkeypatch):
+    monkeypatch.setattr(f"{Config.__module__}.{name}", 64)
+    with pytest.raises(ValueError, match="Config"):
+        Config(128, 16)

@@ -1,4 +1,4 @@
-"""Decoding by the Triton kernels: on a GPU or, where there is none, emulated."""
+"""Decoding by the Triton kernels, on a GPU or, without one, in the emulator."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ pytestmark = MARKS
 
 
 @pytest.fixture(autouse=True)
-def least_tiles_of_a_part(monkeypatch):
-    """Keys as short as these are cut into several parts, or into one as they are used."""
+def min_tiles_per_part(monkeypatch):
+    """Divides even a few keys into several parts, or into one as by default."""
     if KERNELS is not None:
         from biased_flash_attn.triton_kernels.launch import decoding
 
         monkeypatch.setattr(decoding, "_MIN_TILES", random.choice([1, 4]))
 
 
-# What the compiler makes other kernels of.
+# The parameters for which Triton compiles different kernels.
 COMBINATIONS = pairwise(
     bias=list(FORMS),
     dtype=DTYPES,
@@ -47,7 +47,7 @@ COMBINATIONS = pairwise(
 
 
 @pytest.mark.parametrize("row", COMBINATIONS, ids=lambda row: "-".join(map(str, row.values())))
-def test_steps_give_what_one_call_gives(row):
+def test_decoding_steps_equal_one_call(row):
     tokens = random.choice([1, 17, 63, 130])
     sizes, storage = random.choice([(17, 1), (63, 3), (130,)]), random.choice(STORAGES)
     print(tokens, sizes, storage)
@@ -81,7 +81,7 @@ def test_float64_is_refused():
 
 
 @pytest.mark.parametrize("name", BIASES)
-def test_what_is_left_out_is_within_tolerance(name):
+def test_skipped_mass_is_within_tolerance(name):
     content, page_size = random.choice(CONTENTS), random.choice([16, 64, 128])
     lengths, window = (random.randint(1, 5), random.randint(1024, 1400)), random.choice([None, 700])
     tolerance = random.choice([0.3, 1e-2, 2.0**-12])
@@ -90,7 +90,7 @@ def test_what_is_left_out_is_within_tolerance(name):
 
 
 @pytest.mark.parametrize("name", BIASES)
-def test_no_bound_is_too_low(name):
+def test_bounds_hold_for_keys_at_their_limit(name):
     lengths, window = (random.randint(1, 3), random.randint(1300, 1700)), random.choice([None, 900])
     tolerance, page_size = random.choice([1e-2, 2.0**-12]), random.choice([16, 64])
     print(lengths, window, tolerance, page_size)
@@ -100,18 +100,18 @@ def test_no_bound_is_too_low(name):
 
 
 @pytest.mark.parametrize("name", CAN_GO)
-def test_far_tiles_are_read_only_where_they_may_matter(name, drawn_dtype):
+def test_negligible_distant_tiles_are_not_read(name, drawn_dtype):
     check_first_tile(name, drawn_dtype, "triton")
 
 
 @pytest.mark.parametrize("place", ["k", "v"])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_no_infinity_is_missed(place, value):
+def test_nonfinite_values_are_never_skipped(place, value):
     check_infinity(place, value, "triton")
 
 
-def test_a_chunk_that_fills_a_ring(monkeypatch):
-    """Its tiles are one more than the ring has: the first stands where the last does."""
+def test_a_chunk_may_fill_a_ring(monkeypatch):
+    """The chunk has one tile more than the ring: the first and the last have the same address."""
     from biased_flash_attn.triton_kernels.launch import decoding
 
     choose, chosen = decoding._with_lists, []
@@ -122,7 +122,7 @@ def test_a_chunk_that_fills_a_ring(monkeypatch):
 
     monkeypatch.setattr(decoding, "_with_lists", with_lists)
     n, window, page_size = 1100, 300, 64
-    bias = biases.ALiBi(4, shift=4)  # not steep enough for any tile to go
+    bias = biases.ALiBi(4, shift=4)  # not steep enough to skip a tile
     q, k = torch.randn(1, 4, n, 16), torch.randn(1, 2, n, 16)
     o = []
     for tolerance in (0.0, 1e-4):

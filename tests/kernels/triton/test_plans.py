@@ -1,20 +1,20 @@
-"""Plans on the Triton kernels: what is computed, and in which order programs start."""
+"""Plans in the Triton kernels: the keys that they use, and the order of programs."""
 
 from __future__ import annotations
 
 import heapq
-import random
 
 import pytest
 import torch
 from torch import Tensor
 
-from biased_flash_attn import attention_plan
+from biased_flash_attn import attention_plan, backends
 from biased_flash_attn.attention import lowered
 from biased_flash_attn.forms import Geometry, NoBias
+from biased_flash_attn.forms.gradients import OWN
 from biased_flash_attn.problem import Problem
 from tests.kernels.triton.backend import KERNELS, MARKS, attend
-from tests.skipping.test_trim import check_that_nothing_goes_where_nothing_is_known, trimmed
+from tests.skipping.test_trim import check_nonfinite_values_disable_trimming, trimmed
 from tests.support.cases import Case
 from tests.support.problems import drawn, naive
 
@@ -23,7 +23,7 @@ TILE = 128
 
 
 def random_plan(case: Case, heads: int) -> Tensor:
-    """Where tiles of queries begin and end to take keys: neither decreases with the tile."""
+    """Random key ranges of the tiles of queries, whose beginnings and ends never decrease."""
     n_key, tiles = case.lengths[1], (case.lengths[0] + TILE - 1) // TILE
     first, end = torch.randint(0, n_key + 1, (2, case.batch, heads, tiles))
     first, end = (n_key - first) // 2, n_key - end // 2
@@ -33,17 +33,17 @@ def random_plan(case: Case, heads: int) -> Tensor:
     return plan.int()
 
 
-def taken(plan: Tensor, geometry: Geometry) -> Tensor:
+def kept_mask(plan: Tensor, geometry: Geometry) -> Tensor:
     first, end = plan[..., torch.arange(geometry.n_query) // TILE, None]
     j = torch.arange(geometry.n_key)
     return (first <= j) & (j < end)
 
 
 def exact(problem, plan: Tensor) -> dict[str, Tensor]:
-    """o, lse and the gradients in float64, of the keys that are taken."""
+    """o and the gradients in float64, over the plan's keys."""
     problem = problem.double()
     case = problem.case
-    shown = case.geometry.visible() & taken(plan, case.geometry)
+    shown = case.geometry.visible() & kept_mask(plan, case.geometry)
     group = case.heads[0] // case.heads[1]
     k, v = (x.repeat_interleave(group, 1) for x in (problem.k, problem.v))
     dense = problem.dense()
@@ -57,19 +57,25 @@ def exact(problem, plan: Tensor) -> dict[str, Tensor]:
     return {"o": o, **{f"gradient of {name}": x for name, x in zip(leaves, grads, strict=True)}}
 
 
-def ours(problem, plan: Tensor) -> dict[str, Tensor]:
-    case, bias = problem.case, problem.called_bias()
+def ours(problem, plan: Tensor, name: str) -> dict[str, Tensor]:
+    """The same, by a backend."""
+    backend, case, bias = backends.get(name), problem.case, problem.called_bias()
     form = lowered(bias, problem.q, case.geometry)
     operands = problem.q, problem.k, problem.v, form, case.geometry
-    call = Problem(*operands, problem.scale, 0.0, "triton", plan).detached()
-    o, lse = KERNELS.forward(call)
+    call = Problem(*operands, problem.scale, 0.0, name, plan).detached()
+    o, lse = backend.forward(call)
     results = o, lse, problem.grad_o, torch.zeros_like(lse)
-    *grads, of_form = KERNELS.backward(call, *results, case.trained)
+    targets = [OWN] * len(form.tensors) if case.trained else []
+    *grads, of_form = backend.backward(call, *results, targets=targets)
     found = {"o": o, **{f"gradient of {n}": x for n, x in zip("qkv", grads, strict=True)}}
     if own := problem.trained():
         of_own = torch.autograd.grad(form.tensors, list(own.values()), of_form)
         found |= {f"gradient of {n}": x for n, x in zip(own, of_own, strict=True)}
     return found
+
+
+# Norms of errors, relative to those of the results.
+ERRORS = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
@@ -80,25 +86,27 @@ def ours(problem, plan: Tensor) -> dict[str, Tensor]:
         *("linear-fixed", "cumulative-gain-fixed"),
     ],
 )
-def test_what_a_plan_leaves_out_has_no_part_in_the_result(bias, causal):
+def test_skipped_keys_do_not_affect_results(bias, causal, drawn_dtype):
     window = 150 if bias == "linear" else None
     bias, fixed, _ = bias.partition("-fixed")
     settings = {"causal": causal, "window": window, "trained": not fixed}
-    dtype = random.choice([torch.float32, torch.float16])
-    case = Case(bias, dtype, (290, 330), heads=(2, 1), batch=1, **settings)
+    case = Case(bias, drawn_dtype, (290, 330), heads=(2, 1), batch=1, **settings)
     print(case)
-    problem = drawn(case)
-    plan = random_plan(case, 2)
-    truth, found = exact(problem, plan), ours(problem, plan)
+    check_plan(drawn(case), random_plan(case, 2), "triton")
+
+
+def check_plan(problem, plan: Tensor, backend: str) -> None:
+    """Checks that a backend uses exactly the plan's keys."""
+    truth, found = exact(problem, plan), ours(problem, plan, backend)
     assert found.keys() == truth.keys()
     for name, x in found.items():
-        # What a bias holds gets sums over many queries, in which much cancels.
+        # Gradients of a bias's parameters are sums over many queries, with cancellation.
         allowed = 20 if name not in ("o", *map("gradient of {}".format, "qkv")) else 2
         error = (x.double() - truth[name]).norm() / truth[name].norm()
-        assert error <= allowed * (1e-6 if dtype == torch.float32 else 1e-3), (name, error)
+        assert error <= allowed * ERRORS[problem.q.dtype], (name, error)
 
 
-def test_a_call_leaves_out_what_is_proved_to_be_worth_nothing():
+def test_calls_skip_provably_negligible_keys():
     case = Case("type2", torch.float16, (1100, 1100), heads=(1, 1), batch=1)
     problem = drawn(case)
     plan = attention_plan(problem.q, problem.k, problem.bias, backend="triton")
@@ -112,22 +120,22 @@ def test_a_call_leaves_out_what_is_proved_to_be_worth_nothing():
 @pytest.mark.parametrize(
     "bias", ["linear", "kerple_log", "distance", "cumulative-gain", "log1p_square"]
 )
-def test_as_much_is_trimmed_as_the_share_allows(bias, causal, drawn_dtype):
+def test_trimming_removes_as_much_as_allowed(bias, causal, drawn_dtype):
     window = 150 if bias == "linear" else None
-    for lengths, share in (((290, 330), 1e-1), ((130, 260), 1e-3)):
+    for lengths, fraction in (((290, 330), 1e-1), ((130, 260), 1e-3)):
         settings = {"heads": (2, 1), "batch": 1, "causal": causal, "window": window}
         case = Case(bias, drawn_dtype, lengths, **settings)
         for from_end in (False,) if causal else (False, True):
-            trimmed(case, "triton", share, from_end).check()
+            trimmed(case, "triton", fraction, from_end).check()
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_nothing_is_trimmed_where_nothing_is_known(value):
-    check_that_nothing_goes_where_nothing_is_known("triton", value)
+def test_nonfinite_values_disable_trimming(value):
+    check_nonfinite_values_disable_trimming("triton", value)
 
 
 def makespan(work: list[int], processors: int) -> int:
-    """When the last program ends, each starting where a processor is free first."""
+    """The time at which the last program ends, if each starts on the first free processor."""
     busy = [0] * processors
     for cost in work:
         heapq.heappush(busy, heapq.heappop(busy) + cost)
@@ -136,8 +144,8 @@ def makespan(work: list[int], processors: int) -> int:
 
 @pytest.mark.parametrize("heads", [8, 16])
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
-def test_programs_of_unequal_heads_leave_no_processor_idle(causal, heads):
-    """ALiBi's heads: from all keys to a few. The bound is what no order can do better than."""
+def test_program_order_balances_unequal_heads(causal, heads):
+    """ALiBi's heads see from a few keys to all of them. No order can beat the lower bound."""
     n, block = 8192, 128
     window = torch.tensor([min(n, 40 * 2 ** (1 + 8 * h // heads)) for h in range(heads)])[:, None]
     begin = torch.arange(n // TILE) * TILE
@@ -151,5 +159,5 @@ def test_programs_of_unequal_heads_leave_no_processor_idle(causal, heads):
     assert sorted(made.order.tolist()) == list(range(work.numel()))
     lower_bound = max(work.sum().item() / 132, work.max().item())
     assert makespan(work.flatten()[made.order.long()].tolist(), 132) <= 1.05 * lower_bound
-    if not causal:  # where all blocks of a head are alike, those of the grid's end come too late
+    if not causal:  # blocks of a head cost the same, and the grid's order starts the longest late
         assert makespan(work.flip(1).T.flatten().tolist(), 132) > 1.2 * lower_bound

@@ -1,4 +1,4 @@
-"""Which GPUs the Triton kernels support, and what they say of others."""
+"""Which GPUs the Triton kernels support, and the errors for others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_every_nvidia_gpu_from_ampere_on_is_supported(arch):
         (("cuda", 90, 99 * KIB), "sm_90"),
     ],
 )
-def test_other_gpus_are_refused_by_name_with_what_to_use_instead(processor, names):
+def test_refusals_name_the_gpu_and_the_alternatives(processor, names):
     refusal = Processor(*processor).refusal
     assert names in refusal
     assert "backend='reference'" in refusal
@@ -49,8 +49,8 @@ def test_processors_that_compile_alike_share_a_family():
     assert len(set.union(*families)) == 5
 
 
-# Torch is made to believe in GPUs, so that this needs a process of its own.
-ASKS_THE_DRIVER = """
+# torch is patched to pretend that there are GPUs, which needs a separate process.
+QUERY_DRIVER = """
 import contextlib, types
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -82,10 +82,10 @@ for target, shared_memory in [
 """
 
 
-def test_a_named_backend_refuses_what_the_driver_reports():
-    """Three seconds, for a process that imports torch."""
+def test_explicit_backend_checks_the_reported_gpu():
+    """Takes three seconds, because another process imports torch."""
     run = subprocess.run(
-        [sys.executable, "-c", ASKS_THE_DRIVER], capture_output=True, text=True, check=True
+        [sys.executable, "-c", QUERY_DRIVER], capture_output=True, text=True, check=True
     )
     turing, cdna, little, enough = run.stdout.splitlines()
     assert "backend='triton' needs an NVIDIA GPU of sm_80 or newer; this one is sm_75" in turing

@@ -32,9 +32,11 @@ attend_padded = functools.partial(padded, backend="triton")
 attend_shifted = functools.partial(shifted, backend="triton")
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-# What the compiler makes other kernels of, but for the dtype. Lengths are drawn.
+# The parameters for which Triton compiles different kernels. Lengths are drawn.
 COMBINATIONS = pairwise(
+    kind=["packed", "padded", "shifted"],
     bias=list(FORMS),
+    dtype=DTYPES,
     dims=[(16, 16), (19, 80)],
     heads=[(4, 2)],
     causal=[True, False],
@@ -50,51 +52,43 @@ PADDED = [((0, 3), (9, 0)), ((4, 5), (0, 0)), ((0, 20), (50, 0))]
 SHIFTED_LENGTHS = [(50, 50), (70, 33), (1, 40)]
 SHIFTS = [(0, 1), (17, 64), (33, 90)]
 
-every_pair = pytest.mark.parametrize("row", COMBINATIONS, ids=lambda row: str(Case(**row)))
 
-
-@every_pair
-def test_every_pair_of_packed_settings_is_exact(row, drawn_dtype):
-    case = PackedCase.of(random.choice(PACKED), dtype=drawn_dtype, **row)
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [(row.pop("kind"), row) for row in COMBINATIONS],
+    ids=lambda x: x if isinstance(x, str) else str(Case(**x)),
+)
+def test_every_pair_of_settings_is_exact(kind, settings):
+    if kind == "packed":
+        case = PackedCase.of(random.choice(PACKED), **settings)
+        make, attend = drawn_packed, attend_packed
+    elif kind == "padded":
+        # Without a causal mask, a padded batch has as many queries as keys.
+        n_query = random.choice([20, 50]) if settings["causal"] else 50
+        case = PaddedCase(lengths=(n_query, 50), padding=random.choice(PADDED), **settings)
+        make, attend = drawn_padded, attend_padded
+    else:
+        lengths, shifts = random.choice(SHIFTED_LENGTHS), random.choice(SHIFTS)
+        case = ShiftedCase(lengths=lengths, shifts=shifts, **settings)
+        make, attend = drawn_shifted, attend_shifted
     print(case)
-    check_problem(drawn_packed(case), attend_packed)
-
-
-@every_pair
-def test_every_pair_of_padded_settings_is_exact(row, drawn_dtype):
-    case = PaddedCase(lengths=(50, 50), padding=random.choice(PADDED), dtype=drawn_dtype, **row)
-    print(case)
-    check_problem(drawn_padded(case), attend_padded)
-
-
-@every_pair
-def test_every_pair_of_shifted_settings_is_exact(row, drawn_dtype):
-    lengths, shifts = random.choice(SHIFTED_LENGTHS), random.choice(SHIFTS)
-    case = ShiftedCase(lengths=lengths, shifts=shifts, dtype=drawn_dtype, **row)
-    print(case)
-    check_problem(drawn_shifted(case), attend_shifted)
+    check_problem(make(case), attend)
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
 @pytest.mark.parametrize("bias", ["linear", "distance", "cumulative-gain"])
-def test_plans_of_shifted_sequences_leave_out_what_they_say(bias, causal):
+def test_plans_of_shifted_sequences_are_followed(bias, causal):
     settings = {"lengths": (140, 60), "shifts": (100, 30), "heads": (2, 1), "causal": causal}
     case = ShiftedCase(bias, torch.float16, **settings)
     case = replace(case, plan=random_plan(case, 2))
     check_problem(drawn_shifted(case), attend_shifted)
 
 
-@pytest.mark.parametrize("bias", FORMS)
-def test_some_queries_of_padded_keys_are_exact(bias):
-    case = PaddedCase(bias, lengths=(20, 50), padding=((3, 4), (0, 18)), heads=(2, 1))
-    check_problem(drawn_padded(case), attend_padded)
-
-
 @pytest.mark.skipif(EMULATED, reason="too slow to emulate")
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128), (256, 256)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("bias", FORMS)
-def test_sequences_of_real_sizes_are_exact(bias, dtype, dims):
+def test_sequences_of_realistic_sizes_are_exact(bias, dtype, dims):
     lengths = ((1000, 1000), (37, 37), (300, 900), (0, 0), (513, 513))
     settings = {"bias": bias, "dtype": dtype, "dims": dims, "heads": (4, 2)}
     for trained in (True, False):
@@ -105,7 +99,7 @@ def test_sequences_of_real_sizes_are_exact(bias, dtype, dims):
 
 
 @pytest.mark.parametrize("bias", ["none", "linear", "distance", "cumulative-gain"])
-def test_what_is_stored_in_padding_reaches_nothing(bias):
+def test_padding_does_not_affect_results(bias):
     case = PaddedCase(bias, torch.float16, lengths=(50, 50), padding=((7, 3), (0, 20)))
     problem = drawn_padded(case)
     exact = evaluate(problem, attend_padded)
@@ -117,7 +111,7 @@ def test_what_is_stored_in_padding_reaches_nothing(bias):
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
-def test_sums_over_diagonals_are_taken_a_few_sequences_at_a_time(monkeypatch, causal):
+def test_diagonal_sums_are_chunked_by_sequence(monkeypatch, causal):
     case = PackedCase.of(((40, 40), (5, 9), (33, 20), (1, 1)), bias="distance", causal=causal)
     whole = evaluate(drawn_packed(case), attend_packed)
     assert whole["gradient of r"].abs().max() > 0
@@ -127,8 +121,8 @@ def test_sums_over_diagonals_are_taken_a_few_sequences_at_a_time(monkeypatch, ca
 
 
 @pytest.mark.parametrize(("bias", "causal"), [("type2", True), ("cumulative", False)])
-def test_plans_of_sequences_leave_out_what_they_say(bias, causal):
-    """Gradients too; sequences shorter than a plan is made for have one that takes everything."""
+def test_plans_of_sequences_are_followed(bias, causal):
+    """Also by gradients. Sequences too short for a plan use all keys."""
     case = PackedCase.of(
         ((40, 40), (1030, 1030), (0, 0)),
         bias=bias,

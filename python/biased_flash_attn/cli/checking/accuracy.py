@@ -77,14 +77,12 @@ def rows(
         problem = double.to(dtype)
         where = form, str(call), name
         try:
-            backends.choose(problem.leaves["q"], backend)
-        except ValueError as error:
-            yield Row(*where, refusal=str(error))
-            continue
-        try:
             found, again = (calls.results(problem, backend) for _ in range(2))
             if device != "cpu":
                 torch.cuda.synchronize()  # raises errors of kernels
+        except backends.RefusedError as error:
+            yield Row(*where, refusal=str(error))
+            continue
         except KERNEL_ERRORS as error:
             if is_out_of_memory(error):
                 raise
@@ -107,27 +105,28 @@ def errors(
         error, of_naive = (block_maxima(x[name].double() - value) / size for x in (found, naive))
         bound = error_bound(of_naive, dtype, float32_roundings=SUM_ROUNDINGS)
         fraction = (error / bound).nan_to_num(torch.inf, torch.inf)
-        worst = int(fraction.argmax())
-        place = describe_place(value, *divmod(worst, fraction.shape[1]))
+        worst = torch.unravel_index(fraction.argmax(), fraction.shape)
         # JSON cannot represent NaN.
         error = error.nan_to_num(torch.inf, torch.inf)
-        yield Error(name, float(error.flatten()[worst]), float(bound.flatten()[worst]), place)
+        place = describe_place(value, *map(int, worst))
+        yield Error(name, float(error[worst]), float(bound[worst]), place)
 
 
 def block_maxima(x: Tensor) -> Tensor:
-    """The largest absolute values of blocks of BLOCK_ROWS rows, (heads, blocks)."""
+    """The largest absolute values of blocks of BLOCK_ROWS rows, (..., blocks)."""
+    x = row_maxima(x)
+    return pad(x, (0, -x.shape[-1] % BLOCK_ROWS)).unflatten(-1, (-1, BLOCK_ROWS)).amax(-1)
+
+
+def row_maxima(x: Tensor) -> Tensor:
+    """The largest absolute values of rows (B, H, N) of x (B, H, N, D); those of all entries of a
+    tensor without channels."""
     x = x.abs()
-    x = x.amax(3) if x.dim() == 4 else x
-    x = x.flatten(0, -2) if x.dim() > 1 else x[None]
-    return pad(x, (0, -x.shape[1] % BLOCK_ROWS)).unflatten(1, (-1, BLOCK_ROWS)).amax(2)
+    return torch.atleast_1d(x.amax(3) if x.dim() == 4 else x.squeeze(-1))
 
 
-def describe_place(x: Tensor, head: int, block: int) -> str:
-    """The location of a block of rows."""
-    n = x.shape[min(2, x.dim() - 1)]
-    rows = f"{block * BLOCK_ROWS} to {min((block + 1) * BLOCK_ROWS, n) - 1}"
-    if x.dim() < 2:
-        return f"entries {rows}"
-    if x.dim() == 2:
-        return f"head {head}, entries {rows}"
-    return "batch {}, head {}, rows {}".format(*divmod(head, x.shape[1]), rows)
+def describe_place(x: Tensor, *index: int) -> str:
+    """The indices of a block of rows, from the index of block_maxima."""
+    *others, block = index
+    first, end = block * BLOCK_ROWS, row_maxima(x).shape[-1]
+    return f"[{''.join(f'{i}, ' for i in others)}{first}:{min(first + BLOCK_ROWS, end)}]"

@@ -32,15 +32,14 @@ def results(problem: Problem, backend: str) -> dict[str, Tensor]:
 
 
 def batched(problem: Problem, backend: str) -> tuple[Tensor, Tensor]:
-    q, k, v = (problem.leaves[name] for name in ("q", "k", "v"))
     causal = problem.call.causal
     return biased_flash_attn(
-        q, k, v, problem.bias(), causal=causal, return_lse=True, backend=backend
+        *problem.inputs, problem.bias(), causal=causal, return_lse=True, backend=backend
     )
 
 
 def packed(problem: Problem, backend: str) -> tuple[Tensor, Tensor]:
-    q, k, v = (problem.leaves[name][0].transpose(0, 1) for name in ("q", "k", "v"))
+    q, k, v = (x[0].transpose(0, 1) for x in problem.inputs)
     ends = itertools.accumulate(len(rows) for _, rows in problem.sequences)
     offsets = torch.tensor([0, *ends], dtype=torch.int32, device=q.device)
     o, lse = biased_flash_attn_varlen(
@@ -51,7 +50,7 @@ def packed(problem: Problem, backend: str) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def decoded(problem: Problem, backend: str) -> tuple[Tensor, Tensor]:
-    q, k, v = (problem.leaves[name] for name in ("q", "k", "v"))
+    q, k, v = problem.inputs
     batch, _, length, head_dim = q.shape
     cache = KVCache(batch, KV_HEADS, head_dim, dtype=q.dtype, device=q.device)
     o, lse = torch.zeros_like(q), torch.zeros_like(problem.grad_lse)
@@ -59,9 +58,9 @@ def decoded(problem: Problem, backend: str) -> tuple[Tensor, Tensor]:
     ends = [prompt, *(prompt + n for n in itertools.accumulate(DECODING_STEPS))]
     for first, end in itertools.pairwise([0, *ends]):
         tokens = slice(first, end)
-        new = (x[:, :, tokens] for x in (k, v))
+        new, bias = (x[:, :, tokens] for x in (k, v)), problem.bias_of_step(first, end)
         results = biased_flash_attn_with_kvcache(
-            q[:, :, tokens], cache, *new, problem.bias(tokens), return_lse=True, backend=backend
+            q[:, :, tokens], cache, *new, bias, return_lse=True, backend=backend
         )
         if first == 0:
             cache.truncate([prompt] * (batch - 1) + [prompt - dropped(length)])

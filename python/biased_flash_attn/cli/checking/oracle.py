@@ -14,9 +14,8 @@ from torch import Tensor
 from ...backends.reference import attention
 from ...geometry import Geometry
 from ..accuracy import summed
+from .checked_form import KEYS, QUERIES, TOKENS
 from .problems import DECODING_STEPS, Problem
-
-BLOCK = 256  # queries
 
 
 def results(problem: Problem) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -32,8 +31,8 @@ def contributions(problem: Problem) -> Iterator[dict[str, Tensor]]:
     for entry, rows in problem.sequences:
         decoding = problem.call.name == "decoding"
         start = len(rows) - sum(DECODING_STEPS) if decoding else 0
-        for first in range(start, len(rows), BLOCK):
-            block = slice(first, min(first + BLOCK, len(rows)))
+        for first in range(start, len(rows), problem.form.block):
+            block = slice(first, min(first + problem.form.block, len(rows)))
             with torch.set_grad_enabled(not decoding):
                 found = attend(problem, entry, rows, block)
             place = entry, slice(None), rows[block]
@@ -52,7 +51,7 @@ def contributions(problem: Problem) -> Iterator[dict[str, Tensor]]:
 
 def attend(problem: Problem, entry: int, rows: Tensor, block: slice) -> tuple[Tensor, Tensor]:
     """o (1, H, block, D) and lse of a block of the queries of one sequence."""
-    q, k, v = (problem.leaves[name][entry : entry + 1, :, rows] for name in ("q", "k", "v"))
+    q, k, v = (x[entry : entry + 1, :, rows] for x in problem.inputs)
     n_key = block.stop if problem.call.causal else len(rows)
     n_query = block.stop - block.start
     # The last query of the block is aligned with key block.stop - 1.
@@ -66,19 +65,7 @@ def dense_bias(
     problem: Problem, entry: int, rows: Tensor, block: slice, n_key: int
 ) -> Tensor | None:
     """The bias of a block of queries and all keys, (1, H, block, n_key), by its definition."""
-    leaves, n = problem.leaves, torch.arange(len(rows), device=rows.device)
-    d = n[block, None] - n[:n_key]
-    if problem.form == "none":
-        return None
-    if problem.form == "linear":
-        return -(leaves["slopes"].double()[None, :, None, None] * d.abs())
-    if problem.form == "distance":
-        table = leaves["table"]
-        return table.double()[None, :, d + table.shape[1] // 2]
-    sums = leaves["steps"][entry : entry + 1, :, rows].double().cumsum(-1)
-    beta = sums[..., block, None] - sums[..., None, :n_key]
-    beta = torch.where(d >= 0, beta, -beta)
-    if "gain" in leaves:
-        gain = leaves["gain"][entry : entry + 1, :, rows]
-        beta = gain.double()[..., block, None] * beta
-    return -torch.log1p(beta.square()) if problem.form == "log1p_square" else beta
+    keys, position = rows[:n_key], torch.arange(len(rows), device=rows.device)
+    own = {QUERIES: rows[block], KEYS: keys, TOKENS: keys}
+    tensors = problem.form.selected(problem.tensors, entry, **own)
+    return problem.form.pairs(tensors, position[block], position[:n_key])

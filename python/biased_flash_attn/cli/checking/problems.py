@@ -12,15 +12,16 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import softplus
+from torch.nn.functional import pad
 
-from ... import biases
+from .checked_form import KEYS, QUERIES, TOKENS, CheckedForm, Numbers, Tensors
+from .forms import FORMS
 
 BATCH, HEADS, KV_HEADS = 2, 4, 2
 # Tokens of each step: an ordinary step, and one with four draft tokens.
 DECODING_STEPS = (1, 5)
-FORMS = ("none", "linear", "distance", "cumulative", "cumulative with gain", "log1p_square")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+INPUTS = ("q", "k", "v")
 
 
 @dataclass(frozen=True)
@@ -47,98 +48,90 @@ CALLS = (
 )
 
 
-class Table(biases.DistanceBias):
-    """A different number for each signed distance, (heads, 2 reach + 1), which reveals shifts."""
-
-    def __init__(self, table: nn.Parameter):
-        super().__init__(len(table))
-        self.reach = table.shape[1] // 2
-        self.table = table
-
-    def formula(self, d: Tensor) -> Tensor:
-        return self.table.double()[:, d.long() + self.reach]
-
-
 @dataclass(frozen=True)
 class Problem:
     """A call with its numbers.
 
-    leaves: q (B, H, N, D), k and v (B, Hkv, N, D), and the tensors of the bias: slopes (H,), table
-        (H, distances), steps and gain (B, H, N).
+    leaves: q (B, H, N, D), k and v (B, Hkv, N, D), and the tensors of the bias.
     grad_o, grad_lse: the gradient of a loss with respect to the results.
     sequences: the batch entry and the rows of each sequence.
     """
 
-    form: str
+    form: CheckedForm
     call: Call
-    leaves: dict[str, Tensor]
+    leaves: Tensors
     grad_o: Tensor
     grad_lse: Tensor
     sequences: tuple[tuple[int, Tensor], ...]
 
     def to(self, dtype: torch.dtype) -> Problem:
-        """The same numbers in dtype; tensors of the bias are float32 at least."""
+        """The same numbers in dtype; some tensors of biases are float32 at least."""
         wide = torch.promote_types(dtype, torch.float32)
+        dtype_of_bias = dtype if self.form.has_dtype_of_q else wide
         leaves = {
-            name: nn.Parameter(x.detach().to(dtype if name in ("q", "k", "v") else wide))
+            name: nn.Parameter(x.detach().to(dtype if name in INPUTS else dtype_of_bias))
             for name, x in self.leaves.items()
         }
         grads = self.grad_o.to(dtype), self.grad_lse.to(wide)
         return Problem(self.form, self.call, leaves, *grads, self.sequences)
 
-    def bias(self, tokens: slice = slice(None)):
-        """The bias that a user would pass with these tokens."""
-        if self.form == "none":
-            return None
-        if self.form == "linear":
-            bias = biases.ALiBi(HEADS, trainable=True)
-            bias.slopes = self.leaves["slopes"]
-            return bias
-        if self.form == "distance":
-            return Table(self.leaves["table"])
-        gain = self.leaves.get("gain")
-        return biases.CumulativeBias(
-            self.leaves["steps"][..., tokens],
-            None if gain is None else gain[..., tokens],
-            "log1p_square" if self.form == "log1p_square" else None,
-        )
+    @property
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v."""
+        q, k, v = (self.leaves[name] for name in INPUTS)
+        return q, k, v
+
+    @property
+    def tensors(self) -> Tensors:
+        """The tensors of the bias."""
+        return {name: x for name, x in self.leaves.items() if name not in INPUTS}
+
+    def bias(self):
+        """The bias that a user would pass."""
+        return self.form.bias(self.tensors)
+
+    def bias_of_step(self, first: int, end: int):
+        """The bias that a user would pass in decoding with the tokens first, ..., end - 1."""
+        tokens = torch.arange(end, device=self.grad_o.device)
+        keys = [rows[rows < end] if first else tokens for _, rows in self.sequences]
+        tensors, longest, each = self.tensors, max(map(len, keys)), []
+        for b, rows in enumerate(keys):
+            # What follows the keys of a shorter sequence is not read.
+            new, cached = tokens[first:], pad(rows, (0, longest - len(rows)))
+            own = {TOKENS: new, QUERIES: new, KEYS: cached}
+            each.append(self.form.selected(tensors, b, **own))
+        joined = {name: torch.cat([one[name] for one in each]) for name in self.form.axes}
+        return self.form.bias(tensors | joined)
 
 
 def draw(form: str, call: Call, length: int, dtype: torch.dtype, seed: int, device: str) -> Problem:
     """The problem in float64, with numbers that dtype represents exactly."""
+    checked = FORMS[form]
+    length = min(length, checked.longest)
     half = dtype.itemsize == 2
     name = f"{seed} {form} {call} {length} {half}"
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator)
-
-    def rounded(*shape: int) -> Tensor:
-        x = normal(*shape)
-        return x.bfloat16().half().float() if half else x
-
     sequences, (batch, tokens) = sequences_of(call, length)
     rows = batch, HEADS, tokens
+    numbers = Numbers(generator, rows, length, half)
+
+    def rounded(*shape: int) -> Tensor:
+        return numbers.rounded(numbers.normal(*shape))
+
     leaves = {
         "q": rounded(*rows, call.head_dim),
         "k": rounded(batch, KV_HEADS, tokens, call.head_dim),
         "v": rounded(batch, KV_HEADS, tokens, call.head_dim),
+        **checked.draw(numbers),
     }
-    # The range increases from head to head, up to the whole sequence in the last head.
-    head = torch.arange(1, HEADS + 1)
-    if form == "linear":
-        leaves["slopes"] = 2.0 ** (-2 * head) * (1 + 0.1 * normal(HEADS))
-    elif form == "distance":
-        d = torch.arange(1 - length, length)
-        leaves["table"] = -torch.log1p(d.abs()) + 0.3 * normal(HEADS, len(d))
-    elif form != "none":
-        leaves["steps"] = -(10.0 ** (-head[:, None])) * softplus(normal(*rows))
-        if form != "cumulative":
-            leaves["gain"] = softplus(normal(*rows))
-    grads = rounded(*rows, call.head_dim), normal(*rows)
-    numbers = {name: x.to(device) for name, x in leaves.items()}
+    is_smooth = torch.ones(batch, 1, tokens, dtype=torch.bool)
+    for entry, index in sequences:
+        is_smooth[entry, :, index] = checked.is_smooth(leaves, torch.arange(len(index)))
+    grad_o, grad_lse = rounded(*rows, call.head_dim), numbers.normal(*rows)
+    grads = grad_o * is_smooth[..., None], grad_lse * is_smooth
+    leaves = {name: x.to(device) for name, x in leaves.items()}
     sequences = tuple((entry, index.to(device)) for entry, index in sequences)
-    problem = Problem(form, call, numbers, *(x.to(device) for x in grads), sequences)
+    problem = Problem(checked, call, leaves, *(x.to(device) for x in grads), sequences)
     return problem.to(torch.float64)
 
 

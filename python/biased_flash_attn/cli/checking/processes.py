@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .failures import LONGEST
+from .forms import TIMED
 from .work import Done, Event, Prepare, Settings, Task, Time, checks
 
 COMMAND = [sys.executable, "-c", f"from {__package__}.work import main; main()"]
@@ -96,13 +97,13 @@ class Schedule:
     def __init__(self, settings: Settings):
         self.settings = settings
         self.checks = deque(checks(settings.forms))
-        self.forms = deque(settings.forms)
+        self.timed = deque(form for form in settings.forms if form in TIMED)
 
     def next(self) -> Task | None:
         if self.checks and time.time() < self.settings.rows_end:
             return self.checks.popleft()
-        if self.forms:
-            return Prepare(self.forms.popleft(), time.time() < self.settings.peers_end)
+        if self.timed:
+            return Prepare(self.timed.popleft(), time.time() < self.settings.peers_end)
         return None
 
 

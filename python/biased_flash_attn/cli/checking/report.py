@@ -11,7 +11,8 @@ from rich.table import Table
 
 from .. import machine
 from .accuracy import Row
-from .problems import CALLS, DTYPES, FORMS
+from .forms import FORMS
+from .problems import CALLS, DTYPES
 from .timing import DENSE, FLEX, OURS, PLAIN, Timing
 
 PEERS = (PLAIN, DENSE, FLEX)
@@ -63,8 +64,7 @@ class Findings:
             )
         if not done:
             return f"This machine cannot be trusted with {kernels}: it refuses every call."
-        but = ", ".join(sorted({row.dtype for row in self.refused}))
-        but = f" It refuses calls in {but}." if but else ""
+        but = f" It refuses {len(self.refused)} other calls." if self.refused else ""
         return f"This machine can be trusted with {kernels}: all {done} checks passed.{but}"
 
     def reasons(self) -> Iterator[str]:

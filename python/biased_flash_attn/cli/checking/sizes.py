@@ -9,20 +9,21 @@ from dataclasses import dataclass
 import torch
 
 from . import oracle
-from .problems import CALLS, DTYPES, FORMS, draw
+from .forms import EXAMPLE, FORMS, TIMED
+from .problems import CALLS, DTYPES, draw
 
 SECONDS = 105.0  # of the whole command, after imports
 # The fraction of it after which no row, or no FlexAttention, is started. On a GPU rows take longer,
 # because kernels have to be compiled, and timing is fast.
-LAST_ROW = {"cpu": 0.55, "cuda": 0.7}
+LAST_ROW = {"cpu": 0.6, "cuda": 0.7}
 LAST_PEER = {"cpu": 0.65, "cuda": 0.7}
 ORACLE_SECONDS = 40.0  # for float64 and naive attention, over all rows
 GIBIBYTES_PER_PROCESS = 3
-MAX_PROCESSES = 16
-# Other calls have wider heads, no mask, or more tokens than the timed one, besides our kernels.
-COST_FACTOR = 1.5
+MAX_PROCESSES = 24
+# Other forms and calls take longer than the measured one, and our kernels are run besides.
+COST_FACTOR = 1.9
 # Candidate lengths for the results.
-LENGTHS = {"cpu": (2048, 1024, 512), "cuda": (4096, 2048, 1024)}
+LENGTHS = {"cpu": (256, 512, 1024, 2048), "cuda": (1024, 2048, 4096)}
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,9 @@ class Timed:
 
 def timed(device: str) -> Timed:
     if device == "cpu":
-        return Timed(2048, "float32", 64)
+        return Timed(1024, "float32", 64)
     # At half the length, dense biases take a quarter of the memory.
-    length = 8192 if max_gpu_processes() >= len(FORMS) else 4096
+    length = 8192 if max_gpu_processes() >= len(TIMED) else 4096
     native = torch.cuda.is_bf16_supported(including_emulation=False)
     return Timed(length, "bfloat16" if native else "float16", 128)
 
@@ -46,20 +47,24 @@ def timed(device: str) -> Timed:
 def fitting_length(device: str, seed: int) -> int:
     """The longest length at which the oracle of all rows is expected to take ORACLE_SECONDS."""
     lengths = LENGTHS[device]
-    oracle_seconds(device, lengths[-1] // 2, seed)  # warms up
-    measured = oracle_seconds(device, lengths[-1], seed)
+    oracle_seconds(device, lengths[0] // 2, seed)  # warms up
+    fitting, expected = lengths[0], 0.0
     for length in lengths:
-        expected = measured * (length / lengths[-1]) ** 2 * len(FORMS) * len(CALLS) * COST_FACTOR
+        # Twice as many tokens take at least twice as long.
+        if 2 * expected > ORACLE_SECONDS:
+            break
+        rows = len(FORMS) * len(CALLS) * COST_FACTOR
+        expected = rows * oracle_seconds(device, length, seed)
         if expected <= ORACLE_SECONDS:
-            return length
-    return lengths[-1]
+            fitting = length
+    return fitting
 
 
 def oracle_seconds(device: str, length: int, seed: int) -> float:
     """The time of the oracle for one form in one kind of call, in every dtype."""
     start = time.perf_counter()
     for name in ("float32", "float16"):
-        problem = draw("linear", CALLS[0], length, DTYPES[name], seed, device)
+        problem = draw(EXAMPLE, CALLS[0], length, DTYPES[name], seed, device)
         oracle.results(problem)
         for dtype in DTYPES.values():
             if dtype.itemsize == DTYPES[name].itemsize:

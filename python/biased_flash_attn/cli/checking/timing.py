@@ -20,7 +20,7 @@ from ...forms import Geometry
 from ..clock import CpuClock, GpuClock, medians
 from ..flex import captured, score_mod
 from .failures import described
-from .oracle import BLOCK, dense_bias
+from .oracle import dense_bias
 from .problems import BATCH, HEADS, KV_HEADS, Call, Problem, draw
 
 OURS, PLAIN, DENSE, FLEX = "ours", "SDPA, no bias", "SDPA, dense bias", "FlexAttention"
@@ -92,7 +92,7 @@ class Race:
                 self.notes[name] = described(error)
                 continue
             self.sides[name] = side
-            if name != PLAIN or self.problem.form == "none":
+            if name != PLAIN or self.problem.bias() is None:
                 difference = float((found - expected).float().norm() / expected.float().norm())
                 if not difference <= MAX_DIFFERENCE:
                     self.notes[name] = f"its output differs by {difference:.1%}"
@@ -108,29 +108,25 @@ class Race:
         }
         training = medians(training, self.clock, SECONDS)
         self.clock.release()
-        return Timing(self.problem.form, forward, training, self.notes)
-
-    def leaves(self, *names: str) -> tuple[Tensor, ...]:
-        return tuple(self.problem.leaves[name] for name in names)
+        return Timing(self.problem.form.name, forward, training, self.notes)
 
     def ours(self) -> Side:
-        q, k, v = self.leaves("q", "k", "v")
-        bias = self.problem.bias()
+        qkv, bias = self.problem.inputs, self.problem.bias()
         return Side(
-            lambda: biased_flash_attn(q, k, v, bias, backend=self.backend),
+            lambda: biased_flash_attn(*qkv, bias, backend=self.backend),
             tuple(self.problem.leaves.values()),
         )
 
     def plain(self) -> Side:
-        qkv = self.leaves("q", "k", "v")
+        qkv = self.problem.inputs
         return Side(lambda: F.scaled_dot_product_attention(*qkv, is_causal=True), qkv)
 
     def dense(self) -> Side:
-        qkv, mask = self.leaves("q", "k", "v"), dense_mask(self.problem)
+        qkv, mask = self.problem.inputs, dense_mask(self.problem)
         return Side(lambda: F.scaled_dot_product_attention(*qkv, attn_mask=mask), qkv)
 
     def flex(self) -> Side:
-        q, k, v = self.leaves("q", "k", "v")
+        q, k, v = self.problem.inputs
         n, device, bias = q.shape[2], q.device, self.problem.bias()
         block_mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, n, n, device=device)
 
@@ -143,7 +139,10 @@ class Race:
 
         if not self.on_gpu:
             self.notes[FLEX] = FORWARD_ONLY
-            return Side(lambda: attend(q.detach(), k.detach(), v.detach(), *lowered()))
+            # Tensors of the bias must not require gradients either (torch 2.13).
+            form, numbers = lowered()
+            numbers = [x if x is None else x.detach() for x in numbers]
+            return Side(lambda: attend(q.detach(), k.detach(), v.detach(), form, numbers))
         return Side(lambda: attend(q, k, v, *lowered()), tuple(self.problem.leaves.values()))
 
 
@@ -151,13 +150,13 @@ def dense_mask(problem: Problem) -> Tensor:
     """The bias of every pair in q's dtype, (1 or B, H, N, N), with -inf where a key is masked."""
     q = problem.leaves["q"]
     n = q.shape[2]
-    shared = problem.form in ("none", "linear", "distance")
-    mask = q.new_empty(1 if shared else BATCH, HEADS, n, n)
+    # A bias without values per token is that of all batch entries.
+    mask = q.new_empty(BATCH if problem.form.axes else 1, HEADS, n, n)
     rows = torch.arange(n, device=q.device)
     with torch.no_grad():
         for entry, of_entry in enumerate(mask):
-            for first in range(0, n, BLOCK):
-                block = slice(first, min(first + BLOCK, n))
+            for first in range(0, n, problem.form.block):
+                block = slice(first, min(first + problem.form.block, n))
                 bias = dense_bias(problem, entry, rows, block, n)
                 of_entry[:, block] = 0 if bias is None else bias[0]
                 of_entry[:, block].masked_fill_(rows[block, None] < rows, -torch.inf)

@@ -14,15 +14,14 @@ from dataclasses import dataclass
 
 import torch
 
+from ...backends import RefusedError
 from . import accuracy
 from .accuracy import Row
 from .failures import described, is_out_of_memory
+from .forms import EXAMPLE
 from .problems import CALLS, DTYPES, Call
 from .timing import Race, Timing
 
-# On CPUs FlexAttention has no backward pass and takes 20 s to compile, so it is timed for one form
-# only.
-FLEX_ON_CPUS = "linear"
 # Dtypes with the same numbers, and so the same float64 results, form one task.
 DTYPE_GROUPS = (("bfloat16", "float16"), ("float32",))
 
@@ -111,10 +110,13 @@ class Work:
         if isinstance(task, Check):
             yield from self.rows(task)
         elif isinstance(task, Prepare):
-            self.races[task.form] = self.race(task.form)
-            wanted = self.settings.device != "cpu" or task.form == FLEX_ON_CPUS
-            self.races[task.form].prepare(with_flex=wanted and task.with_flex)
-        else:
+            race = self.race(task.form)
+            # On CPUs FlexAttention has no backward pass and takes 20 s to compile.
+            wanted = self.settings.device != "cpu" or task.form == EXAMPLE
+            with suppress(RefusedError):
+                race.prepare(with_flex=wanted and task.with_flex)
+                self.races[task.form] = race
+        elif task.form in self.races:  # and not refused
             yield self.races.pop(task.form).timing()
         yield Done()
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from ...biases.base import PositionBias
+from ...biases.distance import PositionBias
 from ...nn import CausalLM
 from ..attention_weights import attention_masses
 from ..gradients import cumulative_gradient, empirical_receptive_field
@@ -17,7 +17,7 @@ from ..perplexity import (
     nonoverlapping_perplexity,
     sliding_perplexity,
 )
-from ..receptive_field import normalized_receptive_field
+from ..receptive_field import mean_receptive_field
 from .settings import Settings
 
 PROTOCOLS = ("sliding", "last_token", "nonoverlapping")
@@ -113,7 +113,7 @@ def _theory(model: CausalLM, length: int) -> dict[str, object]:
     fields = {name: bias.receptive_field(EPS).tolist() for name, bias in found.items()}
     d = torch.arange(length, dtype=torch.float64, device=next(model.parameters()).device)
     weights = torch.cat([bias.curve(d).exp() for bias in found.values()])
-    curve, eps = normalized_receptive_field(weights)
+    field, eps = mean_receptive_field(weights)
     return {
         "fields": {
             name: [field if math.isfinite(field) else None for field in heads]
@@ -121,5 +121,5 @@ def _theory(model: CausalLM, length: int) -> dict[str, object]:
         },
         "length": length,
         "eps": eps.tolist(),
-        "tokens": (curve.mean(0) * length).tolist(),
+        "tokens": (field * length).tolist(),
     }

@@ -10,8 +10,10 @@ from pathlib import Path
 import torch
 
 from .checkpoints import write_atomically
+from .counts import ORDER, perplexity_of_counts
 from .evaluation import PROTOCOLS
 from .settings import Settings, versions
+from .text import Text
 
 Results = dict[str, dict[str, object]]  # by scheme
 
@@ -22,13 +24,17 @@ TITLES = {
 }
 
 
-def write_report(settings: Settings, results: Results, digest: str, folder: Path) -> list[Path]:
+def write_report(settings: Settings, results: Results, text: Text, folder: Path) -> list[Path]:
     """Writes table.md and results.json; returns their paths."""
     paths = [folder / "table.md", folder / "results.json"]
-    write_atomically(paths[0], markdown(settings, results).encode())
+    counts = perplexity_of_counts(
+        text.train[: settings.trained_bytes], text.test[: settings.size.stream + 1]
+    )
+    write_atomically(paths[0], markdown(settings, results, counts).encode())
     record = {
         "settings": asdict(settings),
-        "text": digest,
+        "text": text.digest,
+        "perplexity of counts": counts,
         "versions": versions(),
         "threads": torch.get_num_threads(),
         "results": results,
@@ -43,13 +49,17 @@ def as_json(record: object) -> str:
     return re.sub(r"\[[^\[\]{}\"]*\]", lambda found: " ".join(found[0].split()), text) + "\n"
 
 
-def markdown(settings: Settings, results: Results) -> str:
-    """Perplexities by length (rows) and position scheme (columns), and receptive fields."""
+def markdown(settings: Settings, results: Results, counts: float) -> str:
+    """Perplexities by length (rows) and position scheme (columns), and receptive fields.
+
+    counts: the perplexity of the model of counts.
+    """
     size = settings.size
     parts = [
         f"Trained at {settings.train_length} bytes for {size.steps} steps of {size.batch}; "
         f"{size.layers} layers of {size.dim} channels and {size.heads} heads, {settings.dtype}, "
-        f"seed {settings.seed}. Perplexity of bytes.",
+        f"seed {settings.seed}. Perplexity of bytes; that of counts of {ORDER} bytes of context, "
+        f"from as many bytes of training, {settings.trained_bytes}, is {counts:.4g}.",
     ]
     for protocol in PROTOCOLS:
         parts.append(f"{TITLES[protocol]}:\n\n{perplexities(settings, results, protocol)}")

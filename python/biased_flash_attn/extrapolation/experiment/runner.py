@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from . import checkpoints
@@ -36,7 +37,7 @@ def check_text(settings: Settings, text: Text) -> None:
 
 
 def _measured(settings: Settings, scheme: str, text: Text, folder: Path) -> dict[str, object]:
-    name = scheme.replace(":", ".")
+    name = re.sub("[:/]", ".", scheme)
     path = folder / "measured" / f"{name}.json"
     wanted = identity(settings, scheme, text.digest)
     if path.exists():

@@ -67,7 +67,10 @@ class Settings:
         if not self.schemes or len(set(self.schemes)) < len(self.schemes):
             raise ValueError(f"schemes is {self.schemes}; it must name one or more, each once")
         for scheme in self.schemes:
-            positions(scheme)
+            make = positions(scheme).bias
+            if make is not None:
+                # The values of its arguments are checked here, not after the schemes before it.
+                make(self.size.heads, self.size.dim)
         if self.train_length < 1:
             raise ValueError(f"train_length is {self.train_length}; it must be positive")
         if not self.eval_lengths or sorted(set(self.eval_lengths)) != list(self.eval_lengths):
@@ -83,6 +86,11 @@ class Settings:
             raise ValueError(
                 f"device is {self.device!r}, which cannot be used: {reason}"
             ) from error
+
+    @property
+    def trained_bytes(self) -> int:
+        """Of which a byte may be drawn more than once."""
+        return self.size.steps * self.size.batch * self.train_length
 
     def autocast(self) -> torch.autocast:
         kind = torch.device(self.device).type

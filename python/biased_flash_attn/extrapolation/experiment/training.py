@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from ...nn import CausalLM
+from ...nn import BiasedAttention, CausalLM
 from . import checkpoints
 from .settings import BYTES, Settings
 
@@ -49,7 +49,7 @@ def train(
     KeyboardInterrupt is raised at the end of the step. Interruptions do not change the result.
     """
     model, steps = new_model(settings, scheme), settings.size.steps
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(parameter_groups(model), betas=(0.9, 0.98), weight_decay=0.01)
     state = checkpoints.load(path, identity, settings.device)
     losses, seconds = [], 0.0
     if state is not None:
@@ -78,6 +78,19 @@ def train(
             if stopped:
                 raise KeyboardInterrupt
     return model, {"losses": losses, "seconds": seconds}
+
+
+def parameter_groups(model: nn.Module) -> list[dict[str, object]]:
+    """The parameters for the optimizer, those of biases without weight decay.
+
+    Decay would change the formulas that are compared: it shortens the range of some biases, and
+    lengthens that of others.
+    """
+    layers = [m for m in model.modules() if isinstance(m, BiasedAttention) and m.bias is not None]
+    of_biases = {parameter for layer in layers for parameter in layer.bias.parameters()}
+    others = [parameter for parameter in model.parameters() if parameter not in of_biases]
+    of_biases = [parameter for parameter in model.parameters() if parameter in of_biases]
+    return [{"params": others}, {"params": of_biases, "weight_decay": 0.0}]
 
 
 def _step(settings: Settings, model, optimizer, text: Tensor, step: int) -> float:

@@ -18,9 +18,9 @@ if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 23):
         " pip install 'biased-flash-attn[transformers]'"
     )
 
-from .acceleration import accelerate
+from .acceleration import accelerate, unaccelerate
 from .interface import NAME, register
 
 register()
 
-__all__ = ["NAME", "accelerate"]
+__all__ = ["NAME", "accelerate", "unaccelerate"]

@@ -1,114 +1,122 @@
-"""`accelerate`: replaces the attention layers of a model in place."""
+"""`accelerate` replaces the attention layers of a model in place, `unaccelerate` undoes it."""
 
 from __future__ import annotations
 
 import copy
 import inspect
+from typing import TypeVar
 
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .bloom import FusedBloomAttention
-from .falcon import FusedFalconAttention
-from .inkling import (
-    FusedInkling2FullAttention,
-    FusedInkling2SlidingAttention,
-    FusedInklingAttention,
-)
+from .families import FAMILIES, FUSED
 from .interface import NAME, refuse
-from .mpt import FusedMptAttention
-from .t5 import FusedMT5Attention, FusedT5Attention, FusedUMT5Attention
 
-# The fused layer for each attention layer of transformers.
-_FUSED = {
-    fused.__bases__[-1]: fused
-    for fused in (
-        FusedBloomAttention,
-        FusedMptAttention,
-        FusedFalconAttention,
-        FusedT5Attention,
-        FusedMT5Attention,
-        FusedUMT5Attention,
-        FusedInklingAttention,
-        FusedInkling2SlidingAttention,
-        FusedInkling2FullAttention,
-    )
-}
-_SUPPORTED = "BLOOM, MPT, Falcon with ALiBi, T5, mT5, UMT5, Inkling and Inkling 2"
+Model = TypeVar("Model", bound=nn.Module)
 
 
-def accelerate(model: PreTrainedModel) -> PreTrainedModel:
+def accelerate(model: Model) -> Model:
     """Runs the attention layers of a model on this package.
-
-    Supported are BLOOM, MPT, Falcon with ALiBi, T5, mT5, UMT5, Inkling and Inkling 2.
 
     Forward and backward passes, `generate()` with a cache, padding and beams give the same results
     up to rounding, in memory proportional to the number of tokens. Parameters, their names and the
     state dict are unchanged. The model's configs are replaced by copies, as other models may share
     them.
 
+    Args:
+        model: a model of transformers, or a module that contains some, such as a
+            SentenceTransformer. The documentation lists the supported models.
+
     Returns:
         model, which is changed in place. A model that is already accelerated is left unchanged.
 
     Raises:
-        TypeError: model is not a model of transformers.
+        TypeError: model neither is nor contains a model of transformers.
         NotImplementedError: the model is not supported; the message names the reason, and the model
             is left unchanged. Calls of an accelerated model raise it for unsupported features:
-            dropout of attention weights in training, output_attentions, masks of pairs, static
-            caches, a different attn_implementation and, for T5 and Inkling, padding between tokens.
+            dropout of attention weights in training, masks of pairs, static caches and a different
+            attn_implementation.
     """
-    if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"model is a {type(model).__name__}; it must be a PreTrainedModel")
-    known = [module for module in model.modules() if isinstance(module, tuple(_FUSED))]
-    layers = [layer for layer in known if type(layer) not in _FUSED.values()]
+    if not _has_models(model):
+        raise TypeError(
+            f"model is a {type(model).__name__}; it must be or contain a PreTrainedModel"
+        )
+    known = [module for module in model.modules() if isinstance(module, tuple(FUSED))]
+    layers = [layer for layer in known if type(layer) not in FUSED.values()]
     if known and not layers:
         return model
     _check(model, layers)
-    trunk_types = tuple({_FUSED[type(layer)].trunk for layer in layers})
-    trunks = [module for module in model.modules() if isinstance(module, trunk_types)]
+    trunk_types = tuple({FUSED[type(layer)].trunk for layer in layers})
     for layer in layers:
-        layer.__class__ = _FUSED[type(layer)]
+        layer.__class__ = FUSED[type(layer)]
         layer.prepare()
+    trunks = [module for module in model.modules() if isinstance(module, trunk_types)]
     for trunk in trunks:
-        trunk.register_forward_pre_hook(_check_call, with_kwargs=True)
+        if not hasattr(trunk, "_check_of_calls"):
+            trunk._check_of_calls = trunk.register_forward_pre_hook(_check_call, with_kwargs=True)
     _name_in_configs(model, tuple({type(trunk.config) for trunk in trunks}))
     return model
 
 
-def _check(model: PreTrainedModel, layers: list[nn.Module]) -> None:
+def unaccelerate(model: Model) -> Model:
+    """Undoes `accelerate`: layers, hooks and configs are again as they were.
+
+    Returns:
+        model, which is changed in place. Layers that are not accelerated are left unchanged.
+    """
+    for module in model.modules():
+        if type(module) in FUSED.values():
+            module.restore()
+            module.__class__ = type(module).__bases__[-1]
+        if hook := vars(module).pop("_check_of_calls", None):
+            hook.remove()
+        if implementation := vars(module).pop("_own_implementation", None):
+            module.config._attn_implementation = implementation
+    return model
+
+
+def _has_models(model) -> bool:
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    return any(isinstance(module, PreTrainedModel) for module in modules)
+
+
+def _check(model: nn.Module, layers: list[nn.Module]) -> None:
     name = type(model).__name__
     if not layers:
+        supported = ", ".join(family.name for family in FAMILIES)
         raise NotImplementedError(
             f"{name} has no attention layer that accelerate() supports, which are those of"
-            f' {_SUPPORTED}; others may take attn_implementation="{NAME}"'
+            f' {supported}; others may take attn_implementation="{NAME}"'
         )
-    if model.config.output_attentions:
-        refuse({"output_attentions": True})
     for layer in layers:
         kind = type(layer).__name__
-        if type(layer) not in _FUSED:
+        if type(layer) not in FUSED:
             raise NotImplementedError(f"{name} has unsupported layers {kind}")
         if "forward" in vars(layer):
             raise NotImplementedError(f"the forward of {name}'s {kind} has been replaced")
-        if reason := _FUSED[type(layer)].refusal(layer):
+        if reason := FUSED[type(layer)].refusal(layer):
             raise NotImplementedError(f"{name} is not supported: {reason}")
 
 
-def _name_in_configs(model: PreTrainedModel, types: tuple[type, ...]) -> None:
+def _name_in_configs(model: nn.Module, types: tuple[type, ...]) -> None:
     """Sets the name in copies of the configs; modules that share a config share its copy.
 
     All configs are copied, because that of a multimodal model contains that of its text model.
     """
     copies = {}
     for module in model.modules():
-        if isinstance(config := getattr(module, "config", None), PreTrainedConfig):
+        if isinstance(config := vars(module).get("config"), PreTrainedConfig):
             module.config = copy.deepcopy(config, copies)
-            if isinstance(config, types):
+            if isinstance(config, types) and config._attn_implementation != NAME:
+                module._own_implementation = config._attn_implementation
                 module.config._attn_implementation = NAME
 
 
-def _check_call(trunk: PreTrainedModel, args: tuple, kwargs: dict) -> None:
-    """Checks a forward pass for arguments that it would ignore, or fail at without a reason."""
+def _check_call(trunk: PreTrainedModel, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """Checks a forward pass for arguments that it would ignore, or fail at without a reason.
+
+    Layers learn from the arguments alone whether to return attention weights.
+    """
     if (implementation := trunk.config._attn_implementation) != NAME:
         raise NotImplementedError(
             f"attn_implementation is {implementation!r}; an accelerated model keeps {NAME!r}"
@@ -122,3 +130,6 @@ def _check_call(trunk: PreTrainedModel, args: tuple, kwargs: dict) -> None:
             raise NotImplementedError(
                 f"{name} has shape {tuple(mask.shape)}; it must be (batch, tokens)"
             )
+    if trunk.config.output_attentions and given.get("output_attentions") is None:
+        kwargs = {**kwargs, "output_attentions": True}
+    return args, kwargs

@@ -2,82 +2,130 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from ...attention import attend as attend_to
-from ...attention import prepared
-from .token_mask import TokenMask
+from ...attention import lowered, prepared
+from ...biases import DenseBias
+from ...geometry import Geometry
+from ...problem import Problem
+from .token_mask import Packing, TokenMask
 
 
-def attend(mask: TokenMask, q: Tensor, k: Tensor, v: Tensor, bias, scale: float) -> Tensor:
-    """Attention to the tokens, (B, Nq, H, Dv); outputs of padding queries are 0.
+class Attended(NamedTuple):
+    """Results for the queries: o (B, Nq, H, Dv), lse (B, Nq, H), and the attention weights
+    (B, H, Nq, Nk) where they are asked for. They are 0, -inf and 0 for padding queries."""
 
-    q is (B, H, Nq, D), k (B, Hkv, Nk, D) and v (B, Hkv, Nk, Dv).
+    o: Tensor
+    lse: Tensor
+    weights: Tensor | None
 
-    Without a bias and a causal mask it may be cross-attention, so no query counts as padding.
+
+def attend(
+    mask: TokenMask,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias,
+    scale: float,
+    *,
+    counts_padding: bool = False,
+    with_weights: bool | None = False,
+) -> Attended:
+    """Attention to the tokens, in O(N) memory.
+
+    q is (B, H, Nq, D), k (B, Hkv, Nk, D) and v (B, Hkv, Nk, Dv). Without a bias and a causal mask
+    it may be cross-attention, so no query counts as padding.
+
+    Padding between tokens is removed before the call. Distances of a bias with counts_padding, and
+    those of a window, include it; the bias is then expanded to all pairs, in O(N^2) memory. So are
+    the weights, if with_weights is true.
     """
-    _check_mask(mask, q, k)
-    if mask.has_holes:
-        return _packed(mask, q, k, v, bias, scale)
-    return _padded(mask, q, k, v, bias, scale)[0]
-
-
-def attend_with_lse(
-    mask: TokenMask, q: Tensor, k: Tensor, v: Tensor, bias, scale: float, counted_by: str
-) -> tuple[Tensor, Tensor]:
-    """Like `attend`, with lse (B, Nq, H): 0 and -inf for padding queries.
-
-    Raises NotImplementedError for padding between tokens, which counted_by explains.
-    """
-    _check_mask(mask, q, k)
-    refuse_holes(mask, counted_by)
-    return _padded(mask, q, k, v, bias, scale)
-
-
-def _padded(mask: TokenMask, q, k, v, bias, scale: float) -> tuple[Tensor, Tensor]:
-    sequences = None
-    if mask.tokens is not None:
-        sequences = mask.padded if mask.causal or bias is not None else mask.padded_keys
+    check_mask(mask, q.shape[2], k.shape[2])
+    sequences = packing = None
+    if not mask.has_holes:
+        sequences = mask.sequences(of_one_input=mask.causal or bias is not None)
+    elif counts_padding or mask.window is not None:
+        bias = _of_pairs(bias, mask, q)
+    else:
+        packing = mask.packing
+        sequences = packing.sequences
+        q, k, v = (
+            x.transpose(1, 2).flatten(0, 1)[rows].transpose(0, 1)[None]
+            for x, rows in ((q, packing.queries), (k, packing.keys), (v, packing.keys))
+        )
     options = (bias, mask.causal, mask.window, scale, None, None)
-    o, lse = attend_to(prepared(q, k, v, *options, sequences=sequences))
-    return o.transpose(1, 2), lse.transpose(1, 2)
+    problem = prepared(q, k, v, *options, sequences=sequences)
+    o, lse = attend_to(problem)
+    weights = _weights(problem, lse, mask, packing) if with_weights else None
+    o, lse = o.transpose(1, 2), lse.transpose(1, 2)
+    if packing is not None:
+        o = _unpacked(o[0], packing.queries, mask, 0)
+        lse = _unpacked(lse[0], packing.queries, mask, -torch.inf)
+    return Attended(o, lse, weights)
 
 
-def _packed(mask: TokenMask, q: Tensor, k: Tensor, v: Tensor, bias, scale: float) -> Tensor:
-    if mask.window is not None:
-        refuse_holes(mask, "a sliding window counts")
-    packing = mask.packing
-    taken = ((q, packing.queries), (k, packing.keys), (v, packing.keys))
-    rows = (x.transpose(1, 2).flatten(0, 1)[row].transpose(0, 1)[None] for x, row in taken)
-    options = (bias, mask.causal, None, scale, None, None)
-    o, _ = attend_to(prepared(*rows, *options, sequences=packing.sequences))
-    batch, heads, n_query, _ = q.shape
-    padded = o.new_zeros(batch * n_query, heads, o.shape[3])
-    padded = padded.index_copy(0, packing.queries, o[0].transpose(0, 1))
-    return padded.unflatten(0, (batch, n_query))
+def _unpacked(rows: Tensor, queries: Tensor, mask: TokenMask, padding: float) -> Tensor:
+    """(total queries, ...) to (B, Nq, ...)."""
+    batch = len(mask.tokens)
+    padded = rows.new_full((batch * mask.n_query, *rows.shape[1:]), padding)
+    return padded.index_copy(0, queries, rows).unflatten(0, (batch, mask.n_query))
 
 
-def _check_mask(mask, q: Tensor, k: Tensor) -> None:
+def _of_pairs(bias, mask: TokenMask, q: Tensor) -> DenseBias:
+    """The bias of every pair, -inf for keys that are padding."""
+    geometry = Geometry(mask.n_query, mask.n_key, mask.causal, mask.window)
+    real = torch.promote_types(q.dtype, torch.float32)
+    pairs = lowered(bias, q, geometry).dense(geometry).to(real)
+    return DenseBias(torch.where(mask.tokens[:, None, None], pairs, -torch.inf))
+
+
+def _weights(problem: Problem, lse: Tensor, mask: TokenMask, packing: Packing | None) -> Tensor:
+    """The weights of all pairs, 0 where the query or the key is padding."""
+    if problem.sequences is None:
+        return _weights_of(problem, lse)
+    batch = problem.batch
+    weights = problem.q.new_zeros(batch, problem.q.shape[1], mask.n_query, mask.n_key)
+    queries, keys = (torch.arange(n, device=lse.device) for n in (lse.shape[2], problem.k.shape[2]))
+    if packing is not None:
+        queries, keys = packing.queries % mask.n_query, packing.keys % mask.n_key
+    for rows, one in zip(problem.sequences, problem.each_sequence(), strict=True):
+        i = queries[rows.first_query :][: rows.n_query, None]
+        j = keys[rows.first_key :][: rows.n_key]
+        own = rows.queries(lse[..., None])[..., 0]
+        weights[rows.entry][:, i, j] = _weights_of(one, own)[0]
+    return weights
+
+
+def _weights_of(problem: Problem, lse: Tensor) -> Tensor:
+    """exp(s - lse), for one sequence or without padding."""
+    real = problem.real
+    k = problem.k.repeat_interleave(problem.q.shape[1] // problem.k.shape[1], 1)
+    s = problem.scale * (problem.q.to(real) @ k.to(real).mT)
+    s = s + problem.form.dense(problem.geometry).to(real)
+    s = s.where(problem.geometry.visible(s.device), -torch.inf)
+    # A query that sees no key has lse = -inf.
+    lse = lse.where(lse > -torch.inf, 0)
+    return torch.exp(s - lse[..., None]).to(problem.q.dtype)
+
+
+def check_mask(mask, n_query: int, n_key: int) -> None:
+    """Raises an error unless it is a `TokenMask` of these lengths.
+
+    A mask that is not causal is created without knowledge of the keys.
+    """
     if not isinstance(mask, TokenMask):
         got = f"shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
         raise NotImplementedError(
             f"attention_mask has {got}; it must be (batch, tokens): pair masks are not supported"
         )
-    # A mask that is not causal is created without knowledge of the keys.
-    if (mask.n_query, mask.n_key) != (q.shape[2], k.shape[2]):
+    if (mask.n_query, mask.n_key) != (n_query, n_key):
         raise ValueError(
             f"attention_mask is of {mask.n_key} keys and {mask.n_query} queries; it must be of"
-            f" {k.shape[2]} keys and {q.shape[2]} queries"
-        )
-
-
-def refuse_holes(mask: TokenMask, counted_by: str) -> None:
-    """Raises NotImplementedError for padding between tokens."""
-    if mask.has_holes:
-        raise NotImplementedError(
-            f"attention_mask has padding between tokens, which {counted_by}; place the padding"
-            " before or after the tokens"
+            f" {n_key} keys and {n_query} queries"
         )
 
 

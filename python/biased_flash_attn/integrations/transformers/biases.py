@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...biases import CumulativeBias, DistanceBias
-from ...biases.base import PositionBias
+from ...biases.distance import PositionBias
 from ...forms import Distance, Geometry, Linear
 from .token_mask import TokenMask
 

@@ -9,9 +9,10 @@ from transformers.models.bloom.modeling_bloom import BloomAttention, build_alibi
 
 from .attend import attend, check_dropout
 from .biases import Slopes
+from .layer import FusedLayer
 
 
-class FusedBloomAttention(BloomAttention):
+class FusedBloomAttention(FusedLayer, BloomAttention):
     """BLOOM's attention layer with fused attention between its projections.
 
     The bias that BLOOM computes is not used, because in bfloat16 it rounds positions above 256.
@@ -22,6 +23,9 @@ class FusedBloomAttention(BloomAttention):
     def prepare(self) -> None:
         one = torch.tensor([[1, 1]], device="cpu")
         self.slopes = Slopes(build_alibi_tensor(one, self.num_heads, torch.float32)[:, 0, 1])
+
+    def restore(self) -> None:
+        del self.slopes
 
     @staticmethod
     def refusal(layer: BloomAttention) -> str | None:
@@ -36,6 +40,7 @@ class FusedBloomAttention(BloomAttention):
         alibi: Tensor,
         attention_mask,
         layer_past=None,
+        output_attentions: bool = False,
         **_,
     ):
         check_dropout(self, self.attention_dropout.p)
@@ -44,6 +49,14 @@ class FusedBloomAttention(BloomAttention):
         q, k, v = qkv.unbind(3)
         if layer_past is not None:
             k, v = layer_past.update(k, v, self.layer_idx)
-        o = attend(attention_mask, q, k, v, self.slopes, self.inv_norm_factor)
+        o, _, weights = attend(
+            attention_mask,
+            q,
+            k,
+            v,
+            self.slopes,
+            self.inv_norm_factor,
+            with_weights=output_attentions,
+        )
         projected = self.dense(o.flatten(2))
-        return dropout_add(projected, residual, self.hidden_dropout, self.training), None
+        return dropout_add(projected, residual, self.hidden_dropout, self.training), weights

@@ -8,9 +8,10 @@ from transformers.models.falcon.modeling_falcon import FalconAttention
 
 from .attend import attend, check_dropout
 from .biases import bias_of_keys
+from .layer import FusedLayer
 
 
-class FusedFalconAttention(FalconAttention):
+class FusedFalconAttention(FusedLayer, FalconAttention):
     """Falcon's attention layer with fused attention between its projections.
 
     The bias is Falcon's own, whose rounding to bfloat16 is part of the model. It is added once, as
@@ -19,16 +20,21 @@ class FusedFalconAttention(FalconAttention):
 
     trunk = modeling_falcon.FalconModel
 
-    def prepare(self) -> None:
-        """Nothing to prepare."""
-
     @staticmethod
     def refusal(layer: FalconAttention) -> str | None:
         if not layer.config.alibi:
             return "Falcon without ALiBi has rotary embeddings and no bias"
         return None
 
-    def forward(self, hidden_states: Tensor, alibi: Tensor, attention_mask, layer_past=None, **_):
+    def forward(
+        self,
+        hidden_states: Tensor,
+        alibi: Tensor,
+        attention_mask,
+        layer_past=None,
+        output_attentions: bool = False,
+        **_,
+    ):
         check_dropout(self, self.attention_dropout.p)
         heads = self._split_heads(self.query_key_value(hidden_states))
         q, k, v = (x.transpose(1, 2) for x in heads)
@@ -36,5 +42,7 @@ class FusedFalconAttention(FalconAttention):
             k, v = layer_past.update(k, v, self.layer_idx)
         values = alibi.double().view(len(q), self.num_heads, -1) * self.inv_norm_factor
         bias = bias_of_keys(values, attention_mask)
-        o = attend(attention_mask, q, k, v, bias, self.inv_norm_factor)
-        return self.dense(o.flatten(2)), None
+        o, _, weights = attend(
+            attention_mask, q, k, v, bias, self.inv_norm_factor, with_weights=output_attentions
+        )
+        return self.dense(o.flatten(2)), weights

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.models.inkling import modeling_inkling
 from transformers.models.inkling2 import modeling_inkling2
 
 from ...biases import RelativeBias
 from ...biases.banded import log_scaling
-from .attend import attend_with_lse, check_dropout
+from .attend import Attended, attend, check_dropout
+from .layer import FusedLayer
 from .token_mask import TokenMask
 
 
-class _MixedProfiles:
+class _MixedProfiles(FusedLayer):
     """A layer whose bias is a product of a vector per query and its profiles of the distance.
 
     Tensors of heads are (B, N, H, C) up to the cache.
     """
-
-    def prepare(self) -> None:
-        """Nothing to prepare."""
-
-    @staticmethod
-    def refusal(layer: nn.Module) -> str | None:
-        return None
 
     def _heads(self, x: Tensor) -> Tensor:
         """Splits the channels into heads; convolutions leave them strided."""
@@ -39,14 +33,21 @@ class _MixedProfiles:
         return (x.float() * tau[..., None, None]).to(x.dtype)
 
     def _attend(
-        self, mask: TokenMask, q: Tensor, k: Tensor, v: Tensor, factors: Tensor, cache
-    ) -> tuple[Tensor, Tensor]:
-        """o (B, N, H, D) and lse (B, N, H)."""
+        self,
+        mask: TokenMask,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        factors: Tensor,
+        cache,
+        with_weights: bool | None,
+    ) -> Attended:
         q, k, v, factors = (x.transpose(1, 2) for x in (q, k, v, factors))
         if cache is not None:
             k, v = cache.update(k, v, self.layer_idx)
         bias = RelativeBias(factors, self.rel_logits_proj.proj[None])
-        return attend_with_lse(mask, q, k, v, bias, self.scaling, "Inkling's positions count")
+        options = {"counts_padding": True, "with_weights": with_weights}
+        return attend(mask, q, k, v, bias, self.scaling, **options)
 
 
 class FusedInklingAttention(_MixedProfiles, modeling_inkling.InklingAttention):
@@ -60,6 +61,7 @@ class FusedInklingAttention(_MixedProfiles, modeling_inkling.InklingAttention):
         attention_mask,
         conv_mask: Tensor | None = None,
         past_key_values=None,
+        output_attentions: bool = False,
         **_,
     ):
         check_dropout(self, self.attention_dropout)
@@ -73,8 +75,9 @@ class FusedInklingAttention(_MixedProfiles, modeling_inkling.InklingAttention):
             if past_key_values is not None:
                 positions = positions + past_key_values.get_query_offset(self.layer_idx)
             q, factors = (self._scaled(x, positions) for x in (q, factors))
-        o, _ = self._attend(attention_mask, q, k, v, factors, past_key_values)
-        return self.o_proj(o.flatten(2)), None
+        cache = past_key_values
+        o, _, weights = self._attend(attention_mask, q, k, v, factors, cache, output_attentions)
+        return self.o_proj(o.flatten(2)), weights
 
 
 class _ClippedAndGated(_MixedProfiles):
@@ -87,8 +90,9 @@ class _ClippedAndGated(_MixedProfiles):
         v: Tensor,
         mask,
         cache,
+        with_weights: bool,
         positions: Tensor | None = None,
-    ) -> tuple[Tensor, None]:
+    ) -> tuple[Tensor, Tensor | None]:
         """The result of the layer for hidden states x of queries, and convolved k and v.
 
         positions are those of x if the logits are scaled by them.
@@ -100,12 +104,14 @@ class _ClippedAndGated(_MixedProfiles):
         factors = self.rel_l2_clip(self.r_proj(x).unflatten(2, (self.num_heads, -1)))
         if positions is not None:
             q, factors = (self._scaled(x, positions) for x in (q, factors))
-        o, lse = self._attend(mask, q, k, v, factors, cache)
+        o, lse, weights = self._attend(mask, q, k, v, factors, cache, with_weights)
         # A sink is a logit of no key. It leaves exp(lse) / (exp(lse) + exp(sink)) to the keys.
         of_keys = torch.sigmoid(lse - self.sink_proj(x))
         gate = torch.sigmoid(self.gate_proj(x).float())
         gated = (o * of_keys[..., None]).flatten(2) * gate
-        return self.o_proj(gated.to(o.dtype)), None
+        if weights is not None:
+            weights = weights * of_keys.transpose(1, 2)[..., None].to(weights.dtype)
+        return self.o_proj(gated.to(o.dtype)), weights
 
 
 class FusedInkling2SlidingAttention(_ClippedAndGated, modeling_inkling2.Inkling2SlidingAttention):
@@ -119,12 +125,14 @@ class FusedInkling2SlidingAttention(_ClippedAndGated, modeling_inkling2.Inkling2
         attention_mask,
         conv_mask: Tensor | None = None,
         past_key_values=None,
+        output_attentions: bool = False,
         **_,
     ):
         context = {"past_key_values": past_key_values, "conv_mask": conv_mask}
         k = self.k_sconv(self.k_proj(hidden_states), **context)
         v = self.v_sconv(self.v_proj(hidden_states), **context)
-        return self._output(hidden_states, k, v, attention_mask, past_key_values)
+        options = (attention_mask, past_key_values, output_attentions)
+        return self._output(hidden_states, k, v, *options)
 
 
 class FusedInkling2FullAttention(_ClippedAndGated, modeling_inkling2.Inkling2FullAttention):
@@ -140,6 +148,7 @@ class FusedInkling2FullAttention(_ClippedAndGated, modeling_inkling2.Inkling2Ful
         attention_mask,
         conv_mask: Tensor | None = None,
         past_key_values=None,
+        output_attentions: bool = False,
         *,
         position_ids: Tensor,
         **_,
@@ -147,4 +156,5 @@ class FusedInkling2FullAttention(_ClippedAndGated, modeling_inkling2.Inkling2Ful
         context = {"past_key_values": past_key_values, "conv_mask": conv_mask}
         k = self.k_sconv(self.k_proj(key_hidden_states), key_hidden_states, **context)
         v = self.v_sconv(self.v_proj(value_hidden_states), value_hidden_states, **context)
-        return self._output(hidden_states, k, v, attention_mask, past_key_values, position_ids)
+        options = (attention_mask, past_key_values, output_attentions, position_ids)
+        return self._output(hidden_states, k, v, *options)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.models.falcon.modeling_falcon import FALCON_ATTENTION_CLASSES, FalconAttention
 
-from .attend import attend, check_dropout, refuse_holes
+from .attend import attend, check_dropout
 from .biases import SharedTable
 from .token_mask import TokenMask, create_token_mask
 
@@ -38,11 +38,13 @@ def attention_forward(
     is_causal: bool | None = None,
     sliding_window: int | None = None,
     position_bias: SharedTable | None = None,
+    output_attentions: bool | None = False,
     **kwargs,
-) -> tuple[Tensor, None]:
+) -> tuple[Tensor, Tensor | None]:
     """The `AttentionInterface` of this package; transformers documents the arguments.
 
-    query (B, H, Nq, D), key and value (B, Hkv, Nk, D); returns (B, Nq, H, D) and None.
+    query (B, H, Nq, D), key and value (B, Hkv, Nk, D); returns (B, Nq, H, D) and, with
+    output_attentions, the weights (B, H, Nq, Nk), which take O(N^2) memory.
 
     Raises NotImplementedError for unsupported features, ValueError for inconsistent windows.
     """
@@ -56,11 +58,23 @@ def attention_forward(
         attention_mask = TokenMask(query.shape[2], key.shape[2], causal, sliding_window)
     elif sliding_window is not None and sliding_window != getattr(attention_mask, "window", None):
         raise ValueError(f"sliding_window is {sliding_window}, which the mask does not have")
-    if position_bias is not None:
-        _check_position_bias(position_bias, attention_mask)
+    if isinstance(position_bias, Tensor):
+        raise NotImplementedError(
+            "position_bias is a dense tensor, which is not supported; pass models of the T5 and"
+            " Inkling families to biased_flash_attn.integrations.transformers.accelerate"
+        )
     refuse(kwargs)
-    o = attend(attention_mask, query, key, value, position_bias, scaling)
-    return o.contiguous(), None
+    o, _, weights = attend(
+        attention_mask,
+        query,
+        key,
+        value,
+        position_bias,
+        scaling,
+        counts_padding=position_bias is not None,
+        with_weights=output_attentions,
+    )
+    return o.contiguous(), weights
 
 
 def refuse(kwargs: dict) -> None:
@@ -68,17 +82,3 @@ def refuse(kwargs: dict) -> None:
     for name in _REFUSED:
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"{name} is given, which {NAME} does not support")
-    if kwargs.get("output_attentions"):
-        raise NotImplementedError(
-            "output_attentions is True; attention weights are never stored, and cannot be returned"
-        )
-
-
-def _check_position_bias(bias, mask) -> None:
-    if not isinstance(bias, SharedTable):
-        raise NotImplementedError(
-            "position_bias is a dense tensor, which is not supported; pass models of the T5 and"
-            " Inkling families to biased_flash_attn.integrations.transformers.accelerate"
-        )
-    if isinstance(mask, TokenMask):
-        refuse_holes(mask, "T5's positions count")

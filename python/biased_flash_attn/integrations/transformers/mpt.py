@@ -5,14 +5,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from transformers.models.mpt import modeling_mpt
-from transformers.models.mpt.modeling_mpt import MptAttention, build_mpt_alibi_tensor
+from transformers.models.mpt.modeling_mpt import MptAttention, MptBlock, build_mpt_alibi_tensor
 
 from .attend import attend, check_dropout
 from .biases import Slopes, bias_of_keys
+from .layer import FusedLayer
 from .token_mask import TokenMask
 
 
-class FusedMptAttention(MptAttention):
+class FusedMptBlock(FusedLayer, MptBlock):
+    """MPT's block, which tells its attention layer in the unused place of the bias whether to
+    return weights: nothing else that it passes on could."""
+
+    trunk = modeling_mpt.MptModel
+
+    def forward(self, *args, position_bias: Tensor, output_attentions: bool = False, **kwargs):
+        return super().forward(*args, position_bias=output_attentions, **kwargs)
+
+
+class FusedMptAttention(FusedLayer, MptAttention):
     """MPT's attention layer with fused attention between its projections."""
 
     trunk = modeling_mpt.MptModel
@@ -21,14 +32,13 @@ class FusedMptAttention(MptAttention):
         alibi = build_mpt_alibi_tensor(self.n_heads, 2, device="cpu")
         self.slopes = Slopes(-alibi[:, 0, 0])
 
-    @staticmethod
-    def refusal(layer: MptAttention) -> str | None:
-        return None
+    def restore(self) -> None:
+        del self.slopes
 
     def forward(
         self,
         hidden_states: Tensor,
-        position_bias: Tensor,
+        position_bias: bool,
         past_key_values=None,
         attention_mask=None,
         **_,
@@ -40,8 +50,16 @@ class FusedMptAttention(MptAttention):
         q, k, v = qkv.unflatten(2, (3, self.n_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx)
-        o = attend(attention_mask, q, k, v, self._bias(attention_mask), self.softmax_scale)
-        return self.out_proj(o.flatten(2)), None
+        o, _, weights = attend(
+            attention_mask,
+            q,
+            k,
+            v,
+            self._bias(attention_mask),
+            self.softmax_scale,
+            with_weights=position_bias,
+        )
+        return self.out_proj(o.flatten(2)), weights
 
     def _bias(self, mask: TokenMask):
         """The slopes or, for masks with holes, which packing removes, a bias of keys."""

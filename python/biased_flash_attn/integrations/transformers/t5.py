@@ -1,14 +1,17 @@
-"""T5, mT5 and UMT5: a table over the distance instead of a dense position bias."""
+"""T5 and models with its layers: a table over the distance instead of a dense position bias."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from transformers.models.longt5 import modeling_longt5
 from transformers.models.mt5 import modeling_mt5
+from transformers.models.pop2piano import modeling_pop2piano
 from transformers.models.t5 import modeling_t5
 from transformers.models.umt5 import modeling_umt5
 
 from .biases import SharedTable
+from .layer import FusedLayer
 
 
 class _NoTable:
@@ -18,10 +21,10 @@ class _NoTable:
         self.weight = torch.empty(0)
 
 
-class _TableOfDistances:
+class TableOfDistances(FusedLayer):
     """A layer whose bias is a `SharedTable`, which transformers passes on to the call.
 
-    The first layer of T5 and mT5 creates it for the others; each layer of UMT5 has its own.
+    The first layer of a stack creates it for the others; each layer of UMT5 has its own.
     Cross-attention has none.
     """
 
@@ -31,9 +34,10 @@ class _TableOfDistances:
             self.has_relative_attention_bias = True
             self.relative_attention_bias = _NoTable()
 
-    @staticmethod
-    def refusal(layer: nn.Module) -> str | None:
-        return None
+    def restore(self) -> None:
+        if isinstance(self.relative_attention_bias, _NoTable):
+            self.has_relative_attention_bias = False
+            del self.relative_attention_bias
 
     def compute_bias(self, *_, **__) -> SharedTable | None:
         if isinstance(self.relative_attention_bias, _NoTable):
@@ -50,22 +54,37 @@ class _TableOfDistances:
         )
 
 
-class FusedT5Attention(_TableOfDistances, modeling_t5.T5Attention):
+class FusedT5Attention(TableOfDistances, modeling_t5.T5Attention):
     """T5's attention layer, without a dense bias."""
 
     trunk = modeling_t5.T5Stack
 
 
-class FusedMT5Attention(_TableOfDistances, modeling_mt5.MT5Attention):
+class FusedMT5Attention(TableOfDistances, modeling_mt5.MT5Attention):
     """mT5's attention layer, without a dense bias."""
 
     trunk = modeling_mt5.MT5Stack
 
 
-class FusedUMT5Attention(_TableOfDistances, modeling_umt5.UMT5Attention):
+class FusedUMT5Attention(TableOfDistances, modeling_umt5.UMT5Attention):
     """UMT5's attention layer, without a dense bias."""
 
     trunk = modeling_umt5.UMT5Stack
 
     def buckets(self, d: Tensor) -> Tensor:
         return self._relative_position_bucket(-d)
+
+
+class FusedPop2PianoAttention(TableOfDistances, modeling_pop2piano.Pop2PianoAttention):
+    """Pop2Piano's attention layer, without a dense bias."""
+
+    trunk = modeling_pop2piano.Pop2PianoStack
+
+
+class FusedLongT5Attention(TableOfDistances, modeling_longt5.LongT5Attention):
+    """The attention layer of LongT5's decoder, without a dense bias.
+
+    Its encoder computes attention by blocks, whose bias is small.
+    """
+
+    trunk = modeling_longt5.LongT5Stack

@@ -26,9 +26,16 @@ class TokenMask:
     causal: bool
     window: int | None = None  # the number of keys that a query sees, including its own
     tokens: Tensor | None = None  # (B, n_key) bool, or None where all keys are
+    packed: Sequences | None = None  # those that follow one another in a single batch entry
 
     # Models use it to recognize a dense mask.
     ndim = 2
+
+    @staticmethod
+    def of_keys(tokens: Tensor) -> TokenMask:
+        """The mask of attention in both directions, from (B, N) bool."""
+        n = tokens.shape[1]
+        return TokenMask(n, n, causal=False, tokens=None if tokens.all() else tokens)
 
     def to(self, target, **_) -> TokenMask:
         """The mask on another device; conversions to a dtype have no effect."""
@@ -56,17 +63,24 @@ class TokenMask:
         starts = self.tokens.int().diff(dim=1) == 1
         return bool((starts.sum(1) + self.tokens[:, 0] > 1).any())
 
+    def sequences(self, *, of_one_input: bool) -> Sequences | None:
+        """The sequences without holes, or None if each batch entry is one.
+
+        Queries at the positions of padding keys are padding if they are of the same input.
+        """
+        if self.tokens is None:
+            return self.packed
+        return self._padded if of_one_input else self._padded_keys
+
     @cached_property
-    def padded(self) -> Sequences:
-        """Sequences without holes; queries at padding positions are padding."""
+    def _padded(self) -> Sequences:
         return Sequences.of_mask(self.tokens, self.n_query)
 
     @cached_property
-    def padded_keys(self) -> Sequences:
-        """Sequences without holes, for cross-attention: no query is padding."""
-        rows = self.padded.rows.clone()
+    def _padded_keys(self) -> Sequences:
+        rows = self._padded.rows.clone()
         rows[:, 0], rows[:, 1] = 0, self.n_query
-        return replace(self.padded, rows=rows)
+        return replace(self._padded, rows=rows)
 
     @cached_property
     def packing(self) -> Packing:
@@ -74,16 +88,21 @@ class TokenMask:
 
         Causal queries are the last tokens, so packing preserves their positions among tokens.
         """
-        queries = torch.ones_like(self.tokens[:, : self.n_query])
+        queries = self.tokens.new_ones(len(self.tokens), self.n_query)
         if self.causal:
             queries = self.tokens[:, self.n_key - self.n_query :]
-        offsets = [
-            torch.nn.functional.pad(x.sum(1).cumsum(0), (1, 0)).int()
-            for x in (queries, self.tokens)
-        ]
-        rows = [x.flatten().nonzero().squeeze(1) for x in (queries, self.tokens)]
-        totals = tuple(len(x) for x in rows)
-        return Packing(*rows, Sequences.of_offsets(*offsets, totals, (None, None)))
+        return Packing.of_tokens(queries, self.tokens)
+
+    @cached_property
+    def unpadded(self) -> tuple[Tensor, TokenMask]:
+        """The rows of tokens among (B, n_key), and the mask for tensors of these rows alone.
+
+        It is for layers whose queries are all keys.
+        """
+        packing = Packing.of_tokens(self.tokens, self.tokens)
+        n = len(packing.keys)
+        mask = replace(self, n_query=n, n_key=n, tokens=None, packed=packing.sequences)
+        return packing.keys, mask
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +112,16 @@ class Packing:
     queries: Tensor
     keys: Tensor
     sequences: Sequences
+
+    @staticmethod
+    def of_tokens(queries: Tensor, keys: Tensor) -> Packing:
+        """The packing of the selected queries and keys, (B, N) bool each."""
+        offsets = [
+            torch.nn.functional.pad(x.sum(1).cumsum(0), (1, 0)).int() for x in (queries, keys)
+        ]
+        rows = [x.flatten().nonzero().squeeze(1) for x in (queries, keys)]
+        totals = tuple(len(x) for x in rows)
+        return Packing(*rows, Sequences.of_offsets(*offsets, totals, (None, None)))
 
 
 def create_token_mask(
@@ -117,11 +146,12 @@ def create_token_mask(
     causal = mask_function is not bidirectional_mask_function
     window = local_size if causal else None
     n_tokens = q_offset + q_length if causal else kv_length
-    tokens = _tokens(attention_mask, (batch_size, n_tokens), kv_offset)
-    if kv_offset + kv_length != n_tokens:
+    if kv_offset + kv_length > n_tokens:
         raise NotImplementedError(
-            f"{STATIC_CACHE}: there are {kv_length} keys for {n_tokens - kv_offset} tokens"
+            f"there are {kv_length} keys for {n_tokens - kv_offset} tokens; {STATIC_CACHE}, and an"
+            " attention_mask has as many columns as there are tokens"
         )
+    tokens = _tokens(attention_mask, (batch_size, n_tokens), kv_offset)
     known = mask_function in (causal_mask_function, bidirectional_mask_function)
     if use_vmap or not (known or local_size is not None):
         raise NotImplementedError(

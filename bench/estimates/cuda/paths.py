@@ -1,0 +1,107 @@
+"""The instructions that the warps of a CUDA kernel execute, from its machine code.
+
+The code of a kernel contains the programs of all warp groups, masks that most tiles skip, and
+retries of waits. A warp of a group that computes executes the shortest path to its loop over tiles,
+the shortest path through the loop for a whole tile, and the longest one for a masked tile.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from bench.machine_code.sass import Code, Instruction
+
+Path = tuple[Instruction, ...]
+WAIT = "SYNCS.PHASECHK"
+
+
+@dataclass(frozen=True)
+class Paths:
+    before: Path  # up to the loop over tiles
+    whole: Path  # for a tile in which all pairs are visible
+    masked: Path  # for a tile in which some are not
+    after: Path
+
+
+def of_consumers(code: Code, waits_before: int, waits: int) -> Paths:
+    """The paths of a warp that computes. waits: for tiles, before the loop and in it."""
+    graph = _Graph(code)
+    begin, last = _loop_over_tiles(code)
+    return Paths(
+        before=graph.shortest(0, begin, waits_before)[:-1],
+        whole=graph.shortest(begin, last, waits),
+        masked=graph.longest(begin, (last,)),
+        # Stores are behind checks of the number of rows, which the shortest path would not pass.
+        after=graph.longest(last + 1, graph.exits),
+    )
+
+
+def _loop_over_tiles(code: Code) -> tuple[int, int]:
+    """The first instruction of the loop, and the last one, which branches to the first."""
+    # Retries of waits, which are at the end of the code, branch back unconditionally.
+    conditional = (loop for loop in code.loops if code.instructions[loop.end - 1].predicate)
+    loops = (
+        loop for loop in conditional if {"HGMMA", "MUFU"} <= {one.name for one in code.body(loop)}
+    )
+    loop = min(loops, key=lambda loop: loop.end - loop.begin)
+    return loop.begin, loop.end - 1
+
+
+class _Graph:
+    def __init__(self, code: Code):
+        self.code = code
+        self.exits = tuple(
+            at
+            for at, one in enumerate(code.instructions)
+            if one.name == "EXIT" and one.predicate is None
+        )
+        targets = dict(code.branches)
+        self.following = [self._following(at, targets.get(at)) for at in range(len(self))]
+
+    def __len__(self) -> int:
+        return len(self.code.instructions)
+
+    def _following(self, at: int, target: int | None) -> list[int]:
+        one, found = self.code.instructions[at], []
+        # The lanes of a warp agree, so a branch for lanes that differ is not taken.
+        if target is not None and not one.opcode.startswith("BRA.DIV"):
+            found.append(target)
+        always_leaves = one.name in ("EXIT", "RET") or (
+            one.name == "BRA" and one.operands.startswith("`")
+        )
+        if (one.predicate is not None or not always_leaves) and at + 1 < len(self):
+            found.append(at + 1)
+        return found
+
+    def shortest(self, first: int, last: int, waits: int) -> Path:
+        """Of the paths that only go forward in the code, with this number of waits."""
+        start = first, 0
+        previous, pending = {start: start}, deque([start])
+        while (last, waits) not in previous:
+            here = pending.popleft()
+            at, waited = here
+            waited += self.code.instructions[at].opcode.startswith(WAIT)
+            for following in self.following[at]:
+                there = following, waited
+                if following > at and waited <= waits and there not in previous:
+                    previous[there] = here
+                    pending.append(there)
+        found = [(last, waits)]
+        while found[-1] != start:
+            found.append(previous[found[-1]])
+        return tuple(self.code.instructions[at] for at, _ in reversed(found))
+
+    def longest(self, first: int, ends: tuple[int, ...]) -> Path:
+        """Of the paths to any of the ends that only go forward."""
+        lengths, previous = {first: 0}, {first: first}
+        for at in range(first, max(ends)):
+            if at not in lengths or at in ends:
+                continue
+            for following in self.following[at]:
+                if following > at and lengths[at] >= lengths.get(following, 0):
+                    lengths[following], previous[following] = lengths[at] + 1, at
+        found = [max((end for end in ends if end in lengths), key=lambda end: lengths[end])]
+        while found[-1] != first:
+            found.append(previous[found[-1]])
+        return tuple(self.code.instructions[at] for at in reversed(found))

@@ -1,0 +1,96 @@
+// The dense form: bias_ij = tensor[i, j].
+#pragma once
+
+#include "../element.h"
+#include "../math.h"
+#include "../visibility.h"
+#include "../workspace.h"
+#include "base.h"
+
+namespace bfa::BFA_ISA {
+
+// Implements the interface described in base.h. Each element of the gradient belongs to exactly one
+// tile, so it is written to the output of the problem directly.
+template <class Real>
+class DenseBias : public BiasDefaults {
+public:
+    struct Row {
+        const Real* values;
+        Real* gradient;
+        char* target;  // if not null, end_row writes the gradient to it
+
+        BFA_INLINE Vector<Real> added_to(Vector<Real> s, int column) const {
+            return s + load(values + column) * Real(kLog2e);
+        }
+    };
+
+    DenseBias(Arena& arena, const Problem& problem, bool)
+        : problem_(problem), values_(arena.take<Real>(kTile)), gradient_(arena.take<Real>(kTile)) {}
+
+    void begin_head(int64_t b, int64_t h) { b_ = b, h_ = h; }
+    void begin_tile(Range keys) { keys_ = keys; }
+
+    template <class Function>
+    BFA_INLINE void with_row(int64_t query, Function function) const {
+        const FormTensor &tensor = problem_.form_tensors[0], &sum = problem_.grad_form[0];
+        const char* source = tensor.at<char>(b_, h_, query) + keys_.begin * tensor.column;
+        const int n = int(keys_.end - keys_.begin);
+        const bool is_whole = n == kTile;
+        const bool in_place =
+            is_whole && tensor.element == kElementOfReal && tensor.column == int64_t(sizeof(Real));
+        Row row = {in_place ? reinterpret_cast<const Real*>(source) : copied(source, n), nullptr,
+                   nullptr};
+        if (sum.data) {
+            char* target = sum.at<char>(b_, h_, query) + keys_.begin * sum.column;
+            if (is_whole && sum.element == kElementOfReal) {
+                row.gradient = reinterpret_cast<Real*>(target);
+            } else {
+                std::memset(gradient_, 0, kTile * sizeof(Real));
+                row.gradient = gradient_, row.target = target;
+            }
+        }
+        function(row);
+    }
+
+    static constexpr bool has_gradient = true;
+
+    BFA_INLINE void add_gradient(Row& row, int column, Vector<Real> gradient) {
+        store(row.gradient + column, load(row.gradient + column) + gradient);
+    }
+    void end_row(const Row& row, int) {
+        if (!row.target) return;
+        const int64_t n = keys_.end - keys_.begin;
+        write_row(problem_.grad_form[0].element, row.gradient, Real(1), n, row.target);
+    }
+    void end_head(const FormTensor*, int64_t, int64_t) {}
+
+private:
+    static constexpr Element kElementOfReal =
+        sizeof(Real) == 8 ? Element::float64 : Element::float32;
+
+    // Returns a contiguous copy in Real, padded with zeros beyond the last key.
+    BFA_INLINE const Real* copied(const char* source, int n) const {
+        const FormTensor& tensor = problem_.form_tensors[0];
+        with_element<Real>(tensor.element, [&](auto type) {
+            using Number = decltype(type);
+            const bool is_dense = tensor.column == int64_t(sizeof(Number));
+            if (is_dense && n == kTile) {  // a constant trip count, which the compiler vectorizes
+                const auto* x = reinterpret_cast<const Number*>(source);
+                for (int c = 0; c < kTile; ++c) values_[c] = to_real(x[c]);
+            } else {
+                for (int c = 0; c < n; ++c)
+                    values_[c] =
+                        to_real(*reinterpret_cast<const Number*>(source + c * tensor.column));
+            }
+        });
+        for (int c = n; c < kTile; ++c) values_[c] = 0;
+        return values_;
+    }
+
+    const Problem& problem_;
+    Real *values_, *gradient_;
+    int64_t b_ = 0, h_ = 0;
+    Range keys_ = {0, 0};
+};
+
+}  // namespace bfa::BFA_ISA

@@ -1,0 +1,209 @@
+// The vectors of all distances of one head: a table (R, n) of the relative form.
+//
+// A place is a column of the table in the order in which a product needs them, plus kPadding. The
+// places before the first column and after the last one hold zeros, or the nearest column.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "../gemm.h"
+#include "base.h"
+
+namespace bfa::BFA_ISA {
+
+template <class Arithmetic>
+class DistanceVectors {
+    using Real = typename Arithmetic::Real;
+    using Operand = typename Arithmetic::Operand;
+    static constexpr int kPair = Arithmetic::pair, kLane = kLanes<Real>;
+
+public:
+    static constexpr int64_t kSpan = 192;  // the places that a product may use
+
+    // tensor: the index of the form's (1, H or 1, R, n) tensor. is_reversed: whether places are in
+    // the order of decreasing distances.
+    DistanceVectors(Arena& arena, const Problem& problem, int tensor, bool is_reversed,
+                    bool with_gradient)
+        : problem_(problem),
+          tensor_(tensor),
+          is_reversed_(is_reversed),
+          with_gradient_(with_gradient),
+          rank_(problem.form_tensors[tensor].rows),
+          count_(problem.form_tensors[tensor].columns),
+          places_(exists() ? round_up(count_ + 2 * kPadding, kPanelStep) : 0),
+          panels_(arena.take<Operand>(places_ / kPanelStep * depth() * kPanel)),
+          along_rank_(arena.take<Operand>(with_gradient ? places_ / kPair * columns() : 0)),
+          ends_(arena.take<Real>(2 * columns())),
+          rows_(arena.take<Real>(kPair * row_elements())) {}
+
+    bool exists() const { return rank_ > 0; }
+    int64_t rank() const { return rank_; }
+    int64_t depth() const { return round_up(rank_, kPair) / kPair; }
+    int64_t columns() const { return round_up(rank_, kLane); }
+
+    // The gradient of the vectors is in memory of the caller, who clears it for each head.
+    int64_t gradient_elements() const { return with_gradient_ ? places_ * columns() : 0; }
+    void keep_gradient_in(Real* gradient) { gradient_ = gradient; }
+
+    // Returns whether the vectors are others than before.
+    bool begin_head(int64_t b, int64_t h) {
+        const char* table = problem_.form_tensors[tensor_].at<char>(b, h);
+        if (table == table_) return false;
+        table_ = table;
+        std::memset(ends_, 0, 2 * columns() * sizeof(Real));
+        for (int64_t r = 0; r < depth() * kPair; ++r) {
+            Real* row = rows_ + r % kPair * row_elements();
+            if (r < rank_) {
+                read_row_of_places(b, h, r, row);
+                ends_[r] = row[0];
+                ends_[columns() + r] = row[places_ - 1];
+            } else {
+                std::memset(row, 0, row_elements() * sizeof(Real));
+            }
+            if (r % kPair == kPair - 1) fill_panels(r / kPair);
+        }
+        if (with_gradient_) fill_along_rank();
+        return true;
+    }
+
+    // The first place of a span that begins, in the order of places, with `distance`.
+    int64_t place_of(int64_t distance) const {
+        const int64_t column = distance - (problem_.causal ? 0 : -(count_ / 2));
+        const int64_t place = kPadding + (is_reversed_ ? count_ - 1 - column : column);
+        return std::clamp<int64_t>(place, 0, places_ - kSpan);
+    }
+
+    // 0 or 1 if the whole span is before the first column or after the last one, otherwise -1.
+    int end_of(int64_t place) const {
+        if (place + kSpan <= kPadding) return 0;
+        return place >= kPadding + count_ ? 1 : -1;
+    }
+    // The vector of all places before the first column or after the last one.
+    const Real* end(int index) const { return ends_ + index * columns(); }
+
+    // For products that contract the ranks, and those that contract the places.
+    RightMatrix<Operand> of_places(int64_t place) const {
+        const int64_t panel = place / kPanelStep;
+        return {panels_ + panel * depth() * kPanel + place % kPanelStep, kPanel};
+    }
+    RightMatrix<Operand> of_ranks(int64_t even_place) const {
+        return {along_rank_ + even_place / kPair * columns(), columns()};
+    }
+    Result<Real> gradient(int64_t place) const {
+        return {gradient_ + place * columns(), columns()};
+    }
+    Real* end_gradient(int index) const {
+        return gradient_ + (index ? places_ - 1 : 0) * columns();
+    }
+
+    // Adds the gradient of the table to the output.
+    void end_head(const FormTensor& output, int64_t b, int64_t h) const {
+        constexpr int64_t kFirst = kPadding;
+        const int64_t end = kFirst + count_;
+        if (repeats_ends()) {
+            for (int64_t place = 0; place < kFirst; ++place) add_gradient(place, kFirst);
+            for (int64_t place = end; place < places_; ++place) add_gradient(place, end - 1);
+        }
+        constexpr int64_t kBlock = 64;  // places whose gradients stay in the L1 cache
+        const int64_t step = is_reversed_ ? -1 : 1;
+        with_element<Real>(output.element, [&](auto type) {
+            for (int64_t begin = kFirst; begin < end; begin += kBlock)
+                for (int64_t r = 0; r < rank_; ++r) {
+                    auto* out = output.at<decltype(type)>(b, h, r) + column_of(begin);
+                    const Real* gradient = gradient_ + begin * columns() + r;
+                    for (int64_t x = 0; x < std::min(kBlock, end - begin); ++x)
+                        from_real(to_real(out[x * step]) + gradient[x * columns()], out[x * step]);
+                }
+        });
+    }
+
+private:
+    // A product reads its places from one panel. The panels overlap by kSpan places, and their rows
+    // are near each other: those of the whole table would each be in another page of memory.
+    static constexpr int64_t kPanelStep = 512, kPanel = kPanelStep + kSpan;
+    static constexpr int64_t kPadding = 2 * kSpan;
+
+    bool repeats_ends() const { return problem_.form == Form::relative_last; }
+    int64_t row_elements() const { return places_ + kPanel; }
+    int64_t column_of(int64_t place) const {
+        const int64_t column = place - kPadding;
+        return is_reversed_ ? count_ - 1 - column : column;
+    }
+
+    void add_gradient(int64_t place, int64_t target) const {
+        for (int64_t r = 0; r < rank_; ++r)
+            gradient_[target * columns() + r] += gradient_[place * columns() + r];
+    }
+
+    // Row r of the table in the order of the places.
+    void read_row_of_places(int64_t b, int64_t h, int64_t r, Real* row) {
+        const FormTensor& table = problem_.form_tensors[tensor_];
+        Real *first = row + kPadding, *end = first + count_;
+        with_element<Real>(table.element, [&](auto type) {
+            using Element = decltype(type);
+            const auto* source = table.at<char>(b, h, r);
+            constexpr int64_t kContiguous = sizeof(Element);
+            table.column == kContiguous ? read_columns<Element>(source, kContiguous, first)
+                                        : read_columns<Element>(source, table.column, first);
+        });
+        std::fill(row, first, repeats_ends() ? *first : 0);
+        std::fill(end, row + row_elements(), repeats_ends() ? end[-1] : 0);
+    }
+    template <class Element>
+    BFA_INLINE void read_columns(const char* source, int64_t stride, Real* places) const {
+        const auto column = [&](int64_t c) {
+            return to_real(*reinterpret_cast<const Element*>(source + c * stride));
+        };
+        if (is_reversed_) {
+            for (int64_t c = 0; c < count_; ++c) places[count_ - 1 - c] = column(c);
+        } else {
+            for (int64_t c = 0; c < count_; ++c) places[c] = column(c);
+        }
+    }
+
+    void fill_panels(int64_t depth_index) const {
+        for (int64_t panel = 0; panel < places_ / kPanelStep; ++panel) {
+            Operand* target = panels_ + (panel * depth() + depth_index) * kPanel;
+            const Real* source = rows_ + panel * kPanelStep;
+            if constexpr (kPair == 1) {
+                std::memcpy(target, source, kPanel * sizeof(Operand));
+            } else {
+                for (int64_t x = 0; x < kPanel; x += kLane)
+                    store(target + x, Arithmetic::pairs_along_column(
+                                          load(source + x), load(source + row_elements() + x)));
+            }
+        }
+    }
+
+    // Transposes the panels. The vectors of a few places at a time stay in the L1 cache.
+    void fill_along_rank() const {
+        for (int64_t begin = 0; begin < places_; begin += kLane) {
+            const RightMatrix<Operand> source = of_places(begin);
+            Operand* target = along_rank_ + begin / kPair * columns();
+            std::memset(target, 0, kLane / kPair * columns() * sizeof(Operand));
+            for (int64_t r = 0; r < depth(); ++r) {
+                const Operand* places = source.data + r * source.stride;
+                for (int x = 0; x < kLane; x += kPair) {
+                    Operand* vectors = target + x / kPair * columns() + r * kPair;
+                    if constexpr (kPair == 1) {
+                        *vectors = places[x];
+                    } else {
+                        vectors[0] = (places[x] & 0xffff) | places[x + 1] << 16;
+                        vectors[1] = places[x] >> 16 | (places[x + 1] & 0xffff0000);
+                    }
+                }
+            }
+        }
+    }
+
+    const Problem& problem_;
+    const int tensor_;
+    const bool is_reversed_, with_gradient_;
+    const int64_t rank_, count_, places_;
+    Operand *panels_, *along_rank_;
+    Real *ends_, *rows_, *gradient_ = nullptr;  // rows_: as many rows of places as a pair has
+    const char* table_ = nullptr;               // that of the vectors
+};
+
+}  // namespace bfa::BFA_ISA

@@ -1,0 +1,124 @@
+// b = beta or -log(1 + beta^2), where beta = g (C[p] - C[j]) for keys up to the query, and
+// g (C[j] - C[p]) for those after it. C are prefix sums, g the gain of the query, or 1.
+#pragma once
+
+#include "forms/form.cuh"
+
+namespace bfa::cuda::forms {
+
+// Each C is the sum of two float32 numbers, so that small differences survive after large steps.
+template <bool kHasGain, bool kIsLogSquare>
+struct PrefixSums {
+    static constexpr bool kExists = true, kHasSides = true;
+    static constexpr bool kTrainsGain = kHasGain, kTrainsSums = true;
+    static constexpr bool kTrainsTable = false;
+    template <int kKeys>
+    static constexpr int kNumbers = 2 * kKeys;
+    template <int kQueries>
+    static constexpr int kNumbersOfQueries = 4 * kQueries;
+
+    struct Key {
+        float high, low;
+    };
+    struct Query : Key {
+        float gain;
+    };
+
+    template <int kKeys>
+    static __device__ void stage(const Block& block, int j, float* numbers, int lane) {
+#pragma unroll 1
+        for (int n = lane; n < kKeys; n += 32) {
+            const Key found = key(block, j + n);
+            numbers[2 * n] = found.high, numbers[2 * n + 1] = found.low;
+        }
+    }
+    template <int kQueries>
+    static __device__ void stage_queries(const Block& block, int i, float* numbers, int lane) {
+#pragma unroll 1
+        for (int n = lane; n < kQueries; n += 32) {
+            const Query found = query(block, i + n);
+            numbers[4 * n] = found.high, numbers[4 * n + 1] = found.low;
+            numbers[4 * n + 2] = found.gain, numbers[4 * n + 3] = 0;  // for aligned loads
+        }
+    }
+    static __device__ Key key(const Block& block, int j) {
+        return j < block.head.n_key ? at(block, j) : Key{0, 0};
+    }
+    static __device__ Query query(const Block& block, int i) {
+        const Head& head = block.head;
+        const int p = head.position(i);
+        const bool exists = i < head.n_query;
+        Query query{exists && p >= 0 ? at(block, p) : Key{0, 0}, 1};
+        if constexpr (kHasGain) {
+            query.gain = exists ? *block.bias.gain.at(head.b, head.h, head.first_query + i) : 0;
+        }
+        return query;
+    }
+    template <class D>
+    static __device__ float bias(const Query& query, const float* numbers, int column, D distance) {
+        return bias_of(query, key_at(numbers, column), distance);
+    }
+    template <class D>
+    static __device__ float bias_of_key(const Key& key, const float* numbers, int column,
+                                        D distance) {
+        return bias_of(query_at(numbers, column), key, distance);
+    }
+    template <class D>
+    static __device__ void add_gradient(QueryGradient& sums, const Query& query,
+                                        const float* numbers, int column, D distance,
+                                        float grad_s) {
+        const float difference = sum_between(query, key_at(numbers, column), distance);
+        const float of_beta = grad_of_beta(query, difference, grad_s);
+        sums.gain += of_beta * difference;
+        sums.sum += query.gain * signed_by(distance, of_beta);
+    }
+    template <class D>
+    static __device__ float gradient_of_key(const Key& key, const float* numbers, int column,
+                                            D distance, float grad_s) {
+        const Query query = query_at(numbers, column);
+        const float difference = sum_between(query, key, distance);
+        const float of_beta = query.gain * grad_of_beta(query, difference, grad_s);
+        return -signed_by(distance, of_beta);
+    }
+
+private:
+    static __device__ Key at(const Block& block, int place) {
+        const Head& head = block.head;
+        const int64_t n = head.first_key + place;
+        return {*block.bias.high.at(head.b, head.h, n), *block.bias.low.at(head.b, head.h, n)};
+    }
+    static __device__ Key key_at(const float* numbers, int column) {
+        return {numbers[2 * column], numbers[2 * column + 1]};
+    }
+    static __device__ Query query_at(const float* numbers, int column) {
+        return {{numbers[4 * column], numbers[4 * column + 1]},
+                kHasGain ? numbers[4 * column + 2] : 1};
+    }
+    // beta without the gain.
+    template <class D>
+    static __device__ float sum_between(const Key& query, const Key& key, D distance) {
+        const float difference = query.high - key.high + (query.low - key.low);
+        return signed_by(distance, difference);
+    }
+    // -x where the bias has -(C[p] - C[j]). The sign of what is squared is arbitrary.
+    static __device__ float signed_by(Past, float x) { return x; }
+    static __device__ float signed_by(float distance, float x) {
+        return !kIsLogSquare && distance < 0 ? -x : x;
+    }
+    template <class D>
+    static __device__ float bias_of(const Query& query, const Key& key, D distance) {
+        const float beta = query.gain * sum_between(query, key, distance);
+        return kIsLogSquare ? -log2_approximate(1 + beta * beta) : kLog2E * beta;
+    }
+    static __device__ float grad_of_beta(const Query& query, float difference, float grad_s) {
+        const float beta = query.gain * difference;
+        return kIsLogSquare ? grad_s * __fdividef(-2 * beta, 1 + beta * beta) : grad_s;
+    }
+};
+
+using Cumulative = PrefixSums<false, false>;
+using CumulativeWithGain = PrefixSums<true, false>;
+using LogSquare = PrefixSums<false, true>;
+using LogSquareWithGain = PrefixSums<true, true>;
+
+}  // namespace bfa::cuda::forms

@@ -1,0 +1,70 @@
+// b = t[d], with a table t of the head.
+#pragma once
+
+#include "forms/form.cuh"
+
+namespace bfa::cuda {
+
+// The distances that a table has.
+__device__ inline Range distances(const Problem& problem) {
+    return {problem.causal ? 0 : 1 - problem.n_query,
+            minimum(problem.n_key + problem.shift, problem.window)};
+}
+
+namespace forms {
+
+// A tile reads one entry per diagonal. They are stored in base 2, such that the columns of a row
+// read consecutive numbers.
+struct Distance {
+    static constexpr bool kExists = true, kHasSides = false;
+    static constexpr bool kTrainsGain = false, kTrainsSums = false;
+    static constexpr bool kTrainsTable = true;
+    template <int kColumns>
+    static constexpr int kNumbers = kPlanQueries + kColumns;
+    template <int kColumns>
+    static constexpr int kNumbersOfQueries = kNumbers<kColumns>;
+
+    struct Query {
+        int row;  // the number of the entry at column 0
+    };
+    using Key = Query;
+
+    template <int kKeys>
+    static __device__ void stage(const Block& block, int j, float* numbers, int lane) {
+        const int largest = block.head.position(block.first) + kPlanQueries - 1 - j;
+        stage_entries<kKeys>(block, largest, -1, numbers, lane);
+    }
+    template <int kQueries>
+    static __device__ void stage_queries(const Block& block, int i, float* numbers, int lane) {
+        const int smallest = block.head.position(i) - (block.first + kPlanQueries - 1);
+        stage_entries<kQueries>(block, smallest, 1, numbers, lane);
+    }
+    static __device__ Query query(const Block& block, int i) {
+        return {kPlanQueries - 1 - (i - block.first)};
+    }
+    static __device__ Key key(const Block& block, int j) { return query(block, j); }
+    static __device__ float bias(const Query& query, const float* numbers, int column, float) {
+        return numbers[query.row + column];
+    }
+    static __device__ float bias_of_key(const Key& key, const float* numbers, int column, float) {
+        return bias(key, numbers, column, 0);
+    }
+
+private:
+    // Writes the entries of distances d, d + step, ...
+    template <int kColumns>
+    static __device__ void stage_entries(const Block& block, int d, int step, float* numbers,
+                                         int lane) {
+        const Range own = distances(block.problem);
+        const float* table = block.bias.table.at(block.head.b, block.head.h);
+#pragma unroll 1
+        for (int n = lane; n < kNumbers<kColumns>; n += 32) {
+            const int of_n = d + n * step;
+            numbers[n] = own.contains(of_n) ? kLog2E * table[of_n - own.begin] : 0;
+        }
+    }
+};
+
+}  // namespace forms
+
+}  // namespace bfa::cuda

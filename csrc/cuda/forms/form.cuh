@@ -1,0 +1,74 @@
+// What the forms share. A form is a class with
+//
+//     kExists               false if the bias is 0
+//     kHasSides             whether distances only tell keys up to the query from later ones. They
+//                           are `Past` where none of the latter are visible, else a float.
+//     kNumbers<n>           the floats that it needs in shared memory for a tile of n keys
+//     stage<n>(...)         writes them, for keys j, j + 1, ...; a whole warp calls it
+//     Query, query(...)     what it needs of a query
+//     bias(...)             the bias of a pair in base 2. column: of the key in its tile; distance:
+//                           p - j. For pairs that are not visible, the value is arbitrary.
+//
+// and, for the backward pass, the same with queries and keys exchanged,
+//
+//     kNumbersOfQueries<n>, stage_queries<n>(...), Key, key(...), bias_of_key(...)
+//
+// and what a trained bias adds to the gradients of its operands:
+//
+//     kTrainsGain, kTrainsSums    which ones it has
+//     add_gradient(...)           adds the dS of a pair to those of its query
+//     gradient_of_key(...)        that of its key
+//     kTrainsTable                whether it has a table of distances, whose gradient is dS
+//
+// Of other forms, warps compute the bias of a whole tile: WarpQueries and WarpKeys below, instead
+// of bias(...) and bias_of_key(...).
+#pragma once
+
+#include "head.cuh"
+#include "softmax.cuh"
+#include "wgmma.cuh"
+
+namespace bfa::cuda {
+
+// The queries first, first + 1, ... of a head that a block computes, or such keys.
+struct Block {
+    const Problem& problem;
+    const Bias& bias;
+    const Head& head;
+    int first;
+
+    // The keys that the query at position p attends to.
+    __device__ Range visible_to(int p) const {
+        return visible_keys(problem, planned_keys(problem, head, first), p);
+    }
+};
+
+// The distance of a key up to the query, for forms that need no number.
+struct Past {};
+
+// What a warp needs of its 16 queries to compute the bias of a tile: specialized by forms with
+//
+//     may_differ<n>(j)    whether the bias of keys j, ..., j + n - 1 may differ from 0
+//     add<n>(...)         adds it, not in base 2, to the scaled products
+//     add_gradient<n>(...), store_gradient(...)    likewise with the gradient of their vectors
+template <class Form, class Element>
+struct WarpQueries {
+    static constexpr bool kExists = false;
+
+    __device__ WarpQueries(const Block&, Place) {}
+};
+
+// The same for 16 keys and a tile of queries.
+template <class Form, class Element>
+struct WarpKeys {
+    static constexpr bool kExists = false;
+
+    __device__ WarpKeys(const Block&, Place) {}
+};
+
+// The gradients of a query's operands: of its gain, and of its prefix sum.
+struct QueryGradient {
+    float gain = 0, sum = 0;
+};
+
+}  // namespace bfa::cuda

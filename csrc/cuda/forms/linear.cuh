@@ -1,0 +1,38 @@
+// b = -m |d|, with the slope m of the head.
+#pragma once
+
+#include "forms/form.cuh"
+
+namespace bfa::cuda::forms {
+
+struct Linear {
+    static constexpr bool kExists = true, kHasSides = false;
+    static constexpr bool kTrainsGain = true, kTrainsSums = false;
+    static constexpr bool kTrainsTable = false;
+    template <int kKeys>
+    static constexpr int kNumbers = 0;
+    template <int kQueries>
+    static constexpr int kNumbersOfQueries = 0;
+
+    struct Query {
+        float slope;  // in base 2
+    };
+    using Key = Query;
+
+    static __device__ Query query(const Block& block, int) {
+        return {kLog2E * *block.bias.slopes.at(block.head.b, block.head.h)};
+    }
+    static __device__ Key key(const Block& block, int) { return query(block, 0); }
+    static __device__ float bias(const Query& query, const float*, int, float distance) {
+        return -query.slope * fabsf(distance);
+    }
+    static __device__ float bias_of_key(const Key& key, const float*, int, float distance) {
+        return bias(key, nullptr, 0, distance);
+    }
+    static __device__ void add_gradient(QueryGradient& sums, const Query&, const float*, int,
+                                        float distance, float grad_s) {
+        sums.gain += grad_s * fabsf(distance);
+    }
+};
+
+}  // namespace bfa::cuda::forms

@@ -1,0 +1,106 @@
+// From products to the logits of a tile in base 2: scale, bias and mask, always in this order.
+#pragma once
+
+#include "forms/form.cuh"
+#include "tiles.cuh"
+
+namespace bfa::cuda {
+
+// For the two queries of a thread.
+template <class Element, int kKeys, class Form>
+class Logits {
+    using Queries = WarpQueries<Form, Element>;
+
+public:
+    // The logits are the results of `complete` times this number.
+    float multiplier;
+    Queries queries;
+
+    __device__ Logits(const Block& block, Place place)
+        : queries(block, place), block_(block), column_(place.column()) {
+        scale_ = block.problem.scale * kLog2E;
+        multiplier = Form::kExists ? 1 : multiplier_without_bias();
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int i = block.first + place.row(r);
+            position_[r] = block.head.position(i);
+            query_[r] = Form::query(block, i);
+        }
+        const int first = block.head.position(block.first + place.group * kGroupRows);
+        visible_to_all_ = {block.visible_to(first + kGroupRows - 1).begin,
+                           block.visible_to(first).end};
+    }
+
+    // For keys j, j + 1, ... numbers: what the form has staged for them.
+    __device__ void complete(float (&s)[kKeys / 2], const float* numbers, int j) {
+        if constexpr (Queries::kExists) {
+            const bool has_bias = queries.template may_differ<kKeys>(j);
+            multiplier = has_bias ? kLog2E : multiplier_without_bias();
+            if (has_bias) {
+                queries.template add<kKeys>(s, block_.problem.scale, numbers);
+            } else if (scale_ <= 0) {
+                add_bias(s, numbers, j);
+            }
+        } else if (Form::kExists || scale_ <= 0) {
+            add_bias(s, numbers, j);
+        }
+        if (j < visible_to_all_.begin || j + kKeys > visible_to_all_.end) mask(s, j);
+    }
+
+    // Adds the dS of these keys to the gradients of the bias.
+    __device__ void add_gradients(QueryGradient (&gradients)[2], const float (&grad_s)[kKeys / 2],
+                                  const float* numbers, int j) {
+        if constexpr (Queries::kExists) {
+            if (queries.template may_differ<kKeys>(j))
+                queries.template add_gradient<kKeys>(grad_s, numbers);
+        }
+        if constexpr (Form::kTrainsGain || Form::kTrainsSums) {
+            // Numbers are read again: those of `complete` would take too many registers.
+            __syncwarp();
+            with_distances(j, [&](auto distance) {
+                for_each_sum<kKeys>([&](int n, int r, int column) {
+                    Form::add_gradient(gradients[r], query_[r], numbers, column_ + column,
+                                       distance(r, column), grad_s[n]);
+                });
+            });
+        }
+    }
+
+private:
+    // A negative one would exchange the signs of infinities.
+    __device__ float multiplier_without_bias() const { return scale_ > 0 ? scale_ : 1; }
+    // Calls f with a function that returns the distance of row r to the key in a column.
+    template <class Function>
+    __device__ void with_distances(int j, Function f) const {
+        if constexpr (Form::kHasSides) {
+            if (block_.problem.causal) return f([](int, int) { return Past{}; });
+        }
+        const int first = j + column_;
+        const float distance[2] = {float(position_[0] - first), float(position_[1] - first)};
+        f([&](int r, int column) { return distance[r] - float(column); });
+    }
+    __device__ void add_bias(float (&s)[kKeys / 2], const float* numbers, int j) const {
+        with_distances(j, [&](auto distance) {
+            for_each_sum<kKeys>([&](int n, int r, int column) {
+                s[n] = s[n] * scale_ +
+                       Form::bias(query_[r], numbers, column_ + column, distance(r, column));
+            });
+        });
+    }
+    __device__ void mask(float (&s)[kKeys / 2], int j) const {
+        const Range visible[2] = {block_.visible_to(position_[0]), block_.visible_to(position_[1])};
+        const int first = j + column_;
+        for_each_sum<kKeys>([&](int n, int r, int column) {
+            if (!visible[r].contains(first + column)) s[n] = -kInfinity;
+        });
+    }
+
+    const Block& block_;
+    float scale_;  // in base 2
+    int column_;   // the thread's first one
+    int position_[2];
+    Range visible_to_all_;
+    typename Form::Query query_[2];
+};
+
+}  // namespace bfa::cuda

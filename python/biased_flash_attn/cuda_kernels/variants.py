@@ -1,0 +1,216 @@
+"""The variants of the kernels: which template instances there are, and how they are launched."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+ELEMENTS = {torch.bfloat16: "Bfloat16", torch.float16: "Float16"}
+# Padded numbers of channels, multiples of the 64 that a row of swizzled shared memory holds.
+CHANNELS = (64, 128, 192, 256)
+# Padded numbers of channels of the vectors of a relative bias.
+RANKS = (16, 32, 64)
+# The classes in csrc/cuda/forms.
+_OF_SUMS = ("Cumulative", "CumulativeWithGain", "LogSquare", "LogSquareWithGain")
+_OF_VECTORS = tuple(f"Relative<{rank}>" for rank in RANKS)
+FORMS = ("None", "Linear", "Distance", *_OF_SUMS, *_OF_VECTORS)
+# Channels of the widest heads with gradients and vectors, both of which need shared memory.
+WIDEST_WITH_VECTORS = 128
+BLOCK_M = 128  # queries of a block
+THREADS = 384  # a warp group that copies, and two that compute
+ROWS_OF_DELTA = 8  # of a block, one per warp
+_OTHER_BYTES = 1024  # of the form in each stage, and of the barriers
+_MOST_BYTES = 227 * 1024  # of a block
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Keys of a tile, and how many tiles are in shared memory at a time."""
+
+    block_n: int
+    stages: int
+
+
+# By the larger number of padded channels of q and v.
+TILES = {64: Tile(128, 2), 128: Tile(128, 2), 192: Tile(64, 2), 256: Tile(64, 2)}
+BACKWARD_TILES = {64: Tile(64, 3), 128: Tile(64, 3), 192: Tile(32, 3), 256: Tile(32, 3)}
+# The most channels of keys and values whose gradients one kernel computes.
+_MOST_OF_BOTH = 256
+
+
+@dataclass(frozen=True)
+class Variant:
+    """An instance of the forward kernel. head_dim and value_dim are padded numbers of channels."""
+
+    form: str
+    element: str
+    head_dim: int
+    value_dim: int
+
+    source = "forward.cu"
+    kernel = "attn_fwd_kernel"
+    threads = THREADS
+
+    tiles = TILES
+
+    @property
+    def tile(self) -> Tile:
+        tile = self.tiles[max(self.head_dim, self.value_dim)]
+        fits = self._shared_bytes(tile) <= _MOST_BYTES
+        return tile if fits else Tile(tile.block_n, tile.stages - 1)
+
+    @property
+    def shared_bytes(self) -> int:
+        """The dynamic shared memory of a block."""
+        return self._shared_bytes(self.tile)
+
+    def _shared_bytes(self, tile: Tile) -> int:
+        """That of q or o, the stages of keys and values, and barriers."""
+        of_keys = 2 * tile.block_n * (self.head_dim + self.value_dim)
+        rows = 2 * BLOCK_M * max(self.head_dim, self.value_dim)
+        return rows + tile.stages * (of_keys + self._number_bytes(tile)) + _OTHER_BYTES
+
+    def _number_bytes(self, tile: Tile) -> int:
+        """The bytes of a stage that the form may use."""
+        return max(_OTHER_BYTES, 2 * self.rank * (BLOCK_M + tile.block_n))
+
+    @property
+    def rank(self) -> int:
+        """The channels of vectors of queries and distances, 0 for forms without any."""
+        _, is_relative, rank = self.form.rstrip(">").partition("Relative<")
+        return int(rank) if is_relative else 0
+
+    @property
+    def expression(self) -> str:
+        """The kernel in C++."""
+        channels, tile = f"{self.head_dim}, {self.value_dim}", self.tile
+        element, form = f"bfa::cuda::{self.element}", f"bfa::cuda::forms::{self.form}"
+        sizes = f"{tile.block_n}, {tile.stages}, {self._number_bytes(tile) // 4}"
+        tile = f"bfa::cuda::Tile<{element}, {channels}, {sizes}>"
+        return f"bfa::cuda::{self.kernel}<{', '.join([tile, form, *self._numbers])}>"
+
+    @property
+    def _numbers(self) -> list[str]:
+        return [str(self.shared_bytes)]
+
+    def __str__(self) -> str:
+        return f"{self.kernel}, {self.form}, {self.element}, {self.head_dim}, {self.value_dim}"
+
+
+@dataclass(frozen=True)
+class Backward(Variant):
+    """An instance of a backward kernel. trained: whether it computes gradients of the form.
+
+    trainable: the forms of which it computes gradients.
+    """
+
+    trained: bool
+    trainable: ClassVar[frozenset[str]]
+
+    @classmethod
+    def all_of(
+        cls, form: str, element: str, head_dim: int, value_dim: int, form_gradient: bool
+    ) -> list[Backward]:
+        """Returns the kernels that compute a call together."""
+        return [cls(form, element, head_dim, value_dim, form_gradient and form in cls.trainable)]
+
+    tiles = BACKWARD_TILES
+
+    def _shared_bytes(self, tile: Tile) -> int:
+        """That of two operands of the block's own rows, the stages of two others, and barriers."""
+        channels = 2 * (self.head_dim + self.value_dim)
+        of_stage = tile.block_n * channels + self._number_bytes(tile)
+        return BLOCK_M * channels + tile.stages * of_stage + _OTHER_BYTES
+
+    def _number_bytes(self, tile: Tile) -> int:
+        return _OTHER_BYTES + super()._number_bytes(tile)
+
+    @property
+    def _numbers(self) -> list[str]:
+        return [str(self.trained).lower(), *super()._numbers]
+
+
+class BackwardQueries(Backward):
+    """Of the kernel for dq."""
+
+    source = "backward_queries.cu"
+    kernel = "attn_bwd_dq_kernel"
+    trainable = frozenset(FORMS) - {"None"}
+
+    def _shared_bytes(self, tile: Tile) -> int:
+        if not (self.trained and self.form == "Distance"):
+            return super()._shared_bytes(tile)
+        # Two stages, in which 8 warps have 8 rows of dS with margins, to sum its diagonals.
+        return super()._shared_bytes(tile) + 2 * 8 * 8 * 4 * (tile.block_n + 24) + _OTHER_BYTES
+
+
+@dataclass(frozen=True)
+class BackwardKeys(Backward):
+    """Of the kernel for dk and dv, or one of them."""
+
+    has_keys: bool = True
+    has_values: bool = True
+
+    source = "backward_keys.cu"
+    kernel = "attn_bwd_dkv_kernel"
+    trainable = frozenset(_OF_SUMS)
+
+    @classmethod
+    def all_of(cls, *arguments) -> list[Backward]:
+        (both,) = super().all_of(*arguments)
+        if both.head_dim + both.value_dim <= _MOST_OF_BOTH:
+            return [both]
+        return [replace(both, has_values=False), replace(both, trained=False, has_keys=False)]
+
+    @property
+    def _numbers(self) -> list[str]:
+        trained, *others = super()._numbers
+        return [trained, *(str(x).lower() for x in (self.has_keys, self.has_values)), *others]
+
+    def _number_bytes(self, tile: Tile) -> int:
+        return super()._number_bytes(tile) + 2 * self.rank * tile.block_n  # of vectors of queries
+
+
+@dataclass(frozen=True)
+class Delta:
+    """An instance of the kernel that prepares the backward pass."""
+
+    element: str
+
+    source = "backward_delta.cu"
+    threads = 32 * ROWS_OF_DELTA
+    shared_bytes = 0
+
+    @property
+    def expression(self) -> str:
+        return f"bfa::cuda::attn_bwd_delta_kernel<bfa::cuda::{self.element}>"
+
+    def __str__(self) -> str:
+        return f"attn_bwd_delta_kernel, {self.element}"
+
+
+AnyVariant = Variant | Delta
+
+
+def padded(channels: int) -> int:
+    """Returns the number of channels of the kernels that compute `channels` of them."""
+    return next(x for x in CHANNELS if x >= channels)
+
+
+def usual(head_dims: tuple[int, ...] = CHANNELS) -> Iterator[AnyVariant]:
+    """Yields the variants for values of head_dim channels, and those that plan such calls, which
+    have few."""
+    yield from map(Delta, ELEMENTS.values())
+    backward = {}
+    for form, element, channels in itertools.product(FORMS, ELEMENTS.values(), head_dims):
+        for value_dim in sorted({channels, CHANNELS[0]}):
+            yield Variant(form, element, channels, value_dim)
+        if form in _OF_VECTORS and channels > WIDEST_WITH_VECTORS:
+            continue
+        for kind, trained in itertools.product((BackwardQueries, BackwardKeys), (False, True)):
+            backward |= dict.fromkeys(kind.all_of(form, element, channels, channels, trained))
+    yield from backward

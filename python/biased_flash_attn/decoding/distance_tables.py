@@ -1,0 +1,93 @@
+"""The tables of a bias over distances, which grow with a cache; each distance is evaluated once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..biases.tabulated import Tabulated
+from ..forms import Form
+from ..shared_constants import PEAK_DISTANCES
+
+Extremes = tuple[Tensor | None, Tensor | None]
+
+
+class DistanceTables:
+    """A form without its queries and keys, whose tables can be extended, and the extremes of their
+    blocks of PEAK_DISTANCES distances.
+
+    `is_of` detects changes of what the tables are made from, as far as these are objects and
+    tensors; nothing else about the bias may change.
+    """
+
+    def __init__(self, bias: Tabulated, form: Form):
+        # The sources are kept alive, so that no others can have their addresses.
+        self.sources = bias.table_sources()
+        self.versions = _versions(self.sources)
+        form = form.of_queries(slice(0, 0)).of_keys(slice(0, 0))
+        # Copies do not keep the tensors of the call's tokens alive.
+        self.form = form.with_tensors([x.clone() for x in form.tensors])
+        self.tables = self.form.tables
+        self.extremes: Extremes = self.form.extremes(PEAK_DISTANCES)
+        self.length = self.tables[0].shape[-1]
+
+    def is_of(self, bias: Tabulated) -> bool:
+        return self.versions == _versions(bias.table_sources())
+
+    def upto(self, length: int, bias: Tabulated) -> tuple[Form, Extremes]:
+        """Returns the form with tables of `length` distances, and the extremes of their blocks."""
+        if length > self.length:
+            self._extend(length, bias)
+        blocks = -(-length // PEAK_DISTANCES)
+        lowest, highest = (None if x is None else x[..., :blocks] for x in self.extremes)
+        return self.form.with_tables([x[..., :length] for x in self.tables]), (lowest, highest)
+
+    @torch.no_grad()
+    def _extend(self, length: int, bias: Tabulated) -> None:
+        """Evaluates only the new distances; a function may not accept larger ones."""
+        device = self.tables[0].device
+        new = bias.tables(torch.arange(self.length, length, dtype=torch.float64, device=device))
+        new = [x.to(y.dtype) for x, y in zip(new, self.tables, strict=True)]
+        refuse_nan(self.form.with_tables(new), self.form.tensors)
+        if length > self.tables[0].shape[-1]:
+            blocks = -(-length // PEAK_DISTANCES), 2 * -(-self.length // PEAK_DISTANCES)
+            capacity = max(blocks) | 1  # odd, so that rows do not compete for sets of the CPU cache
+            self.tables = [_longer(x, capacity * PEAK_DISTANCES) for x in self.tables]
+            self.extremes = tuple(x if x is None else _longer(x, capacity) for x in self.extremes)
+        for own, added in zip(self.tables, new, strict=True):
+            own[..., self.length : length] = added
+        first = self.length // PEAK_DISTANCES
+        changed = [x[..., first * PEAK_DISTANCES : length] for x in self.tables]
+        of_changed = self.form.with_tables(changed).extremes(PEAK_DISTANCES)
+        for own, blocks in zip(self.extremes, of_changed, strict=True):
+            if own is not None:
+                own[..., first : first + blocks.shape[-1]] = blocks
+        self.length = length
+
+
+def refuse_nan(form: Form, checked: tuple[Tensor, ...]) -> None:
+    """Raises ValueError for NaN in tensors that are not among those checked before, like the CPU
+    kernels; on GPUs the check would synchronize."""
+    for x, name in zip(form.tensors, form.tensor_names, strict=False):
+        known = x.device.type != "cpu" or any(x is y for y in checked)
+        if not known and x.sum().isnan() and x.isnan().any():
+            raise ValueError(f"bias: its {name} contain NaN")
+
+
+def _longer(x: Tensor, length: int) -> Tensor:
+    # Tensors made in inference mode could not be written to outside of it.
+    with torch.inference_mode(False):
+        longer = x.new_empty((*x.shape[:-1], length))
+        longer[..., : x.shape[-1]] = x
+    return longer
+
+
+def _versions(sources: tuple) -> list:
+    """Returns the sources, with the addresses and version counters of tensors in their place."""
+    return [_version(x) if isinstance(x, Tensor) else x for x in sources]
+
+
+def _version(x: Tensor) -> tuple:
+    """Identifies the values of a tensor; tensors of inference mode have no version counter."""
+    version = None if x.is_inference() else x._version
+    return x.data_ptr(), x.shape, x.stride(), x.dtype, version

@@ -1,0 +1,48 @@
+"""A model of counts, which every trained model should beat."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .settings import BYTES
+
+ORDER = 3  # bytes of context
+
+
+def perplexity_of_counts(train: Tensor, test: Tensor, order: int = ORDER) -> float:
+    """The perplexity of bytes of a test text, given the `order` bytes before each of them.
+
+    Counts of longer contexts are interpolated with those of shorter ones in proportion to the
+    number of different bytes that follow a context (Witten and Bell, 1991). The first `order` bytes
+    are not scored. train, test: (T,) uint8.
+    """
+    probabilities = torch.full((len(test) - order,), 1 / BYTES, dtype=torch.float64)
+    for n in range(order + 1):
+        seen, counts = windows(train, n + 1).unique(return_counts=True)
+        contexts, followers = (seen // BYTES).unique(return_counts=True)
+        totals = torch.zeros_like(contexts).index_add_(
+            0, torch.searchsorted(contexts, seen // BYTES), counts
+        )
+        wanted = windows(test, n + 1)[order - n :]
+        count = looked_up(seen, counts, wanted)
+        total, different = (
+            looked_up(contexts, values, wanted // BYTES) for values in (totals, followers)
+        )
+        backing = different.clamp(min=1)  # of a new context, the shorter one decides
+        probabilities = (count + backing * probabilities) / (total + backing)
+    return math.exp(-probabilities.log().mean())
+
+
+def windows(text: Tensor, width: int) -> Tensor:
+    """All `width` consecutive bytes as one number, (T - width + 1,) int64."""
+    digits = BYTES ** torch.arange(width).flip(0)
+    return (text.long().unfold(0, width, 1) * digits).sum(1)
+
+
+def looked_up(keys: Tensor, values: Tensor, wanted: Tensor) -> Tensor:
+    """The value of each wanted key, and 0 for those that are not among the sorted keys."""
+    place = torch.searchsorted(keys, wanted).clamp(max=len(keys) - 1)
+    return torch.where(keys[place] == wanted, values[place], 0)

@@ -1,0 +1,33 @@
+"""Position schemes that are formulas of the distance."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..biases import DISTANCE_BIASES
+from ..biases.distance import PositionBias
+from ..nn import Positions, positions
+
+HEAD_DIM = 64  # of layers whose bias is created only to see what it is
+
+
+class Formula(NamedTuple):
+    """The bias and the window of an attention without content; None without them."""
+
+    bias: PositionBias | None
+    window: int | None
+
+
+def formula_of(scheme: str | Positions, num_heads: int) -> Formula:
+    """The formula of a position scheme, whose trainable parameters have their initial values.
+
+    Raises ValueError for schemes that are no function of the distance alone.
+    """
+    found = positions(scheme)
+    module = found.bias and found.bias(num_heads, num_heads * HEAD_DIM)
+    bias = getattr(module, "bias", None)
+    is_formula = isinstance(bias, PositionBias) and bias.of_distance
+    if found.embedding or found.rotary or (module is not None and not is_formula):
+        known = ", ".join(DISTANCE_BIASES)
+        raise ValueError(f"{scheme} has no formula of the distance; these have one: {known}")
+    return Formula(bias if is_formula else None, found.window)

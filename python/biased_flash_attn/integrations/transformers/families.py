@@ -1,0 +1,109 @@
+"""The models that `accelerate` supports, with the layers that it puts into them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .bloom import FusedBloomAttention
+from .falcon import FusedFalconAttention
+from .inkling import (
+    FusedInkling2FullAttention,
+    FusedInkling2SlidingAttention,
+    FusedInklingAttention,
+)
+from .layer import FusedLayer
+from .mpnet import FusedMPNetEncoder, FusedMPNetSelfAttention
+from .mpt import FusedMptAttention, FusedMptBlock
+from .pix2struct import FusedPix2StructTextAttention
+from .switch_transformers import FusedSwitchTransformersAttention
+from .t5 import (
+    FusedLongT5Attention,
+    FusedMT5Attention,
+    FusedPop2PianoAttention,
+    FusedT5Attention,
+    FusedUMT5Attention,
+)
+from .udop import FusedUdopAttention
+
+
+@dataclass(frozen=True)
+class Family:
+    """Models with the same layers. The documentation has a table of these descriptions."""
+
+    name: str
+    layers: tuple[type[FusedLayer], ...]
+    bias: str
+    served: str
+
+
+FAMILIES = (
+    Family(
+        "BLOOM",
+        (FusedBloomAttention,),
+        "slopes times distances that count tokens and not padding",
+        "every head, `generate()`",
+    ),
+    Family(
+        "MPT",
+        (FusedMptBlock, FusedMptAttention),
+        "slopes times distances that count padding too; slopes have a different order if the"
+        " number of heads is not a power of two",
+        "every head, `generate()`",
+    ),
+    Family(
+        "Falcon with ALiBi",
+        (FusedFalconAttention,),
+        "slopes times positions among tokens, rounded to bfloat16 and added before scaling;"
+        " results are those of SDPA, its default, as its eager attention adds the bias twice",
+        "every head, `generate()`",
+    ),
+    Family(
+        "T5, mT5, UMT5, Switch Transformers, Pop2Piano",
+        (
+            FusedT5Attention,
+            FusedMT5Attention,
+            FusedUMT5Attention,
+            FusedSwitchTransformersAttention,
+            FusedPop2PianoAttention,
+        ),
+        "a trained table of buckets of distances; logits are not scaled",
+        "encoders, decoders and cross-attention, every head, `generate()`",
+    ),
+    Family(
+        "UDOP",
+        (FusedUdopAttention,),
+        "the table of T5 in decoders; encoders add tables of the places of words on the page,"
+        " which are expanded to a dense bias",
+        "encoders, in O(N^2) memory for the bias, decoders and cross-attention, `generate()`",
+    ),
+    Family(
+        "LongT5, Pix2Struct",
+        (FusedLongT5Attention, FusedPix2StructTextAttention),
+        "the table of T5 in decoders",
+        "decoders and cross-attention, `generate()`; encoders keep their own attention, which has"
+        " no dense bias",
+    ),
+    Family(
+        "MPNet",
+        (FusedMPNetEncoder, FusedMPNetSelfAttention),
+        "a trained table of buckets of signed distances, which all layers share",
+        "every head; nothing is computed for padding, in attention or elsewhere",
+    ),
+    Family(
+        "Inkling",
+        (FusedInklingAttention,),
+        "profiles of the distance that each query mixes; logits are divided by head_dim and not"
+        " by its square root; in layers without a window, those of late queries are scaled",
+        "text and multimodal models, `generate()`",
+    ),
+    Family(
+        "Inkling 2",
+        (FusedInkling2SlidingAttention, FusedInkling2FullAttention),
+        "the same with the usual scale, clipped vectors, an attention sink of each query, and"
+        " logits that `position_ids` scale",
+        "text and multimodal models, `generate()`",
+    ),
+)
+
+# The fused layer for each layer of transformers.
+FUSED = {fused.__bases__[-1]: fused for family in FAMILIES for fused in family.layers}

@@ -1,0 +1,26 @@
+"""What `accelerate` needs to know of a layer that it puts in place of one of transformers."""
+
+from __future__ import annotations
+
+from torch import nn
+from transformers import PreTrainedModel
+
+
+class FusedLayer:
+    """A layer on this package's attention. Its last base is the layer of transformers.
+
+    trunk is the model that creates the mask of the layer.
+    """
+
+    trunk: type[PreTrainedModel]
+
+    def prepare(self) -> None:
+        """Adds what the forward pass needs."""
+
+    def restore(self) -> None:
+        """Undoes `prepare`."""
+
+    @staticmethod
+    def refusal(layer: nn.Module) -> str | None:
+        """Why a layer of transformers cannot be replaced."""
+        return None

@@ -1,0 +1,168 @@
+"""The published perplexities, and predictions compared with them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+
+from biased_flash_attn.extrapolation import comparison, predict, published
+from biased_flash_attn.extrapolation.comparison import CHOICE, HELD_OUT, OTHER, Comparison
+from biased_flash_attn.nn import positions
+
+ROWS = published.rows()
+# By paper and table: rows, numbers, and their sum, which was computed from the papers' text.
+TABLES = {
+    ("Chi", "1"): (17, 85, 2636.3),
+    ("Chi", "2"): (4, 12, 150.0),
+    ("Chi", "3"): (21, 105, 251092.94),
+    ("Chi", "4"): (17, 85, 8440.2),
+    ("Chi", "5"): (6, 18, 192.82),
+    ("Qin", "4"): (14, 196, 5682.92),
+    ("Qin", "5"): (14, 196, 4979.01),
+    ("Qin", "6"): (8, 112, 3011.22),
+    ("Veisi", "1"): (18, 100, 19405.63),
+    ("Veisi", "3"): (18, 100, 22702.96),
+    ("Veisi", "4"): (18, 100, 11709.55),
+}
+
+
+def row(paper: str, table: str, dataset: str, label: str, model: str = "") -> published.Row:
+    (found,) = (
+        r
+        for r in ROWS
+        if (r.paper.split()[0], r.table, r.dataset, r.label, r.model)
+        == (paper, table, dataset, label, model)
+    )
+    return found
+
+
+def test_every_table_is_whole():
+    counts, sums = Counter(), Counter()
+    for r in ROWS:
+        key = r.paper.split()[0], r.table
+        counts[key, "rows"] += 1
+        counts[key, "numbers"] += len(r.perplexity)
+        sums[key] += sum(r.perplexity.values())
+    found = {
+        key: (counts[key, "rows"], counts[key, "numbers"], round(sums[key], 2)) for key in sums
+    }
+    assert found == TABLES
+
+
+@pytest.mark.parametrize(
+    ("of", "length", "value"),
+    [
+        (("Chi", "1", "ArXiv", "shift -3"), 8192, 7.15),
+        (("Chi", "1", "ArXiv", "window 160"), 1024, 67.4),
+        (("Chi", "2", "OpenWebText2", "shift 6"), 4096, 19.8),
+        (("Chi", "3", "GitHub", "T5"), 2048, 2.65),
+        (("Chi", "4", "OpenWebText2", "equal 6"), 1024, 146),
+        (("Chi", "5", "ArXiv", "ALiBi"), 16384, 5.59),
+        (("Qin", "4", "Books", "Kerple-Power"), 1280, 7.08),
+        (("Qin", "6", "WikiBook", "1/(n ln n)"), 9216, 133.36),
+        (("Veisi", "1", "FineWeb-Edu-10B", "Kerple", "GPT-Medium"), 15360, 26.13),
+        (("Veisi", "4", "WikiText-103", "CABLE", "GPT-Small"), 512, 20.93),
+    ],
+)
+def test_numbers_are_those_of_the_papers(of, length, value):
+    assert row(*of).perplexity[length] == value
+
+
+def test_settings_are_those_of_the_papers():
+    assert row("Chi", "3", "GitHub", "T5").deviation == dict(
+        zip((512, 1024, 2048, 4096, 8192), (0.14, 0.08, 0.05, 0.12, 0.5), strict=True)
+    )
+    assert row("Qin", "4", "WikiText-103", "Type1").layers == 6
+    assert row("Veisi", "1", "FineWeb-Edu-10B", "Learnable", "GPT-Medium").perplexity.keys() == {
+        512,
+        1024,
+    }
+    assert row("Chi", "2", "ArXiv", "window 160").train_length == 1024
+    for r in ROWS:
+        scheme = positions(r.scheme)
+        assert scheme.bias or scheme.window or scheme.embedding or scheme.rotary
+        if "window" in r.label:
+            assert r.scheme == f"window({scheme.window})"
+            assert r.label == f"window {scheme.window}"
+
+
+@pytest.fixture(scope="module")
+def compared() -> list[Comparison]:
+    """Of three schemes, whose predictions take little time."""
+    chosen = [r for r in ROWS if r.label in ("window 100", "window 120", "Type1", "CABLE", "T5")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(comparison, "rows", lambda: chosen)
+        return comparison.comparisons()
+
+
+def test_comparisons_are_of_formulas_without_training(compared):
+    assert {x.row.label for x in compared} == {"window 100", "window 120", "Type1"}
+    by_label = {(x.row.label, x.row.dataset): x for x in compared}
+    x = by_label["window 120", "OpenWebText2"]
+    assert x.lengths == (512, 8192)
+    assert x.loss == math.log(137 / 24.0)
+    assert x.predicted[comparison.CHOSEN] == predict(None, 12, 512, 8192, window=120)
+    assert x.predicted["largest receptive field"] == 12 * 119 + 1
+    assert by_label["Type1", "Books"].part == OTHER
+
+
+def test_columns_alternate_between_the_parts():
+    labels = [r.label for r in ROWS if (r.paper[:3], r.table) == ("Chi", "1")]
+    places = {}
+    for place, label in enumerate(labels):
+        one = next(r for r in ROWS if r.table == "4" and r.label == label)
+        places[label] = comparison._compared(replace(one, scheme="window(2)"), place).part
+    assert [label for label, part in places.items() if part == CHOICE] == labels[::2]
+    assert [label for label, part in places.items() if part == HELD_OUT] == labels[1::2]
+
+
+def test_a_sliding_cache_is_not_compared():
+    assert "cache" in row("Chi", "5", "ArXiv", "ALiBi").protocol
+    assert all("cache" not in r.protocol for r in ROWS if r.table != "5")
+
+
+def test_ranks_of_ties_are_means(seed):
+    x = torch.tensor([3.0, 1.0, 3.0, 2.0])
+    assert comparison._ranks(x).tolist() == [2.5, 0, 2.5, 1]
+    found = comparison.rank_correlation(x, torch.tensor([30.0, 10.0, 20.0, 15.0]))
+    # Ranks (2.5, 0, 2.5, 1) and (3, 0, 2, 1), each with mean 1.5.
+    assert found == pytest.approx(4.5 / math.sqrt(4.5 * 5))
+    y = torch.rand(20)
+    assert comparison.rank_correlation(y, y.exp()) == pytest.approx(1)
+    assert comparison.rank_correlation(y, -(y**3)) == pytest.approx(-1)
+
+
+def made_up(losses: dict[str, list[float]], predicted: list[float]) -> list[Comparison]:
+    """Schemes 0, 1, ... with these losses by text."""
+    return [
+        Comparison(
+            replace(ROWS[0], dataset=text, label=str(n)), CHOICE, (1, 2), loss, {"guess": guess}
+        )
+        for text, values in losses.items()
+        for n, (loss, guess) in enumerate(zip(values, predicted, strict=True))
+    ]
+
+
+def test_agreement_is_the_mean_of_the_texts():
+    got = comparison.agreement(
+        made_up({"a": [0.0, 0.1, 1.0, 2.0], "b": [0.1, 0.0, 2.0, 1.0]}, [0.0, 0.1, 0.4, 0.9]),
+        "guess",
+    )
+    assert (got.schemes, got.rows) == (4, 8)
+    assert got.rank == pytest.approx((1 + 0.6) / 2)
+    assert got.doubled == 1
+    low, high = got.rank_interval
+    assert low < got.rank < high == pytest.approx(1)
+
+
+def test_ties_and_infinite_predictions_order_half_of_the_pairs():
+    infinite = math.inf
+    got = comparison.agreement(
+        made_up({"a": [0.0, 0.1, 1.0, 2.0]}, [5.0, infinite, infinite, infinite]), "guess"
+    )
+    assert got.doubled == (1 + 0.5 + 1 + 0.5) / 4
+    assert math.isnan(got.linear)

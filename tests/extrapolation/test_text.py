@@ -1,0 +1,31 @@
+"""The text of an experiment, split into training and test text."""
+
+from __future__ import annotations
+
+from biased_flash_attn.extrapolation import experiment
+
+
+def test_text_of_files_is_split_by_file(tmp_path):
+    for n in range(60):
+        (tmp_path / f"{n}.txt").write_text(f"<{n}>")
+    read = experiment.read_text(tmp_path)
+    train, test = (bytes(t.tolist()).decode().split("\n") for t in (read.train, read.test))
+    assert sorted(train + test) == sorted(f"<{n}>" for n in range(60))
+    assert 1 <= len(test) <= 20
+    assert experiment.read_text(tmp_path).digest == read.digest
+    (tmp_path / "7.txt").write_text("<changed>")
+    assert experiment.read_text(tmp_path).digest != read.digest
+
+
+def test_text_of_one_file_is_split(tmp_path):
+    path = tmp_path / "text"
+    path.write_bytes(bytes(range(100)))
+    read = experiment.read_text(path)
+    assert read.train.tolist() == list(range(90))
+    assert read.test.tolist() == list(range(90, 100))
+
+
+def test_default_text_is_python():
+    read = experiment.read_text()
+    assert len(read.train) > 5 * len(read.test) > 10**6
+    assert b"def " in bytes(read.test[:20000].tolist())

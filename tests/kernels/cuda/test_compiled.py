@@ -1,0 +1,73 @@
+"""The machine code of the CUDA kernels: registers, shared memory, and asynchronous products."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from biased_flash_attn.cuda_kernels import nvrtc, variants
+from biased_flash_attn.cuda_kernels.variants import BackwardKeys, BackwardQueries, Delta, Variant
+from tests.emulator.cuda_driver import SHARED_MEMORY
+
+pytestmark = [
+    pytest.mark.kernels,
+    pytest.mark.skipif(bool(nvrtc.missing()), reason=nvrtc.missing()),
+]
+
+# A block's registers, divided among the threads of three warp groups in multiples of 8.
+REGISTERS = 65536 // variants.THREADS // 8 * 8
+# Bytes per thread of values that do not fit in registers: none in other variants.
+STACKS = {("attn_bwd_dkv_kernel", "LogSquareWithGain", 128, True): 8}
+LARGEST_STACK_OF_VECTORS = 128  # of 64 channels; the loop of dq and dU has 41 accesses
+SAMPLE = [
+    Variant("None", "Float16", 64, 64),
+    Variant("LogSquareWithGain", "Bfloat16", 128, 128),
+    Variant("Distance", "Bfloat16", 256, 256),
+    BackwardQueries("None", "Float16", 128, 128, False),
+    BackwardQueries("Distance", "Bfloat16", 128, 128, True),
+    BackwardQueries("LogSquareWithGain", "Bfloat16", 128, 128, True),
+    BackwardQueries("Distance", "Float16", 256, 256, True),
+    BackwardKeys("Distance", "Bfloat16", 64, 64, False),
+    BackwardKeys("Linear", "Bfloat16", 128, 128, False),
+    BackwardKeys("Cumulative", "Float16", 128, 128, True),
+    BackwardKeys("LogSquareWithGain", "Bfloat16", 128, 128, True),
+    *BackwardKeys.all_of("LogSquareWithGain", "Bfloat16", 256, 256, True),
+    Variant("Relative<16>", "Bfloat16", 64, 64),
+    BackwardQueries("Relative<16>", "Bfloat16", 128, 128, True),
+]
+
+
+def pytest_generate_tests(metafunc):
+    chosen = SAMPLE
+    if metafunc.config.option.all_kernels:
+        chosen = [x for x in variants.usual() if not isinstance(x, Delta)]
+    metafunc.parametrize("variant", chosen, ids=str)
+
+
+def test_machine_code_fits_and_overlaps_products(variant, tmp_path):
+    sass = pytest.importorskip("bench.machine_code.sass", reason="needs Triton's tools")
+    cubin = tmp_path / "kernel.cubin"
+    cubin.write_bytes(compile_for(variant, "sm_90a"))
+    usage = sass.tool("cuobjdump", "-res-usage", cubin)
+    assembly = sass.tool("nvdisasm", "-c", cubin)
+    ptx = compile_for(variant, "compute_90a").decode()
+
+    registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
+    assert registers == REGISTERS
+    largest = LARGEST_STACK_OF_VECTORS if variant.rank == 64 else 0
+    trained = getattr(variant, "trained", False)
+    assert stack <= STACKS.get((variant.kernel, variant.form, variant.head_dim, trained), largest)
+    assert variant.shared_bytes <= SHARED_MEMORY
+
+    split = [int(n, 16) for n in re.findall(r"USETMAXREG\S* (?:UP\d, )?(0x\w+)", assembly)]
+    assert len(split) == 2
+    assert 2 * max(split) + min(split) <= 3 * REGISTERS
+    assert "UTMALDG" in assembly
+    # If the compiler serializes products, it waits after each of them.
+    assert assembly.count("HGMMA") == ptx.count("wgmma.mma_async") > 0
+    assert assembly.count("WARPGROUP.DEPBAR") == ptx.count("wgmma.wait_group")
+
+
+def compile_for(variant: Variant, architecture: str) -> bytes:
+    return nvrtc.compile_kernel(variant.source, variant.expression, architecture).image

@@ -1,0 +1,285 @@
+"""Faults planted in the kernels' pipeline, which the emulator must find."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from biased_flash_attn.cuda_kernels import table_gradient
+from tests.kernels.cuda.backend import EMULATED, MARKS, check
+from tests.kernels.cuda.planted import EARLY, OUT_OF_STEP, WRONG, Planted
+from tests.sequences.packed_cases import PaddedCase, drawn_padded, padded
+from tests.support.cases import Case
+from tests.support.problems import drawn
+
+pytestmark = [*MARKS, pytest.mark.skipif(not EMULATED, reason="faults may hang a GPU")]
+
+WAIT_FULL = "full_[stage.index].wait(stage.parity);"
+WAIT_EMPTY = "empty_[stage.index].wait(stage.parity ^ 1);"
+RELEASE_KEYS = "if (leads_warp) shared.key_ring.release(stage);"
+COMPLETE = "logits.complete(s, shared.numbers[stage.index], tiles.first_key(n));"
+
+# With more tiles than stages, and a form that stages numbers of each tile.
+OF_TILES = [
+    Planted("full stages are not waited for", OUT_OF_STEP, "pipeline.cuh", WAIT_FULL),
+    Planted(
+        "empty stages are not waited for",
+        OUT_OF_STEP,
+        "pipeline.cuh",
+        WAIT_EMPTY,
+    ),
+    Planted("the first phase is not over", {"deadlock"}, "pipeline.cuh", "parity ^ 1", "parity"),
+    Planted(
+        "parities never change",
+        OUT_OF_STEP,
+        "pipeline.cuh",
+        "parity ^= index == 0;",
+    ),
+    Planted("queries are not waited for", EARLY, "forward.cu", "shared.query_full.wait(0);"),
+    Planted(
+        "logits are used before they are complete",
+        EARLY,
+        "forward.cu",
+        "wait_products<1>(s);",
+    ),
+    Planted(
+        "outputs are rescaled before they are complete",
+        EARLY,
+        "forward.cu",
+        "wait_products<0>(o, p);\n            if (leads_warp)",
+        "if (leads_warp)",
+    ),
+    Planted(
+        "keys are released before the form's numbers are read",
+        {"race"},
+        "forward.cu",
+        f"{COMPLETE}\n            __syncwarp();\n            {RELEASE_KEYS}",
+        f"{RELEASE_KEYS}\n            {COMPLETE}",
+    ),
+    Planted(
+        "a stage is empty when one group has released it",
+        OUT_OF_STEP,
+        "tiles.cuh",
+        "kConsumerWarps = 8",
+        "kConsumerWarps = 4",
+    ),
+    Planted(
+        "keys are full without the form's numbers",
+        OUT_OF_STEP,
+        "forward.cu",
+        "kHasNumbers ? 2 : 1",
+        "1",
+    ),
+    Planted(
+        "values are never released",
+        {"deadlock"},
+        "forward.cu",
+        "if (leads_warp) shared.value_ring.release(previous);",
+    ),
+    Planted("turns are never passed", {"deadlock"}, "forward.cu", "turns.pass();"),
+    Planted(
+        "outputs are read before all lanes have written them", EARLY, "output.cuh", "__syncwarp();"
+    ),
+]
+OF_PADDING = [
+    Planted(
+        "rows of others are cleared before they arrive",
+        EARLY,
+        "forward.cu",
+        "shared.own_values.wait(0);",
+    ),
+    Planted("products precede the cleared rows", EARLY, "forward.cu", "fence_async_proxy();"),
+    Planted(
+        "rows of others are not cleared",
+        {WRONG},
+        "forward.cu",
+        "clear_rows(values, head.n_key - j, lane);",
+    ),
+]
+
+OF_GRADIENTS = [
+    Planted("own rows are not waited for", EARLY, source, "shared.own_full.wait(0);")
+    for source in ("backward_queries.cu", "backward_keys.cu")
+]
+OF_GRADIENTS += [
+    Planted(
+        "dS is computed before dP is complete",
+        EARLY,
+        "backward_keys.cu",
+        "wait_products<0>(grad_s);",
+    ),
+    Planted(
+        "dq is rescaled before it is complete",
+        EARLY,
+        "backward_queries.cu",
+        "accumulate();\n        wait_products<0>(dq, rounded);",
+        "accumulate();",
+    ),
+    Planted(
+        "keys are released under the product with dS",
+        {"race"},
+        "backward_queries.cu",
+        "wait_products<0>(dq, rounded);\n            __syncwarp();\n            if (leads_warp) "
+        "shared.ring.release(previous);",
+        "if (leads_warp) shared.ring.release(previous); wait_products<0>(dq, rounded);",
+    ),
+    Planted(
+        "queries are full without lse and D",
+        OUT_OF_STEP,
+        "backward_keys.cu",
+        "shared.init(true);",
+        "shared.init(false);",
+    ),
+    Planted(
+        "tiles are never released",
+        {"deadlock"},
+        "backward_keys.cu",
+        "if (leads_warp) shared.ring.release(stage);",
+    ),
+    Planted(
+        "keys after the query get a gradient",
+        {WRONG},
+        "key_logits.cuh",
+        "mask(s, i);",
+    ),
+]
+OF_PADDING += [
+    Planted(
+        "other rows are cleared too early",
+        OUT_OF_STEP,
+        "backward_tiles.cuh",
+        "shared_.uncleared.wait(parity_);",
+    ),
+    Planted(
+        "products precede the cleared rows", EARLY, "backward_tiles.cuh", "fence_async_proxy();"
+    ),
+    Planted("the phase never changes", OUT_OF_STEP, "backward_tiles.cuh", "parity_ ^= 1;"),
+]
+
+# More blocks of queries than slots, so that two launches add to one of them.
+TABLE = Case(
+    "distance",
+    torch.float16,
+    *((300, 300), (8, 8), (1, 1)),
+    **{"batch": 1, "causal": False},
+)
+OF_TABLES = [
+    Planted(
+        "diagonals are summed before dS is stored",
+        OUT_OF_STEP,
+        "diagonals.cuh",
+        "ring_.wait_until_full(stage);",
+    ),
+    Planted(
+        "dS is replaced before its diagonals are summed",
+        OUT_OF_STEP,
+        "diagonals.cuh",
+        "ring_.wait_until_empty(stage);",
+    ),
+    Planted(
+        "dS is complete when one group has stored it",
+        OUT_OF_STEP,
+        "diagonals.cuh",
+        "ring_.init(kConsumerWarps, kSummers);",
+        "ring_.init(kConsumerWarps / 2, kSummers);",
+    ),
+    Planted(
+        "dS is replaced when one warp has summed its diagonals",
+        OUT_OF_STEP,
+        "diagonals.cuh",
+        "ring_.init(kConsumerWarps, kSummers);",
+        "ring_.init(kConsumerWarps, 1);",
+    ),
+    Planted(
+        "diagonals are never released",
+        {"deadlock"},
+        "diagonals.cuh",
+        "if (lane == 0) ring_.release(stage);",
+    ),
+    Planted("margins are not cleared", EARLY, "diagonals.cuh", "x[n] = 0;", ";"),
+    Planted(
+        "the last distances are lost",
+        {WRONG},
+        "diagonals.cuh",
+        "n < count + kSpan - 1",
+        "n < count",
+    ),
+    Planted(
+        "the sums of an earlier launch are lost",
+        {WRONG},
+        "diagonals.cuh",
+        "*sum += sums[0];",
+        "*sum = sums[0];",
+    ),
+    Planted(
+        "blocks share a slot",
+        {"race", WRONG},
+        "backward_queries.cu",
+        "number % params.slots",
+        "0",
+    ),
+]
+
+
+SETTINGS = {"dims": (64, 64), "heads": (1, 1), "causal": False, "trained": False}
+
+
+@pytest.mark.parametrize("planted", OF_TILES, ids=lambda x: x.name)
+def test_fault_of_the_pipeline_is_found(planted, first_fault):
+    problem = drawn(Case("cumulative", torch.bfloat16, (130, 600), batch=1, **SETTINGS))
+    assert first_fault(planted, lambda: check(problem)) in planted.expected
+
+
+@pytest.mark.parametrize("planted", OF_GRADIENTS, ids=lambda x: x.name)
+def test_fault_of_gradients_is_found(planted, first_fault):
+    settings = SETTINGS | {"causal": True, "trained": True}
+    problem = drawn(Case("cumulative", torch.bfloat16, (300, 300), batch=1, **settings))
+    assert first_fault(planted, lambda: check(problem)) in planted.expected
+
+
+@pytest.mark.parametrize("planted", OF_TABLES, ids=lambda x: x.name)
+def test_fault_of_the_gradient_of_a_table_is_found(planted, first_fault, monkeypatch):
+    monkeypatch.setattr(table_gradient, "LEAST_BLOCKS", 1)
+    problem = drawn(TABLE)
+    assert first_fault(planted, lambda: check(problem)) in planted.expected
+
+
+# Two query heads per key head: a block of keys reads the last queries twice.
+PADDED = PaddedCase(
+    dtype=torch.float16,
+    lengths=(150, 150),
+    padding=((7, 30), (0, 20)),
+    **SETTINGS | {"heads": (2, 1)},
+)
+
+
+@pytest.fixture
+def padding_is_ignored():
+    """Returns a function that checks that NaN in the padding does not change results."""
+    problem = drawn_padded(PADDED)
+    inputs = problem.q, problem.k, problem.v
+
+    def results_of_tokens() -> list[Tensor]:
+        o, _ = padded(problem, backend="cuda")
+        results = o, *torch.autograd.grad(o, inputs, problem.grad_o)
+        return [x.transpose(1, 2)[PADDED.mask] for x in results]
+
+    def is_ignored() -> None:
+        for result, expected in zip(results_of_tokens(), clean, strict=True):
+            assert torch.equal(result, expected)
+
+    clean = results_of_tokens()
+    with torch.no_grad():
+        for x in (*inputs, problem.grad_o):
+            x.transpose(1, 2)[~PADDED.mask] = torch.nan
+    return is_ignored
+
+
+def test_padding_is_not_read(padding_is_ignored):
+    padding_is_ignored()
+
+
+@pytest.mark.parametrize("planted", OF_PADDING, ids=lambda x: x.name)
+def test_fault_at_the_end_of_a_sequence_is_found(planted, padding_is_ignored, first_fault):
+    assert first_fault(planted, padding_is_ignored) in planted.expected
