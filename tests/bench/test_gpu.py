@@ -83,7 +83,11 @@ def test_cuda_kernels_are_compared_with_every_alternative(hopper, flex_backward,
 def test_unsupported_calls_have_rows_with_the_reason(hopper, monkeypatch):
     """A trained bias stands for one whose gradients have no kernels."""
     reason = "has no gradients of the form 'linear' of the bias"
-    monkeypatch.setattr(forms, "is_untrainable", lambda form: any_needs_gradient(form.tensors))
+
+    def refusal(problem):
+        return reason if any(x.requires_grad for x in problem.form.tensors) else ""
+
+    monkeypatch.setattr(forms, "refusal", refusal)
     measurement = Measurement(Case("alibi", 16, 32, CUDA), Rehearsal())
     measurement.comparisons = [
         replace(x, bias="alibi, trained") if x.mode == BOTH else x
@@ -93,10 +97,6 @@ def test_unsupported_calls_have_rows_with_the_reason(hopper, monkeypatch):
     measurement.prepare()
     failures = {row.failure for row in measurement.rows()}
     assert failures == {None, f"backend='cuda' {reason}"}
-
-
-def any_needs_gradient(tensors) -> bool:
-    return any(x.requires_grad for x in tensors)
 
 
 def test_cuda_kernels_are_measured_where_they_run():

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from biased_flash_attn import backends
 from biased_flash_attn.cuda_kernels import cache, nvrtc
 from biased_flash_attn.cuda_kernels.launch import Launcher
 from tests.conftest import EXECUTED
@@ -52,14 +51,14 @@ def first_fault(seed, monkeypatch, tmp_path):
         monkeypatch.setattr(nvrtc, "texts", lambda: texts)
         monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path))
         driver = EmulatedDriver()
-        monkeypatch.setattr(backends.get("cuda"), "launcher", Launcher(driver))
-        for driver.seed in range(seed, seed + RUNS):
-            try:
-                run()
-            except Fault as fault:
-                return fault.kind
-            except AssertionError:
-                return WRONG
+        with emulated(Launcher(driver)):
+            for driver.seed in range(seed, seed + RUNS):
+                try:
+                    run()
+                except Fault as fault:
+                    return fault.kind
+                except AssertionError:
+                    return WRONG
         return ""
 
     return found
