@@ -15,6 +15,9 @@ ROUNDINGS = 2
 # in float32.
 FLOAT64_ROUNDINGS = 1024
 
+# Of errors to their bounds, in the comparisons so far; whoever reads it clears it.
+ratios: list[float] = []
+
 
 def assert_close_to_float64(
     actual: Tensor, exact: Tensor, naive: Tensor | None, what: str, terms: Tensor | None = None
@@ -44,6 +47,7 @@ def assert_close_to_float64(
     size = max(size, sys.float_info.min)
     bound = size * error_bound(naive_error / size, dtype, roundings=roundings)
     error = largest(actual[finite] - exact[finite])
+    ratios.append(error / bound)
     assert error <= bound, f"{what}: error {error:.3g}, allowed {bound:.3g}"
 
 
