@@ -15,7 +15,7 @@ COMPUTE_SANITIZER := compute-sanitizer --kernel-name kns=attn_ --kernel-name kns
 # A few tests of the CUDA kernels; on a GPU other than Hopper they are skipped, with the reason.
 SANITIZED := "repeatable or skipped_keys"
 
-.PHONY: help demo test test-all compiled lint oldest sanitize bench docs wheel gpu gpu-build gpu-check \
+.PHONY: help demo test test-all explore compiled lint oldest sanitize bench docs wheel gpu gpu-build gpu-check \
 	gpu-test gpu-sanitize gpu-bench clean
 
 help:  ## list these targets
@@ -24,14 +24,17 @@ help:  ## list these targets
 demo: $(INSTALLED)  ## every bias on real text: errors, time and memory
 	$(IN_VENV) python -m biased_flash_attn demo
 
-test: $(INSTALLED)  ## every test that is not slow, and a few of the GPU kernels', drawn anew each time
+test: $(INSTALLED)  ## every test that is not slow, and a few of the GPU kernels'
 	$(IN_VENV) $(PYTEST) --kernel-tests=10 -m "not slow"
-	@echo "make test-all also runs slow tests, and all of the GPU kernels"
+	@echo "make test-all runs the tests that were not selected"
 
-test-all: $(INSTALLED)  ## every test; of the GPU kernels', all for sm_90 and some for others, drawn anew
+test-all: $(INSTALLED)  ## every test; of the GPU kernels', all for sm_90 and some for others
 	$(IN_VENV) $(PYTEST) --gpu=sm_90
 	$(IN_VENV) $(PYTEST) --gpu=sm_80 -m kernels --ignore=tests/kernels/cuda --kernel-tests=100
 	$(IN_VENV) $(PYTEST) --gpu=sm_100 -m kernels --ignore=tests/kernels/cuda --kernel-tests=20
+
+explore: $(INSTALLED)  ## tests with fresh seeds, for an hour; EXPLORE="--help"
+	$(IN_VENV) python -m tests.explore $(EXPLORE)
 
 compiled: $(INSTALLED)  ## every Triton kernel for every architecture, compiled: takes hours
 	$(IN_VENV) pytest tests/kernels/triton/test_compiled.py --all-kernels

@@ -1,10 +1,9 @@
-"""Every test draws its inputs from a fresh seed, and no test can pass by reading unset memory."""
+"""Every test draws its inputs from its own seed, and no test can pass by reading unset memory."""
 
 from __future__ import annotations
 
 import os
 import random
-import secrets
 import zlib
 from collections import Counter
 
@@ -12,6 +11,7 @@ from collections import Counter
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import hypothesis
+import numpy as np
 import pytest
 import torch
 
@@ -20,12 +20,18 @@ import torch
 with torch.device("cpu"):
     torch.zeros(0)
 
-hypothesis.settings.register_profile("quiet", deadline=None, database=None, print_blob=True)
-hypothesis.settings.load_profile("quiet")
+# Nothing that depends on time: no deadline, and no complaint about slow inputs.
+hypothesis.settings.register_profile(
+    "default",
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("default")
 
 
 def pytest_addoption(parser):
-    parser.addoption("--seed", type=int, help="draw the inputs of an earlier run again")
+    parser.addoption("--seed", type=int, default=0, help="draw other inputs than those of seed 0")
     parser.addoption(
         "--gpu",
         choices=["sm_80", "sm_90", "sm_100"],
@@ -43,21 +49,6 @@ def pytest_addoption(parser):
         action="store_true",
         help="compile every Triton kernel for every architecture, not a sample; takes hours",
     )
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_configure(config):
-    if hasattr(config, "workerinput"):
-        config.option.seed = config.workerinput["seed"]
-    elif config.option.seed is None:
-        config.option.seed = secrets.randbelow(2**32)
-    config.option.hypothesis_seed = str(config.option.seed)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node):
-    """Processes that run tests side by side draw by one seed, the one that is printed."""
-    node.workerinput["seed"] = node.config.option.seed
 
 
 def pytest_report_header(config):
@@ -94,12 +85,26 @@ def pytest_runtest_makereport(item, call):
     return report
 
 
+def seed_generators(name: str) -> int:
+    value = zlib.crc32(name.encode())
+    torch.manual_seed(value)
+    random.seed(value)
+    np.random.seed(value)
+    return value
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_make_collect_report(collector):
+    """What a file draws when it is imported depends on no other file."""
+    seed_generators(collector.nodeid)
+
+
 @pytest.fixture(autouse=True)
 def seed(request) -> int:
     """The seed of this test: the same for one --seed, whichever other tests run."""
-    value = zlib.crc32(f"{request.config.option.seed} {request.node.nodeid}".encode())
-    torch.manual_seed(value)
-    random.seed(value)
+    value = seed_generators(f"{request.config.option.seed} {request.node.nodeid}")
+    if hypothesis.is_hypothesis_test(request.function):
+        hypothesis.seed(value)(request.function)
     return value
 
 
@@ -130,26 +135,42 @@ def poisoned(make):
 
 
 EXECUTED = pytest.StashKey[Counter]()
+DESELECTED = pytest.StashKey[int]()
 
 
-def pytest_sessionstart(session):
-    session.config.stash[EXECUTED] = Counter()
+def pytest_configure(config):
+    config.stash[EXECUTED] = Counter()
+    config.stash[DESELECTED] = 0
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_deselected(items):
+    yield
+    if items:
+        items[0].config.stash[DESELECTED] += len(items)
 
 
 def pytest_sessionfinish(session):
+    """A process that runs some of the tests reports its counts to the one that started it."""
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["executed"] = dict(session.config.stash[EXECUTED])
+        stash = session.config.stash
+        counts = {"executed": dict(stash[EXECUTED]), "deselected": stash[DESELECTED]}
+        session.config.workeroutput |= counts
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node):
-    node.config.stash[EXECUTED].update(getattr(node, "workeroutput", {}).get("executed", {}))
+    if output := getattr(node, "workeroutput", {}):
+        node.config.stash[EXECUTED].update(output["executed"])
+        node.config.stash[DESELECTED] = output["deselected"]  # the same in each process
 
 
 def pytest_terminal_summary(terminalreporter, config):
     if executed := config.stash[EXECUTED]:
         counts = ", ".join(f"{n:,} {what}" for what, n in executed.items())
         terminalreporter.write_line(f"emulated {config.option.gpu}: {counts}")
+    if deselected := config.stash[DESELECTED]:
+        terminalreporter.write_line(f"tests not selected: {deselected:,}")
 
 
 @pytest.fixture(scope="session")

@@ -13,11 +13,6 @@ from tests.emulator.tests.kernels import evaluate
 TWO_PI, HUNDRED_PI = 6.28318, 314.159
 
 
-@pytest.fixture(autouse=True)
-def drawn(seed):
-    np.random.seed(seed % 2**32)
-
-
 def units_in_last_place(exact: np.ndarray) -> np.ndarray:
     return np.ldexp(1.0, np.maximum(np.frexp(exact)[1] - 24, -149))
 

@@ -10,11 +10,6 @@ from tests.emulator.tests.kernels import evaluate, pairs, special_integers
 SIGNED_OR_NOT = ["u16", "s16", "u32", "s32", "u64", "s64"]
 
 
-@pytest.fixture(autouse=True)
-def drawn(seed):
-    np.random.seed(seed % 2**32)
-
-
 def operands(width: int, count: int = 2, n: int = 400) -> list[np.ndarray]:
     special = special_integers(width)
     if count > 2:

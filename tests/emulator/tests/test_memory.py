@@ -11,11 +11,6 @@ from tests.emulator.tests.kernels import evaluate, kernel_of
 LANES = np.arange(32, dtype=np.uint32)
 
 
-@pytest.fixture(autouse=True)
-def drawn(seed):
-    np.random.seed(seed % 2**32)
-
-
 def words(n: int = 32) -> np.ndarray:
     return np.random.randint(0, 2**32, n).astype(np.uint32)
 

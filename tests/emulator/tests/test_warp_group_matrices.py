@@ -21,11 +21,6 @@ from tests.emulator.tests.matrix_operands import (
 )
 
 
-@pytest.fixture(autouse=True)
-def drawn(seed):
-    np.random.seed(seed % 2**32)
-
-
 def offsets(
     mn: int, depth: int, size: int, major: str, swizzle: int, lbo: int, sbo: int
 ) -> np.ndarray:

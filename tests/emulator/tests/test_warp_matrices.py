@@ -19,12 +19,6 @@ from tests.emulator.tests.matrix_operands import (
     values,
 )
 
-
-@pytest.fixture(autouse=True)
-def drawn(seed):
-    np.random.seed(seed % 2**32)
-
-
 SHAPES = [
     *(("f32", a, k) for a in ("f16", "bf16") for k in (8, 16)),
     *(("f16", "f16", k) for k in (8, 16)),
