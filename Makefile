@@ -4,7 +4,7 @@ INSTALLED := .venv/installed
 KERNELS := $(shell find csrc -type f -not -name '*.py*')
 # A file's tests run one after another, as they share what takes long to make.
 PYTEST := pytest --numprocesses auto --maxprocesses 8 --dist loadfile
-OLDEST_TRITON = $(shell sed -n 's/.*"triton>=\([0-9.]*\);.*/\1/p' pyproject.toml)
+OLDEST_TRITON := $(shell sed -n 's/.*"triton>=\([0-9.]*\);.*/\1/p' pyproject.toml)
 # Calls where the compiler would inline checks halve the time it takes.
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined \
 	--param asan-instrumentation-with-call-threshold=0
@@ -15,7 +15,7 @@ COMPUTE_SANITIZER := compute-sanitizer --kernel-name kns=attn_ --kernel-name kns
 # A few tests of the CUDA kernels; on a GPU other than Hopper they are skipped, with the reason.
 SANITIZED := "repeatable or skipped_keys"
 
-.PHONY: help demo test test-all explore compiled lint oldest sanitize bench docs wheel gpu gpu-build gpu-check \
+.PHONY: help demo test test-all test-kernels explore compiled lint oldest sanitize bench docs wheel gpu gpu-build gpu-check \
 	gpu-test gpu-sanitize gpu-bench clean
 
 help:  ## list these targets
@@ -32,6 +32,11 @@ test-all: $(INSTALLED)  ## every test; of the GPU kernels', all for sm_90 and so
 	$(IN_VENV) $(PYTEST) --gpu=sm_90
 	$(IN_VENV) $(PYTEST) --gpu=sm_80 -m kernels --ignore=tests/kernels/cuda --kernel-tests=100
 	$(IN_VENV) $(PYTEST) --gpu=sm_100 -m kernels --ignore=tests/kernels/cuda --kernel-tests=20
+
+test-kernels: $(INSTALLED)  ## every test of the GPU kernels, for three architectures
+	$(IN_VENV) $(PYTEST) --gpu=sm_90 -m kernels
+	$(IN_VENV) $(PYTEST) --gpu=sm_80 -m kernels --ignore=tests/kernels/cuda
+	$(IN_VENV) $(PYTEST) --gpu=sm_100 -m kernels --ignore=tests/kernels/cuda
 
 explore: $(INSTALLED)  ## tests with fresh seeds, for an hour; EXPLORE="--help"
 	$(IN_VENV) python -m tests.explore $(EXPLORE)
@@ -56,9 +61,12 @@ wheel: $(INSTALLED)  ## a manylinux wheel for this Python, in dist/
 	$(IN_VENV) pip wheel --no-deps --no-build-isolation --wheel-dir build/wheel .
 	$(IN_VENV) auditwheel repair --exclude libgomp.so.1 --wheel-dir dist build/wheel/*.whl
 
-oldest: $(INSTALLED)  ## tests of GPU kernels with the oldest Triton that is supported
-	$(IN_VENV) pip install --upgrade --no-deps --target build/oldest triton==$(OLDEST_TRITON)
-	$(IN_VENV) PYTHONPATH=build/oldest $(PYTEST) -m kernels --ignore=tests/kernels/cuda --kernel-tests=12 --gpu=sm_80
+oldest: $(INSTALLED) build/triton-$(OLDEST_TRITON)  ## tests of GPU kernels with the oldest Triton that is supported
+	$(IN_VENV) PYTHONPATH=build/triton-$(OLDEST_TRITON) $(PYTEST) -m kernels --ignore=tests/kernels/cuda --kernel-tests=12 --gpu=sm_80
+
+build/triton-%: | $(INSTALLED)
+	$(IN_VENV) pip install --no-deps --target $@.unfinished triton==$*
+	mv $@.unfinished $@
 
 # A second copy of the package, so that the installed one keeps its fast kernels. The emulator of
 # GPUs stays out, as importing it may build it.
