@@ -143,9 +143,7 @@ def pytest_configure(config):
     config.stash[DESELECTED] = 0
 
 
-@pytest.hookimpl(wrapper=True)
 def pytest_deselected(items):
-    yield
     if items:
         items[0].config.stash[DESELECTED] += len(items)
 

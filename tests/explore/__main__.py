@@ -53,11 +53,11 @@ class Worker:
 
 def explore(workers: list[Worker], findings: Findings, progress: Progress) -> None:
     """Collects results until all workers have ended."""
-    task = progress.add_task("", total=workers[0].end - time.time())
+    begin, end = time.time(), workers[0].end
+    task = progress.add_task("", total=end - begin)
     while workers:
-        left = workers[0].end - time.time()
-        progress.update(task, completed=progress.tasks[task].total - left)
-        progress.update(task, description=f"{findings}")
+        now = time.time()
+        progress.update(task, completed=now - begin, description=str(findings))
         ready = wait([worker.results for worker in workers], timeout=1)
         for worker in [worker for worker in workers if worker.results in ready]:
             try:
@@ -66,7 +66,7 @@ def explore(workers: list[Worker], findings: Findings, progress: Progress) -> No
             except EOFError:
                 workers.remove(worker)
                 workers += ended(worker, findings)
-        if left < -GRACE:
+        if now > end + GRACE:
             for worker in workers:
                 worker.process.kill()
 
