@@ -10,6 +10,7 @@ import torch
 import triton
 from triton.runtime import driver
 
+from .. import tracing
 from .refusals import refusal
 
 # KiB of shared memory per block, from the table of compute capabilities in the CUDA programming
@@ -99,7 +100,7 @@ def _shared_memory(device: int, arch: int | str) -> int:
     return utils.get_device_properties(device)["max_shared_mem"]
 
 
-@torch.compiler.assume_constant_result
+@tracing.constant
 def unsupported(device: torch.device) -> str:
     """Returns the reason why the kernels do not run on a device, or an empty string."""
     if triton.knobs.runtime.interpret:

@@ -6,10 +6,8 @@ import math
 
 import pytest
 import torch
-from transformers.models.inkling import modeling_inkling
-from transformers.models.inkling.configuration_inkling import InklingTextConfig
-from transformers.models.inkling2 import modeling_inkling2
-from transformers.models.inkling2.configuration_inkling2 import Inkling2TextConfig
+import transformers
+from transformers.models import inkling, inkling2
 
 from biased_flash_attn.biases import BandedRelative
 from tests.biases.relative_cases import (
@@ -117,7 +115,7 @@ def check_layer(layer, bias: BandedRelative, arguments: tuple, monkeypatch, sink
         layer.config._attn_implementation = implementation
         return layer(*arguments, attention_mask=mask, position_ids=position_ids)[0]
 
-    interfaces = modeling_inkling.ALL_ATTENTION_FUNCTIONS
+    interfaces = inkling.modeling_inkling.ALL_ATTENTION_FUNCTIONS
     monkeypatch.setitem(interfaces._global_mapping, "ours", with_ours)
     # The models compute probabilities in float32.
     assert_same_results(
@@ -128,8 +126,8 @@ def check_layer(layer, bias: BandedRelative, arguments: tuple, monkeypatch, sink
 @pytest.mark.parametrize("floor", [None, 3])
 @pytest.mark.parametrize("layer", ["hybrid", "hybrid_sliding"])
 def test_equals_the_layers_of_inkling(layer, floor, monkeypatch):
-    config = config_of(InklingTextConfig, layer, log_scaling_n_floor=floor)
-    attention = randomized(modeling_inkling.InklingAttention(config, 0))
+    config = config_of(transformers.InklingTextConfig, layer, log_scaling_n_floor=floor)
+    attention = randomized(inkling.modeling_inkling.InklingAttention(config, 0))
     own = {} if layer == "hybrid_sliding" else {"log_floor": floor, "log_alpha": 0.4}
     extent = 5 if layer == "hybrid_sliding" else 7
     bias = BandedRelative(DIM, 4, extent=extent, rank=3, **own)
@@ -140,10 +138,10 @@ def test_equals_the_layers_of_inkling(layer, floor, monkeypatch):
 @pytest.mark.parametrize("layer", ["hybrid", "hybrid_sliding"])
 def test_equals_the_layers_of_inkling_2(layer, monkeypatch):
     norm = {"rel_l2_clip_threshold": 1.0, "qk_l2_clip_threshold": 2.0}
-    config = config_of(Inkling2TextConfig, layer, log_scaling_n_floor=3, **norm)
+    config = config_of(transformers.Inkling2TextConfig, layer, log_scaling_n_floor=3, **norm)
     sliding = layer == "hybrid_sliding"
     name = "Inkling2SlidingAttention" if sliding else "Inkling2FullAttention"
-    attention = randomized(getattr(modeling_inkling2, name)(config, 0))
+    attention = randomized(getattr(inkling2.modeling_inkling2, name)(config, 0))
     own = {} if sliding else {"log_floor": 3, "log_alpha": 0.4}
     bias = BandedRelative(DIM, 4, extent=5 if sliding else 7, rank=3, max_norm=1.0, **own)
     bias.r_proj, bias.proj = attention.r_proj, attention.rel_logits_proj.proj

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import DebertaConfig, DebertaV2Config
-from transformers.models.deberta import modeling_deberta
-from transformers.models.deberta_v2 import modeling_deberta_v2
+import transformers
+from transformers.models import deberta, deberta_v2
 
 from biased_flash_attn.biases import Disentangled
 from tests.biases.relative_cases import (
@@ -89,7 +88,7 @@ def test_buckets_equal_integer_arithmetic(buckets, max_distance):
 def test_buckets_are_those_of_transformers(buckets, max_distance):
     module = Disentangled(4, 1, max_distance=max_distance, buckets=buckets)
     d = torch.arange(-3 * max_distance, 3 * max_distance + 1)
-    theirs = modeling_deberta_v2.make_log_bucket_position(d, buckets, max_distance)
+    theirs = deberta_v2.modeling_deberta_v2.make_log_bucket_position(d, buckets, max_distance)
     assert torch.equal(
         module.index(d.double()), (theirs.long() + buckets).clamp(0, 2 * buckets - 1)
     )
@@ -126,14 +125,14 @@ def check(layer, module: Disentangled, qkv, e, relative, x) -> None:
 @pytest.mark.parametrize("terms", TERMS)
 @pytest.mark.parametrize("max_distance", [4, 20])
 def test_equals_the_layers_of_deberta(max_distance, terms):
-    config = DebertaConfig(
+    config = transformers.DebertaConfig(
         hidden_size=DIM,
         num_attention_heads=HEADS,
         relative_attention=True,
         max_relative_positions=max_distance,
         pos_att_type=[*terms],
     )
-    layer = randomized(modeling_deberta.DisentangledSelfAttention(config))
+    layer = randomized(deberta.modeling_deberta.DisentangledSelfAttention(config))
     module = Disentangled(DIM, HEADS, max_distance=max_distance, terms=terms, key_bias=False)
     module.pos_key = getattr(layer, "pos_proj", None)
     module.pos_query = getattr(layer, "pos_q_proj", None)
@@ -143,14 +142,14 @@ def test_equals_the_layers_of_deberta(max_distance, terms):
         q, k, v = heads_of(layer.in_proj(x)).chunk(3, -1)
         return q + heads_of(layer.q_bias[None, None]), k, v + heads_of(layer.v_bias[None, None])
 
-    check(layer, module, qkv, e, modeling_deberta.build_relative_position(x, x), x)
+    check(layer, module, qkv, e, deberta.modeling_deberta.build_relative_position(x, x), x)
 
 
 @pytest.mark.parametrize("terms", TERMS)
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize(("max_distance", "buckets"), [(6, None), (9, 4), (20, 8)])
 def test_equals_the_layers_of_deberta_v2(max_distance, buckets, shared, terms):
-    config = DebertaV2Config(
+    config = transformers.DebertaV2Config(
         hidden_size=DIM,
         num_attention_heads=HEADS,
         relative_attention=True,
@@ -159,7 +158,7 @@ def test_equals_the_layers_of_deberta_v2(max_distance, buckets, shared, terms):
         share_att_key=shared,
         pos_att_type=[*terms],
     )
-    layer = randomized(modeling_deberta_v2.DisentangledSelfAttention(config))
+    layer = randomized(deberta_v2.modeling_deberta_v2.DisentangledSelfAttention(config))
     module = Disentangled(DIM, HEADS, max_distance=max_distance, buckets=buckets, terms=terms)
     if "c2p" in terms:
         module.pos_key = layer.key_proj if shared else layer.pos_key_proj
@@ -171,7 +170,7 @@ def test_equals_the_layers_of_deberta_v2(max_distance, buckets, shared, terms):
         return tuple(heads_of(f(x)) for f in (layer.query_proj, layer.key_proj, layer.value_proj))
 
     settings = {"bucket_size": config.position_buckets, "max_position": max_distance}
-    relative = modeling_deberta_v2.build_relative_position(x, x, **settings)
+    relative = deberta_v2.modeling_deberta_v2.build_relative_position(x, x, **settings)
     check(layer, module, qkv, e, relative, x)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers.models.wavlm import modeling_wavlm
+from transformers.models import wavlm
 
 from biased_flash_attn.biases import GatedTable
 from tests.biases.relative_cases import (
@@ -53,7 +53,7 @@ def test_results_equal_the_pairwise_definition(buckets, causal):
 def test_equals_the_layers_of_wavlm():
     """The first layer, which has the table, and another one, to which it is passed."""
     first, second = (
-        randomized(modeling_wavlm.WavLMAttention(DIM, HEADS, 0.0, 16, 9, has_table))
+        randomized(wavlm.modeling_wavlm.WavLMAttention(DIM, HEADS, 0.0, 16, 9, has_table))
         for has_table in (True, False)
     )
     x = drawn(2, 14, DIM)
@@ -86,7 +86,7 @@ def test_equals_the_layers_of_wavlm():
 
 
 def test_buckets_are_those_of_transformers():
-    bias, layer = GatedTable(8, 2), modeling_wavlm.WavLMAttention(8, 2)
+    bias, layer = GatedTable(8, 2), wavlm.modeling_wavlm.WavLMAttention(8, 2)
     d = torch.arange(-2000, 2001)
     assert torch.equal(bias.table.bucket(d.double()), layer._relative_positions_bucket(-d))
 

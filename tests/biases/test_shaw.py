@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import SpeechT5Config, Wav2Vec2BertConfig
-from transformers.models.speecht5 import modeling_speecht5
-from transformers.models.wav2vec2_bert import modeling_wav2vec2_bert
+import transformers
+from transformers.models import speecht5, wav2vec2_bert
 
 from biased_flash_attn.biases import Shaw
 from tests.biases.relative_cases import (
@@ -60,7 +59,7 @@ def heads_of(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_equals_the_layers_of_w2v_bert():
-    config = Wav2Vec2BertConfig(
+    config = transformers.Wav2Vec2BertConfig(
         hidden_size=HEADS * HEAD_DIM,
         num_attention_heads=HEADS,
         left_max_position_embeddings=4,
@@ -68,7 +67,7 @@ def test_equals_the_layers_of_w2v_bert():
         position_embeddings_type="relative_key",
         attn_implementation="eager",
     )
-    layer = randomized(modeling_wav2vec2_bert.Wav2Vec2BertSelfAttention(config))
+    layer = randomized(wav2vec2_bert.modeling_wav2vec2_bert.Wav2Vec2BertSelfAttention(config))
     bias = Shaw(HEADS, HEAD_DIM, 4, 2)
     bias.distance_embedding = layer.distance_embedding
     x = drawn(2, 11, HEADS * HEAD_DIM)
@@ -83,9 +82,13 @@ def test_equals_the_layers_of_w2v_bert():
 
 def test_equals_the_layers_of_speecht5():
     """Its table is ordered by distance, with one more entry for keys after the query."""
-    config = SpeechT5Config(hidden_size=HEADS * HEAD_DIM, encoder_attention_heads=HEADS)
-    layer = randomized(modeling_speecht5.SpeechT5Attention(config.hidden_size, HEADS))
-    positions = randomized(modeling_speecht5.SpeechT5RelativePositionalEncoding(HEAD_DIM, 4))
+    config = transformers.SpeechT5Config(
+        hidden_size=HEADS * HEAD_DIM, encoder_attention_heads=HEADS
+    )
+    layer = randomized(speecht5.modeling_speecht5.SpeechT5Attention(config.hidden_size, HEADS))
+    positions = randomized(
+        speecht5.modeling_speecht5.SpeechT5RelativePositionalEncoding(HEAD_DIM, 4)
+    )
     x = drawn(2, 11, HEADS * HEAD_DIM)
 
     def ours():

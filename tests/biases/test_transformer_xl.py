@@ -6,10 +6,8 @@ import math
 
 import pytest
 import torch
-from transformers import FastSpeech2ConformerConfig, ParakeetEncoderConfig, Wav2Vec2ConformerConfig
-from transformers.models.fastspeech2_conformer import modeling_fastspeech2_conformer
-from transformers.models.parakeet import modeling_parakeet
-from transformers.models.wav2vec2_conformer import modeling_wav2vec2_conformer
+import transformers
+from transformers.models import fastspeech2_conformer, parakeet, wav2vec2_conformer
 
 from biased_flash_attn.biases import TransformerXL, transformer_xl
 from tests.biases.relative_cases import (
@@ -98,15 +96,16 @@ def conformer_of(layer, u: str, v: str, linear: str) -> TransformerXL:
 
 
 def test_equals_the_layers_of_wav2vec2_conformer():
-    config = Wav2Vec2ConformerConfig(
+    config = transformers.Wav2Vec2ConformerConfig(
         hidden_size=DIM,
         num_attention_heads=HEADS,
         position_embeddings_type="relative",
         max_source_positions=50,
         attn_implementation="eager",
     )
-    layer = randomized(modeling_wav2vec2_conformer.Wav2Vec2ConformerSelfAttention(config))
-    positions = modeling_wav2vec2_conformer.Wav2Vec2ConformerRelPositionalEmbedding(config)
+    models = wav2vec2_conformer.modeling_wav2vec2_conformer
+    layer = randomized(models.Wav2Vec2ConformerSelfAttention(config))
+    positions = models.Wav2Vec2ConformerRelPositionalEmbedding(config)
     xl, x = conformer_of(layer, "pos_bias_u", "pos_bias_v", "linear_pos"), drawn(2, 11, DIM)
     linears = layer.linear_q, layer.linear_k, layer.linear_v, layer.linear_out
     assert_same_results(
@@ -118,14 +117,15 @@ def test_equals_the_layers_of_wav2vec2_conformer():
 
 
 def test_equals_the_layers_of_parakeet():
-    config = ParakeetEncoderConfig(
+    config = transformers.ParakeetEncoderConfig(
         hidden_size=DIM,
         num_attention_heads=HEADS,
         num_key_value_heads=HEADS,
         attn_implementation="eager",
     )
-    layer = randomized(modeling_parakeet.ParakeetEncoderAttention(config, 0))
-    positions = modeling_parakeet.ParakeetEncoderRelPositionalEncoding(config)
+    models = parakeet.modeling_parakeet
+    layer = randomized(models.ParakeetEncoderAttention(config, 0))
+    positions = models.ParakeetEncoderRelPositionalEncoding(config)
     xl, x = conformer_of(layer, "bias_u", "bias_v", "relative_k_proj"), drawn(2, 11, DIM)
     linears = layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj
     assert_same_results(
@@ -137,9 +137,9 @@ def test_equals_the_layers_of_parakeet():
 
 
 def test_equals_the_layers_of_fastspeech2_conformer():
-    config = FastSpeech2ConformerConfig(hidden_size=DIM)
+    config = transformers.FastSpeech2ConformerConfig(hidden_size=DIM)
     settings = {**config.encoder_config, "num_attention_heads": HEADS}
-    models = modeling_fastspeech2_conformer
+    models = fastspeech2_conformer.modeling_fastspeech2_conformer
     layer = randomized(models.FastSpeech2ConformerAttention(config, settings))
     positions = models.FastSpeech2ConformerRelPositionalEncoding(config, settings).eval()
     xl, x = conformer_of(layer, "pos_bias_u", "pos_bias_v", "linear_pos"), drawn(2, 11, DIM)

@@ -16,7 +16,7 @@ from biased_flash_attn.backends import reference
 from biased_flash_attn.cli import accuracy, baselines, main, text
 from biased_flash_attn.cli.cost import CLEAR_REFS, cost
 from biased_flash_attn.cli.plot import HEAD_DIM, bias_of, random_layer
-from biased_flash_attn.extrapolation import normalized_receptive_field, pictures, predict
+from biased_flash_attn.extrapolation import normalized_receptive_field, predict
 from biased_flash_attn.forms import Geometry
 from biased_flash_attn.nn.named_biases import NAMED, QUERY_DEPENDENT, LayerBias
 from tests.project.test_docs import ROOT, assert_same_output
@@ -29,6 +29,14 @@ def invoke(tmp_path, monkeypatch):
     """Runs a command in an empty folder."""
     monkeypatch.chdir(tmp_path)
     return lambda *arguments: CliRunner().invoke(main, arguments)
+
+
+@pytest.fixture
+def pictures():
+    """The module, imported here with matplotlib, which takes a second."""
+    from biased_flash_attn.extrapolation import pictures
+
+    return pictures
 
 
 def test_info_names_every_backend(invoke):
@@ -46,7 +54,7 @@ def test_plot_saves_a_picture(invoke, tmp_path, name):
 
 @pytest.mark.parametrize("name", ["alibi", "cable"])
 @pytest.mark.parametrize("length", [40, 300])
-def test_heat_map_is_the_mean_of_exp_of_the_bias(name, length):
+def test_heat_map_is_the_mean_of_exp_of_the_bias(pictures, name, length):
     bias = NAMED[name].make(2, 32)(torch.randn(1, length, 32))
     pairs = torch.from_numpy(pictures.weights(bias, length))
     n = min(length, pictures.MAPPED)
@@ -57,7 +65,7 @@ def test_heat_map_is_the_mean_of_exp_of_the_bias(name, length):
     torch.testing.assert_close(pairs[past], (dense[0].exp() + dense[1].exp())[past] / 2)
 
 
-def test_plots_are_limited_to_biases_that_matter():
+def test_plots_are_limited_to_biases_that_matter(pictures):
     logits = -np.arange(20_000.0)[None]
     figure = pictures.one_bias("deep", logits, np.eye(4))
     assert figure.axes[0].get_ylim() == (pictures.LOWEST, 1)
@@ -65,7 +73,7 @@ def test_plots_are_limited_to_biases_that_matter():
 
 @pytest.mark.parametrize("name", QUERY_DEPENDENT)
 @pytest.mark.parametrize("length", [40, 300])
-def test_rows_are_those_of_the_last_queries(name, length):
+def test_rows_are_those_of_the_last_queries(pictures, name, length):
     module, layer = LayerBias(name, 2, 2 * HEAD_DIM), random_layer(2, length)
     last = bias_of(module, layer, min(length, pictures.MAPPED))
     with torch.no_grad():
@@ -74,7 +82,7 @@ def test_rows_are_those_of_the_last_queries(name, length):
     torch.testing.assert_close(torch.from_numpy(pictures.rows(last, length)), exact)
 
 
-def test_curves_of_queries_are_drawn_by_distance():
+def test_curves_of_queries_are_drawn_by_distance(pictures):
     position, key = np.arange(200, 300)[:, None], np.arange(300)
     logits = 1000.0 * position + (position - key)
     past, near, heat, _ = pictures.query_dependent_bias("made up", logits).axes
@@ -123,7 +131,7 @@ def test_theory_reports_convergence(invoke):
     assert "receptive field at 0.01: inf" in result.output
 
 
-def test_theory_draws_the_mean_of_the_heads_fields(invoke, monkeypatch):
+def test_theory_draws_the_mean_of_the_heads_fields(pictures, invoke, monkeypatch):
     drawn = {}
     draw = pictures.receptive_fields
     monkeypatch.setattr(pictures, "receptive_fields", lambda x: drawn.update(x) or draw(x))

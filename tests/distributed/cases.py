@@ -20,36 +20,17 @@ from biased_flash_attn.distributed import (
 )
 from biased_flash_attn.distributed.prefix_sums import exclusive_chunk_sums
 from biased_flash_attn.distributed.ring import Ring
+from tests.distributed.pairs_of_settings import cases_of
 from tests.distributed.problems import attend, caught, check_summed, own_bias
 from tests.distributed.skipping_cases import skipped
 from tests.distributed.training_cases import with_fsdp, with_tensor_parallelism
 from tests.support.biases import FORMS, Lowered
-from tests.support.cases import Case, pairwise
+from tests.support.cases import Case
 from tests.support.problems import drawn
-
-SOME_SHIPPED = ["kerple_log", "sandwich", "t5-both", "cable", "kernelized_cable", "forget_gate"]
-CASES = [
-    Case(lengths=(row["n"], row["n"]), **{k: x for k, x in row.items() if k != "n"})
-    for row in pairwise(
-        bias=[*FORMS, "dense", "dense-shared", *SOME_SHIPPED],
-        dtype=[torch.float64, torch.float32, torch.bfloat16],
-        n=[8, 48, 264],
-        dims=[(16, 16), (3, 8)],
-        heads=[(1, 1), (4, 2)],
-        causal=[True, False],
-        window=[None, 1, 7, 100],
-        layout=["contiguous", "heads_inside"],
-    )
-]
 
 
 def check_exact(case: Case) -> None:
     check_summed(drawn(case), partial(attend, tolerance=0.0))
-
-
-def cases_of(ranks: int) -> list[Case]:
-    """The cases, fewer for more ranks."""
-    return CASES[:: ranks // 2]
 
 
 def everything(seed: str) -> dict:

@@ -9,8 +9,7 @@ from functools import cache
 import pytest
 import torch
 
-from biased_flash_attn.distributed import context_parallel_attention
-from tests.distributed.cases import cases_of
+from tests.distributed.pairs_of_settings import cases_of
 from tests.distributed.ranks import TIMEOUT, outcomes
 
 MODULE = "tests.distributed.cases"
@@ -128,6 +127,8 @@ def test_a_lost_rank_raises_on_the_others(tmp_path, function):
 
 
 def test_error_without_a_process_group_names_the_remedy():
+    from biased_flash_attn.distributed import context_parallel_attention
+
     q, k, v = torch.randn(3, 1, 1, 4, 4)
     with pytest.raises(RuntimeError, match=r"call torch\.distributed\.init_process_group"):
         context_parallel_attention(q, k, v)

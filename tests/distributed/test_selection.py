@@ -9,7 +9,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from biased_flash_attn.distributed.selection import KeySummary, Queries, ranges
 from biased_flash_attn.forms import Distance, Form, of_tensors
 from biased_flash_attn.forms.chunk_pairs import Pair
 
@@ -32,6 +31,8 @@ def drawn_keys(pair: Pair):
 
 def check(pair, q, k, logits, form: Form, of_queries=None, of_keys=None):
     """logits: of all pairs, with the bias."""
+    from biased_flash_attn.distributed.selection import KeySummary, Queries, ranges
+
     masses = logits.double().logsumexp(-1)
     lse = masses.amin((1, 2), keepdim=True) + 60 * torch.rand(TRIALS, 1, 1).double() - 5
     lse = lse.expand(-1, HEADS, N)

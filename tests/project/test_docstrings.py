@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 
-import griffe
-
 from tests.project.test_docs import ROOT
 
 
 def test_docstrings_parse(caplog):
+    import griffe
+
     package = griffe.load(
         "biased_flash_attn",
         search_paths=[ROOT / "python"],

@@ -112,6 +112,12 @@ def test_only_declared_dependencies_are_required(tmp_path):
     assert "portable" in run(sys.executable, "-c", script, cwd=tmp_path)
 
 
+def test_import_leaves_out_the_compiler_of_torch(tmp_path):
+    """It takes as long to import as PyTorch itself."""
+    script = "import sys, biased_flash_attn; print('torch._dynamo' in sys.modules)"
+    assert run(sys.executable, "-c", script, cwd=tmp_path).strip() == "False"
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_kernels_and_torch_share_one_openmp(tmp_path):
     script = f"{ATTENTION}\nprint(open('/proc/self/maps').read())"

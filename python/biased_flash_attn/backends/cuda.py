@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .. import tracing
 from ..cuda_kernels import attention, forms, nvrtc
 from ..cuda_kernels.driver import CudaDriver
 from ..cuda_kernels.launch import Launcher
@@ -63,7 +64,7 @@ class Cuda:
         """Removes no key."""
         return problem.plan[int(from_end)]
 
-    @torch.compiler.assume_constant_result
+    @tracing.constant
     def _unsupported(self, device: torch.device) -> str:
         missing = nvrtc.missing()
         return f"is not available: {missing}" if missing else self.launcher.driver.refusal(device)

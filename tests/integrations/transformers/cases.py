@@ -9,8 +9,6 @@ import torch
 import transformers
 from torch import Tensor
 
-from biased_flash_attn.integrations.transformers import accelerate
-
 VOCABULARY = 97
 
 
@@ -169,6 +167,19 @@ def inputs_of(model, batch: int, length: int, mask: Tensor | None = None) -> dic
 def kept_by(mask: Tensor | None, batch: int, length: int) -> Tensor:
     """Which positions are tokens, (batch, length) bool."""
     return torch.ones(batch, length, dtype=torch.bool) if mask is None else mask.bool()
+
+
+# Importing the package's module takes seconds, too long where tests are only collected.
+def accelerate(model):
+    from biased_flash_attn.integrations import transformers as ours
+
+    return ours.accelerate(model)
+
+
+def unaccelerate(model):
+    from biased_flash_attn.integrations import transformers as ours
+
+    return ours.unaccelerate(model)
 
 
 def accelerated(model):

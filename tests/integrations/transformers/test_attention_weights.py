@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers.models.falcon import modeling_falcon
+from transformers.models import falcon as theirs
 
 from tests.integrations.transformers.cases import (
     DECODERS,
@@ -30,12 +30,12 @@ KINDS = ("attentions", "encoder_attentions", "decoder_attentions", "cross_attent
 @pytest.fixture
 def falcon_adds_its_bias_once(monkeypatch):
     """With output_attentions Falcon adds it twice, with every implementation."""
-    own = modeling_falcon.build_alibi_tensor
+    own = theirs.modeling_falcon.build_alibi_tensor
 
     def halved(*args, **kwargs):
         return own(*args, **kwargs) / 2
 
-    monkeypatch.setattr(modeling_falcon, "build_alibi_tensor", halved)
+    monkeypatch.setattr(theirs.modeling_falcon, "build_alibi_tensor", halved)
 
 
 def weights_of(result) -> dict[str, tuple]:

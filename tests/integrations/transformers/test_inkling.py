@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from transformers.models.inkling.modeling_inkling import InklingRelativeLogits
-from transformers.models.inkling2.modeling_inkling2 import Inkling2RelativeLogits
+from transformers.models import inkling as of_inkling
+from transformers.models import inkling2 as of_inkling2
 
-from biased_flash_attn.integrations.transformers import NAME, accelerate
 from tests.integrations.transformers.cases import (
     INKLINGS,
     VOCABULARY,
+    accelerate,
     accelerated,
     differentiated,
     inkling,
@@ -28,7 +28,8 @@ def test_dense_biases_are_not_computed(make, monkeypatch):
     def fail(*_):
         raise AssertionError("a dense bias was computed")
 
-    for kind in (InklingRelativeLogits, Inkling2RelativeLogits):
+    theirs, theirs2 = of_inkling.modeling_inkling, of_inkling2.modeling_inkling2
+    for kind in (theirs.InklingRelativeLogits, theirs2.Inkling2RelativeLogits):
         monkeypatch.setattr(kind, "forward", fail)
     model = make()
     with pytest.raises(AssertionError, match="dense bias"):
@@ -90,6 +91,8 @@ def multimodal(family: str):
 @pytest.mark.parametrize("side", ["none", "left"])
 @pytest.mark.parametrize("family", ["Inkling", "Inkling2"])
 def test_multimodal_models(family, side):
+    from biased_flash_attn.integrations.transformers import NAME
+
     model = multimodal(family)
     ours, config = accelerated(model), model.config
     mask = lengths_mask(side, 2, 40)

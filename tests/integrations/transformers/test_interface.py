@@ -7,9 +7,7 @@ import copy
 import pytest
 import torch
 import transformers
-from transformers.masking_utils import chunked_causal_mask_function
 
-from biased_flash_attn.integrations.transformers import NAME
 from tests.integrations.transformers.cases import VOCABULARY, differentiated, lengths_mask, tokens
 from tests.support.numerics import assert_same_model
 
@@ -26,6 +24,8 @@ SHAPE = {
 
 def both(name: str, **config):
     """The model with eager attention and with ours."""
+    from biased_flash_attn.integrations.transformers import NAME
+
     kind, config = name.partition("For")[0].removesuffix("Model"), {**SHAPE, **config}
     config = getattr(transformers, f"{kind}Config")(**config)
     model = getattr(transformers, name)
@@ -33,6 +33,13 @@ def both(name: str, **config):
     ours = model._from_config(copy.deepcopy(config), attn_implementation=NAME).eval()
     ours.load_state_dict(theirs.state_dict())
     return ours, theirs
+
+
+def registered(interface: type):
+    """What our name stands for."""
+    from biased_flash_attn.integrations.transformers import NAME
+
+    return interface()[NAME]
 
 
 def llama(**config):
@@ -107,8 +114,10 @@ def test_sequences_packed_by_position_ids_are_refused(window):
 
 def test_chunks_are_refused():
     """Within the first chunk, the mask is causal."""
-    make = transformers.AttentionMaskInterface()[NAME]
-    chunks = chunked_causal_mask_function(8, torch.zeros(2, dtype=torch.int64))
+    make = registered(transformers.AttentionMaskInterface)
+    chunks = transformers.masking_utils.chunked_causal_mask_function(
+        8, torch.zeros(2, dtype=torch.int64)
+    )
     assert make(2, 8, 8, mask_function=chunks, local_size=8).causal
     with pytest.raises(NotImplementedError, match="last 8 keys"):
         make(2, 30, 30, mask_function=chunks, local_size=8)
@@ -125,7 +134,7 @@ def test_chunks_are_refused():
     ids=["not its own key", "fewer keys", "more keys", "both sides"],
 )
 def test_windows_of_other_keys_are_refused(sees):
-    make = transformers.AttentionMaskInterface()[NAME]
+    make = registered(transformers.AttentionMaskInterface)
 
     def window(sees):
         return make(2, 9, 9, mask_function=lambda b, h, q, k: sees(q, k) & (b >= 0), local_size=4)
@@ -174,21 +183,21 @@ def test_dropout_is_refused_in_training():
 )
 def test_unsupported_arguments_are_refused(name, value):
     q = torch.randn(1, 4, 9, 16)
-    attend = transformers.AttentionInterface()[NAME]
+    attend = registered(transformers.AttentionInterface)
     with pytest.raises(NotImplementedError, match=name):
         attend(torch.nn.Module(), q, q, q, None, **{name: value})
 
 
 def test_bidirectional_windows_are_refused():
     q = torch.randn(1, 4, 9, 16)
-    attend = transformers.AttentionInterface()[NAME]
+    attend = registered(transformers.AttentionInterface)
     with pytest.raises(NotImplementedError, match="sliding_window"):
         attend(torch.nn.Module(), q, q, q, None, is_causal=False, sliding_window=4)
 
 
 def test_inconsistent_windows_are_refused():
-    q, mask = torch.randn(1, 4, 9, 16), transformers.AttentionMaskInterface()[NAME](1, 9, 9)
-    attend = transformers.AttentionInterface()[NAME]
+    q, mask = torch.randn(1, 4, 9, 16), registered(transformers.AttentionMaskInterface)(1, 9, 9)
+    attend = registered(transformers.AttentionInterface)
     with pytest.raises(ValueError, match="sliding_window is 4"):
         attend(torch.nn.Module(), q, q, q, mask, sliding_window=4)
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers.models.mpnet.modeling_mpnet import MPNetEncoder, MPNetIntermediate
+from transformers.models import mpnet as of_mpnet
 
-from biased_flash_attn.integrations.transformers import accelerate
-from tests.integrations.transformers.cases import accelerated, lengths_mask, mpnet, tokens
+from tests.integrations.transformers.cases import (
+    accelerate,
+    accelerated,
+    lengths_mask,
+    mpnet,
+    tokens,
+)
 from tests.support.numerics import assert_same_model
 
 HEADS = [
@@ -49,7 +54,7 @@ def test_dense_biases_are_not_computed(monkeypatch):
     def fail(*_):
         raise AssertionError("a dense bias was computed")
 
-    monkeypatch.setattr(MPNetEncoder, "compute_position_bias", fail)
+    monkeypatch.setattr(of_mpnet.modeling_mpnet.MPNetEncoder, "compute_position_bias", fail)
     model, mask = mpnet(), lengths_mask("right", 3, 40)
     with pytest.raises(AssertionError, match="dense bias"):
         model(tokens(3, 40))
@@ -63,13 +68,14 @@ def test_dense_biases_are_not_computed(monkeypatch):
 def test_nothing_is_computed_for_padding(side, monkeypatch):
     """Neither in attention, where a NaN of padding would spread, nor in the layers around it."""
     model, mask, rows = accelerated(mpnet()), lengths_mask(side, 3, 40), []
-    own = MPNetIntermediate.forward
+    layer = of_mpnet.modeling_mpnet.MPNetIntermediate
+    own = layer.forward
 
     def forward(self, states):
         rows.append(states.shape[:2])
         return own(self, states)
 
-    monkeypatch.setattr(MPNetIntermediate, "forward", forward)
+    monkeypatch.setattr(layer, "forward", forward)
     embedded = torch.randn(3, 40, 48)
     expected = model.mpnet(inputs_embeds=embedded, attention_mask=mask).last_hidden_state
     embedded[mask == 0] = torch.nan

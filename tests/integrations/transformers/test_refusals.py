@@ -9,8 +9,8 @@ import pytest
 import torch
 import transformers
 
-from biased_flash_attn.integrations.transformers import accelerate
 from tests.integrations.transformers.cases import (
+    accelerate,
     accelerated,
     bloom,
     decoder,

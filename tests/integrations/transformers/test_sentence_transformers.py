@@ -6,11 +6,17 @@ import string
 
 import pytest
 import torch
+import transformers
 from torch import nn
-from transformers import MPNetTokenizerFast
 
-from biased_flash_attn.integrations.transformers import NAME, accelerate, unaccelerate
-from tests.integrations.transformers.cases import bloom, lengths_mask, mpnet, tokens
+from tests.integrations.transformers.cases import (
+    accelerate,
+    bloom,
+    lengths_mask,
+    mpnet,
+    tokens,
+    unaccelerate,
+)
 from tests.support.numerics import assert_same_model
 
 
@@ -36,6 +42,8 @@ class Mean(nn.Module):
 
 
 def test_the_model_of_a_module_is_found():
+    from biased_flash_attn.integrations.transformers import NAME
+
     model = nn.Sequential(Transformer(mpnet("Model")), Mean()).eval()
     mask = lengths_mask("right", 3, 40)
     features = {"input_ids": tokens(3, 40), "attention_mask": mask}
@@ -48,6 +56,8 @@ def test_the_model_of_a_module_is_found():
 
 
 def test_several_models_of_a_module():
+    from biased_flash_attn.integrations.transformers import NAME
+
     models = nn.ModuleList([mpnet("Model"), bloom()])
     ids = tokens(2, 20)
     expected = [model(ids)[0] for model in models]
@@ -67,7 +77,7 @@ def test_sentence_transformers(tmp_path):
     words = ["<s>", "<pad>", "</s>", "[UNK]", "<mask>", *string.ascii_lowercase]
     mpnet("Model", vocab_size=len(words)).save_pretrained(tmp_path)
     vocabulary = {word: number for number, word in enumerate(words)}
-    MPNetTokenizerFast(vocab=vocabulary).save_pretrained(tmp_path)
+    transformers.MPNetTokenizerFast(vocab=vocabulary).save_pretrained(tmp_path)
     model = package.SentenceTransformer(str(tmp_path))
     texts = [
         " ".join(words[int(i)] for i in torch.randint(5, len(words), (n,)))

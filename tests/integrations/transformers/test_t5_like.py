@@ -6,9 +6,9 @@ import pytest
 import torch
 import transformers
 
-from biased_flash_attn.integrations.transformers import accelerate
 from tests.integrations.transformers.cases import (
     VOCABULARY,
+    accelerate,
     accelerated,
     differentiated,
     kept_by,

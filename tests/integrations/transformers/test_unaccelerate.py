@@ -8,8 +8,8 @@ import io
 import pytest
 import torch
 
-from biased_flash_attn.integrations.transformers import accelerate, unaccelerate
 from tests.integrations.transformers.cases import (
+    accelerate,
     accelerated,
     bloom,
     falcon,
@@ -19,6 +19,7 @@ from tests.integrations.transformers.cases import (
     mpnet,
     mpt,
     t5,
+    unaccelerate,
 )
 
 MODELS = [bloom, mpt, falcon, inkling, inkling2, mpnet, t5, lambda: t5("UMT5")]
