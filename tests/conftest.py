@@ -9,6 +9,9 @@ from collections import Counter
 
 # Waiting threads that spin starve the ones they wait for where other processes need the cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# On machines with any number of cores, as sums depend on how they are divided among threads. Two
+# are enough for whatever is divided, and processes that tests start have them too.
+os.environ["OMP_NUM_THREADS"] = "2"
 
 import hypothesis
 import numpy as np
@@ -19,6 +22,8 @@ import torch
 # to be torch's own, before `poisoned_empty` replaces them.
 with torch.device("cpu"):
     torch.zeros(0)
+
+THREADS = int(os.environ["OMP_NUM_THREADS"])
 
 # Nothing that depends on time: no deadline, and no complaint about slow inputs.
 hypothesis.settings.register_profile(
@@ -106,6 +111,13 @@ def seed(request) -> int:
     if hypothesis.is_hypothesis_test(request.function):
         hypothesis.seed(value)(request.function)
     return value
+
+
+@pytest.fixture(autouse=True)
+def number_of_threads():
+    """That which a test sets is not left to the next."""
+    yield
+    torch.set_num_threads(THREADS)
 
 
 MAKERS = [

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import sys
-import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -37,8 +37,15 @@ TIMINGS = [
 ]
 
 
-def settings(seed: int, *forms: str, seconds: float = 600) -> Settings:
-    end = time.time() + seconds
+def clock() -> float:
+    """Stands still, so that a limit is reached before a test begins or never."""
+    return 0.0
+
+
+NEVER = 3600.0  # seconds for which a test that hangs waits for an event
+
+
+def settings(seed: int, *forms: str, end: float = NEVER) -> Settings:
     return Settings(forms, "cpu", "cpu", seed, LENGTH, LENGTH, "float32", 16, end, 0.0)
 
 
@@ -97,7 +104,7 @@ def test_out_of_memory_ends_a_task(monkeypatch, seed):
 def test_processes_share_the_forms(seed):
     """Slow, as it starts two processes that import PyTorch; what they run is tested above."""
     asked = settings(seed, "none", "linear")
-    events = list(spread(asked, 2, time.time() + 300))
+    events = list(spread(asked, 2, NEVER, clock))
     expected = performed(asked, *work.checks(asked.forms))
     assert {row for row in events if isinstance(row, Row)} == set(expected)
     last = max(n for n, event in enumerate(events) if isinstance(event, Row))
@@ -106,7 +113,7 @@ def test_processes_share_the_forms(seed):
 
 
 def test_no_row_is_started_after_the_time_limit(seed):
-    schedule = Schedule(settings(seed, "none", "linear", seconds=-1))
+    schedule = Schedule(settings(seed, "none", "linear", end=clock()), clock)
     expected = [Prepare("none", False), Prepare("linear", False), None]
     assert [schedule.next() for _ in range(3)] == expected
 
@@ -114,18 +121,26 @@ def test_no_row_is_started_after_the_time_limit(seed):
 def test_the_reason_of_a_failed_process_is_reported(monkeypatch, seed):
     script = "raise RuntimeError('CUDA error: an illegal memory access\\nCompile with DSA')"
     monkeypatch.setattr(processes, "COMMAND", [sys.executable, "-c", script])
-    (event,) = spread(settings(seed, "none"), 1, time.time() + 60)
+    (event,) = spread(settings(seed, "none"), 1, NEVER, clock)
     assert event.task == "none; causal, D = 64; bfloat16, float16"
     reason = "a process ended with status 1: RuntimeError: CUDA error: an illegal memory access"
     assert event.reason == reason
 
 
 def test_processes_are_terminated_after_the_time_limit(monkeypatch, seed):
-    monkeypatch.setattr(processes, "COMMAND", [sys.executable, "-c", "import time; time.sleep(99)"])
-    begin = time.time()
-    events = list(spread(settings(seed, "none", "linear"), 2, begin + 0.2))
-    assert {event.reason for event in events} == {"the time limit was reached"}
-    assert time.time() - begin < 30
+    started = []
+
+    class Worker(processes.Worker):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            started.append(self.process)
+
+    script = f"import time; time.sleep({NEVER})"
+    monkeypatch.setattr(processes, "COMMAND", [sys.executable, "-c", script])
+    monkeypatch.setattr(processes, "Worker", Worker)
+    events = list(spread(settings(seed, "none", "linear"), 2, clock(), clock))
+    assert [event.reason for event in events] == 2 * ["the time limit was reached"]
+    assert [process.returncode for process in started] == 2 * [-signal.SIGKILL]
 
 
 def test_a_correct_machine_can_be_trusted(invoke):

@@ -103,12 +103,8 @@ def test_random_steps_equal_one_call(
     torch.manual_seed(seed)
     case = case_of(bias, length, dtype=dtype, window=window, heads=heads, dims=(9, 21))
     problem = drawn(case)
-    before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    try:
-        results = decoded(problem, make_cache(problem, storage, page_size), sizes)
-    finally:
-        torch.set_num_threads(before)
+    results = decoded(problem, make_cache(problem, storage, page_size), sizes)
     check_decoding(problem, *results)
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import time
 from functools import cache
 
 import pytest
 import torch
 
 from tests.distributed.pairs_of_settings import cases_of
-from tests.distributed.ranks import TIMEOUT, outcomes
+from tests.distributed.ranks import outcomes
 
 MODULE = "tests.distributed.cases"
 
@@ -116,14 +115,15 @@ def test_training_with_fsdp_equals_one_process(results_of):
 
 @pytest.mark.parametrize("function", ["lost", "lost_in_transfer"])
 def test_a_lost_rank_raises_on_the_others(tmp_path, function):
-    start = time.monotonic()
     (message, killed), _ = outcomes(2, tmp_path, MODULE, function, "0")
     assert killed is None
     assert "a peer was lost while rank 0" in message
     assert "restart all ranks from a checkpoint" in message
     if function == "lost_in_transfer":
         assert "in hop 1 of 1, to 1 from 1" in message
-    assert time.monotonic() - start < TIMEOUT
+    # An error of the connection, and not of a rank that waited for its timeout.
+    _, reported = message.split("The transport reported: ")
+    assert re.search("Connection (closed|reset) by peer|Broken pipe", reported)
 
 
 def test_error_without_a_process_group_names_the_remedy():

@@ -107,16 +107,12 @@ class LoweredTo:
 @pytest.mark.parametrize("heads", [(1, 1), (2, 1)], ids=lambda x: "{}x{}".format(*x))
 def test_a_long_sequence_among_short_ones_is_split(heads, bias, threads):
     """Its heads are divided into tasks, whose sums are added in order."""
-    before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    try:
-        case = PackedCase.of(same(3, 900, 0, 40), bias=bias, heads=heads, dims=(32, 32))
-        problem = drawn_packed(case)
-        ours = check_problem(problem, packed)
-        for name, again in evaluate(problem, packed).items():
-            assert torch.equal(again, ours[name]), name
-    finally:
-        torch.set_num_threads(before)
+    case = PackedCase.of(same(3, 900, 0, 40), bias=bias, heads=heads, dims=(32, 32))
+    problem = drawn_packed(case)
+    ours = check_problem(problem, packed)
+    for name, again in evaluate(problem, packed).items():
+        assert torch.equal(again, ours[name]), name
 
 
 @pytest.mark.parametrize("bias", ["none", "cumulative", "cumulative-gain", "log1p_square"])

@@ -99,19 +99,15 @@ def test_any_plan_stays_in_bounds(bias, causal):
 @pytest.mark.parametrize("threads", [2, 5])
 @pytest.mark.parametrize("heads", [(1, 1), (4, 2), (5, 5)], ids=lambda x: "{}x{}".format(*x))
 def test_heads_of_unequal_cost_are_exact_and_repeatable(heads, threads):
-    before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    try:
-        case = Case("cumulative-gain", lengths=(700, 700), dims=(32, 32), heads=heads, batch=1)
-        problem = drawn(case)
-        plan = plans.full_plan(problem.q, case.geometry)
-        plan[0, :, 1:] = torch.arange(6).mul(128)  # the first head costs many times the others
-        problem.case = PlannedCase(**vars(case), plan=plan)
-        first = check_problem(problem, planned)
-        for name, x in evaluate(problem, planned).items():
-            assert torch.equal(x, first[name]), name
-    finally:
-        torch.set_num_threads(before)
+    case = Case("cumulative-gain", lengths=(700, 700), dims=(32, 32), heads=heads, batch=1)
+    problem = drawn(case)
+    plan = plans.full_plan(problem.q, case.geometry)
+    plan[0, :, 1:] = torch.arange(6).mul(128)  # the first head costs many times the others
+    problem.case = PlannedCase(**vars(case), plan=plan)
+    first = check_problem(problem, planned)
+    for name, x in evaluate(problem, planned).items():
+        assert torch.equal(x, first[name]), name
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

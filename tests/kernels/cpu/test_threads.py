@@ -13,24 +13,15 @@ from tests.support.biases import FORMS
 from tests.support.cases import Case
 from tests.support.problems import check_problem, drawn, evaluate
 
-
-@pytest.fixture
-def threads():
-    """Sets the number of threads for the rest of the test."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 # Enough work for several threads; with fewer heads than threads, backward splits a head's keys.
 HEADS = {"many": {"batch": 2, "heads": (4, 2)}, "one": {"batch": 1, "heads": (1, 1)}}
 
 
 @pytest.mark.parametrize("bias", FORMS)
 @pytest.mark.parametrize("heads", HEADS)
-def test_results_are_repeatable(bias, heads, threads):
+def test_results_are_repeatable(bias, heads):
     problem = drawn(Case(bias, lengths=(500, 500), dims=(32, 32), **HEADS[heads]))
-    threads(5)
+    torch.set_num_threads(5)
     first = evaluate(problem)
     for _ in range(3):
         for name, x in evaluate(problem).items():
@@ -40,18 +31,18 @@ def test_results_are_repeatable(bias, heads, threads):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("bias", FORMS)
 @pytest.mark.parametrize("heads", HEADS)
-def test_results_are_exact_on_any_number_of_threads(bias, heads, dtype, threads):
+def test_results_are_exact_on_any_number_of_threads(bias, heads, dtype):
     case = Case(bias, dtype, lengths=(500, 500), dims=(32, 32), **HEADS[heads])
     for count in (1, 2, 5):
-        threads(count)
+        torch.set_num_threads(count)
         check_problem(drawn(case))
 
 
-def test_outputs_are_the_same_on_any_number_of_threads(threads):
+def test_outputs_are_the_same_on_any_number_of_threads():
     problem = drawn(Case("distance", lengths=(500, 500), dims=(32, 32)))
-    threads(1)
+    torch.set_num_threads(1)
     alone = evaluate(problem)
-    threads(5)
+    torch.set_num_threads(5)
     together = evaluate(problem)
     for name in ("o", "lse"):
         assert torch.equal(alone[name], together[name]), name

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from .failures import LONGEST
@@ -94,22 +94,27 @@ class Worker:
 class Schedule:
     """Selects the next task: rows until their time limit, then timings."""
 
-    def __init__(self, settings: Settings):
-        self.settings = settings
+    def __init__(self, settings: Settings, clock: Callable[[], float]):
+        self.settings, self.clock = settings, clock
         self.checks = deque(checks(settings.forms))
         self.timed = deque(form for form in settings.forms if form in TIMED)
 
     def next(self) -> Task | None:
-        if self.checks and time.time() < self.settings.rows_end:
+        if self.checks and self.clock() < self.settings.rows_end:
             return self.checks.popleft()
         if self.timed:
-            return Prepare(self.timed.popleft(), time.time() < self.settings.peers_end)
+            return Prepare(self.timed.popleft(), self.clock() < self.settings.peers_end)
         return None
 
 
-def spread(settings: Settings, workers: int, end: float) -> Iterator[Event | Ended]:
-    """The events of all forms from several processes, until `end` (seconds since the epoch)."""
-    schedule, events = Schedule(settings), queue.Queue()
+def spread(
+    settings: Settings, workers: int, end: float, clock: Callable[[], float] = time.time
+) -> Iterator[Event | Ended]:
+    """The events of all forms from several processes, until `end`.
+
+    clock: returns the present time in seconds, of the same epoch as `end` and those of settings.
+    """
+    schedule, events = Schedule(settings, clock), queue.Queue()
     running: list[Worker] = []
     prepared: deque[tuple[str, Worker]] = deque()
     try:
@@ -122,7 +127,7 @@ def spread(settings: Settings, workers: int, end: float) -> Iterator[Event | End
                 busy.add(worker)
                 worker.begin(Time(form))
             try:
-                worker, event = events.get(timeout=max(0.0, end - time.time()))
+                worker, event = events.get(timeout=max(0.0, end - clock()))
             except queue.Empty:
                 yield from (
                     Ended(str(worker.task), "the time limit was reached") for worker in busy
