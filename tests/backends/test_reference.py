@@ -8,11 +8,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from biased_flash_attn.backends.reference import attention
 from biased_flash_attn.forms import Geometry
+from tests.support.biases import Dense
+from tests.support.cases import Case
 from tests.support.numerics import assert_close_to_float64
+from tests.support.problems import Problem, magnitudes
 
 NAN, INF = math.nan, math.inf
 
@@ -57,11 +60,31 @@ def drawn(n_query: int, n_key: int, *, n_head=2, n_kv_head=1, dim=3, n_out=2, dt
     return [tensor.to(dtype).requires_grad_() for tensor in (q, k, v, bias)]
 
 
+def sizes(inputs, geometry: Geometry, scale: float, grads=None, dtype=torch.float64) -> dict:
+    """The sums of absolute terms of o, lse and, for their cotangents, gradients."""
+    q, k, v, bias = inputs
+    of_pairs = Dense(1)
+    of_pairs.tensor = nn.Parameter(bias.detach())
+    if grads is None:
+        grads = q.new_zeros(*q.shape[:3], v.shape[3]), q.new_zeros(q.shape[:3])
+    case = Case(
+        lengths=(geometry.n_query, geometry.n_key),
+        dims=(q.shape[3], v.shape[3]),
+        heads=(q.shape[1], k.shape[1]),
+        batch=len(q),
+        causal=geometry.causal,
+        window=geometry.window,
+        scale=scale,
+    )
+    return magnitudes(Problem(case, q, k, v, of_pairs, *grads).double(), dtype)
+
+
 def check(inputs, geometry: Geometry, scale: float = 0.7) -> tuple[Tensor, Tensor]:
     o, lse = attention(*inputs, geometry, scale)
+    terms = sizes(inputs, geometry, scale)
     exact_o, exact_lse = loops(*inputs, geometry, scale)
-    assert_close_to_float64(o, exact_o, None, "o")
-    assert_close_to_float64(lse, exact_lse, None, "lse")
+    assert_close_to_float64(o, exact_o, None, "o", terms["o"])
+    assert_close_to_float64(lse, exact_lse, None, "lse", terms["lse"])
     return o, lse
 
 
@@ -122,8 +145,10 @@ def test_every_dtype_is_as_exact_as_naive_softmax(dtype):
     largest = s.amax(-1, keepdim=True)  # without it, exponentials of float16 overflow
     p = torch.exp(s - largest)
     sums = p.sum(-1, keepdim=True)
-    assert_close_to_float64(o, exact_o, p @ v / sums, "o")
-    assert_close_to_float64(lse, exact_lse, (largest + sums.log())[..., 0].float(), "lse")
+    plain = {"o": p @ v / sums, "lse": (largest + sums.log())[..., 0].float()}
+    terms = sizes((q, k, v, bias), geometry, scale, dtype=dtype)
+    for name, actual, exact in (("o", o, exact_o), ("lse", lse, exact_lse)):
+        assert_close_to_float64(actual, exact, plain[name], name, terms[name])
 
 
 def test_rows_without_a_key_give_zeros():
@@ -199,8 +224,11 @@ def test_gradients_ignore_invisible_values(where, value):
 
     affected = {"q": [n], "bias": [n]} if where == "q" else {"q": [n, n + 1], "bias": [n, n + 1]}
     affected["k"] = affected["v"] = [n - 1, n] if where == "q" else [n - 1, n, n + 1]
+    terms = sizes(clean, geometry, 0.7, cotangents)
+    terms["gradient of bias"] = terms.pop("gradient of tensor")
     grads = zip(["q", "k", "v", "bias"], gradients(poisoned), gradients(clean), strict=True)
-    for name, actual, exact in grads:
-        others = [i for i in range(7) if i not in affected[name]]
+    for name, *results in grads:
         what = f"gradient of {name}"
-        assert_close_to_float64(actual[:, :, others], exact[:, :, others], None, what)
+        others = [i for i in range(7) if i not in affected[name]]
+        actual, exact, of_terms = (x[:, :, others] for x in (*results, terms[what]))
+        assert_close_to_float64(actual, exact, None, what, of_terms)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -25,7 +27,7 @@ def drawn_fire(init_length: float) -> FIRE:
     return bias
 
 
-def published(bias: FIRE, n_query: int, n_key: int) -> torch.Tensor:
+def published(bias: FIRE, n_query: int, n_key: int, divided=torch.div) -> torch.Tensor:
     """The bias of the paper's listing: the MLP of every pair's normalized distance."""
     positions = torch.arange(n_key, dtype=torch.float64)
     queries = positions[n_key - n_query :]
@@ -34,21 +36,39 @@ def published(bias: FIRE, n_query: int, n_key: int) -> torch.Tensor:
     pos_normalizer = torch.max(queries, threshold)[:, None]
     rel_distance = torch.log(torch.abs(bias.c * rel_distance) + 1)
     pos_normalizer = torch.log(torch.abs(bias.c * pos_normalizer) + 1) + 1e-6
-    return bias.mlp((rel_distance / pos_normalizer)[..., None]).permute(2, 0, 1)
+    return bias.mlp(divided(rel_distance, pos_normalizer)[..., None]).permute(2, 0, 1)
+
+
+def absolute(bias: FIRE) -> FIRE:
+    """With the absolute values of its MLP's weights, so that its terms do not cancel."""
+    bias = copy.deepcopy(bias)
+    with torch.no_grad():
+        for parameter in bias.mlp.parameters():
+            parameter.abs_()
+    return bias
+
+
+def divided_without_cancellation(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """x / y, with gradients of the same sign for x and y."""
+    return x / y.detach() + (x / y).detach() - x.detach() / y
 
 
 @pytest.mark.parametrize("init_length", [1.0, 12.0, 500.0])
 @pytest.mark.parametrize("lengths", [(1, 1), (17, 17), (5, 40)])
 def test_equals_the_published_listing(init_length, lengths):
     bias = drawn_fire(init_length)
-    results, weights = [], torch.randn(HEADS, *lengths).double()
-    for make in (bias.dense, lambda *n: published(bias, *n)):
-        pairs = make(*lengths)
-        gradients = torch.autograd.grad((pairs * weights).sum(), [*bias.parameters()])
-        results.append((pairs, *gradients))
-    for name, mine, theirs in zip(["bias", *dict(bias.named_parameters())], *results, strict=True):
-        # The gradients of c and L are sums whose terms, of about 1, may cancel.
-        assert_close_to_float64(mine, theirs, None, name, torch.ones_like(theirs))
+    size, weights = absolute(bias), torch.randn(HEADS, *lengths).double()
+
+    def results(pairs, weights, parameters):
+        return pairs, *torch.autograd.grad((pairs * weights).sum(), [*parameters])
+
+    ours = results(bias.dense(*lengths), weights, bias.parameters())
+    exact = results(published(bias, *lengths), weights, bias.parameters())
+    pairs = published(size, *lengths, divided_without_cancellation)
+    terms = results(pairs, weights.abs(), size.parameters())
+    names = ["bias", *dict(bias.named_parameters())]
+    for name, *result, of_terms in zip(names, ours, exact, terms, strict=True):
+        assert_close_to_float64(*result, None, name, of_terms)
 
 
 def test_parameters_and_initial_values_are_the_published_ones():

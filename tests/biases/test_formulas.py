@@ -60,13 +60,21 @@ def expected_context(oracle, parameters, x, n_query: int, n_key: int) -> torch.T
     return torch.stack(sequences)
 
 
-def check_gradients(bias: nn.Module, parameters, actual, exact) -> None:
-    """The same random combination of all entries has the same gradients in both."""
+def check_gradients(ours, theirs, actual, exact, sizes) -> None:
+    """The same random combination of all entries has the same gradients in both, with respect to
+    our tensors and theirs, by name. sizes, of the same tensors, increase with all absolute values.
+    """
     weights = torch.randn_like(exact)
-    (actual * weights).sum().backward()
-    (exact * weights).sum().backward()
-    for name, value in bias.named_parameters():
-        assert_close_to_float64(value.grad, parameters[name].grad, None, f"gradient of {name}")
+    found, expected, terms = (
+        torch.autograd.grad((x * w).sum(), [of[name] for name in theirs], retain_graph=True)
+        for x, w, of in (
+            (actual, weights, ours),
+            (exact, weights, theirs),
+            (sizes, weights.abs(), theirs),
+        )
+    )
+    for name, *result, of_terms in zip(theirs, found, expected, terms, strict=True):
+        assert_close_to_float64(*result, None, f"gradient of {name}", of_terms)
 
 
 def test_every_shipped_bias_has_an_oracle():
@@ -86,9 +94,10 @@ def test_dense_distance_biases_follow_the_papers(case, n_query, n_key):
     parameters = leaves(bias)
     actual = bias.dense(n_query, n_key)
     exact = expected_distance(oracle, parameters, n_query, n_key)
-    assert_close_to_float64(actual, exact, None, "dense")
+    # Each entry is a product, or a sum of terms of one sign, since parameters are positive.
+    assert_close_to_float64(actual, exact, None, "dense", exact.abs())
     if parameters:
-        check_gradients(bias, parameters, actual, exact)
+        check_gradients(dict(bias.named_parameters()), parameters, actual, exact, exact)
 
 
 @cases(DISTANCE_CASES)
@@ -101,7 +110,7 @@ def test_lowered_distance_biases_follow_the_papers(case, geometry):
     exact = expected_distance(oracle, leaves(bias), geometry.n_query, geometry.n_key)
     exact = torch.where(geometry.visible(), exact, 0).detach()
     actual = torch.where(geometry.visible(), form.dense(geometry)[0], 0).expand_as(exact)
-    assert_close_to_float64(actual.float(), exact, exact.float(), form.name)
+    assert_close_to_float64(actual.float(), exact, exact.float(), form.name, exact.abs())
 
 
 @cases(CONTEXT_CASES)
@@ -114,9 +123,14 @@ def test_dense_context_biases_follow_the_papers(case, n_query, n_key):
     x_ours, x_theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
     actual = bias(x_ours).dense(n_query, n_key)
     exact = expected_context(oracle, parameters, x_theirs, n_query, n_key)
-    assert_close_to_float64(actual, exact, None, "dense")
-    check_gradients(bias, parameters, actual, exact)
-    assert_close_to_float64(x_ours.grad, x_theirs.grad, None, "gradient of x")
+    # Steps increase or decrease with the projections, whose terms have the sign of x.
+    sizes = sum(
+        expected_context(oracle, parameters, sign * x_theirs.abs(), n_query, n_key).abs()
+        for sign in (1, -1)
+    )
+    assert_close_to_float64(actual, exact, None, "dense", sizes)
+    ours = dict(bias.named_parameters())
+    check_gradients(ours | {"x": x_ours}, parameters | {"x": x_theirs}, actual, exact, sizes)
 
 
 def test_cable_is_initialized_with_the_given_deviation():
@@ -137,27 +151,19 @@ def test_cumulative_bias_sums_the_steps_between_two_positions(geometry, gained, 
     form = bias.lower(geometry, torch.float64, torch.device("cpu"))
     assert form.name == (kernel or "cumulative")
 
-    exact = torch.stack(
-        [
-            oracles.every_pair(
-                oracles.cumulative(steps, gain if gained else None, kernel is not None, b),
-                HEADS,
-                n_query,
-                n_key,
-            )
-            for b in range(2)
-        ]
-    )
+    inputs = {"steps": steps} | ({"gain": gain} if gained else {})
+    entries = [
+        oracles.cumulative(steps, inputs.get("gain"), kernel is not None, b) for b in range(2)
+    ]
+    exact = torch.stack([oracles.every_pair(x, HEADS, n_query, n_key) for x in entries])
+    # Sums start at the first key. log(1 + x^2) is at most |x|, and its slope at most 1.
+    sizes = steps.abs().sum(-1)[..., None, None].expand_as(exact)
+    if gained:
+        sizes = sizes * gain.abs()[..., None]
     actual = form.dense(geometry)
-    assert_close_to_float64(actual, exact, None, form.name)
-    assert_close_to_float64(bias.dense(n_query, n_key), exact, None, "dense")
-
-    inputs = (steps, gain) if gained else (steps,)
-    weights = torch.randn_like(exact)
-    ours = torch.autograd.grad((actual * weights).sum(), inputs)
-    theirs = torch.autograd.grad((exact * weights).sum(), inputs)
-    for name, got, wanted in zip(("steps", "gain"), ours, theirs, strict=False):
-        assert_close_to_float64(got, wanted, None, f"gradient of {name}")
+    assert_close_to_float64(actual, exact, None, form.name, sizes)
+    assert_close_to_float64(bias.dense(n_query, n_key), exact, None, "dense", sizes)
+    check_gradients(inputs, inputs, actual, exact, sizes)
 
 
 def test_gains_per_key_are_selected_for_the_last_queries():
@@ -195,14 +201,14 @@ def test_alibi_slopes_of_twelve_heads_equal_the_published_ones():
     form = biases.ALiBi(12).lower(Geometry(1, 1), torch.float64, torch.device("cpu"))
     exponents = [1, 2, 3, 4, 5, 6, 7, 8, 0.5, 1.5, 2.5, 3.5]
     exact = torch.tensor([[2**-h for h in exponents]], dtype=torch.float64)
-    assert_close_to_float64(form.slopes, exact, None, "slopes")
+    assert_close_to_float64(form.slopes, exact, None, "slopes", exact)
 
 
 @pytest.mark.parametrize("num_heads", [1, 2, 3, 5, 8, 20, 32, 71])
 def test_alibi_slopes_follow_the_authors_recursion(num_heads):
     form = biases.ALiBi(num_heads).lower(Geometry(1, 1), torch.float64, torch.device("cpu"))
     exact = torch.tensor([oracles.published_slopes(num_heads)], dtype=torch.float64)
-    assert_close_to_float64(form.slopes, exact, None, "slopes")
+    assert_close_to_float64(form.slopes, exact, None, "slopes", exact)
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
@@ -234,5 +240,6 @@ def test_kerple_parameters_stay_in_range_and_keep_their_gradients(limits):
         lambda h, p, j: oracles.kerple_power(parameters, 2, h, p, j), 2, 5, 5
     )
     actual = bias.dense(5, 5)
-    assert_close_to_float64(actual, exact, None, "dense")
-    check_gradients(bias, parameters, actual, exact)
+    assert_close_to_float64(actual, exact, None, "dense", exact.abs())
+    ours = dict(bias.named_parameters())
+    check_gradients(ours, parameters, actual, exact, exact)

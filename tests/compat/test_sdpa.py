@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from biased_flash_attn import biases
@@ -14,6 +14,7 @@ from biased_flash_attn.compat import scaled_dot_product_attention
 from tests.support.biases import FORMS, Content, FreePieces, of_rows
 from tests.support.cases import Case, pairwise
 from tests.support.numerics import assert_close_to_float64
+from tests.support.problems import Problem, magnitudes
 
 BATCH, HEADS = 2, 4
 # The unmasked keys, by name; in the second sequence, all of them.
@@ -42,19 +43,44 @@ def dense(bias, n_query: int, n_key: int, is_causal: bool, mask: Tensor | None) 
     return bias.dense(*places)[..., :n_query, :n_key]
 
 
-def by_torch(q: Tensor, k: Tensor, v: Tensor, bias, is_causal: bool, mask: Tensor | None) -> Tensor:
-    """PyTorch's function, with the bias of every pair."""
-    n_query, n_key = q.shape[-2], k.shape[-2]
-    added = torch.zeros(n_query, n_key, dtype=q.dtype)
+def added(bias, n_query: int, n_key: int, is_causal: bool, mask: Tensor | None) -> Tensor:
+    """The bias of every pair, -inf where it is masked, in float64."""
+    pairs = torch.zeros(n_query, n_key, dtype=torch.float64)
     if bias is not None:
-        added = added + dense(bias, n_query, n_key, is_causal, mask).to(q.dtype)
+        pairs = pairs + dense(bias, n_query, n_key, is_causal, mask)
     seen = torch.ones(n_query, n_key, dtype=torch.bool)
     if is_causal:
         seen = seen.tril()
     if mask is not None:
         seen = seen & mask
-    added = torch.where(seen, added, -torch.inf)
-    return functional.scaled_dot_product_attention(q, k, v, added, enable_gqa=True)
+    return torch.where(seen, pairs, -torch.inf)
+
+
+def by_torch(q: Tensor, k: Tensor, v: Tensor, pairs: Tensor) -> Tensor:
+    """PyTorch's function, with the bias of every pair."""
+    return functional.scaled_dot_product_attention(q, k, v, pairs.to(q.dtype), enable_gqa=True)
+
+
+class Added(nn.Module):
+    """The bias of every pair, which depends on a module's parameters."""
+
+    def __init__(self, pairs: Tensor, of: nn.Module | None):
+        super().__init__()
+        self.pairs, self.of = pairs, of
+
+    def dense(self, n_query: int, n_key: int) -> Tensor:
+        return self.pairs
+
+
+def sizes(q, k, v, pairs: Tensor, grad_o: Tensor, of: nn.Module | None = None) -> list[Tensor]:
+    """The sums of absolute terms of the output and the gradients of q, k, v and parameters."""
+    lengths, dims = (q.shape[2], k.shape[2]), (q.shape[3], v.shape[3])
+    case = Case(lengths=lengths, dims=dims, heads=(q.shape[1], k.shape[1]), causal=False)
+    tensors = (x.double() for x in (q, k, v))
+    problem = Problem(case, *tensors, Added(pairs, of), grad_o.double(), torch.zeros(()))
+    terms = magnitudes(problem, q.dtype)
+    del terms["lse"]
+    return list(terms.values())
 
 
 def leaf(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -85,15 +111,14 @@ def test_outputs_and_gradients_equal_pytorch(row):
     ours = scaled_dot_product_attention(
         *inputs, mask, is_causal=is_causal, enable_gqa=kv_heads != HEADS, bias=given
     )
-    exact = by_torch(*inputs, bias, is_causal, mask)
-    cotangent = torch.randn_like(exact)
-    assert_close_to_float64(ours, exact, None, "output")
-    leaves = [*inputs, *parameters]
+    pairs = added(bias, n_query, n_key, is_causal, mask)
+    exact = by_torch(*inputs, pairs)
+    cotangent, leaves = torch.randn_like(exact), [*inputs, *parameters]
+    of_output, *of_leaves = sizes(*inputs, pairs, cotangent, made)
+    assert_close_to_float64(ours, exact, None, "output", of_output)
     gradients = [torch.autograd.grad(x, leaves, cotangent) for x in (ours, exact)]
-    for actual, expected in zip(*gradients, strict=True):
-        # The gradient of a query that sees one key is 0, but its terms are not.
-        ones = torch.ones_like(expected)
-        assert_close_to_float64(actual, expected, None, "gradient", ones)
+    for *results, terms in zip(*gradients, of_leaves, strict=True):
+        assert_close_to_float64(*results, None, "gradient", terms)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -102,10 +127,10 @@ def test_dtypes(dtype, is_causal):
     inputs = [torch.randn(2, HEADS, n, 16).to(dtype) for n in (70, 50, 50)]
     bias, mask = biases.ALiBi(HEADS), key_mask("right", 50)
     ours = scaled_dot_product_attention(*inputs, mask, is_causal=is_causal, bias=bias)
-    exact = by_torch(*(x.double() for x in inputs), bias, is_causal, mask)
+    pairs = added(bias, 70, 50, is_causal, mask)
+    exact, naive = by_torch(*(x.double() for x in inputs), pairs), by_torch(*inputs, pairs)
     assert ours.dtype == dtype
-    naive = by_torch(*inputs, bias, is_causal, mask)
-    assert_close_to_float64(ours, exact, naive, "output", torch.ones_like(exact))
+    assert_close_to_float64(ours, exact, naive, "output", sizes(*inputs, pairs, exact)[0])
 
 
 @pytest.mark.parametrize("leading", [(), (3,), (2, 3)], ids=str)
@@ -114,7 +139,14 @@ def test_leading_dimensions(leading, is_causal):
     q, k, v = (torch.randn(*leading, HEADS, n, 8, dtype=torch.float64) for n in (9, 20, 20))
     mask = torch.arange(20) < torch.randint(1, 21, (*leading, 1, 1, 1))
     ours = scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal)
-    assert_close_to_float64(ours, by_torch(q, k, v, None, is_causal, mask), None, "output")
+    pairs = added(None, 9, 20, is_causal, mask)
+    exact = by_torch(q, k, v, pairs)
+    entries = (
+        x.reshape(-1, *x.shape[-3:])
+        for x in (q, k, v, pairs.expand(*mask.shape[:-3], 1, 9, 20), exact)
+    )
+    terms = sizes(*entries)[0].view_as(exact)
+    assert_close_to_float64(ours, exact, None, "output", terms)
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 0, 8), (0, 4, 6, 8), (3, 2, 4, 0, 8)], ids=str)
@@ -141,7 +173,9 @@ def test_inputs_without_heads():
     q, k, v = torch.randn(3, 12, 8, dtype=torch.float64)
     ours = scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3)
     exact = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3)
-    assert_close_to_float64(ours, exact, None, "output")
+    # Weights sum to 1.
+    terms = v.abs().amax(-2, keepdim=True).expand_as(exact)
+    assert_close_to_float64(ours, exact, None, "output", terms)
 
 
 @pytest.mark.parametrize("lengths", [(30, 20), (20, 30)], ids=str)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from biased_flash_attn import biases
 from biased_flash_attn.nn import (
@@ -101,14 +103,28 @@ def rotated(x: Tensor) -> Tensor:
     return torch.cat([z.real, z.imag], -1)
 
 
+def with_terms(last: nn.Linear, model: Callable, *inputs) -> tuple[Tensor, Tensor]:
+    """A model's outputs, and the sums of the absolute terms of its last layer."""
+    terms = []
+
+    def add(module, args, output):
+        offset = 0 if last.bias is None else last.bias.abs()
+        terms.append(functional.linear(args[0].abs(), last.weight.abs()) + offset)
+
+    with last.register_forward_hook(add):
+        outputs = model(*inputs)
+    return outputs, *terms
+
+
 @pytest.mark.parametrize(
     ("scheme", "causal"), [*((s, True) for s in SCHEMES), *((s, False) for s in TWO_SIDED)]
 )
 def test_attention_equals_plain_pytorch(scheme, causal):
     layer = larger(BiasedAttention(DIM, HEADS, scheme, kv_heads=KV_HEADS, causal=causal).double())
     x = torch.randn(2, 11, DIM, dtype=torch.float64)
-    exact = torch.stack([written_out(layer, sequence, causal) for sequence in x])
-    assert_close_to_float64(layer(x), exact, None, scheme)
+    each = [with_terms(layer.out, written_out, layer, sequence, causal) for sequence in x]
+    exact, terms = map(torch.stack, zip(*each, strict=True))
+    assert_close_to_float64(layer(x), exact, None, scheme, terms)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -118,7 +134,8 @@ def test_cached_steps_equal_whole_sequences(scheme):
     with torch.no_grad():
         caches = model.make_caches(2)
         parts = [model(part, caches) for part in tokens.split([9, 1, 6, 7], 1)]
-        assert_close_to_float64(torch.cat(parts, 1), model(tokens), None, scheme)
+        exact, terms = with_terms(model.head, model, tokens)
+        assert_close_to_float64(torch.cat(parts, 1), exact, None, scheme, terms)
 
 
 @pytest.mark.parametrize("scheme", TWO_SIDED)
@@ -134,7 +151,8 @@ def test_sequences_of_different_lengths_keep_their_own_positions(scheme):
         steps = model(following, caches)
         for b, length in enumerate((12, 5)):
             whole = torch.cat([tokens[b, :length], following[b]])[None]
-            assert_close_to_float64(steps[b], model(whole)[0, -3:], None, f"sequence {b}")
+            exact, terms = (x[0, -3:] for x in with_terms(model.head, model, whole))
+            assert_close_to_float64(steps[b], exact, None, f"sequence {b}", terms)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -163,8 +181,9 @@ def test_an_encoder_is_bidirectional_and_ignores_padding(scheme):
     mask = torch.ones(2, 16, dtype=torch.bool)
     mask[1, 9:] = False
     padded = model(tokens, mask)
-    assert_close_to_float64(padded[0], model(tokens[:1])[0], None, "whole")
-    assert_close_to_float64(padded[1, :9], model(tokens[1:, :9])[0], None, "padded")
+    for b, length in enumerate((16, 9)):
+        exact, terms = with_terms(model.head, model, tokens[b : b + 1, :length])
+        assert_close_to_float64(padded[b, :length], exact[0], None, f"sequence {b}", terms[0])
     changed = tokens.clone()
     changed[0, -1] = (changed[0, -1] + 1) % VOCABULARY
     assert (model(changed, mask)[0, 0] != padded[0, 0]).any()
@@ -177,9 +196,10 @@ def test_only_models_with_positions_depend_on_the_order():
         order = torch.randperm(10)
     for scheme in ("none", "sinusoidal", "learned", "rotary", "alibi", "cable"):
         model = larger(Encoder(VOCABULARY, DIM, 2, HEADS, scheme, max_length=10).double())
-        plain, permuted = model(tokens)[:, order], model(tokens[:, order])
+        plain, terms = (x[:, order] for x in with_terms(model.head, model, tokens))
+        permuted = model(tokens[:, order])
         if scheme == "none":
-            assert_close_to_float64(permuted, plain, None, scheme)
+            assert_close_to_float64(permuted, plain, None, scheme, terms)
         else:
             assert (permuted - plain).abs().max() > 1e-6 * plain.abs().max(), scheme
 
@@ -187,12 +207,13 @@ def test_only_models_with_positions_depend_on_the_order():
 def test_sinusoidal_embeddings_follow_the_paper():
     model = CausalLM(VOCABULARY, DIM, 1, HEADS, "sinusoidal").double()
     tokens = torch.randint(VOCABULARY, (1, 9))
-    added = model.embedding(tokens) - DIM**0.5 * model.embedding.tokens(tokens)
+    embedded, of_tokens = model.embedding(tokens), DIM**0.5 * model.embedding.tokens(tokens)
+    added, terms = embedded - of_tokens, embedded.abs() + of_tokens.abs()
     angles = [[m / 10000 ** (2 * i / DIM) for i in range(DIM // 2)] for m in range(9)]
     exact = [[*map(math.sin, row), *map(math.cos, row)] for row in angles]
     # The embeddings are computed in the default dtype.
     exact = torch.tensor(exact).to(torch.get_default_dtype()).double()[None]
-    assert_close_to_float64(added, exact, None, "sinusoidal")
+    assert_close_to_float64(added, exact, None, "sinusoidal", terms)
 
 
 def test_models_have_the_parameters_of_gpt_2_and_bert():
@@ -236,8 +257,9 @@ def test_a_module_may_determine_the_scale():
     x = torch.randn(2, 9, DIM, dtype=torch.float64)
     q, k, v = layer.project(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
     logits = q @ k.mT / math.sqrt(3 * DIM / HEADS) + layer.bias(q, k).dense(9, 9)
-    exact = layer.out((logits.softmax(-1) @ v).transpose(1, 2).flatten(2))
-    assert_close_to_float64(layer(x), exact, None, "disentangled")
+    heads = (logits.softmax(-1) @ v).transpose(1, 2).flatten(2)
+    exact, terms = with_terms(layer.out, layer.out, heads)
+    assert_close_to_float64(layer(x), exact, None, "disentangled", terms)
 
 
 @pytest.mark.parametrize(

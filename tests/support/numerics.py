@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 
 import torch
@@ -19,18 +20,21 @@ FLOAT64_ROUNDINGS = 1024
 ratios: list[float] = []
 
 
+ratios: list[float] = []  # error / bound of the comparisons so far, for the exploration of seeds
+
+
 def assert_close_to_float64(
-    actual: Tensor, exact: Tensor, naive: Tensor | None, what: str, terms: Tensor | None = None
+    actual: Tensor, exact: Tensor, naive: Tensor | None, what: str, terms: Tensor
 ) -> None:
     """The error of actual is at most twice that of naive arithmetic in its dtype, plus a rounding.
 
     exact is the float64 result, and naive the result of naive arithmetic in the dtype of actual, or
     None if that is float64. Errors are the largest of the tensor; NaN and infinities must be at the
-    same places as in exact.
+    same places as in exact. Where naive arithmetic overflows, its error says nothing.
 
-    terms, for a result that is a sum, is the sum of the absolute values of its terms. If they
-    cancel, as in the gradient of a query that sees one key, each term is still rounded, while the
-    naive error may happen to be 0.
+    terms is the sum of the absolute values of each result's terms. If they cancel, as in the
+    gradient of a query that sees one key, each term is still rounded, while the naive error may
+    happen to be 0.
     """
     assert actual.shape == exact.shape, f"{what}: shape {actual.shape}, expected {exact.shape}"
     assert exact.dtype == torch.float64
@@ -42,10 +46,15 @@ def assert_close_to_float64(
     assert matches, f"{what}: NaN or infinities differ from those of the float64 result"
 
     roundings = FLOAT64_ROUNDINGS if dtype == torch.float64 else ROUNDINGS
-    size = largest(exact[finite]) + (0 if terms is None else largest(terms[finite]) / 2)
-    naive_error = 0 if naive is None else largest(naive.detach().double()[finite] - exact[finite])
-    size = max(size, sys.float_info.min)
+    terms = terms.detach().double().expand_as(exact)[finite]
+    size = max(largest(exact[finite]) + largest(terms) / 2, sys.float_info.min)
+    naive_error = 0.0
+    if naive is not None:
+        naive = naive.detach().double()
+        known = finite & naive.isfinite()
+        naive_error = largest(naive[known] - exact[known])
     bound = size * error_bound(naive_error / size, dtype, roundings=roundings)
+    assert math.isfinite(bound), f"{what}: no bound follows from terms of {size:.3g}"
     error = largest(actual[finite] - exact[finite])
     ratios.append(error / bound)
     assert error <= bound, f"{what}: error {error:.3g}, allowed {bound:.3g}"

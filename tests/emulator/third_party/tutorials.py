@@ -309,7 +309,8 @@ def main(path: Path, arch: int, seed: int, only: str) -> None:
                 for what, actual, exact in case.run(kernels_of(path / case.tutorial)):
                     # Scores and other intermediate sums are rounded to float16.
                     plain = exact.to(actual.dtype) * (1 + 2 * torch.finfo(HALF).eps)
-                    assert_close_to_float64(actual, exact.detach(), plain.detach(), what)
+                    exact, plain = exact.detach(), plain.detach()
+                    assert_close_to_float64(actual, exact, plain, what, exact.abs())
                 outcome = "right"
             except (AssertionError, emulator.Fault) as error:
                 outcome, failed = f"WRONG: {error}", failed + 1
