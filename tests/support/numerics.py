@@ -20,9 +20,6 @@ FLOAT64_ROUNDINGS = 1024
 ratios: list[float] = []
 
 
-ratios: list[float] = []  # error / bound of the comparisons so far, for the exploration of seeds
-
-
 def assert_close_to_float64(
     actual: Tensor, exact: Tensor, naive: Tensor | None, what: str, terms: Tensor
 ) -> None:
