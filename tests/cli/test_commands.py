@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,13 +16,15 @@ from click.testing import CliRunner, Result
 from biased_flash_attn import backends, biases
 from biased_flash_attn.backends import reference
 from biased_flash_attn.cli import accuracy, baselines, main, text
-from biased_flash_attn.cli.cost import CLEAR_REFS, cost
+from biased_flash_attn.cli import cost as measuring
+from biased_flash_attn.cli.cost import CLEAR_REFS, cost, resident
 from biased_flash_attn.cli.plot import HEAD_DIM, bias_of, random_layer
 from biased_flash_attn.extrapolation import normalized_receptive_field, predict
 from biased_flash_attn.forms import Geometry
 from biased_flash_attn.nn.named_biases import NAMED, QUERY_DEPENDENT, LayerBias
 from tests.project.test_docs import ROOT, assert_same_output
 
+MEBIBYTE = 2**20
 SMALL = ("demo", "--length", "160", "--heads", "2")
 
 
@@ -291,21 +295,53 @@ def test_size_of_a_gradient_is_that_of_its_terms(seed):
     assert exact.sizes["bias.bias.mlp.2.bias"] > 0.1
 
 
-@pytest.mark.skipif(not CLEAR_REFS.exists(), reason="this system does not tell peaks of memory")
-def test_cost_excludes_earlier_memory():
-    held = torch.ones(2**24)
-    measured = cost(lambda: held + 1, repeats=2)
-    assert measured.mebibytes == pytest.approx(64, abs=8)
-    assert measured.seconds > 0
+class Memory:
+    """Stands in for /proc/self, and for the memory of a process."""
+
+    def __init__(self, monkeypatch):
+        self.fields = {"VmRSS": 300 * MEBIBYTE, "VmHWM": 900 * MEBIBYTE}
+        monkeypatch.setattr(measuring, "CLEAR_REFS", self)
+        monkeypatch.setattr(measuring, "resident", self.fields.get)
+
+    def __fspath__(self) -> str:
+        return os.devnull
+
+    def write_text(self, text: str) -> None:
+        assert text == "5"
+        self.fields["VmHWM"] = self.fields["VmRSS"]
+
+    def take(self, n: int) -> None:
+        self.fields["VmRSS"] += n
+        self.fields["VmHWM"] = max(self.fields.values())
 
 
-@pytest.mark.skipif(not CLEAR_REFS.exists(), reason="this system does not tell peaks of memory")
-def test_cost_counts_the_memory_of_one_call():
+def test_cost_excludes_earlier_memory(monkeypatch):
+    memory = Memory(monkeypatch)
+
+    def call():
+        memory.take(64 * MEBIBYTE)
+        memory.take(-64 * MEBIBYTE)
+
+    assert cost(call, repeats=2).mebibytes == 64
+    assert cost(call, held=3 * MEBIBYTE).mebibytes == 67
+
+
+def test_cost_counts_the_memory_of_one_call(monkeypatch):
     """Not what malloc kept of the call before, whether or not it takes that again."""
-    kept = []
-    measured = cost(lambda: kept.append(torch.ones(2**24)), repeats=2)
-    assert len(kept) == 2
-    assert measured.mebibytes == pytest.approx(64, abs=8)
+    memory = Memory(monkeypatch)
+    assert cost(lambda: memory.take(64 * MEBIBYTE), repeats=2).mebibytes == 64
+
+
+def test_cost_has_the_median_time(monkeypatch):
+    times = iter([1.0, 10.0, 20.0, 22.0, 30.0, 33.0])  # a first call is slow
+    monkeypatch.setattr(measuring, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    assert cost(lambda: None, repeats=3).seconds == 3
+
+
+@pytest.mark.skipif(not CLEAR_REFS.exists(), reason="this system does not tell peaks of memory")
+def test_peaks_of_resident_memory_are_told():
+    held = torch.ones(2**24)
+    assert resident("VmHWM") >= held.nbytes
 
 
 def succeeded(result: Result) -> Result:

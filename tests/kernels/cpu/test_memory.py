@@ -2,104 +2,89 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from tests.support.allocations import output_of
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="preloads a library"),
+]
+
 MEASURE = """
-import re
-from pathlib import Path
+import sys
 
 import torch
-from biased_flash_attn import biased_flash_attn, biases
+from biased_flash_attn import backends, biased_flash_attn, biased_flash_attn_varlen, biases
+from tests.support.allocations import allocated, peak_of
 
-def resident(field):
-    status = Path("/proc/self/status").read_text()
-    return int(re.search(rf"{field}:\\s+(\\d+) kB", status)[1]) / 1024
+def measured(attend, *inputs):
+    grad = torch.zeros_like(inputs[0])
 
-torch.set_num_threads(2)
-dtype = getattr(torch, "DTYPE")
-heads, kv_heads = HEADS
-bias = biases.KerpleLog(heads)
+    def call():
+        o = attend(*inputs)
+        torch.autograd.backward(o, grad)
+        return o
 
-def call(length):
-    q, k, v = (
-        torch.zeros(1, h, length, 64, dtype=dtype).requires_grad_()
-        for h in (heads, kv_heads, kv_heads)
-    )
-    grad = torch.zeros_like(q)
-    Path("/proc/self/clear_refs").write_text("5")
-    before = resident("VmRSS")
-    o = biased_flash_attn(q, k, v, bias)
-    torch.autograd.backward(o, grad)
-    kept = sum(x.numel() * x.element_size() for x in (o, q.grad, k.grad, v.grad)) / 2**20
-    return resident("VmHWM") - before - kept
+    call()
+    for x in inputs:
+        x.grad = None
+    backends.release_memory()
+    kept = sum(x.numel() * x.element_size() for x in (grad, *inputs))
+    return (peak_of(call) - kept) / 2**20
 
-call(128)
-print(call(8192))
+def inputs(shape, heads, kv_heads, dtype):
+    make = lambda h: torch.zeros([h if n == "heads" else n for n in shape], dtype=dtype)
+    return [make(h).requires_grad_() for h in (heads, kv_heads, kv_heads)]
 """
 
-PACKED = MEASURE.replace(
-    "print(call(8192))",
-    """
-from biased_flash_attn import biased_flash_attn_varlen
-lengths = torch.tensor([0] + 1000 * [8] + [4096])
-offsets = lengths.cumsum(0).int()
+ONE_SEQUENCE = """
+heads, kv_heads, dtype = int(sys.argv[1]), int(sys.argv[2]), getattr(torch, sys.argv[3])
+bias = biases.KerpleLog(heads)
+for length in (4096, 8192):
+    qkv = inputs((1, "heads", length, 64), heads, kv_heads, dtype)
+    print(measured(lambda q, k, v: biased_flash_attn(q, k, v, bias), *qkv))
+"""
 
-def call(length):
-    q, k, v = (torch.zeros(12096, heads, 64).requires_grad_() for _ in range(3))
-    grad = torch.zeros_like(q)
-    Path("/proc/self/clear_refs").write_text("5")
-    before = resident("VmRSS")
-    o = biased_flash_attn_varlen(q, k, v, offsets, offsets, bias)
-    torch.autograd.backward(o, grad)
-    kept = sum(x.numel() * x.element_size() for x in (o, q.grad, k.grad, v.grad)) / 2**20
-    return resident("VmHWM") - before - kept
+PACKED = """
+bias = biases.KerpleLog(8)
+offsets = torch.tensor([0] + 1000 * [8] + [4096]).cumsum(0).int()
+qkv = inputs((12096, "heads", 64), 8, 8, torch.float32)
+attend = lambda q, k, v: biased_flash_attn_varlen(q, k, v, offsets, offsets, bias)
+print(measured(attend, *qkv))
+"""
 
-print(call(None))
-""",
-)
-
-RELEASE = MEASURE.replace(
-    "print(call(8192))",
-    """
-from biased_flash_attn import backends
-call(8192)
-before = resident("VmRSS")
+RELEASE = """
+qkv = inputs((1, 8, 8192, 64), 8, 8, torch.float32)
+biased_flash_attn(*qkv, biases.KerpleLog(8)).sum().backward()
+before = allocated()
 backends.release_memory()
-print(before - resident("VmRSS"))
-call(128)
-""",
-)
+print((before - allocated()) / 2**20)
+biased_flash_attn(*qkv, biases.KerpleLog(8)).sum().backward()
+"""
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize(
-    ("dtype", "heads"), [("float32", (8, 8)), ("bfloat16", (8, 8)), ("float32", (16, 1))]
-)
-def test_peak_memory_at_8192_tokens(dtype, heads):
-    program = MEASURE.replace("DTYPE", dtype).replace("HEADS", str(heads))
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert float(run.stdout) <= 64, f"{run.stdout} MiB"
+def mebibytes(script: str, directory: Path, *arguments: str) -> list[float]:
+    return [float(x) for x in output_of(MEASURE + script, directory, *arguments).split()]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_release_memory_frees_workspaces():
-    program = RELEASE.replace("DTYPE", "float32").replace("HEADS", "(8, 8)")
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert float(run.stdout) >= 8, f"{run.stdout} MiB"
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("heads", [("8", "8"), ("16", "1")], ids=" ".join)
+def test_peak_memory_at_8192_tokens(tmp_path, heads, dtype):
+    short, long = mebibytes(ONE_SEQUENCE, tmp_path, *heads, dtype)
+    assert long <= 64
+    assert long <= 2.1 * short
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_peak_memory_of_packed_sequences_of_unequal_length():
+def test_release_memory_frees_workspaces(tmp_path):
+    (freed,) = mebibytes(RELEASE, tmp_path)
+    assert freed >= 8
+
+
+def test_peak_memory_of_packed_sequences_of_unequal_length(tmp_path):
     """1001 tables of the length of the longest sequence would take 125 MiB."""
-    program = PACKED.replace("DTYPE", "float32").replace("HEADS", "(8, 8)")
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert float(run.stdout) <= 64, f"{run.stdout} MiB"
+    (peak,) = mebibytes(PACKED, tmp_path)
+    assert peak <= 64
