@@ -185,7 +185,7 @@ def check(case: Cached) -> None:
         written = exact.k[0, :, exact.k.shape[2] - n_new :].transpose(0, 1)
         same = naive.k[0, :, exact.k.shape[2] - n_new :].transpose(0, 1)
         # Each channel is a sum of two of k, times a sine or a cosine.
-        terms = 2 * k[b].abs().amax(-1, keepdim=True).expand_as(written)
+        terms = 2 * k[b].abs().amax(-1, keepdim=True)
         assert_close_to_float64(held.k[new], written, same, "k in the cache", terms)
         assert torch.equal(held.v[new], v[b])
         was_k[new], was_v[new] = held.k[new], held.v[new]

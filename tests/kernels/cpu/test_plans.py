@@ -19,14 +19,7 @@ from tests.skipping.test_certificate import kept_mask
 from tests.support.biases import FORMS
 from tests.support.cases import DTYPES, INSTRUCTION_SETS, Case, pairwise
 from tests.support.numerics import assert_close_to_float64
-from tests.support.problems import (
-    check_problem,
-    drawn,
-    evaluate,
-    magnitudes,
-    naive,
-    with_leaves,
-)
+from tests.support.problems import check_problem, drawn, evaluate, magnitudes, naive, with_leaves
 
 
 @dataclass(frozen=True)
