@@ -47,7 +47,7 @@ compiled: $(INSTALLED)  ## every Triton kernel for every architecture, compiled:
 lint: $(INSTALLED)  ## ruff and clang-format
 	$(IN_VENV) ruff check
 	$(IN_VENV) ruff format --check
-	$(IN_VENV) clang-format --dry-run -Werror $(KERNELS) tests/emulator/core/* tests/kernels/cuda/*.cpp
+	$(IN_VENV) clang-format --dry-run -Werror $(KERNELS) tests/emulator/core/* tests/kernels/cuda/*.cpp tests/support/*.c
 
 bench: $(INSTALLED)  ## time and memory against other ways to compute the same
 	$(IN_VENV) pytest bench -v --benchmark-quiet

@@ -1,5 +1,6 @@
 // Counts the memory that a process requests from malloc, when it is preloaded. Small blocks are not
 // counted: the interpreter's differ from run to run, and the kernels' are large.
+#include <errno.h>
 #include <malloc.h>
 #include <stdatomic.h>
 #include <stddef.h>
@@ -72,7 +73,7 @@ void* aligned_alloc(size_t alignment, size_t bytes) { return memalign(alignment,
 
 int posix_memalign(void** data, size_t alignment, size_t bytes) {
     *data = memalign(alignment, bytes);
-    return *data ? 0 : 12;
+    return *data ? 0 : ENOMEM;
 }
 
 void free(void* data) {
