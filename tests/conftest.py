@@ -47,7 +47,7 @@ def pytest_addoption(parser):
         "--kernel-tests",
         type=int,
         metavar="N",
-        help="run N tests of Triton kernels, drawn by the seed, and not all of them",
+        help="run N tests of Triton kernels, of as many kinds as possible, and not all of them",
     )
     parser.addoption(
         "--all-kernels",
@@ -66,20 +66,32 @@ def pytest_collection_modifyitems(config, items):
     if n is None:
         return
     of_kernels = [item for item in items if item.get_closest_marker("kernels")]
-    deselected = set(one_case_of_each_first(of_kernels, random.Random(config.option.seed))[n:])
+    deselected = set(of_kernels) - set(covering(of_kernels, n))
+    config.hook.pytest_deselected(items=[item for item in items if item in deselected])
     items[:] = [item for item in items if item not in deselected]
-    config.hook.pytest_deselected(items=list(deselected))
 
 
-def one_case_of_each_first(items: list, draw: random.Random) -> list:
-    """One case of each test function, in random order, before a second one of any."""
-    shuffled = draw.sample(items, len(items))
-    nth = Counter()
-    turns = []
-    for item in shuffled:
-        turns.append(nth[item.function])
-        nth[item.function] += 1
-    return [item for _, item in sorted(zip(turns, shuffled, strict=True), key=lambda x: x[0])]
+def covering(items: list, n: int) -> list:
+    """A case of each test function before a second one of any, and those with the most forms of
+    bias in other dtypes than those before: the same ones for every seed."""
+    remaining = random.Random(0).sample(items, len(items))
+    chosen, seen, taken = [], set(), Counter()
+    while remaining and len(chosen) < n:
+        best = min(remaining, key=lambda x: (taken[x.function], -len(features(x) - seen)))
+        remaining.remove(best)
+        chosen.append(best)
+        seen |= features(best)
+        taken[best.function] += 1
+    return chosen
+
+
+def features(item: pytest.Item) -> set[tuple]:
+    """The form of bias and the dtype of a test, if it has them, and both together."""
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    of_case = getattr(parameters.get("case"), "__dict__", {})
+    bias, dtype = (parameters.get(name, of_case.get(name)) for name in ("bias", "dtype"))
+    pairs = {("bias", str(bias)), ("dtype", str(dtype)), (str(bias), str(dtype))}
+    return {pair for pair in pairs if "None" not in pair}
 
 
 @pytest.hookimpl(wrapper=True)
