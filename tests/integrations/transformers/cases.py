@@ -9,6 +9,8 @@ import torch
 import transformers
 from torch import Tensor
 
+from tests.support.numerics import assert_same_model
+
 VOCABULARY = 97
 
 
@@ -218,3 +220,17 @@ def differentiated(model, inputs: dict, kept: Tensor) -> tuple[Tensor, dict[str,
     gradients = {name: p.grad for name, p in model.named_parameters()}
     model.zero_grad()
     return logits.detach(), gradients
+
+
+def assert_same_steps(actual, expected) -> None:
+    """Sequences and logits are equal, up to the first tie, after which texts may differ."""
+    same = torch.ones(len(actual.sequences), dtype=torch.bool)
+    first = actual.sequences.shape[1] - len(actual.logits)
+    assert actual.sequences.shape == expected.sequences.shape
+    for step, (logits, theirs) in enumerate(zip(actual.logits, expected.logits, strict=True)):
+        assert_same_model(logits[same], theirs[same], f"logits of step {step}")
+        chosen, other = (x.sequences[:, first + step, None] for x in (actual, expected))
+        tied = theirs.gather(1, chosen)[same]
+        assert_same_model(tied, theirs.gather(1, other)[same], f"logit chosen in step {step}")
+        same &= (chosen == other)[:, 0]
+    assert same.any()

@@ -13,6 +13,7 @@ from tests.integrations.transformers.cases import (
     VOCABULARY,
     accelerate,
     accelerated,
+    assert_same_steps,
     differentiated,
     inkling,
     inkling2,
@@ -103,11 +104,9 @@ def test_multimodal_models(family, side):
     assert_same_model(logits, expected, "logits")
     name = "model.language_model.layers.2.self_attn.rel_logits_proj.proj"
     assert_same_model(gradients[name], expected_gradients[name], "gradient of proj")
-    generated = [
-        m.generate(**inputs, max_new_tokens=20, do_sample=False, eos_token_id=None)
-        for m in (ours, model)
-    ]
-    assert torch.equal(*generated)
+    options = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None}
+    options |= {"output_logits": True, "return_dict_in_generate": True}
+    assert_same_steps(*(m.generate(**inputs, **options) for m in (ours, model)))
     assert config.text_config._attn_implementation == "eager"
     assert ours.config.text_config is ours.model.language_model.config
     assert ours.config.text_config._attn_implementation == NAME

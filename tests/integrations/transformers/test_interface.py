@@ -8,7 +8,13 @@ import pytest
 import torch
 import transformers
 
-from tests.integrations.transformers.cases import VOCABULARY, differentiated, lengths_mask, tokens
+from tests.integrations.transformers.cases import (
+    VOCABULARY,
+    assert_same_steps,
+    differentiated,
+    lengths_mask,
+    tokens,
+)
 from tests.support.numerics import assert_same_model
 
 SHAPE = {
@@ -89,9 +95,7 @@ def test_generation(make):
     options = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     options |= {"output_logits": True, "return_dict_in_generate": True}
     ours, theirs = (m.generate(**inputs, **options) for m in make())
-    assert torch.equal(ours.sequences, theirs.sequences)
-    for step in zip(ours.logits, theirs.logits, strict=True):
-        assert_same_model(*step, "logits")
+    assert_same_steps(ours, theirs)
 
 
 @pytest.mark.parametrize("side", ["none", "left", "between"])
