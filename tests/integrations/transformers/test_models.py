@@ -208,8 +208,8 @@ def in_bfloat16(model):
     ids=["bloom", "mpt", "falcon", "t5", "mt5", "umt5", "inkling", "inkling 2", "mpnet"],
 )
 def test_bfloat16_results_are_closer_to_float32(make):
-    """Errors are summed over so many entries that their ratio, 0.1 to 0.8, hardly varies between
-    draws."""
+    """Errors are summed over so many entries that their ratio hardly varies between draws: it is
+    0.91 to 0.94 for Inkling 2, and smaller for the others."""
     half = in_bfloat16(make())
     ours, full = accelerated(half), copy.deepcopy(half).float()
     inputs = {"input_ids": tokens(2, 500)}
