@@ -18,7 +18,7 @@ from biased_flash_attn.forms import Geometry
 from biased_flash_attn.problem import Problem as Call
 from tests.support.biases import DENSE, FORMS, OF_QUERIES, SHIPPED, Content
 from tests.support.cases import LAYOUTS, Case
-from tests.support.numerics import assert_close_to_float64
+from tests.support.numerics import assert_close_to_float64, largest
 
 
 def with_leaves(call: Call) -> Call:
@@ -131,6 +131,17 @@ def outputs(problem: Problem, attend=fused) -> dict[str, Tensor]:
         return dict(zip(("o", "lse"), attend(problem), strict=True))
 
 
+def of_tile(bias) -> float:
+    """The magnitude of the sums of a tile's steps, whose difference the bias is in the kernels.
+
+    A step that exceeds all others does not count: kernels keep the others exact next to it.
+    """
+    if not isinstance(bias, biases.CumulativeBias) or bias.steps.numel() == 0:
+        return 0.0
+    gain = 1.0 if bias.gain is None else largest(bias.gain.detach())
+    return 64 * bias.steps.detach().abs().median().item() * gain
+
+
 def magnitudes(problem: Problem, dtype: torch.dtype, of_logits: float = 0) -> dict[str, Tensor]:
     """The sums of absolute terms of each result, to which rounding errors in dtype are relative.
 
@@ -147,6 +158,7 @@ def magnitudes(problem: Problem, dtype: torch.dtype, of_logits: float = 0) -> di
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     bias = problem.dense()
+    of_logits += of_tile(problem.called_bias())
 
     with torch.no_grad():
         _, lse = naive(problem)

@@ -12,7 +12,7 @@ from biased_flash_attn import biased_flash_attn, biases
 from biased_flash_attn.forms import Cumulative, Geometry
 from tests.support.cases import Case
 from tests.support.numerics import assert_close_to_float64
-from tests.support.problems import Problem, drawn, evaluate, fused, magnitudes, naive
+from tests.support.problems import Problem, drawn, evaluate, fused, magnitudes, naive, of_tile
 
 N = 8192
 ROWS = [63, 64, 1000, 4095, 4096, 5555, 8100, N - 1]
@@ -71,15 +71,9 @@ def test_rows_of_long_sequences_are_as_exact_as_short_ones(bias, dtype):
     # The default tolerance is below the resolution of float32.
     options = {"tolerance": 0.0 if dtype == torch.float64 else None, "backend": "cpu"}
     outputs = biased_flash_attn(q, k, v, bias, return_lse=True, **options)
-    # Within a tile, steps are summed in lse's precision.
-    of_tile = 0
-    if isinstance(bias, biases.CumulativeBias):
-        gain = 1 if bias.gain is None else bias.gain.abs().max()
-        of_tile = 64 * bias.steps.abs().mean() * gain
-
     rows = [row_of(case, q, k, v, bias, i) for i in ROWS]
     truth, baseline = [naive(row.double()) for row in rows], [naive(row) for row in rows]
-    sums = [magnitudes(row.double(), dtype, of_tile) for row in rows]
+    sums = [magnitudes(row.double(), dtype, of_tile(bias)) for row in rows]
     for place, name in enumerate(("o", "lse")):
         exact, same = (torch.cat([row[place] for row in all_], 2) for all_ in (truth, baseline))
         same = None if dtype == torch.float64 else same
