@@ -134,12 +134,14 @@ def outputs(problem: Problem, attend=fused) -> dict[str, Tensor]:
 def of_tile(bias) -> float:
     """The magnitude of the sums of a tile's steps, whose difference the bias is in the kernels.
 
-    A step that exceeds all others does not count: kernels keep the others exact next to it.
+    They are a random walk with drift. Medians, because a step that exceeds all others does not
+    count: kernels keep the others exact next to it.
     """
     if not isinstance(bias, biases.CumulativeBias) or bias.steps.numel() == 0:
         return 0.0
     gain = 1.0 if bias.gain is None else largest(bias.gain.detach())
-    return 64 * bias.steps.detach().abs().median().item() * gain
+    steps = bias.steps.detach()
+    return gain * (64 * steps.median().abs() + 8 * steps.abs().median()).item()
 
 
 def magnitudes(problem: Problem, dtype: torch.dtype, of_logits: float = 0) -> dict[str, Tensor]:
