@@ -25,7 +25,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Result:
-    """failure: what pytest prints of it. ratio: the largest one of an error to its bound."""
+    """failure: what pytest prints of it. ratio: the largest one of an error to its bound, of the
+    comparisons that passed."""
 
     case: Case
     failure: str
@@ -71,7 +72,9 @@ class Rounds:
     def result(self, case: Case) -> Result:
         failure = "\n".join(report.longreprtext for report in self.reports if report.failed)
         skipped = any(report.skipped for report in self.reports)
-        return Result(case, failure, max(numerics.ratios, default=0.0), skipped)
+        # A comparison that failed has failed its test, or was meant to.
+        ratio = max((ratio for ratio in numerics.ratios if ratio <= 1), default=0.0)
+        return Result(case, failure, ratio, skipped)
 
 
 def repeat(arguments: Iterable[str], seeds: Iterable[int], end: float, pipe: Connection) -> None:

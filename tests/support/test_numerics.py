@@ -6,16 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support import numerics
 from tests.support.numerics import assert_close_to_float64
 
 NAN, INF = torch.nan, torch.inf
-
-
-@pytest.fixture(autouse=True)
-def own_ratios(monkeypatch):
-    """Errors that are meant to be found are not among those to explore."""
-    monkeypatch.setattr(numerics, "ratios", [])
 
 
 def check(actual: Tensor, naive: Tensor | None, terms: Tensor | None = None) -> None:
