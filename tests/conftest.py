@@ -17,6 +17,7 @@ import hypothesis
 import numpy as np
 import pytest
 import torch
+from hypothesis.internal.conjecture import providers
 
 # `with torch.device(...)` notes which functions it sends elsewhere when it is first used. They have
 # to be torch's own, before `poisoned_empty` replaces them.
@@ -33,6 +34,8 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("default")
+# Hypothesis would also draw constants of modules that other tests may have imported.
+providers.is_local_module_file = lambda path: False
 
 
 def pytest_addoption(parser):
