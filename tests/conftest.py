@@ -19,11 +19,14 @@ import pytest
 import torch
 from hypothesis.internal.conjecture import providers
 
+from tests.support import kernel_sample
+
 # `with torch.device(...)` notes which functions it sends elsewhere when it is first used. They have
 # to be torch's own, before `poisoned_empty` replaces them.
 with torch.device("cpu"):
     torch.zeros(0)
 
+COVERING = "covering"
 THREADS = int(os.environ["OMP_NUM_THREADS"])
 
 # Nothing that depends on time: no deadline, and no complaint about slow inputs.
@@ -48,20 +51,20 @@ def pytest_addoption(parser):
     )
     parser.addoption(
         "--kernel-tests",
-        type=int,
+        type=lambda text: text if text == COVERING else int(text),
         metavar="N",
-        help="run N tests of Triton kernels, of as many kinds as possible, and not all of them",
+        help="run N tests of GPU kernels, of as many kinds as possible, and not all of them; "
+        f"with N = {COVERING}, as few as have every kind",
     )
     parser.addoption(
-        "--all-kernels",
+        "--kernel-pairs",
         action="store_true",
-        help="compile every Triton kernel for every architecture, not a sample; takes hours",
+        help="compile GPU kernels with every pair of settings, not only with every setting",
     )
 
 
 def pytest_report_header(config):
-    kernels = "all" if config.option.all_kernels else "a sample; --all-kernels compiles all"
-    return [f"inputs: --seed={config.option.seed}", f"compiled kernels: {kernels}"]
+    return f"inputs: --seed={config.option.seed}"
 
 
 def pytest_collection_modifyitems(config, items):
@@ -69,32 +72,10 @@ def pytest_collection_modifyitems(config, items):
     if n is None:
         return
     of_kernels = [item for item in items if item.get_closest_marker("kernels")]
-    deselected = set(of_kernels) - set(covering(of_kernels, n))
+    chosen = kernel_sample.sample(of_kernels, most=None if n == COVERING else n)
+    deselected = set(of_kernels).difference(chosen)
     config.hook.pytest_deselected(items=[item for item in items if item in deselected])
     items[:] = [item for item in items if item not in deselected]
-
-
-def covering(items: list, n: int) -> list:
-    """A case of each test function before a second one of any, and those with the most forms of
-    bias in other dtypes than those before: the same ones for every seed."""
-    remaining = random.Random(0).sample(items, len(items))
-    chosen, seen, taken = [], set(), Counter()
-    while remaining and len(chosen) < n:
-        best = min(remaining, key=lambda x: (taken[x.function], -len(features(x) - seen)))
-        remaining.remove(best)
-        chosen.append(best)
-        seen |= features(best)
-        taken[best.function] += 1
-    return chosen
-
-
-def features(item: pytest.Item) -> set[tuple]:
-    """The form of bias and the dtype of a test, if it has them, and both together."""
-    parameters = item.callspec.params if hasattr(item, "callspec") else {}
-    of_case = getattr(parameters.get("case"), "__dict__", {})
-    bias, dtype = (parameters.get(name, of_case.get(name)) for name in ("bias", "dtype"))
-    pairs = {("bias", str(bias)), ("dtype", str(dtype)), (str(bias), str(dtype))}
-    return {pair for pair in pairs if "None" not in pair}
 
 
 @pytest.hookimpl(wrapper=True)
@@ -214,16 +195,9 @@ def emulated_gpu(request):
 
 @pytest.fixture
 def drawn_dtype(request) -> torch.dtype:
-    """One of those that GPU kernels take, drawn for each bias.
-
-    Compiling kernels for all of them takes too long. The tests of a bias have the same one in a
-    run, so that they share compiled kernels.
-    """
+    """One of those that GPU kernels take, the same for all tests of a bias."""
     parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
-    draw = random.Random(f"{request.config.option.seed} {parameters.get('bias')}")
-    dtype = draw.choice([torch.float32, torch.float16, torch.bfloat16])
-    print(dtype)
-    return dtype
+    return kernel_sample.drawn_dtype(parameters.get("bias", ""), request.config.option.seed)
 
 
 @pytest.fixture

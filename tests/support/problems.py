@@ -18,7 +18,7 @@ from biased_flash_attn.forms import Geometry
 from biased_flash_attn.problem import Problem as Call
 from tests.support.biases import DENSE, FORMS, OF_QUERIES, SHIPPED, Content
 from tests.support.cases import LAYOUTS, Case
-from tests.support.numerics import assert_close_to_float64, largest
+from tests.support.numerics import assert_close_to_float64
 
 
 def with_leaves(call: Call) -> Call:
@@ -131,20 +131,25 @@ def outputs(problem: Problem, attend=fused) -> dict[str, Tensor]:
         return dict(zip(("o", "lse"), attend(problem), strict=True))
 
 
-def of_tile(bias) -> float:
-    """The magnitude of the sums of a tile's steps, whose difference the bias is in the kernels.
+def of_tile(bias, n_query: int) -> Tensor | float:
+    """The magnitude of the sums of a tile's steps, whose difference the bias is in the kernels: of
+    all queries or, with a gain, of each.
 
     They are a random walk with drift. Medians, because a step that exceeds all others does not
     count: kernels keep the others exact next to it.
     """
     if not isinstance(bias, biases.CumulativeBias) or bias.steps.numel() == 0:
         return 0.0
-    gain = 1.0 if bias.gain is None else largest(bias.gain.detach())
     steps = bias.steps.detach()
-    return gain * (64 * steps.median().abs() + 8 * steps.abs().median()).item()
+    of_steps = 64 * steps.median().abs() + 8 * steps.abs().median()
+    if bias.gain is None:
+        return of_steps
+    return of_steps * bias.gain.detach()[..., -n_query:, None].abs()
 
 
-def magnitudes(problem: Problem, dtype: torch.dtype, of_logits: float = 0) -> dict[str, Tensor]:
+def magnitudes(
+    problem: Problem, dtype: torch.dtype, of_logits: Tensor | float = 0
+) -> dict[str, Tensor]:
     """The sums of absolute terms of each result, to which rounding errors in dtype are relative.
 
     Logits and lse are at best float32, and so is the exponential of their difference: a weight has
@@ -160,7 +165,7 @@ def magnitudes(problem: Problem, dtype: torch.dtype, of_logits: float = 0) -> di
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     bias = problem.dense()
-    of_logits += of_tile(problem.called_bias())
+    of_logits = of_logits + of_tile(problem.called_bias(), problem.case.lengths[0])
 
     with torch.no_grad():
         _, lse = naive(problem)

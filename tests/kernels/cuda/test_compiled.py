@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Hashable
 
 import pytest
 
 from biased_flash_attn.cuda_kernels import nvrtc, variants
 from biased_flash_attn.cuda_kernels.variants import BackwardKeys, BackwardQueries, Delta, Variant
 from tests.emulator.cuda_driver import SHARED_MEMORY
+from tests.support.covering import covering
 
 pytestmark = [
     pytest.mark.kernels,
@@ -38,10 +41,19 @@ SAMPLE = [
 ]
 
 
+def features(variant: Variant) -> set[Hashable]:
+    """Every pair of settings."""
+    settings = {"kernel": variant.kernel, "trained": getattr(variant, "trained", None)}
+    for name in ("form", "element", "head_dim", "value_dim"):
+        settings[name] = getattr(variant, name)
+    return set(itertools.combinations(settings.items(), 2))
+
+
 def pytest_generate_tests(metafunc):
     chosen = SAMPLE
-    if metafunc.config.option.all_kernels:
-        chosen = [x for x in variants.usual() if not isinstance(x, Delta)]
+    if metafunc.config.option.kernel_pairs:
+        with_products = [x for x in variants.usual() if not isinstance(x, Delta)]
+        chosen = covering(with_products, features, "variants")
     metafunc.parametrize("variant", chosen, ids=str)
 
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-import random
+import itertools
 from collections.abc import Hashable
 
 from bench.machine_code import compiled
+from tests.support.covering import covering
 
 
-def features(task: compiled.Task) -> set[tuple[str, Hashable]]:
-    """Every width is to be seen with each kernel; every form, variant and dtype with some."""
-    values = *bias_and_variant(task.form), task.dtype, task.bias_gradient
-    return {(task.kernel, task.head_dim), *(("any kernel", value) for value in values)}
+def features(task: compiled.Task, pairs: bool) -> set[Hashable]:
+    """Every setting, each kernel at every width; or every pair of settings."""
+    bias, variant = bias_and_variant(task.form)
+    kernel = "kernel", task.kernel
+    width, *others = zip(
+        ("width", "bias", "variant", "dtype", "trained"),
+        (task.head_dim, bias, variant, task.dtype, task.bias_gradient),
+        strict=True,
+    )
+    if pairs:
+        return set(itertools.combinations([kernel, width, *others], 2))
+    return {(kernel, width), *others}
 
 
 def bias_and_variant(form: str) -> tuple[str, str]:
@@ -21,14 +30,6 @@ def bias_and_variant(form: str) -> tuple[str, str]:
     return form.removesuffix(f"-{variant}"), variant
 
 
-def sample(arch: int) -> list[compiled.Task]:
-    """Few tasks that have, between them, the features of all; others for each architecture."""
-    remaining = [(task, features(task)) for task in compiled.tasks()]
-    random.Random(f"0 sm_{arch}").shuffle(remaining)
-    missing = set().union(*(has for _, has in remaining))
-    chosen = []
-    while missing:
-        task, has = max(remaining, key=lambda one: len(one[1] & missing))
-        missing -= has
-        chosen.append(task)
-    return chosen
+def sample(arch: int, pairs: bool = False) -> list[compiled.Task]:
+    """Few tasks that have all features; others for each architecture."""
+    return covering(compiled.tasks(), lambda task: features(task, pairs), f"sm_{arch}")

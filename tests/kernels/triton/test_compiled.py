@@ -1,7 +1,7 @@
 """What the compiler makes of the Triton kernels for GPUs that need not be present.
 
 A run compiles a sample (compiled_sample.py) and what a part of the table of instructions needs;
-with --all-kernels it compiles everything, which takes hours.
+with --kernel-pairs it compiles more kernels, and what all of the table needs.
 """
 
 from __future__ import annotations
@@ -71,17 +71,16 @@ def compile_for(arch: int, tasks: list) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def on_hopper(request) -> list:
-    """The tasks of which instructions are counted, in a sample at one width."""
-    widths = (64, 128) if request.config.option.all_kernels else (64,)
+    """The tasks of which instructions are counted, at one width unless more is compiled."""
+    widths = (64, 128) if request.config.option.kernel_pairs else (64,)
     return counted(instructions.FORMS, widths)
 
 
 @pytest.fixture(scope="module")
 def wanted(request, on_hopper) -> dict[int, list]:
     """The tasks of each architecture, each once."""
-    if request.config.option.all_kernels:
-        return {arch: list(compiled.tasks()) for arch in ARCHITECTURES}
-    samples = {arch: compiled_sample.sample(arch) for arch in ARCHITECTURES}
+    pairs = request.config.option.kernel_pairs
+    samples = {arch: compiled_sample.sample(arch, pairs) for arch in ARCHITECTURES}
     samples[90] = list(dict.fromkeys(samples[90] + on_hopper))
     return samples
 
@@ -128,7 +127,6 @@ def kernels_of_the_package() -> set[str]:
 
 
 def test_every_kernel_compiles(arch, wanted, kernels):
-    """Of --all-kernels, or of the sample."""
     assert set(map(task_of, kernels)) == set(wanted[arch])
 
 

@@ -1,0 +1,28 @@
+"""Few of many possibilities that have, between them, everything that all have."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Hashable, Iterable
+from typing import TypeVar
+
+Item = TypeVar("Item", bound=Hashable)
+
+
+def covering(
+    items: Iterable[Item],
+    features: Callable[[Item], Iterable[Hashable]],
+    seed: str,
+    most: int | None = None,
+) -> list[Item]:
+    """The same for a seed: at most `most`, those first that add the most features."""
+    shuffled = list(items)
+    random.Random(seed).shuffle(shuffled)
+    remaining = {item: set(features(item)) for item in shuffled}
+    missing = set().union(*remaining.values())
+    chosen = []
+    while missing and len(chosen) != most:
+        best = max(remaining, key=lambda item: len(remaining[item] & missing))
+        missing -= remaining.pop(best)
+        chosen.append(best)
+    return chosen

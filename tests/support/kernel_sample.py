@@ -1,0 +1,50 @@
+"""Which tests of GPU kernels a run executes where all of them would take too long."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.support.cases import Case
+from tests.support.covering import covering
+
+DTYPES = torch.float32, torch.float16, torch.bfloat16
+
+
+def drawn_dtype(bias: str, seed: int) -> torch.dtype:
+    """One of those that GPU kernels take, for tests that run in one of them.
+
+    Compiling kernels for all of them takes too long. The tests of a bias have the same one for a
+    seed, so that they share compiled kernels.
+    """
+    return DTYPES[(zlib.crc32(bias.encode()) + seed) % len(DTYPES)]
+
+
+def sample(items: list[pytest.Item], most: int | None) -> list[pytest.Item]:
+    """Of the tests that do not skip, few that have all features; the same for every --seed."""
+    return covering([item for item in items if not skipped(item)], features, "tests", most)
+
+
+def skipped(item: pytest.Item) -> bool:
+    return any(all(mark.args) for mark in item.iter_markers("skipif"))
+
+
+def features(item: pytest.Item) -> Iterator[tuple]:
+    """The function; and, in its file, the form of bias with the dtype, and trained or not."""
+    settings = dict(settings_of(item))
+    yield (item.function,)
+    if bias := settings.get("bias"):
+        if "drawn_dtype" in item.fixturenames:
+            settings["dtype"] = drawn_dtype(bias, seed=0)
+        yield item.path, bias, settings.get("dtype")
+        yield item.path, bias, settings.get("trained")
+
+
+def settings_of(item: pytest.Item) -> Iterator[tuple[str, object]]:
+    """The parameters of a test, and in place of cases and dictionaries what they hold."""
+    for name, value in item.callspec.params.items() if hasattr(item, "callspec") else ():
+        held = vars(value) if isinstance(value, Case) else value
+        yield from held.items() if isinstance(held, dict) else [(name, value)]
