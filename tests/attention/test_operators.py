@@ -251,6 +251,7 @@ def test_biases_may_be_constructed_in_compiled_code():
     torch.testing.assert_close(compiled(q), attend(q))
 
 
+@pytest.mark.slow
 def test_compiles_with_the_default_backend(monkeypatch, tmp_path):
     """With a cache of its own: the usual one may have code of another version of the package."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))

@@ -209,6 +209,7 @@ def test_theory_refuses_biases_without_a_formula_of_the_distance(invoke, name):
     assert "alibi" in result.output
 
 
+@pytest.mark.slow
 def test_demo_finds_every_bias_exact(invoke, tmp_path):
     result = succeeded(invoke(*SMALL, "--dtype", random.choice(["float32", "bfloat16"])))
     for name in NAMED:
