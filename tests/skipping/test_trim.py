@@ -87,6 +87,7 @@ COMBINATIONS = pairwise(
 )
 
 
+@pytest.mark.sanitize
 @pytest.mark.parametrize(
     ("instruction_set", "fraction", "case"),
     [(row.pop("instruction_set"), row.pop("fraction"), Case(**row)) for row in COMBINATIONS],
