@@ -33,14 +33,13 @@ def skipped(item: pytest.Item) -> bool:
 
 
 def features(item: pytest.Item) -> Iterator[tuple]:
-    """The function; and, in its file, the form of bias with the dtype, and trained or not."""
+    """The function; and, in its file, the form of bias in the dtype, trained or not."""
     settings = dict(settings_of(item))
     yield (item.function,)
     if bias := settings.get("bias"):
         if "drawn_dtype" in item.fixturenames:
             settings["dtype"] = drawn_dtype(bias, seed=0)
-        yield item.path, bias, settings.get("dtype")
-        yield item.path, bias, settings.get("trained")
+        yield item.path, bias, settings.get("dtype"), settings.get("trained")
 
 
 def settings_of(item: pytest.Item) -> Iterator[tuple[str, object]]:
