@@ -10,18 +10,15 @@ Item = TypeVar("Item", bound=Hashable)
 
 
 def covering(
-    items: Iterable[Item],
-    features: Callable[[Item], Iterable[Hashable]],
-    seed: str,
-    most: int | None = None,
+    items: Iterable[Item], features: Callable[[Item], Iterable[Hashable]], seed: str
 ) -> list[Item]:
-    """The same for a seed: at most `most`, those first that add the most features."""
+    """The same items for a seed, in the order in which they add the most features."""
     shuffled = list(items)
     random.Random(seed).shuffle(shuffled)
     remaining = {item: set(features(item)) for item in shuffled}
     missing = set().union(*remaining.values())
     chosen = []
-    while missing and len(chosen) != most:
+    while missing:
         best = max(remaining, key=lambda item: len(remaining[item] & missing))
         missing -= remaining.pop(best)
         chosen.append(best)

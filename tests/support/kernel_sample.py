@@ -24,8 +24,13 @@ def drawn_dtype(bias: str, seed: int) -> torch.dtype:
 
 
 def sample(items: list[pytest.Item], most: int | None) -> list[pytest.Item]:
-    """Of the tests that do not skip, few that have all features; the same for every --seed."""
-    return covering([item for item in items if not skipped(item)], features, "tests", most)
+    """Of the tests that do not skip, few that have all features; the same for every --seed.
+
+    The first `most` of them are of as many functions as possible.
+    """
+    chosen = covering([item for item in items if not skipped(item)], features, "tests")
+    first = set({item.function: item for item in reversed(chosen)}.values())
+    return sorted(chosen, key=lambda item: item not in first)[:most]
 
 
 def skipped(item: pytest.Item) -> bool:

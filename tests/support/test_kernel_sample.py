@@ -65,6 +65,7 @@ def test_what_is_skipped_covers_nothing():
     assert sample([Item("one", skips=True), runs], None) == [runs]
 
 
-def test_a_smaller_sample_is_the_beginning_of_it():
-    items = [*cases("one"), Item("two")]
-    assert sample(items, 3) == sample(items, None)[:3]
+def test_a_smaller_sample_has_every_function_first():
+    items = [*cases("one"), *(Item(name) for name in ("two", "three", "four"))]
+    assert {item.function for item in sample(items, 4)} == {"one", "two", "three", "four"}
+    assert sample(items, 4) == sample(items, None)[:4]
