@@ -5,8 +5,8 @@ KERNELS := $(shell find csrc -type f -not -name '*.py*')
 # A file's tests run one after another, as they share what takes long to make.
 PYTEST := pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 OLDEST_TRITON := $(shell sed -n 's/.*"triton>=\([0-9.]*\);.*/\1/p' pyproject.toml)
-# To compile in a third of the time: -O1, calls in place of inlined checks, and no check of a pointer
-# by UBSan, as AddressSanitizer checks it where it is used.
+# Compiling takes a third of the time at -O1, with calls in place of inlined checks, and without the
+# checks of pointers by UBSan, as AddressSanitizer checks them where they are used.
 SANITIZERS := -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined \
 	-fno-sanitize=null,object-size,pointer-overflow --param asan-instrumentation-with-call-threshold=0
 SANITIZER_RUNTIME = $(foreach library,libasan.so libstdc++.so,$(shell $(CXX) -print-file-name=$(library)))
@@ -27,9 +27,9 @@ demo: $(INSTALLED)  ## every bias on real text: errors, time and memory
 
 test: $(INSTALLED)  ## every test that is not slow, and a few of the GPU kernels'
 	$(IN_VENV) $(PYTEST) --kernel-tests=10 -m "not slow"
-	@echo "make test-all runs the tests that were not selected"
+	@echo "make test-all adds slow tests and more of the GPU kernels'; make test-kernels runs all of these"
 
-test-all: $(INSTALLED)  ## every test; of those of GPU kernels, each form of bias in each dtype
+test-all: $(INSTALLED)  ## slow tests too; of the GPU kernels', each form of bias in each dtype
 	$(IN_VENV) $(PYTEST) --gpu=sm_90 --kernel-tests=covering
 	$(IN_VENV) $(PYTEST) --gpu=sm_80 -m kernels --ignore=tests/kernels/cuda --kernel-tests=100
 	$(IN_VENV) $(PYTEST) --gpu=sm_100 -m kernels --ignore=tests/kernels/cuda --kernel-tests=20
@@ -42,7 +42,7 @@ test-kernels: $(INSTALLED)  ## every test of the GPU kernels, for three architec
 explore: $(INSTALLED)  ## tests with fresh seeds, for an hour; EXPLORE="--help"
 	$(IN_VENV) python -m tests.explore $(EXPLORE)
 
-compiled: $(INSTALLED)  ## GPU kernels with every pair of settings, compiled for all architectures
+compiled: $(INSTALLED)  ## machine code of GPU kernels with every pair of settings, for six architectures
 	$(IN_VENV) $(PYTEST) --kernel-pairs tests/kernels/triton/test_compiled.py tests/kernels/cuda/test_compiled.py
 
 lint: $(INSTALLED)  ## ruff and clang-format

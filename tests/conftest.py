@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import random
 import zlib
@@ -41,6 +42,14 @@ hypothesis.settings.load_profile("default")
 providers.is_local_module_file = lambda path: False
 
 
+def number_of_tests(text: str) -> int | str:
+    if text == COVERING:
+        return text
+    if text.isdecimal():
+        return int(text)
+    raise argparse.ArgumentTypeError(f"it is a number of tests or {COVERING!r}, not {text!r}")
+
+
 def pytest_addoption(parser):
     parser.addoption("--seed", type=int, default=0, help="draw other inputs than those of seed 0")
     parser.addoption(
@@ -51,10 +60,10 @@ def pytest_addoption(parser):
     )
     parser.addoption(
         "--kernel-tests",
-        type=lambda text: text if text == COVERING else int(text),
-        metavar="N",
-        help="run N tests of GPU kernels, of as many kinds as possible, and not all of them; "
-        f"with N = {COVERING}, as few as have every kind",
+        type=number_of_tests,
+        metavar=f"N or {COVERING}",
+        help="run N tests of GPU kernels, of as many functions as possible, or few that cover "
+        "every form of bias in every dtype, and not all of them",
     )
     parser.addoption(
         "--kernel-pairs",
@@ -197,7 +206,9 @@ def emulated_gpu(request):
 def drawn_dtype(request) -> torch.dtype:
     """One of those that GPU kernels take, the same for all tests of a bias."""
     parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
-    return kernel_sample.drawn_dtype(parameters.get("bias", ""), request.config.option.seed)
+    dtype = kernel_sample.drawn_dtype(parameters.get("bias", ""), request.config.option.seed)
+    print(dtype)
+    return dtype
 
 
 @pytest.fixture
