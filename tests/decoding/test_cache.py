@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -63,10 +65,8 @@ def test_user_defined_biases_decode(bias, backend):
         assert torch.equal(ours, exact)
 
 
-COMBINATIONS = pairwise(
-    isa=INSTRUCTION_SETS,
-    dtype=DTYPES,
-    bias=[*FORMS],
+KERNELS = itertools.product(INSTRUCTION_SETS, DTYPES, FORMS)
+SETTINGS = pairwise(
     dims=[(1, 1), (16, 5), (17, 16), (64, 64), (130, 96), (256, 256)],
     heads=[(1, 1), (2, 2), (4, 2), (17, 1)],
     window=[None, 1, 40],
@@ -76,13 +76,18 @@ COMBINATIONS = pairwise(
 )
 
 
-@pytest.mark.parametrize("row", COMBINATIONS, ids=lambda row: "-".join(map(str, row.values())))
-def test_every_pair_of_settings_is_exact(row):
-    isa, page_size, sizes = (row[name] for name in ("isa", "page_size", "sizes"))
-    case = {name: row[name] for name in ("dtype", "bias", "dims", "heads", "window", "layout")}
-    problem = drawn(case_of(length=75, **case))
+@pytest.mark.parametrize(
+    ("isa", "dtype", "bias", "row"),
+    [(*kernel, row) for kernel, row in zip(KERNELS, itertools.cycle(SETTINGS), strict=False)],
+    ids=lambda x: "-".join(map(str, x.values())) if isinstance(x, dict) else str(x),
+)
+def test_every_kernel_is_exact(isa, dtype, bias, row):
+    """Each with the next combination of settings."""
+    case = {name: row[name] for name in ("dims", "heads", "window", "layout")}
+    problem = drawn(case_of(bias, 75, dtype=dtype, **case))
     with backends.instruction_set(isa):
-        results = decoded(problem, make_cache(problem, "shuffled", page_size), sizes)
+        cache = make_cache(problem, "shuffled", row["page_size"])
+        results = decoded(problem, cache, row["sizes"])
     check_decoding(problem, *results)
 
 
