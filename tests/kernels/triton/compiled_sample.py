@@ -12,11 +12,13 @@ from tests.support.covering import covering
 def features(task: compiled.Task, pairs: bool) -> set[Hashable]:
     """Every setting, each kernel at every width; or every pair of settings."""
     bias, variant = bias_and_variant(task.form)
-    kernel = "kernel", task.kernel
-    width, *others = zip(
-        ("width", "bias", "variant", "dtype", "trained"),
-        (task.head_dim, bias, variant, task.dtype, task.bias_gradient),
-        strict=True,
+    kernel, width, *others = (
+        ("kernel", task.kernel),
+        ("width", task.head_dim),
+        ("bias", bias),
+        ("variant", variant),
+        ("dtype", task.dtype),
+        ("trained", task.bias_gradient),
     )
     if pairs:
         return set(itertools.combinations([kernel, width, *others], 2))
