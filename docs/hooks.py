@@ -20,7 +20,7 @@ from biased_flash_attn import attention_plan, biases
 from biased_flash_attn.cli.plot import HEAD_DIM, bias_of, figure_of, random_layer
 from biased_flash_attn.distributed.layout import chunks_of
 from biased_flash_attn.extrapolation import mean_receptive_field, pictures
-from biased_flash_attn.nn.named_biases import NAMED, QUERY_DEPENDENT, LayerBias
+from biased_flash_attn.nn.named_biases import make
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
@@ -60,7 +60,8 @@ def png(name: str) -> bytes:
 
 def drawings() -> dict[str, Callable[[], Figure]]:
     """The functions that draw the pictures, by name."""
-    lengths = dict.fromkeys(NAMED, LENGTH) | dict.fromkeys(QUERY_DEPENDENT, QUERY_LENGTH)
+    lengths = dict.fromkeys(biases.NAMED, LENGTH)
+    lengths |= dict.fromkeys(biases.QUERY_BIASES, QUERY_LENGTH)
     bias_figures = {name: partial(figure_of, name, HEADS, n) for name, n in lengths.items()}
     plans = {
         f"plan_{name}": partial(plan_of, biases.DISTANCE_BIASES[name])
@@ -72,7 +73,7 @@ def drawings() -> dict[str, Callable[[], Figure]]:
 
 def all_biases() -> Figure:
     layer = random_layer(HEADS, LENGTH)
-    modules = {name: LayerBias(name, HEADS, HEADS * HEAD_DIM) for name in NAMED}
+    modules = {name: make(kind, HEADS, HEADS * HEAD_DIM) for name, kind in biases.NAMED.items()}
     made = {name: bias_of(module, layer, 1) for name, module in modules.items()}
     return pictures.all_biases({name: pictures.curves(b, LENGTH) for name, b in made.items()})
 

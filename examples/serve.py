@@ -20,8 +20,9 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import trange
 from train import small_model, train
 
+from biased_flash_attn.biases import NAMED
 from biased_flash_attn.extrapolation.experiment import read_text
-from biased_flash_attn.nn import BIASES, CausalLM, positions
+from biased_flash_attn.nn import CausalLM, positions
 
 PROMPTS = ("def read(self", "import os\nimport sys\n\nclass ", "#")
 
@@ -54,7 +55,7 @@ def check(model: CausalLM, sequences: list[Tensor], logits: Tensor) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("biases", nargs="*", metavar="BIAS", help=f"some of {', '.join(BIASES)}")
+    parser.add_argument("biases", nargs="*", metavar="BIAS", help=f"some of {', '.join(NAMED)}")
     parser.add_argument(
         "--window", type=int, help="attend to the last keys only, with a sliding cache"
     )
@@ -62,11 +63,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=100, help="tokens to generate")
     options = parser.parse_args()
     for name in options.biases:
-        if name not in BIASES:
-            parser.error(f"bias is {name}; it may be {', '.join(BIASES)}")
+        if name not in NAMED:
+            parser.error(f"bias is {name}; it may be {', '.join(NAMED)}")
     text = read_text().train
     prompts = [torch.tensor(list(prompt.encode())) for prompt in PROMPTS]
-    for name in options.biases or BIASES:
+    for name in options.biases or NAMED:
         model = small_model(replace(positions(name), window=options.window))
         loss = train(model, text, options.steps)[-1]
         print(f"--- {name}: loss {loss:.2f}")

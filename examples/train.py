@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import trange
 
+from biased_flash_attn.biases import NAMED
 from biased_flash_attn.extrapolation.experiment import read_text
-from biased_flash_attn.nn import BIASES, CausalLM, Positions
+from biased_flash_attn.nn import CausalLM, Positions
 
 VOCABULARY, DIM, HEADS, KV_HEADS, LAYERS = 256, 64, 4, 2, 2
 
@@ -59,14 +60,14 @@ def main() -> None:
         "biases",
         nargs="*",
         metavar="BIAS",
-        help=f"some of {', '.join(BIASES)}; alibi and cable by default",
+        help=f"some of {', '.join(NAMED)}; alibi and cable by default",
     )
     parser.add_argument("--steps", type=int, default=200, help="training steps")
     parser.add_argument("--length", type=int, default=128, help="training length in bytes")
     options = parser.parse_args()
     for name in options.biases:
-        if name not in BIASES:
-            parser.error(f"bias is {name}; it may be {', '.join(BIASES)}")
+        if name not in NAMED:
+            parser.error(f"bias is {name}; it may be {', '.join(NAMED)}")
     text = read_text()
     for name in options.biases or ("alibi", "cable"):
         model = small_model(name)

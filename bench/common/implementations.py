@@ -10,10 +10,10 @@ from torch.nn import functional as F
 
 from bench.common.layer import DIM, Inputs, Training
 from biased_flash_attn import biased_flash_attn, biases
-from biased_flash_attn.nn import named_biases
+from biased_flash_attn.nn.named_biases import make
 
 
-class Given(nn.Module):
+class Given(biases.Bias):
     """A bias of hidden states with precomputed steps and gain, which are trained."""
 
     def __init__(self, bias: biases.CumulativeBias):
@@ -22,11 +22,11 @@ class Given(nn.Module):
         self.gain = None if bias.gain is None else nn.Parameter(bias.gain.detach().clone())
         self.kernel = bias.kernel
 
-    def forward(self, x: Tensor) -> biases.CumulativeBias:
+    def forward(self, x=None, q=None, k=None) -> biases.CumulativeBias:
         return biases.CumulativeBias(self.steps, self.gain, self.kernel)
 
 
-class Fixed(nn.Module):
+class Fixed(biases.Bias):
     """A fixed bias of fixed hidden states, which is lowered once."""
 
     def __init__(self, bias: nn.Module, x: Tensor):
@@ -35,7 +35,7 @@ class Fixed(nn.Module):
         self.lower = cache(self.bias.lower)
         self.dense = self.bias.dense
 
-    def forward(self, x: Tensor) -> Fixed:
+    def forward(self, x=None, q=None, k=None) -> Fixed:
         return self
 
 
@@ -52,8 +52,8 @@ def make_bias(name: str | None, inputs: Inputs) -> nn.Module | None:
     name, _, variant = name.partition(", ")
     heads, device = inputs.q.shape[1], inputs.q.device
     if (name, variant) == ("alibi", "trained"):
-        return named_biases.OfPositions(biases.ALiBi(heads, trainable=True)).to(device)
-    bias = named_biases.NAMED[name].make(heads, DIM).to(device)
+        return biases.ALiBi(heads, trainable=True).to(device)
+    bias = make(biases.NAMED[name], heads, DIM).to(device)
     if variant == "given steps":
         return Given(bias(inputs.x))
     return Fixed(bias, inputs.x) if variant == "fixed" else bias

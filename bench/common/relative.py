@@ -40,16 +40,12 @@ def ours(
 ) -> Training:
     module = make(name, inputs)
     q, k, v, x = inputs.q, inputs.k, inputs.v, inputs.x.to(inputs.q.dtype)
-    settings = {"tolerance": tolerance, "backend": backend}
+    causal = name != "disentangled"
+    settings = {"causal": causal, "tolerance": tolerance, "backend": backend}
 
     def attend() -> Tensor:
-        if name == "banded":
-            return biased_flash_attn(q, k, v, module(x), **settings)
-        if name == "transformer_xl":
-            return biased_flash_attn(module.queries(q), k, v, module(q), **settings)
-        return biased_flash_attn(
-            q, k, v, module(q, k), causal=False, scale=module.scale, **settings
-        )
+        bias = module(x, q, k)
+        return biased_flash_attn(module.queries(q), k, v, bias, scale=module.scale, **settings)
 
     return Training(inputs, attend, module)
 

@@ -153,7 +153,7 @@ def test_equals_the_layers_of_inkling_2(layer, monkeypatch):
 def test_decoding_steps_continue_positions():
     bias = randomized(BandedRelative(DIM, HEADS, extent=4, rank=2, log_floor=3))
     x, q = drawn(1, 9, DIM), drawn(1, HEADS, 9, HEAD_DIM)
-    whole, last = bias(x), bias(x[:, 7:], torch.arange(7, 9))
+    whole, last = bias(x), bias(x[:, 7:], positions=torch.arange(7, 9))
     torch.testing.assert_close(last.query_factors, whole.query_factors[:, :, 7:])
     torch.testing.assert_close(
         bias.queries(q[:, :, 7:], torch.tensor([[7, 8]])), bias.queries(q)[:, :, 7:]
@@ -179,7 +179,9 @@ def test_initial_values_are_those_of_the_model():
         (lambda: BandedRelative(8, 2)(torch.ones(2, 3, 9)), ValueError, r"x has shape \(2, 3, 9\)"),
         (lambda: BandedRelative(8, 2)(3), TypeError, "x must be a floating point tensor"),
         (
-            lambda: BandedRelative(8, 2, log_floor=1)(torch.ones(2, 3, 8), torch.arange(4)),
+            lambda: BandedRelative(8, 2, log_floor=1)(
+                torch.ones(2, 3, 8), positions=torch.arange(4)
+            ),
             ValueError,
             r"positions has shape \(4,\); it must be \(N,\) or \(B, N\) with N = 3",
         ),

@@ -64,7 +64,7 @@ def test_results_equal_the_pairwise_definition(settings, terms, causal):
     q, k, v = (drawn(2, HEADS, 12, HEAD_DIM) for _ in range(3))
     assert module.scale == pytest.approx((HEAD_DIM * (1 + len(terms))) ** -0.5)
     assert_same_results(
-        lambda: REFERENCE(q, k, v, module(q, k), causal=causal, scale=module.scale),
+        lambda: REFERENCE(q, k, v, module(q=q, k=k), causal=causal, scale=module.scale),
         lambda: attended(q, k, v, by_pairs(module, q, k), causal, module.scale),
         named(module, q=q, k=k, v=v),
     )
@@ -107,7 +107,7 @@ def check(layer, module: Disentangled, qkv, e, relative, x) -> None:
     def ours():
         q, k, v = qkv(x)
         o = REFERENCE(
-            *(q, k, v, module(q, k, e)),
+            *(q, k, v, module(q=q, k=k, embeddings=e)),
             causal=False,
             scale=module.scale,
             key_padding_mask=mask,
@@ -202,13 +202,13 @@ def test_initial_values_are_those_of_the_authors():
             "buckets is 14; it must be None or even, from 4 to 12",
         ),
         (
-            lambda: Disentangled(8, 2)(torch.ones(1, 2, 5, 4), torch.ones(1, 1, 5, 4)),
+            lambda: Disentangled(8, 2)(q=torch.ones(1, 2, 5, 4), k=torch.ones(1, 3, 5, 4)),
             ValueError,
-            r"k has shape \(1, 1, 5, 4\); it must be \(B, 2, N, 4\)",
+            r"k has shape \(1, 3, 5, 4\); it must be \(B, 2, N, 4\)",
         ),
         (
             lambda: Disentangled(8, 2, max_distance=3)(
-                *(torch.ones(1, 2, 5, 4), torch.ones(1, 2, 5, 4), torch.ones(5, 8))
+                q=torch.ones(1, 2, 5, 4), k=torch.ones(1, 2, 5, 4), embeddings=torch.ones(5, 8)
             ),
             ValueError,
             r"embeddings has shape \(5, 8\); it must be \(6, 8\)",

@@ -81,9 +81,9 @@ def test_groups_of_heads_equal_all_heads(name):
 def test_heads_of_a_relative_bias(name):
     q, k = torch.randn(2, 2, HEADS, 9, 4)
     bias = {
-        "xl": lambda: biases.TransformerXL(HEADS, 4)(q),
-        "disentangled": lambda: biases.Disentangled(8, HEADS, 4, max_distance=3)(q, k),
-        "shaw": lambda: biases.Shaw(HEADS, 4)(q),
+        "xl": lambda: biases.TransformerXL(HEADS, 4)(q=q),
+        "disentangled": lambda: biases.Disentangled(8, HEADS, 4, max_distance=3)(q=q, k=k),
+        "shaw": lambda: biases.Shaw(HEADS, 4)(q=q),
     }[name]()
     some = of_heads(bias, 2, 5)
     assert some.num_heads == 3

@@ -184,9 +184,7 @@ MODULES = {
 @pytest.mark.parametrize("name", MODULES)
 def test_modules_compile_without_graph_breaks(name):
     module, geometry = MODULES[name](), Geometry(9, 9, False)
-    inputs = [torch.randn(2, 9, 8)]
-    if name not in ("banded", "gated_table"):
-        inputs = [*torch.randn(1 + (name == "disentangled"), 2, 2, 9, 4)]
+    inputs = torch.randn(2, 9, 8), *torch.randn(2, 2, 2, 9, 4)
 
     def tensors(*inputs):
         return module(*inputs).lower(geometry, torch.float32, None).tensors

@@ -48,7 +48,7 @@ def test_results_equal_the_pairwise_definition(lengths, sides, causal):
         return attended(q, k, v, dense, False, HEAD_DIM**-0.5)
 
     assert_same_results(
-        lambda: REFERENCE(q, k, v, bias(q), causal=causal),
+        lambda: REFERENCE(q, k, v, bias(q=q), causal=causal),
         exact,
         named(bias, q=q, k=k, v=v),
     )
@@ -74,7 +74,7 @@ def test_equals_the_layers_of_w2v_bert():
 
     def ours():
         q, k, v = (heads_of(f(x)) for f in (layer.linear_q, layer.linear_k, layer.linear_v))
-        o = REFERENCE(q, k, v, bias(q), causal=False)
+        o = REFERENCE(q, k, v, bias(q=q), causal=False)
         return layer.linear_out(o.transpose(1, 2).flatten(2))
 
     assert_same_results(ours, lambda: layer(x)[0], named(layer, x=x))
@@ -96,7 +96,7 @@ def test_equals_the_layers_of_speecht5():
         del bias.distance_embedding.weight
         bias.distance_embedding.weight = positions.pe_k.weight.flip(0)
         q, k, v = (heads_of(f(x)) for f in (layer.q_proj, layer.k_proj, layer.v_proj))
-        o = REFERENCE(q, k, v, bias(q), causal=False)
+        o = REFERENCE(q, k, v, bias(q=q), causal=False)
         return layer.out_proj(o.transpose(1, 2).flatten(2))
 
     def exact():
@@ -121,8 +121,8 @@ def test_initial_values_of_shaw():
         (lambda: Shaw(2, 8, -1), ValueError, "left must be 0 or more, not -1"),
         (lambda: Shaw(2, 8, 3, 1.5), TypeError, "right must be an int"),
         (lambda: Shaw(2, 8, scale="x"), TypeError, "scale must be a number"),
-        (lambda: Shaw(2, 8)(torch.ones(1, 3, 5, 8)), ValueError, r"q has shape \(1, 3, 5, 8\)"),
-        (lambda: Shaw(2, 8)(torch.ones(5, 8)), ValueError, r"it must be \(B, 2, N, 8\)"),
+        (lambda: Shaw(2, 8)(q=torch.ones(1, 3, 5, 8)), ValueError, r"q has shape \(1, 3, 5, 8\)"),
+        (lambda: Shaw(2, 8)(q=torch.ones(5, 8)), ValueError, r"it must be \(B, 2, N, 8\)"),
     ],
 )
 def test_errors_name_the_argument(make, error, message):

@@ -73,7 +73,7 @@ def test_results_equal_the_pairwise_definition(lengths, settings, causal):
         return attended(q + xl.u[:, None], k, v, dense, False, xl.scale)
 
     assert_same_results(
-        lambda: REFERENCE(xl.queries(q), k, v, xl(q), causal=causal, scale=xl.scale),
+        lambda: REFERENCE(xl.queries(q), k, v, xl(q=q), causal=causal, scale=xl.scale),
         exact,
         named(xl, q=q, k=k, v=v),
     )
@@ -85,7 +85,7 @@ def heads_of(x: torch.Tensor) -> torch.Tensor:
 
 def attention_of(xl: TransformerXL, linears, x: torch.Tensor) -> torch.Tensor:
     q, k, v = (heads_of(linear(x)) for linear in linears[:3])
-    o = REFERENCE(xl.queries(q), k, v, xl(q), causal=False)
+    o = REFERENCE(xl.queries(q), k, v, xl(q=q), causal=False)
     return linears[3](o.transpose(1, 2).flatten(2))
 
 
@@ -195,7 +195,7 @@ def test_initial_values_are_those_of_the_authors():
         (lambda: TransformerXL(2, 8, order="x"), ValueError, "order is 'x'; it must be one of"),
         (lambda: TransformerXL(2, 130), ValueError, "head_dim is 130; it must be at most 128"),
         (lambda: TransformerXL(2, 8, max_distance=0), ValueError, "max_distance must be positive"),
-        (lambda: TransformerXL(2, 8)(torch.ones(1, 2, 5, 9)), ValueError, "q has shape"),
+        (lambda: TransformerXL(2, 8)(q=torch.ones(1, 2, 5, 9)), ValueError, "q has shape"),
         (lambda: TransformerXL(2, 8).queries([1]), TypeError, "q must be a floating point tensor"),
     ],
 )

@@ -15,13 +15,14 @@ from click.testing import CliRunner, Result
 
 from biased_flash_attn import backends, biases
 from biased_flash_attn.backends import reference
+from biased_flash_attn.biases import NAMED, QUERY_BIASES
 from biased_flash_attn.cli import accuracy, baselines, main, text
 from biased_flash_attn.cli import cost as measuring
 from biased_flash_attn.cli.cost import CLEAR_REFS, cost, resident
 from biased_flash_attn.cli.plot import HEAD_DIM, bias_of, random_layer
 from biased_flash_attn.extrapolation import normalized_receptive_field, predict
 from biased_flash_attn.forms import Geometry
-from biased_flash_attn.nn.named_biases import NAMED, QUERY_DEPENDENT, LayerBias
+from biased_flash_attn.nn.named_biases import applied, make
 from tests.project.test_docs import ROOT, assert_same_output
 
 MEBIBYTE = 2**20
@@ -56,10 +57,24 @@ def test_plot_saves_a_picture(invoke, tmp_path, name):
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize(
+    ("name", "output"),
+    [
+        ("alibi(shift=6)", "alibi(shift=6).png"),
+        ("tests.nn.test_modules:Gate", "Gate.png"),
+        ("biased_flash_attn.biases:Shaw", "new/folder/shaw.png"),
+    ],
+)
+def test_plot_takes_arguments_classes_and_folders(invoke, tmp_path, name, output):
+    options = ["--output", output] if "/" in output else []
+    succeeded(invoke("plot", name, "--heads", "2", "--length", "20", *options))
+    assert (tmp_path / output).exists()
+
+
 @pytest.mark.parametrize("name", ["alibi", "cable"])
 @pytest.mark.parametrize("length", [40, 300])
 def test_heat_map_is_the_mean_of_exp_of_the_bias(pictures, name, length):
-    bias = NAMED[name].make(2, 32)(torch.randn(1, length, 32))
+    bias = make(NAMED[name], 2, 32)(torch.randn(1, length, 32))
     pairs = torch.from_numpy(pictures.weights(bias, length))
     n = min(length, pictures.MAPPED)
     with torch.no_grad():
@@ -75,10 +90,10 @@ def test_plots_are_limited_to_biases_that_matter(pictures):
     assert figure.axes[0].get_ylim() == (pictures.LOWEST, 1)
 
 
-@pytest.mark.parametrize("name", QUERY_DEPENDENT)
+@pytest.mark.parametrize("name", QUERY_BIASES)
 @pytest.mark.parametrize("length", [40, 300])
 def test_rows_are_those_of_the_last_queries(pictures, name, length):
-    module, layer = LayerBias(name, 2, 2 * HEAD_DIM), random_layer(2, length)
+    module, layer = make(NAMED[name], 2, 2 * HEAD_DIM), random_layer(2, length)
     last = bias_of(module, layer, min(length, pictures.MAPPED))
     with torch.no_grad():
         dense = bias_of(module, layer, length).dense(length, length)
@@ -103,9 +118,12 @@ def test_curves_of_queries_are_drawn_by_distance(pictures):
 
 def test_plot_of_an_unknown_bias_lists_the_known_ones(invoke):
     result = invoke("plot", "rope")
-    assert result.exit_code != 0
+    assert result.exit_code == 2
     for name in ("rope", *NAMED):
         assert name in result.output
+    result = invoke("plot", "rotary")
+    assert result.exit_code == 2
+    assert "rotary has no bias to draw" in result.output
 
 
 def test_plot_without_matplotlib_says_what_to_install(tmp_path):
@@ -200,7 +218,7 @@ def test_predict_refuses(invoke, arguments, message):
 
 @pytest.mark.parametrize(
     "name",
-    ["fire", "cable", *QUERY_DEPENDENT, "biased_flash_attn.biases:Shaw", "rotary", "rope"],
+    ["fire", "cable", *QUERY_BIASES, "biased_flash_attn.biases:Shaw", "rotary", "rope"],
 )
 def test_theory_refuses_biases_without_a_formula_of_the_distance(invoke, name):
     result = invoke("theory", name)
@@ -231,22 +249,21 @@ def test_demo_fails_if_a_result_is_wrong(invoke, monkeypatch):
 @pytest.mark.parametrize("name", NAMED)
 def test_sampled_exact_attention_equals_whole_attention(name):
     layer = text.embedded(text.library_source(50), 2, 16, torch.float64)
-    module = LayerBias(name, 2, 32).double()
+    module = make(NAMED[name], 2, 32).double()
     sample = accuracy.Sample(layer, n_queries=7)
     sampled = sample.exact(module, layer).values
 
     o = whole_attention(module, layer)[:, :, sample.queries]
     torch.testing.assert_close(sampled["o"], o.detach())
-    parameters = dict(module.named_parameters())
-    leaves = {"q": layer.q, "k": layer.k, "v": layer.v, **parameters}
+    leaves = accuracy.differentiated(module, layer)
     gradients = torch.autograd.grad(o, leaves.values(), sample.grad)
     for leaf, gradient in zip(leaves, gradients, strict=True):
         torch.testing.assert_close(sampled[leaf], gradient)
 
 
-def whole_attention(module: LayerBias, layer: text.Layer) -> torch.Tensor:
+def whole_attention(module: biases.Bias, layer: text.Layer) -> torch.Tensor:
     """Naive attention of all queries at once, in float64."""
-    q, bias, scale = module(layer.x, layer.q, layer.k)
+    q, bias, scale = applied(module, layer.x, layer.q, layer.k)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     lengths = q.shape[2], layer.k.shape[2]
     dense, geometry = bias.dense(*lengths), Geometry(*lengths)
@@ -256,14 +273,14 @@ def whole_attention(module: LayerBias, layer: text.Layer) -> torch.Tensor:
 @pytest.mark.parametrize("name", NAMED)
 def test_naive_attention_equals_the_reference(name):
     layer = text.embedded(text.library_source(60), 2, 16, torch.float64)
-    module = larger(LayerBias(name, 2, 32).double())
+    module = larger(make(NAMED[name], 2, 32).double())
     for part in (layer, layer.ending_with(40)):
         found, exact = baselines.naive(module, part), whole_attention(module, part)
         # The matrices of biases are float32.
         torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-5)
 
 
-def larger(module: LayerBias) -> LayerBias:
+def larger(module: biases.Bias) -> biases.Bias:
     """With parameters unlike those at the start, some of which are too small to matter."""
     with torch.no_grad():
         for parameter in module.parameters():
@@ -274,7 +291,7 @@ def larger(module: LayerBias) -> LayerBias:
 @pytest.mark.parametrize("name", NAMED)
 def test_errors_are_tolerated_at_a_length_that_shows_accumulated_rounding(name, seed):
     layer = text.embedded(text.library_source(1500), 4, 16, torch.float32)
-    module = LayerBias(name, 4, 64)
+    module = make(NAMED[name], 4, 64)
     sample = accuracy.Sample(layer)
     exact = sample.exact(module, layer)
     errors = accuracy.errors(sample.ours(module, layer), exact)
@@ -284,16 +301,16 @@ def test_errors_are_tolerated_at_a_length_that_shows_accumulated_rounding(name, 
 
 def test_a_query_with_one_key_leaves_no_rounding_in_gradients(seed):
     layer = text.embedded(text.library_source(1), 8, 64, torch.float32)
-    module, sample = LayerBias("alibi", 8, 512), accuracy.Sample(layer)
+    module, sample = biases.ALiBi(8), accuracy.Sample(layer)
     assert accuracy.errors(sample.ours(module, layer), sample.exact(module, layer))["k"] == 0
 
 
 def test_size_of_a_gradient_is_that_of_its_terms(seed):
     """Terms of opposite signs cancel: here entirely, because the bias is the same for all keys."""
     layer = text.embedded(text.library_source(40), 2, 16, torch.float64)
-    exact = accuracy.Sample(layer).exact(LayerBias("fire", 2, 32), layer)
-    assert exact.values["bias.bias.mlp.2.bias"].abs().max() < 1e-14
-    assert exact.sizes["bias.bias.mlp.2.bias"] > 0.1
+    exact = accuracy.Sample(layer).exact(biases.FIRE(2), layer)
+    assert exact.values["bias.mlp.2.bias"].abs().max() < 1e-14
+    assert exact.sizes["bias.mlp.2.bias"] > 0.1
 
 
 class Memory:

@@ -21,12 +21,12 @@ MODULES = {
         lambda: biases.NormalizedBias.from_function(torch.sin, H, init_length=30),
         lambda m, x, q: m,
     ),
-    "sinusoid": (lambda: biases.TransformerXL(H, D), lambda m, x, q: m(q)),
-    "trained": (lambda: biases.TransformerXL(H, D, max_distance=9), lambda m, x, q: m(q)),
-    "shaw": (lambda: biases.Shaw(H, D, 70), lambda m, x, q: m(q)),
+    "sinusoid": (lambda: biases.TransformerXL(H, D), lambda m, x, q: m(q=q)),
+    "trained": (lambda: biases.TransformerXL(H, D, max_distance=9), lambda m, x, q: m(q=q)),
+    "shaw": (lambda: biases.Shaw(H, D, 70), lambda m, x, q: m(q=q)),
     "disentangled": (
         lambda: biases.Disentangled(DIM, H, max_distance=90, buckets=32, terms=("c2p",)),
-        lambda m, x, q: m(q, q),
+        lambda m, x, q: m(q=q, k=q),
     ),
     "gated": (lambda: biases.GatedTable(DIM, H, 32, 90), lambda m, x, q: m(x)),
     "band": (lambda: biases.BandedRelative(DIM, H, 80), lambda m, x, q: m(x)),
@@ -175,7 +175,7 @@ def test_nan_of_new_distances_is_refused():
 def test_functions_whose_parameters_need_gradients_are_refused():
     module, _ = made("sinusoid")
     cache, parts = KVCache(1, HKV, D), []
-    steps(lambda x, q: module(q), [9], cache, parts)
+    steps(lambda x, q: module(q=q), [9], cache, parts)
     _, q, k, v = tokens(1)
     bias = biases.RelativeBias(q, module.table)
     with pytest.raises(ValueError, match="bias requires gradients"):

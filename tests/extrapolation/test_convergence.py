@@ -228,7 +228,7 @@ def test_fit_of_a_logarithm_is_exact():
             "bias is a Shaw; it must be a function",
         ),
         (
-            lambda: convergence(biases.Shaw(2, 8)(torch.ones(1, 2, 3, 8))),
+            lambda: convergence(biases.Shaw(2, 8)(q=torch.ones(1, 2, 3, 8))),
             TypeError,
             "bias is a RelativeBias; it must be a function of the distance",
         ),

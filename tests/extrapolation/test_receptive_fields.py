@@ -16,7 +16,7 @@ from biased_flash_attn.extrapolation import (
     cumulative_gradient,
     empirical_receptive_field,
 )
-from biased_flash_attn.nn import BASELINES, BIASES, CausalLM, Encoder, Positions
+from biased_flash_attn.nn import BASELINES, CausalLM, Encoder, Positions
 from tests.support.numerics import assert_close_to_float64
 
 HEADS, DIM, VOCABULARY = 4, 24, 19
@@ -30,7 +30,7 @@ def causal_lm(scheme: str | Positions, layers: int = 2) -> CausalLM:
     return model
 
 
-@pytest.mark.parametrize("scheme", [*BIASES, *BASELINES, "window(5)"])
+@pytest.mark.parametrize("scheme", [*biases.NAMED, *BASELINES, "window(5)"])
 def test_cumulative_gradient_equals_sums_of_jacobian_norms(scheme):
     model, tokens = causal_lm(scheme), torch.randint(VOCABULARY, (2, 13))
     embedding = model.embedding.tokens
@@ -147,10 +147,13 @@ def test_attention_masses_are_those_of_each_layer():
 
 
 def test_attention_masses_are_those_of_the_layers_own_scale():
-    def call(module, x, q, k):
-        return q, None, 5.0
+    class Scaled(biases.Bias):
+        scale = 5.0
 
-    scheme = Positions(bias=lambda heads, dim: nn.Identity(), call=call)
+        def forward(self, x=None, q=None, k=None) -> None:
+            return None
+
+    scheme = Positions(bias=lambda heads, dim: Scaled())
     model, tokens = causal_lm(scheme, layers=1), torch.randint(VOCABULARY, (2, 21))
     layer, states = model.blocks[0].attention, model.blocks[0].norms[0](model.embedding(tokens))
     heads = layer.project(states).unflatten(-1, (-1, layer.head_dim)).transpose(1, 2)

@@ -13,19 +13,18 @@ from torch.nn import functional
 from biased_flash_attn import biases
 from biased_flash_attn.nn import (
     BASELINES,
-    BIASES,
     BiasedAttention,
     CausalLM,
     Encoder,
-    Positions,
     positions,
 )
 from tests.support import oracles
 from tests.support.numerics import assert_close_to_float64
 
 DIM, HEADS, KV_HEADS, VOCABULARY = 24, 4, 2, 19
-SCHEMES = (*BIASES, *BASELINES, "window(5)")
-TWO_SIDED = (*BIASES, *BASELINES)
+SCALED = "banded_relative(log_floor=3)"  # by positions, with the logits
+SCHEMES = (*biases.NAMED, *BASELINES, "window(5)", SCALED)
+TWO_SIDED = (*biases.NAMED, *BASELINES)
 
 
 class Quadratic(biases.DistanceBias):
@@ -35,14 +34,14 @@ class Quadratic(biases.DistanceBias):
         return -0.01 * d**2
 
 
-class Gate(nn.Module):
+class Gate(biases.Bias):
     """A custom bias of hidden states."""
 
     def __init__(self, dim: int, num_heads: int):
         super().__init__()
         self.linear = nn.Linear(dim, num_heads)
 
-    def forward(self, x: Tensor) -> biases.CumulativeBias:
+    def forward(self, x=None, q=None, k=None) -> biases.CumulativeBias:
         return biases.CumulativeBias(-self.linear(x).mT.square())
 
 
@@ -71,17 +70,22 @@ def written_out(layer: BiasedAttention, x: Tensor, causal: bool) -> Tensor:
         visible = visible & (d < layer.window)
     dense = torch.zeros(HEADS, n, n, dtype=x.dtype)
     u = torch.zeros(HEADS, head_dim, dtype=x.dtype)
+    scale = 1 / math.sqrt(head_dim)
     if isinstance(layer.bias, biases.Cable):
         parameters = dict(layer.bias.named_parameters())
         entry = oracles.cable(
             weighted=layer.bias.w_s is not None, kernel=layer.bias.kernel is not None
         )
         dense = oracles.every_pair(lambda h, p, j: entry(parameters, x, h, p, j), HEADS, n, n)
-    elif isinstance(layer.bias, (biases.Shaw, biases.TransformerXL)):
-        dense = layer.bias(q.unflatten(-1, (HEADS, -1)).transpose(0, 1)[None]).dense(n, n)[0]
-        u = getattr(layer.bias, "u", u)
     elif layer.bias is not None:
-        dense = layer.bias(x[None]).dense(n, n).reshape(HEADS, n, n)
+        of_heads = (t.unflatten(-1, (-1, head_dim)).transpose(0, 1)[None] for t in (q, k))
+        dense = layer.bias(x[None], *of_heads).dense(n, n).expand(1, HEADS, n, n)[0]
+        u = getattr(layer.bias, "u", u)
+    if isinstance(layer.bias, biases.Disentangled):
+        scale = 1 / math.sqrt(3 * head_dim)
+    if getattr(layer.bias, "log_floor", None):
+        floor, alpha = layer.bias.log_floor, layer.bias.log_alpha
+        q = q * x.new_tensor([[1 + alpha * math.log(max(1, (p + 1) / floor))] for p in range(n)])
     heads = []
     for h in range(HEADS):
         shared = h * KV_HEADS // HEADS
@@ -89,7 +93,7 @@ def written_out(layer: BiasedAttention, x: Tensor, causal: bool) -> Tensor:
         q_h, k_h, v_h = (t[:, s][:, :head_dim] for t, s in ((q, part), (k, group), (v, group)))
         if layer.rotary:
             q_h, k_h = rotated(q_h), rotated(k_h)
-        logits = (q_h + u[h]) @ k_h.T / math.sqrt(head_dim) + dense[h]
+        logits = (q_h + u[h]) @ k_h.T * scale + dense[h]
         heads.append(logits.masked_fill(~visible, -math.inf).softmax(-1) @ v_h)
     return layer.out(torch.cat(heads, -1))
 
@@ -246,31 +250,14 @@ def test_custom_biases_are_named_by_their_path(scheme):
     assert causal_lm(scheme)(torch.randint(VOCABULARY, (1, 7))).shape == (1, 7, VOCABULARY)
 
 
-def test_a_module_may_determine_the_scale():
-    """DeBERTa's, which is called on queries and keys."""
-
-    def call(module, x, q, k):
-        return q, module(q, k), module.scale
-
-    scheme = Positions(bias=lambda heads, dim: biases.Disentangled(dim, heads), call=call)
-    layer = larger(BiasedAttention(DIM, HEADS, scheme, causal=False).double())
-    x = torch.randn(2, 9, DIM, dtype=torch.float64)
-    q, k, v = layer.project(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-    logits = q @ k.mT / math.sqrt(3 * DIM / HEADS) + layer.bias(q, k).dense(9, 9)
-    heads = (logits.softmax(-1) @ v).transpose(1, 2).flatten(2)
-    exact, terms = with_terms(layer.out, layer.out, heads)
-    assert_close_to_float64(layer(x), exact, None, "disentangled", terms)
-
-
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
         (
-            lambda: positions("disentangled"),
+            lambda: positions("rope"),
             ValueError,
-            "positions is 'disentangled'; it may be none, .*, shaw, transformer_xl, gated_table$",
+            "positions is 'rope'; it may be none, sinus.*, disentangled, gated_table$",
         ),
-        (lambda: positions("rope"), ValueError, "positions is 'rope'; it may be none, sinus"),
         (lambda: positions(7), TypeError, "positions is 7; it must be a name"),
         (
             lambda: positions("tests.nn.test_modules:Nothing"),

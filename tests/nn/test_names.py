@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from biased_flash_attn import biases
-from biased_flash_attn.nn import BASELINES, BIASES, CausalLM, positions
+from biased_flash_attn.nn import BASELINES, CausalLM, positions
 from biased_flash_attn.nn.positions import split_names
 
 
 def curve(scheme: str, num_heads: int = 3) -> torch.Tensor:
     """The bias of a scheme at some distances."""
-    made = positions(scheme).bias(num_heads, 8 * num_heads).bias
+    made = positions(scheme).bias(num_heads, 8 * num_heads)
     return made.curve(torch.arange(50, dtype=torch.float64))
 
 
@@ -42,7 +42,7 @@ def test_windows_have_a_width():
 def test_options_of_biases_of_content_and_of_ones_own_are_passed_on():
     cable = positions("cable(activation='softplus', weighted=False)").bias(2, 16)
     assert (cable.activation, cable.w_s) == ("softplus", None)
-    own = positions("biased_flash_attn.biases:T5(num_buckets=8)").bias(2, 16).bias
+    own = positions("biased_flash_attn.biases:T5(num_buckets=8)").bias(2, 16)
     assert own.num_buckets == 8
     with pytest.raises(ValueError, match=r"biases:T5 takes the keyword arguments num_buckets, max"):
         positions("biased_flash_attn.biases:T5(buckets=8)")
@@ -72,7 +72,10 @@ def test_lists_are_split_between_names():
             "rope(base=9)",
             "it may be none, sinusoidal, learned, rotary, window(WIDTH), module:Class",
         ),
-        ("disentangled(buckets=9)", "it may be none"),
+        (
+            "disentangled(bucket=9)",
+            "with bucket; disentangled takes the keyword arguments head",
+        ),
         ("alibi(shift=", "it may be none"),
     ],
 )
@@ -112,7 +115,7 @@ def test_values_are_checked_by_the_class():
 
 
 def test_every_name_takes_an_empty_list_of_arguments():
-    for name in (*BIASES, *BASELINES):
+    for name in (*biases.NAMED, *BASELINES):
         first, second = positions(name), positions(f"{name}()")
         assert (first.embedding, first.rotary) == (second.embedding, second.rotary)
         assert (first.bias is None) == (second.bias is None)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from biased_flash_attn import nn
+from biased_flash_attn import biases
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -33,7 +33,7 @@ def test_serve(window):
     options = ["--window", str(window)] if window else []
     done = run("serve.py", "--steps", "2", "--tokens", "26", *options)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("26 steps with equal logits") == len(nn.BIASES)
+    assert done.stdout.count("26 steps with equal logits") == len(biases.NAMED)
 
 
 @pytest.mark.slow

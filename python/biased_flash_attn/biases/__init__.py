@@ -2,6 +2,7 @@
 
 from .alibi import ALiBi
 from .banded import BandedRelative
+from .base import Bias
 from .cable import Cable, CableNW, KernelizedCable
 from .cumulative import CumulativeBias
 from .dense import DenseBias
@@ -45,14 +46,29 @@ CONTEXT_BIASES = {
     "forget_gate": ForgetGate,
 }
 
+# Constructed with num_heads and dim or head_dim: their values depend on the content of the query,
+# and not only on what is between it and a key.
+QUERY_BIASES = {
+    "banded_relative": BandedRelative,
+    "shaw": Shaw,
+    "transformer_xl": TransformerXL,
+    "disentangled": Disentangled,
+    "gated_table": GatedTable,
+}
+
+NAMED = POSITION_BIASES | CONTEXT_BIASES | QUERY_BIASES
+
 __all__ = [
     "CONTEXT_BIASES",
     "DISTANCE_BIASES",
     "FIRE",
+    "NAMED",
     "POSITION_BIASES",
+    "QUERY_BIASES",
     "T5",
     "ALiBi",
     "BandedRelative",
+    "Bias",
     "Cable",
     "CableNW",
     "ClippedTable",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from .base import Bias
 from .parameters import finite, positive_int
-from .relative import RelativeBias, check_states, rank_of
+from .relative import RelativeBias, rank_of, states_of_queries
 
 _STD = 0.02
 
 
-class BandedRelative(nn.Module):
+class BandedRelative(Bias):
     """b_ij = tau_i sum_r (W_r x_i)[h, r] P[r, d] for distances 0 <= d < extent, otherwise 0.
 
     It is the bias of Inkling (Thinking Machines Lab, 2026). The `rank` profiles P are functions of
@@ -41,6 +42,8 @@ class BandedRelative(nn.Module):
     Raises TypeError or ValueError for invalid arguments.
     """
 
+    inputs = ("x", "positions")
+
     def __init__(
         self,
         dim: int,
@@ -68,14 +71,25 @@ class BandedRelative(nn.Module):
         if max_norm is not None:
             self.clip_scale = nn.Parameter(torch.ones(num_heads, rank))
 
-    def forward(self, x: Tensor, positions: Tensor | None = None) -> RelativeBias:
-        """The bias for the queries of hidden states x (B, N, dim).
+    def forward(
+        self,
+        x: Tensor | None = None,
+        q: Tensor | None = None,
+        k: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+    ) -> RelativeBias:
+        """The bias for the queries of hidden states x (B, N, dim): those of the last Nq if q is
+        given.
 
-        positions: p_i, (N,) or (B, N), for the scaling with log_floor; 0 to N - 1 by default. In
-        decoding, they continue those of the cached tokens.
+        positions: p_i, (Nq,) or (B, Nq), for the scaling with log_floor; by default those of the
+        last Nq of N tokens. In decoding, they continue those of the cached tokens.
         """
-        check_states(x, self.r_proj.in_features)
-        factors = self.r_proj(x).unflatten(-1, (self.num_heads, self.rank)).transpose(1, 2)
+        states = states_of_queries(x, q, self.r_proj.in_features)
+        if positions is None:
+            n_key = x.shape[1]
+            positions = torch.arange(n_key - states.shape[1], n_key, device=x.device)
+        factors = self.r_proj(states).unflatten(-1, (self.num_heads, self.rank)).transpose(1, 2)
         if self.clip_scale is not None:
             factors = self._clipped(factors)
         return RelativeBias(self.queries(factors, positions), self.proj[None])

@@ -12,13 +12,14 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.functional import relu, softplus
 
+from .base import Bias
 from .cumulative import CumulativeBias, per_head
 from .parameters import finite, positive_int
 
 ACTIVATIONS = {"relu": relu, "softplus": softplus}
 
 
-class Cable(nn.Module):
+class Cable(Bias):
     """b_ij = -g_i (S_i - S_j), S = cumsum(relu(x w_c)), g = softplus(x w_s).
 
     activation="softplus" replaces the relu, and weighted=False omits g. bias=True adds a bias to
@@ -28,6 +29,7 @@ class Cable(nn.Module):
     init=0.02).
     """
 
+    inputs = ("x",)
     kernel: str | None = None
 
     def __init__(
@@ -56,7 +58,9 @@ class Cable(nn.Module):
         for name, x in self.named_parameters():
             nn.init.zeros_(x) if name.endswith("bias") else nn.init.normal_(x, 0, std)
 
-    def forward(self, x: Tensor) -> CumulativeBias:
+    def forward(
+        self, x: Tensor | None = None, q: Tensor | None = None, k: Tensor | None = None
+    ) -> CumulativeBias:
         """The bias for hidden states x (B, N, dim) of the N keys."""
         linears = (self.w_c,) if self.w_s is None else (self.w_c, self.w_s)
         steps, *gains = per_head(x, *linears)

@@ -10,10 +10,12 @@ from torch import Tensor, nn
 
 from ..forms import Cumulative, Geometry
 from ..forms.cumulative import KERNELS
+from ..summary import ShownByShapes
+from .base import check_given
 
 
-@dataclass(frozen=True, eq=False)
-class CumulativeBias:
+@dataclass(frozen=True, eq=False, repr=False)
+class CumulativeBias(ShownByShapes):
     """beta_ij = g_i * (sum of steps_t over j < t <= p_i), optionally with an outer function.
 
     For keys after the query the sum is over p_i < t <= j.
@@ -87,6 +89,7 @@ def per_head(x: Tensor, *linears: nn.Linear) -> tuple[Tensor, ...]:
     The computation is in float32 at least, also under autocast: an error in a step propagates to
     the bias of every later pair. One product serves all layers, which have the same shape.
     """
+    check_given("x", x)
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise TypeError(f"x must be a floating point tensor, not {described(x)}")
     dim = linears[0].in_features

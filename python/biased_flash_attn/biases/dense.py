@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from ..forms import Dense, Geometry
+from ..summary import ShownByShapes
 
 
-@dataclass(frozen=True, eq=False)
-class DenseBias:
+@dataclass(frozen=True, eq=False, repr=False)
+class DenseBias(ShownByShapes):
     """b_ij = tensor[i, j].
 
     The tensor is read in place, in its own dtype. Its gradient has the same shape and is computed

@@ -8,13 +8,14 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from .base import Bias
 from .parameters import positive_int
-from .relative import RelativeBias, check_heads, rank_of
+from .relative import RelativeBias, check_heads, check_tensor, rank_of
 
 TERMS = ("c2p", "p2c")
 
 
-class Disentangled(nn.Module):
+class Disentangled(Bias):
     """b_ij = scale (q_i . W_k e[s(i - j)] + k_j . W_q e[s(i - j)]), with trained embeddings e.
 
     The terms are content to position, "c2p", and position to content, "p2c". With both, scale is
@@ -42,6 +43,8 @@ class Disentangled(nn.Module):
 
     Raises TypeError or ValueError for invalid arguments.
     """
+
+    inputs = ("q", "k")
 
     def __init__(
         self,
@@ -78,8 +81,16 @@ class Disentangled(nn.Module):
         for name, x in self.named_parameters():
             nn.init.zeros_(x) if name.endswith("bias") else nn.init.normal_(x, 0, 0.02)
 
-    def forward(self, q: Tensor, k: Tensor, embeddings: Tensor | None = None) -> RelativeBias:
-        """The bias for q and k (B, num_heads, N, head_dim).
+    def forward(
+        self,
+        x: Tensor | None = None,
+        q: Tensor | None = None,
+        k: Tensor | None = None,
+        *,
+        embeddings: Tensor | None = None,
+    ) -> RelativeBias:
+        """The bias for q (B, num_heads, N, head_dim) and k, which may have fewer heads that divide
+        those of q.
 
         embeddings: e (2 * span, dim), if not embeddings.weight: DeBERTa v2 normalizes it.
         """
@@ -89,6 +100,9 @@ class Disentangled(nn.Module):
                 f" {tuple(self.embeddings.weight.shape)}"
             )
         check_heads("q", q, self.num_heads, self.head_dim)
+        check_tensor("k", k, 4, f"(B, {self.num_heads}, N, {self.head_dim})")
+        if 0 < k.shape[1] < self.num_heads and self.num_heads % k.shape[1] == 0:
+            k = k.repeat_interleave(self.num_heads // k.shape[1], dim=1)
         check_heads("k", k, self.num_heads, self.head_dim)
         arguments = {"first": -self.max_distance, "end": self.max_distance + 1, "beyond": "last"}
         for side, x, linear, table in (

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..forms import Distance, Geometry
+from .base import Bias
 from .parameters import positive_int
 from .receptive_field import tail
 from .tabulated import Tabulated
 
 
-class PositionBias(nn.Module):
+class PositionBias(Bias):
     """A bias that depends only on positions: the same for every sequence of a batch.
 
     num_heads is a positive int; otherwise ValueError or TypeError is raised.
@@ -29,6 +30,12 @@ class PositionBias(nn.Module):
     def __init__(self, num_heads: int):
         super().__init__()
         self.num_heads = positive_int("num_heads", num_heads)
+
+    def forward(
+        self, x: Tensor | None = None, q: Tensor | None = None, k: Tensor | None = None
+    ) -> PositionBias:
+        """The bias itself."""
+        return self
 
     def lower(self, geometry: Geometry, dtype: torch.dtype, device: torch.device | str | None):
         """The form of this bias over a geometry, in dtype (float32 or float64)."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from .base import Bias
 from .parameters import positive_int
-from .relative import RelativeBias, check_states
+from .relative import RelativeBias, states_of_queries
 from .tables import T5
 
 
-class GatedTable(nn.Module):
+class GatedTable(Bias):
     """b_ij = g_i t[bucket(i - j)], with the two-sided buckets of T5 and a gate g from the query.
 
     Each head's channels x_i of the hidden states determine its gate, g_i = a_i (b_i c - 1) + 2. a_i
@@ -30,6 +31,8 @@ class GatedTable(nn.Module):
     Raises TypeError or ValueError for invalid arguments.
     """
 
+    inputs = ("x",)
+
     def __init__(self, dim: int, num_heads: int, num_buckets: int = 320, max_distance: int = 800):
         super().__init__()
         self.num_heads = positive_int("num_heads", num_heads)
@@ -41,9 +44,12 @@ class GatedTable(nn.Module):
         self.gate = nn.Linear(dim // num_heads, 8)
         self.c = nn.Parameter(torch.ones(num_heads))
 
-    def forward(self, x: Tensor) -> RelativeBias:
-        """The bias for the queries of hidden states x (B, N, dim)."""
-        check_states(x, self.dim)
+    def forward(
+        self, x: Tensor | None = None, q: Tensor | None = None, k: Tensor | None = None
+    ) -> RelativeBias:
+        """The bias for the queries of hidden states x (B, N, dim): those of the last Nq if q is
+        given."""
+        x = states_of_queries(x, q, self.dim)
         of_heads = x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         sums = self.gate(of_heads).unflatten(-1, (2, 4)).sum(-1)
         a, b = torch.sigmoid(sums).chunk(2, dim=-1)

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from ..forms import Geometry, Relative
 from ..forms.relative import BEYOND, MAX_RANK, columns
+from ..summary import ShownByShapes
+from .base import check_given
 from .cumulative import described
 from .parameters import positive_int
 from .tabulated import Tabulated
@@ -17,8 +19,8 @@ from .tabulated import Tabulated
 Table = Tensor | Callable[[Tensor], Tensor]
 
 
-@dataclass(frozen=True, eq=False)
-class RelativeBias(Tabulated):
+@dataclass(frozen=True, eq=False, repr=False)
+class RelativeBias(ShownByShapes, Tabulated):
     """b_ij = sum_r U[i, r] P[r, d] + sum_r W[j, r] Q[r, d], where d = p_i - j.
 
     U holds a vector per query and W one per key; P and Q hold a vector per distance. Either term
@@ -240,6 +242,7 @@ def nonnegative_int(name: str, value: int) -> int:
 
 def check_tensor(name: str, x: Tensor, dim: int, shape: str) -> None:
     """Validates the type and the number of dimensions of an argument."""
+    check_given(name, x)
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise TypeError(f"{name} must be a floating point tensor, not {described(x)}")
     if x.dim() != dim:
@@ -254,8 +257,16 @@ def check_heads(name: str, x: Tensor, num_heads: int, head_dim: int) -> None:
         raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be {shape}")
 
 
-def check_states(x: Tensor, dim: int) -> None:
-    """Validates that x is (B, N, dim)."""
+def states_of_queries(x: Tensor | None, q: Tensor | None, dim: int) -> Tensor:
+    """The hidden states x (B, N, dim) of the last Nq tokens, or of all of them without q."""
     check_tensor("x", x, 3, f"(B, N, {dim})")
     if x.shape[-1] != dim:
         raise ValueError(f"x has shape {tuple(x.shape)}; it must be (B, N, {dim})")
+    if q is None:
+        return x
+    check_tensor("q", q, 4, "(B, H, Nq, D)")
+    if q.shape[2] > x.shape[1]:
+        raise ValueError(
+            f"q has {q.shape[2]} tokens; it must have at most those of x, {x.shape[1]}"
+        )
+    return x[:, x.shape[1] - q.shape[2] :]

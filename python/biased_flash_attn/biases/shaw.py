@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from .base import Bias
 from .parameters import finite, positive_int
 from .relative import RelativeBias, check_heads, nonnegative_int, rank_of
 
 
-class Shaw(nn.Module):
+class Shaw(Bias):
     """b_ij = scale q_i . a[clip(j - i, -left, right)], with the vectors a trained.
 
     Called on the queries q (B, num_heads, N, head_dim), it returns their `RelativeBias`. All heads
@@ -30,6 +31,8 @@ class Shaw(nn.Module):
     Raises TypeError or ValueError for invalid arguments.
     """
 
+    inputs = ("q",)
+
     def __init__(
         self,
         num_heads: int,
@@ -47,7 +50,9 @@ class Shaw(nn.Module):
         self.distance_embedding = nn.Embedding(self.left + self.right + 1, head_dim)
         nn.init.xavier_uniform_(self.distance_embedding.weight)
 
-    def forward(self, q: Tensor) -> RelativeBias:
+    def forward(
+        self, x: Tensor | None = None, q: Tensor | None = None, k: Tensor | None = None
+    ) -> RelativeBias:
         """The bias for queries q (B, num_heads, N, head_dim)."""
         check_heads("q", q, self.num_heads, self.head_dim)
         ends = {"first": -self.right, "end": self.left + 1, "beyond": "last"}

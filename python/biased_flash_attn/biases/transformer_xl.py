@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from .base import Bias
 from .parameters import finite, positive_int
 from .relative import RelativeBias, check_heads, rank_of
 
@@ -14,7 +15,7 @@ ORDERS = ("halves", "interleaved")
 _CHUNK = 256  # distances whose sinusoids are computed at a time
 
 
-class TransformerXL(nn.Module):
+class TransformerXL(Bias):
     """Logits scale ((q_i + u) . k_j + (q_i + v) . W_r r[i - j]), with a sinusoid r.
 
     Called on the queries q (B, num_heads, N, head_dim), it returns the `RelativeBias` of the second
@@ -41,6 +42,8 @@ class TransformerXL(nn.Module):
 
     Raises TypeError or ValueError for invalid arguments.
     """
+
+    inputs = ("q",)
 
     def __init__(
         self,
@@ -72,7 +75,9 @@ class TransformerXL(nn.Module):
         for x in self.parameters():
             nn.init.normal_(x, 0, 0.02)
 
-    def forward(self, q: Tensor) -> RelativeBias:
+    def forward(
+        self, x: Tensor | None = None, q: Tensor | None = None, k: Tensor | None = None
+    ) -> RelativeBias:
         """The bias for queries q (B, num_heads, N, head_dim), to which v is added here."""
         check_heads("q", q, self.num_heads, self.head_dim)
         factors = q + self.v.to(q.dtype)[:, None]

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from .. import biased_flash_attn
+from ..biases import Bias
 from ..error_bound import error_bound
-from ..nn.named_biases import LayerBias
+from ..nn.named_biases import applied
 from .baselines import naive
 from .text import Layer
 
@@ -50,26 +51,26 @@ class Sample:
         # leave a rounding there, of numbers that are large compared with the other gradients.
         self.grad[:, :, 0] = 0
 
-    def ours(self, module: LayerBias, layer: Layer) -> dict[str, Tensor]:
+    def ours(self, module: Bias, layer: Layer) -> dict[str, Tensor]:
         """Outputs at the queries, and gradients of the layer and the module, by name."""
         o = attend(module, layer)[:, :, self.queries]
         leaves = differentiated(module, layer)
         gradients = torch.autograd.grad(o, leaves.values(), self.grad)
         return {"o": o.detach(), **dict(zip(leaves, gradients, strict=True))}
 
-    def naive(self, module: LayerBias, layer: Layer) -> dict[str, Tensor]:
+    def naive(self, module: Bias, layer: Layer) -> dict[str, Tensor]:
         """The same in plain PyTorch, in the layer's dtype."""
         totals, _ = summed(self.naive_terms(module, layer))
         return totals
 
-    def exact(self, module: LayerBias, layer: Layer) -> Exact:
+    def exact(self, module: Bias, layer: Layer) -> Exact:
         """The same in float64."""
         module = copy.deepcopy(module).double()
         layer = layer.to(torch.float64)
         totals, sizes = summed(self.exact_terms(module, layer))
         return Exact(totals, {name: float(t.abs().max()) for name, t in sizes.items()})
 
-    def naive_terms(self, module: LayerBias, layer: Layer) -> Iterator[dict[str, Tensor]]:
+    def naive_terms(self, module: Bias, layer: Layer) -> Iterator[dict[str, Tensor]]:
         """The contributions of each query."""
         leaves = differentiated(module, layer)
         for n, i in enumerate(self.queries.tolist()):
@@ -77,14 +78,14 @@ class Sample:
             gradients = torch.autograd.grad(row, leaves.values(), self.grad[:, :, n : n + 1])
             yield {"o": self.only(n, row), **dict(zip(leaves, gradients, strict=True))}
 
-    def exact_terms(self, module: LayerBias, layer: Layer) -> Iterator[dict[str, Tensor]]:
+    def exact_terms(self, module: Bias, layer: Layer) -> Iterator[dict[str, Tensor]]:
         """The contributions of each query, and those of positive and negative dS to parameters.
 
         The gradients of a query's logits sum to zero. What a parameter changes about alike for all
         keys therefore cancels within each query: entirely for a constant added to all logits.
         """
         qkv = {"q": layer.q, "k": layer.k, "v": layer.v}
-        parameters = dict(module.named_parameters())
+        parameters = parameters_of(module)
         for n, i in enumerate(self.queries.tolist()):
             last = layer.ending_with(i)
             s = exact_logits(module, last)
@@ -116,22 +117,26 @@ def summed(parts: Iterable[dict[str, Tensor]]) -> tuple[dict[str, Tensor], dict[
     return totals, sizes
 
 
-def attend(module: LayerBias, layer: Layer) -> Tensor:
+def attend(module: Bias, layer: Layer) -> Tensor:
     """The attention of a layer, (1, H, N, D)."""
-    q, bias, scale = module(layer.x, layer.q, layer.k)
+    q, bias, scale = applied(module, layer.x, layer.q, layer.k)
     return biased_flash_attn(q, layer.k, layer.v, bias, scale=scale)
 
 
-def exact_logits(module: LayerBias, layer: Layer) -> Tensor:
+def exact_logits(module: Bias, layer: Layer) -> Tensor:
     """The logits of the only query of a float64 layer, (1, H, 1, N)."""
-    q, bias, scale = module(layer.x, layer.q, layer.k)
+    q, bias, scale = applied(module, layer.x, layer.q, layer.k)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     return scale * q @ layer.k.mT + bias.dense(1, layer.k.shape[2])
 
 
-def differentiated(module: LayerBias, layer: Layer) -> dict[str, Tensor]:
+def differentiated(module: Bias, layer: Layer) -> dict[str, Tensor]:
     """The tensors whose gradients are computed, by name."""
-    return {"q": layer.q, "k": layer.k, "v": layer.v, **dict(module.named_parameters())}
+    return {"q": layer.q, "k": layer.k, "v": layer.v, **parameters_of(module)}
+
+
+def parameters_of(module: Bias) -> dict[str, Tensor]:
+    return {f"bias.{name}": parameter for name, parameter in module.named_parameters()}
 
 
 def errors(found: dict[str, Tensor], exact: Exact) -> dict[str, float]:

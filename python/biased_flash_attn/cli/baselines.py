@@ -6,14 +6,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..biases import Bias
 from ..forms import Cumulative, Geometry, Linear, Normalized, Relative
-from ..nn.named_biases import LayerBias
+from ..nn.named_biases import applied
 from .text import Layer
 
 
-def naive(module: LayerBias, layer: Layer) -> Tensor:
+def naive(module: Bias, layer: Layer) -> Tensor:
     """Attention in plain PyTorch, differentiable with respect to the parameters of the bias."""
-    q, bias, scale = module(layer.x, layer.q, layer.k)
+    q, bias, scale = applied(module, layer.x, layer.q, layer.k)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     geometry = Geometry(q.shape[2], layer.k.shape[2])
     s = (q * scale) @ layer.k.mT + dense_bias(bias, geometry).to(q.dtype)

@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from ..nn.named_biases import NAMED, LayerBias
+from ..biases import NAMED
+from ..nn.named_biases import make
 from .baselines import dense_mask, fits_memory
 from .plot import bias_of, needed
 from .text import embedded, library_source
@@ -40,7 +41,7 @@ def demo(length: int, heads: int, dtype: str, output: str):
     console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_TABLE)
     layer = embedded(library_source(length), heads, HEAD_DIM, getattr(torch, dtype))
     torch.manual_seed(0)
-    modules = {name: LayerBias(name, heads, heads * HEAD_DIM) for name in NAMED}
+    modules = {name: make(kind, heads, heads * HEAD_DIM) for name, kind in NAMED.items()}
     mask = None
     if fits_memory(heads, length, layer.q.dtype):
         mask = dense_mask(bias_of(modules["alibi"], layer, length), length, layer.q.dtype)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..nn.named_biases import LayerBias
+from ..biases import Bias
 from .accuracy import Sample, attend, differentiated, errors, tolerated
 from .baselines import naive, sdpa
 from .cost import Cost, cost
@@ -36,7 +36,7 @@ class Trial:
         return all(error <= self.tolerated[name] for name, error in self.errors.items())
 
 
-def trial(module: LayerBias, layer: Layer, mask: Tensor | None) -> Trial:
+def trial(module: Bias, layer: Layer, mask: Tensor | None) -> Trial:
     """Measures one bias. The contents of the dense mask for SDPA do not affect its cost.
 
     Without a mask the alternatives with N x N matrices are not measured.

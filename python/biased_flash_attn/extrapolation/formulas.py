@@ -24,10 +24,9 @@ def formula_of(scheme: str | Positions, num_heads: int) -> Formula:
     Raises ValueError for schemes that are no function of the distance alone.
     """
     found = positions(scheme)
-    module = found.bias and found.bias(num_heads, num_heads * HEAD_DIM)
-    bias = getattr(module, "bias", None)
+    bias = found.bias and found.bias(num_heads, num_heads * HEAD_DIM)
     is_formula = isinstance(bias, PositionBias) and bias.of_distance
-    if found.embedding or found.rotary or (module is not None and not is_formula):
+    if found.embedding or found.rotary or (bias is not None and not is_formula):
         known = ", ".join(DISTANCE_BIASES)
         raise ValueError(f"{scheme} has no formula of the distance; these have one: {known}")
     return Formula(bias if is_formula else None, found.window)

@@ -14,6 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize, PowerNorm
 from matplotlib.figure import Figure
+from torch import Tensor
+
+from ..biases import Bias, RelativeBias
 
 HEAD_COLORS = colormaps["viridis"]
 BIAS_COLORS = colormaps["turbo"]
@@ -56,6 +59,24 @@ def rows(bias, length: int) -> np.ndarray:
     with torch.no_grad():
         dense = bias.dense(min(length, MAPPED), length)
     return dense.flatten(0, -3)[0].numpy()
+
+
+def of_bias(
+    name: str, bias: Bias, inputs: tuple[Tensor | None, Tensor | None, Tensor | None], length: int
+) -> Figure:
+    """The figure of a bias for hidden states, queries and keys, or for `length` tokens."""
+    x, q, k = (None if t is None else t[:1] for t in inputs)
+    length = next((t.shape[-2] for t in (x, q, k) if t is not None), length)
+    if q is None and x is not None:
+        q = x[:, None]  # only their number is read: that of queries is not that of hidden states
+
+    def of_last(n_query: int):
+        return bias(x, q if q is None else q[:, :, -n_query:], k)
+
+    several = of_last(min(length, MAPPED))
+    if isinstance(several, RelativeBias):
+        return query_dependent_bias(name, rows(several, length))
+    return one_bias(name, curves(of_last(1), length), weights(several, length))
 
 
 def one_bias(name: str, logits: np.ndarray, pairs: np.ndarray) -> Figure:

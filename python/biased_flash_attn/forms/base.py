@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .. import sequences
 from ..geometry import Geometry
+from ..summary import ShownByShapes
 from .chunk_pairs import Pair
 from .gradients import OWN
 from .tail_mass import KeySide, TailMass
@@ -28,7 +29,7 @@ class Layout(NamedTuple):
     rows: tuple[int, ...]
 
 
-class Form(ABC):
+class Form(ShownByShapes, ABC):
     """A form with the tensors of one bias. Subclasses are registered by name.
 
     The default methods suit a form whose tensors do not depend on the queries and keys of a call.

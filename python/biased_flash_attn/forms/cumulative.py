@@ -21,7 +21,7 @@ KERNELS = (None, "log1p_square")
 _GAINS, _SAMPLED_GAINS = 5, 512  # gains with exact sums, and samples from which they are chosen
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Cumulative(SkippableForm):
     """b_ij = beta, or -log(1 + beta^2) when kernel is "log1p_square", where
 

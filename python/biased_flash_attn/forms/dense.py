@@ -13,7 +13,7 @@ from .base import Form, Layout, register
 from .chunk_pairs import Pair
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Dense(Form):
     """b_ij = bias[..., i, j], bias (B or 1, H or 1, query_rows, key_rows), with any strides.
 

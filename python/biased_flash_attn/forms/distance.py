@@ -18,7 +18,7 @@ from .tail_mass import KeySide
 _LOST = 1e-290
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Distance(SkippableForm):
     """b_ij = table[..., d - geometry.first_distance], table (B or 1, H or 1, n_distances)."""
 

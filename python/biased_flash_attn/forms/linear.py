@@ -14,7 +14,7 @@ from .distance import Distance, DistanceMass, mass_of_pair
 from .tail_mass import KeySide
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Linear(SkippableForm):
     """b_ij = -slopes_h |d|, slopes (B or 1, H or 1)."""
 

@@ -12,7 +12,7 @@ from .base import Form, Layout, register
 from .chunk_pairs import Pair
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class NoBias(Form):
     """b_ij = 0."""
 

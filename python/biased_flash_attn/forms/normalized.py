@@ -21,7 +21,7 @@ from .tail_mass import KeySide
 _ROUNDINGS = 4.0
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Normalized(SkippableForm):
     """b_ij = f_h(g_i t[d]), f_h continuous and linear between the knots.
 

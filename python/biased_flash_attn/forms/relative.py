@@ -25,7 +25,7 @@ _HALF = (torch.bfloat16, torch.float16)
 _CHUNK = 2**16  # elements that are converted to float64 at a time
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Relative(SkippableForm):
     """b_ij = sum_r U[i, r] P[r, d] + sum_r W[j, r] Q[r, d], where d = p_i - j.
 

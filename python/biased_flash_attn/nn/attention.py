@@ -9,7 +9,7 @@ from ..attention import biased_flash_attn
 from ..decoding.call import biased_flash_attn_with_kvcache
 from ..decoding.kv_cache import KVCache
 from .embeddings import rotated
-from .named_biases import Call
+from .named_biases import applied
 from .positions import Positions
 from .positions import positions as scheme_of
 
@@ -17,8 +17,8 @@ from .positions import positions as scheme_of
 class BiasedAttention(nn.Module):
     """softmax(q k^T / sqrt(D) + bias) v with its projections; D = dim / num_heads.
 
-    The layer creates its bias and calls it on its input, as CABLE, whose two linear layers have the
-    same input as the projections, or on its queries, as Shaw's vectors of distances.
+    The layer creates its bias and calls it on its input, its queries and its keys. So CABLE's two
+    linear layers have the same input as the projections.
 
     Args:
         dim: channels of the hidden states.
@@ -60,7 +60,7 @@ class BiasedAttention(nn.Module):
         self.project = linear(dim, (num_heads + 2 * kv_heads) * self.head_dim)
         self.out = linear(dim, dim)
         self.bias = scheme.bias(num_heads, dim) if scheme.bias else None
-        self.call = scheme.call
+        self.has_positions = scheme.rotary or "positions" in getattr(self.bias, "inputs", ())
         self.fused = FusedAttention(causal, scheme.window, backend)
 
     def forward(
@@ -79,10 +79,10 @@ class BiasedAttention(nn.Module):
             raise ValueError("key_padding_mask is given with a cache; truncate the cache instead")
         heads = self.project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         q, k, v = heads.split((self.num_heads, self.kv_heads, self.kv_heads), dim=1)
+        positions = positions_of(x, cache) if self.has_positions else None
         if self.rotary:
-            positions = positions_of(x, cache)
             q, k = rotated(q, positions), rotated(k, positions)
-        q, bias, scale = self.call(self.bias, x, q, k) if self.bias else Call(q)
+        q, bias, scale = applied(self.bias, x, q, k, positions)
         if cache is None:
             o = self.fused(q, k, v, bias, scale=scale, key_padding_mask=key_padding_mask)
         else:

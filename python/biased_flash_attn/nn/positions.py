@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from torch import nn
-
-from .named_biases import BIASES, NAMED, Caller, NamedBias, named, of_states
+from ..biases import NAMED
+from ..biases.base import Bias
+from .named_biases import make, options_of
 
 BASELINES = ("none", "sinusoidal", "learned", "rotary")
 CALL = re.compile(r"([^()]+)\((.*)\)", re.DOTALL)
@@ -22,22 +22,17 @@ class Positions:
     """A position scheme. `positions(name)` returns a scheme by its name.
 
     Args:
-        bias: a function of num_heads and dim that creates a module, which maps hidden states
-            (B, N, dim) to a bias of `biased_flash_attn.biases`; None for attention without bias.
+        bias: a function of num_heads and dim that creates a `Bias`; None for no bias.
         embedding: "sinusoidal" or "learned" embeddings, which are added to those of tokens; None
             for no embeddings.
         rotary: whether queries and keys are rotated by their positions (Su et al., 2021).
         window: if given, the number of past keys that a query sees, including its own position.
-        call: for a module that is called on something else, a function of the module, hidden states
-            x, queries q (B, H, N, D) and keys k (B, Hkv, N, D) that returns the queries of the
-            attention, the bias, and the factor of q k^T or None for 1 / sqrt(D).
     """
 
-    bias: Callable[[int, int], nn.Module] | None = None
+    bias: Callable[[int, int], Bias] | None = None
     embedding: str | None = None
     rotary: bool = False
     window: int | None = None
-    call: Caller = of_states
 
 
 def positions(scheme: str | Positions) -> Positions:
@@ -46,8 +41,8 @@ def positions(scheme: str | Positions) -> Positions:
     A bias may have the keyword arguments of its class as Python literals: "alibi(shift=6)". Their
     values are checked when it is created.
 
-    "package.module:Class" is a bias of your own: a `DistanceBias` constructed with num_heads, or a
-    module constructed with dim and num_heads and called on hidden states, like `Cable`.
+    "package.module:Class" is a bias of your own, a subclass of `Bias` that is constructed with
+    num_heads, and with dim and head_dim if it requires them.
 
     Raises ValueError for other names and arguments, and TypeError for other types.
     """
@@ -64,15 +59,15 @@ def positions(scheme: str | Positions) -> Positions:
         _check_arguments(scheme, name, (), values, options)
         embedding = name if name in ("sinusoidal", "learned") else None
         return Positions(embedding=embedding, rotary=name == "rotary")
-    if name in BIASES:
-        bias = NAMED[name]
+    if name in NAMED:
+        kind = NAMED[name]
     elif ":" in name:
-        bias = _imported(name)
+        kind = _imported(name)
     else:
-        known = ", ".join((*BASELINES, "window(WIDTH)", "module:Class", *BIASES))
+        known = ", ".join((*BASELINES, "window(WIDTH)", "module:Class", *NAMED))
         raise ValueError(f"positions is {scheme!r}; it may be {known}")
-    _check_arguments(scheme, name, bias.options, values, options)
-    return Positions(bias=partial(bias.make, **options), call=bias.call)
+    _check_arguments(scheme, name, options_of(kind), values, options)
+    return Positions(bias=partial(make, kind, **options))
 
 
 def split_names(text: str) -> list[str]:
@@ -118,13 +113,13 @@ def _check_arguments(
         raise ValueError(f"positions is {scheme!r} with {wrong}; {name} takes {takes}")
 
 
-def _imported(path: str) -> NamedBias:
-    """The bias of the class `path`, "package.module:Class"."""
+def _imported(path: str) -> type[Bias]:
+    """The class `path`, "package.module:Class"."""
     module, _, name = path.partition(":")
     try:
         made = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"positions is {path!r}; it must be a class: {error}") from error
-    if not isinstance(made, type) or not issubclass(made, nn.Module):
-        raise ValueError(f"positions is {path!r}; it must be a class of biases, an nn.Module")
-    return named(made)
+    if not isinstance(made, type) or not issubclass(made, Bias):
+        raise ValueError(f"positions is {path!r}; it must be a subclass of biases.Bias")
+    return made
