@@ -11,6 +11,7 @@ from torch import Tensor
 from . import operators
 from .backends import registry
 from .forms import Form, Geometry, NoBias
+from .keywords import explains_keywords
 from .problem import Problem
 from .sequences import Sequences
 from .skipping import plans
@@ -32,6 +33,7 @@ DEFAULT_TOLERANCES = {
 }
 
 
+@explains_keywords()
 def biased_flash_attn(
     q: Tensor,
     k: Tensor,

@@ -11,6 +11,8 @@ from torch import Tensor
 
 _LIBRARY = torch.library.Library("biased_flash_attn", "FRAGMENT")
 
+MOST_SHOWN = 8  # lengths, in an error
+
 _LIBRARY.define(
     "rows_of_offsets(Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt total_q, SymInt total_k,"
     " SymInt? max_seqlen_q, SymInt? max_seqlen_k) -> Tensor"
@@ -226,7 +228,12 @@ def check_offsets(side: str, offsets: Tensor, total: int, longest: int | None) -
     name = f"cu_seqlens_{side}"
     begin, end, lengths = offsets[0].item(), offsets[-1].item(), offsets.diff()
     if begin != 0:
-        raise ValueError(f"{name} begins with {begin}; it must begin with 0")
+        hint = ""
+        if int(offsets.sum()) == total and (offsets >= 0).all():
+            meant = [0, *offsets[:MOST_SHOWN].cumsum(0).tolist()]
+            rest = ", ..." if len(offsets) > MOST_SHOWN else ""
+            hint = f": offsets are the cumulative sums of lengths, [{str(meant)[1:-1]}{rest}]"
+        raise ValueError(f"{name} begins with {begin}; it must begin with 0{hint}")
     if (lengths < 0).any():
         b = int((lengths < 0).nonzero()[0])
         before, after = offsets[b : b + 2].tolist()
@@ -248,7 +255,7 @@ def _rows_of_mask(mask, n_query, name):
         b = int(holes.nonzero()[0])
         raise ValueError(
             f"{name} has padding between the tokens of batch entry {b};"
-            " the tokens of a sequence must lie side by side"
+            " the tokens of a sequence must lie side by side, and True is for tokens"
         )
     # A query on padding, or before the first slot, is padding.
     before = n_key - n_query

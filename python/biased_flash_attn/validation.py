@@ -64,6 +64,7 @@ def check_heads(
     if heads % kv_heads:
         raise ValueError(
             f"{of_k} has {kv_heads} heads; their number must divide that of {of_q}, {heads}"
+            + (_ask_for_layout(of_q, q, kv_heads) if heads_at == 1 else "")
         )
 
 
@@ -141,7 +142,9 @@ def check_options(causal, window, scale, tolerance, backend) -> None:
         raise TypeError(f"causal is {causal!r}; it must be True or False")
     if window is not None:
         if isinstance(window, bool) or not isinstance(window, (int, torch.SymInt)):
-            raise TypeError(f"window is {window!r}; it must be None or a positive int")
+            raise TypeError(
+                f"window is {window!r}; it must be None or a positive int" + _one_sided(window)
+            )
         if window < 1:
             raise ValueError(f"window is {window}; it must be None or a positive int")
     check_scale("scale", scale)
@@ -188,6 +191,11 @@ def check_bias(bias, q: Tensor) -> None:
         raise TypeError(
             f"bias is {bias!r}; it must be None or one of biased_flash_attn.biases, not a name"
         )
+    if isinstance(bias, Tensor) and bias.dim() == 1:
+        raise TypeError(
+            f"bias is a Tensor of shape {tuple(bias.shape)}; it must be None or one of"
+            " biased_flash_attn.biases, for slopes ALiBi(num_heads, slopes=bias)"
+        )
     if isinstance(bias, Tensor):
         raise TypeError(
             "bias is a Tensor; it must be None or one of biased_flash_attn.biases, such as"
@@ -202,7 +210,10 @@ def check_bias(bias, q: Tensor) -> None:
     # The tensors of a RelativeBias broadcast.
     is_shared = num_heads == 1 and isinstance(bias, RelativeBias)
     if num_heads != q.shape[1] and not is_shared:
-        raise ValueError(f"bias is for {num_heads} heads; it must be for those of q, {q.shape[1]}")
+        raise ValueError(
+            f"bias is for {num_heads} heads; it must be for those of q, {q.shape[1]}"
+            + _ask_for_layout("q", q, num_heads)
+        )
     for parameter in bias.parameters() if isinstance(bias, nn.Module) else ():
         _check_device_of_bias(parameter, q)
 
@@ -238,6 +249,24 @@ def check_derivatives(*tensors: Tensor) -> None:
         raise NotImplementedError(
             "the kernels have no forward-mode derivatives; use backend='reference', which has them"
         )
+
+
+def _ask_for_layout(name: str, x: Tensor, num_heads: int) -> str:
+    """The question that ends an error about heads, where x seems to have tokens before them."""
+    if x.shape[2] != num_heads:
+        return ""
+    return f": do heads come before tokens in {name}, as in (batch, heads, tokens, channels)?"
+
+
+def _one_sided(window) -> str:
+    """The equivalent of flash-attn's window (left, 0), which does not count the query's own
+    position."""
+    if not isinstance(window, (tuple, list)) or len(window) != 2:
+        return ""
+    left, right = window
+    if not isinstance(left, int) or left < 0 or right != 0:
+        return ""
+    return f": flash-attn's {window!r} is window={left + 1}, which counts the query's own position"
 
 
 def _check_device_of_bias(x: Tensor, q: Tensor) -> None:

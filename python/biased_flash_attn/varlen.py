@@ -5,10 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from .attention import attend, prepared
+from .keywords import explains_keywords
 from .sequences import Sequences
 from .validation import check_packed
 
 
+@explains_keywords()
 def biased_flash_attn_varlen(
     q: Tensor,
     k: Tensor,

@@ -49,8 +49,28 @@ WRONG = {
         "k has 3 heads; their number must divide that of q, 4",
         {"k": torch.randn(2, 3, 9, 8), "v": torch.randn(2, 3, 9, 5)},
     ),
+    "tokens of q come before heads": (
+        ValueError,
+        r"k has 4 heads.*, 6: do heads come before tokens in q",
+        {"q": Q.transpose(1, 2), "k": torch.randn(2, 4, 9, 8), "v": torch.randn(2, 4, 9, 5)},
+    ),
+    "tokens of all tensors come before heads": (
+        ValueError,
+        r"bias is for 4 heads; it must be for those of q, 6: do heads come before tokens in q",
+        {
+            "q": Q.transpose(1, 2),
+            "k": Q.transpose(1, 2),
+            "v": Q.transpose(1, 2),
+            "bias": biases.ALiBi(4),
+        },
+    ),
     "q has no heads": (ValueError, "q has 0 heads", {"q": Q[:, :0]}),
     "bias is a tensor": (TypeError, "bias is a Tensor", {"bias": torch.zeros(6, 9)}),
+    "bias is a tensor of slopes": (
+        TypeError,
+        r"bias is a Tensor of shape \(4,\).* ALiBi\(num_heads, slopes=bias\)",
+        {"bias": torch.ones(4)},
+    ),
     "bias is a name": (TypeError, "bias is 'alibi'; it must be", {"bias": "alibi"}),
     "bias is a module": (
         TypeError,
@@ -107,7 +127,16 @@ WRONG = {
     "causal is a number": (TypeError, "causal is 1", {"causal": 1}),
     "window is negative": (ValueError, "window is -1", {"window": -1}),
     "window is 0": (ValueError, "window is 0", {"window": 0}),
-    "window is a pair": (TypeError, r"window is \(3, 0\)", {"window": (3, 0)}),
+    "window is a pair": (
+        TypeError,
+        r"window is \(3, 0\).* is window=4, which counts the query's own position",
+        {"window": (3, 0)},
+    ),
+    "window reaches into the future": (
+        TypeError,
+        r"window is \(3, 1\); it must be None or a positive int$",
+        {"window": (3, 1)},
+    ),
     "window is a bool": (TypeError, "window is True", {"window": True}),
     "scale is a string": (TypeError, "scale is '1'", {"scale": "1"}),
     "scale is beyond any float": (ValueError, "scale is 1000", {"scale": 10**400}),
@@ -134,7 +163,7 @@ WRONG = {
     ),
     "mask has padding between tokens": (
         ValueError,
-        "key_padding_mask has padding between the tokens of batch entry 1",
+        "key_padding_mask has padding between the tokens of batch entry 1; .*True is for tokens",
         {"key_padding_mask": torch.tensor([9 * [True], [*4 * [True], False, *4 * [True]]])},
     ),
     "mask is given for two sets of tokens": (
@@ -220,8 +249,18 @@ WRONG_PACKED = {
     ),
     "offsets begin later": (
         ValueError,
-        "cu_seqlens_q begins with 1; it must begin with 0",
+        "cu_seqlens_q begins with 1; it must begin with 0$",
         {"cu_seqlens_q": offsets(1, 2, 6)},
+    ),
+    "offsets are lengths": (
+        ValueError,
+        r"cu_seqlens_q begins with 2; .* cumulative sums of lengths, \[0, 2, 6\]$",
+        {"cu_seqlens_q": offsets(2, 4), "cu_seqlens_k": offsets(5, 4)},
+    ),
+    "offsets are many lengths": (
+        ValueError,
+        r"cu_seqlens_q begins with 1; .*, \[0, 1, 2, 3, 4, 5, 6, 6, 6, \.\.\.\]$",
+        {"cu_seqlens_q": offsets(*6 * [1], 0, 0, 0), "cu_seqlens_k": offsets(*9 * [1])},
     ),
     "offsets begin below 0": (
         ValueError,

@@ -152,6 +152,20 @@ def test_formulas_must_return_one_logit_per_distance(function, got):
         lower(bias)
 
 
+def test_errors_of_formulas_name_the_formula_and_its_distances():
+    class Misspelled(biases.DistanceBias):
+        def formula(self, d):
+            return self.slope * d
+
+    message = (
+        r"the formula of Misspelled failed for distances of shape \(4,\), torch\.float64 on cpu: "
+        "AttributeError: .*slope"
+    )
+    with pytest.raises(RuntimeError, match=message) as raised:
+        lower(Misspelled(2))
+    assert isinstance(raised.value.__cause__, AttributeError)
+
+
 def test_distance_biases_need_a_formula():
     with pytest.raises(NotImplementedError, match=r"DistanceBias must define formula\(d\)"):
         lower(biases.DistanceBias(2))

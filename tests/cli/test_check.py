@@ -18,7 +18,7 @@ from biased_flash_attn.cli.checking import processes, sizes, work
 from biased_flash_attn.cli.checking.accuracy import Error, Row
 from biased_flash_attn.cli.checking.forms import FORMS, TIMED
 from biased_flash_attn.cli.checking.problems import CALLS, DTYPES
-from biased_flash_attn.cli.checking.processes import Ended, Schedule, spread
+from biased_flash_attn.cli.checking.processes import OUT_OF_TIME, Ended, Schedule, spread
 from biased_flash_attn.cli.checking.report import environment
 from biased_flash_attn.cli.checking.timing import FLEX, OURS, PLAIN, Timing
 from biased_flash_attn.cli.checking.work import Done, OutOfMemory, Prepare, Settings, Time
@@ -139,7 +139,7 @@ def test_processes_are_terminated_after_the_time_limit(monkeypatch, seed):
     monkeypatch.setattr(processes, "COMMAND", [sys.executable, "-c", script])
     monkeypatch.setattr(processes, "Worker", Worker)
     events = list(spread(settings(seed, "none", "linear"), 2, clock(), clock))
-    assert [event.reason for event in events] == 2 * ["the time limit was reached"]
+    assert [event.reason for event in events] == 2 * [OUT_OF_TIME]
     assert [process.returncode for process in started] == 2 * [-signal.SIGKILL]
 
 
@@ -169,12 +169,49 @@ def test_a_planted_fault_is_reported(invoke, monkeypatch):
     assert "Attach check-report.md to a bug report." in result.output
 
 
-def test_a_machine_with_missing_checks_is_not_trusted(invoke):
-    ended = Ended("timing linear", "a process ended with status -11: no message")
+def test_a_check_without_failures_that_ran_out_of_time_is_not_finished(invoke):
+    ended = Ended("none; causal, D = 64; float32", OUT_OF_TIME)
+    result, report = invoke(these(*EVERY_ROW[1:], *TIMINGS, ended), "--minutes", "3")
+    assert result.exit_code == 3
+    verdict = "The check of the cpu backend is not finished: "
+    assert f"{verdict}{ALL - 1} checks passed and 1 did not run. Run it again" in result.output
+    assert "--minutes 6" in result.output
+    assert "trusted" not in result.output
+    assert f"**{verdict}" in report
+
+
+def test_a_failure_is_one_even_if_the_time_was_over(invoke):
+    wrong = replace(EVERY_ROW[1], repeats=False)
+    result, _ = invoke(these(wrong, *EVERY_ROW[2:], Ended("none", OUT_OF_TIME)))
+    assert result.exit_code == 1
+    assert f"cannot be trusted with the cpu backend: 1 of {ALL - 1} checks" in result.output
+
+
+def test_a_machine_on_which_a_process_crashed_is_not_trusted(invoke):
+    ended = Ended("none; causal, D = 64", "a process ended with status -11: no message")
     result, report = invoke(these(*EVERY_ROW[1:], *TIMINGS, ended))
     assert result.exit_code == 1
-    assert f"yet: {ALL - 1} checks passed and 1 did not run. Run it again" in result.output
-    assert "- timing linear: a process ended with status -11: no message" in report
+    assert "cannot be trusted with the cpu backend: a process crashed, and 1" in result.output
+    assert "- none; causal, D = 64: a process ended with status -11: no message" in report
+
+
+@pytest.mark.parametrize("minutes", [2, 5])
+def test_the_time_limit_is_that_of_the_minutes(invoke, minutes):
+    found = []
+
+    def spread(settings, workers, end):
+        found.append(end - settings.rows_end)
+        return iter(EVERY_ROW)
+
+    invoke(spread, "--minutes", str(minutes))
+    after_rows = (1 - sizes.LAST_ROW["cpu"]) * minutes * sizes.SECONDS_PER_MINUTE
+    assert found == [pytest.approx(after_rows)]
+
+
+def test_less_time_than_the_sizes_are_chosen_for_is_refused(invoke):
+    result, _ = invoke(these(*EVERY_ROW), "--minutes", "1")
+    assert result.exit_code == 2
+    assert "1.0 is not in the range x>=2.0" in result.output
 
 
 def test_refused_calls_are_counted(invoke):

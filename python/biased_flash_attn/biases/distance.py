@@ -135,7 +135,7 @@ class DistanceBias(Tabulated, PositionBias):
 
     def logits(self, d: Tensor) -> Tensor:
         """The checked formula at distances (n,) in float64: (1, num_heads or 1, n)."""
-        logits = self.formula(d)
+        logits = self._evaluated(d)
         shapes = (d.shape, (self.num_heads, *d.shape))
         real = isinstance(logits, Tensor) and not logits.is_complex()
         if not real or logits.shape not in shapes:
@@ -147,6 +147,20 @@ class DistanceBias(Tabulated, PositionBias):
                 f"it must return a real tensor of shape {tuple(shapes[0])} or {shapes[1]}"
             )
         return logits.reshape(1, -1, d.shape[0])
+
+    def _evaluated(self, d: Tensor) -> Tensor:
+        """The formula at distances d; its errors name it and the distances."""
+        if torch.compiler.is_compiling():  # the compiler has exceptions of its own
+            return self.formula(d)
+        try:
+            return self.formula(d)
+        except (NotImplementedError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise RuntimeError(
+                f"the formula of {type(self).__name__} failed for distances of shape"
+                f" {tuple(d.shape)}, {d.dtype} on {d.device}: {type(error).__name__}: {error}"
+            ) from error
 
 
 class FunctionBias(DistanceBias):

@@ -12,6 +12,7 @@ from ..attention import DEFAULT_TOLERANCES, attend, lowered, lowered_over, under
 from ..backends import registry
 from ..biases.tabulated import Tabulated
 from ..forms import Form, Geometry, NoBias
+from ..keywords import explains_keywords
 from ..problem import Pages, Problem, TileBounds
 from ..sequences import Sequences
 from ..shared_constants import PEAK_DISTANCES
@@ -21,6 +22,10 @@ from .distance_tables import DistanceTables, Extremes, refuse_nan
 from .kv_cache import KVCache, layout_of
 
 
+@explains_keywords(
+    is_causal="attention to a cache is causal",
+    window_size="the window is that of the KVCache",
+)
 def biased_flash_attn_with_kvcache(
     q: Tensor,
     cache: KVCache,

@@ -24,6 +24,7 @@ from .failures import LONGEST
 from .forms import TIMED
 from .work import Done, Event, Prepare, Settings, Task, Time, checks
 
+OUT_OF_TIME = "the time limit was reached"
 COMMAND = [sys.executable, "-c", f"from {__package__}.work import main; main()"]
 
 
@@ -129,9 +130,7 @@ def spread(
             try:
                 worker, event = events.get(timeout=max(0.0, end - clock()))
             except queue.Empty:
-                yield from (
-                    Ended(str(worker.task), "the time limit was reached") for worker in busy
-                )
+                yield from (Ended(str(worker.task), OUT_OF_TIME) for worker in busy)
                 return
             if event is None:
                 busy.discard(worker)

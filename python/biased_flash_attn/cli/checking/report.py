@@ -27,6 +27,7 @@ class Findings:
     rows: list[Row] = field(default_factory=list)
     timings: list[Timing] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)  # of processes that ended early
+    crashes: int = 0  # those that ended before the time was over
 
     def row(self, form: str, call: str, dtype: str) -> Row | None:
         wanted = form, call, dtype
@@ -46,21 +47,31 @@ class Findings:
         return len(FORMS) * len(CALLS) * len(DTYPES) - len(self.rows)
 
     @property
+    def unfinished(self) -> bool:
+        """Whether checks are missing only because the time was over."""
+        return bool(self.missing) and not self.wrong and not self.crashes
+
+    @property
     def trusted(self) -> bool:
         return not self.wrong and not self.missing and any(row.passed for row in self.rows)
 
     def verdict(self) -> str:
-        """Whether this machine can be trusted, in one line."""
+        """Whether this machine can be trusted, if that is known, in one line."""
         kernels, done = f"the {self.backend} backend", len(self.rows) - len(self.refused)
         if self.wrong:
             return (
                 f"This machine cannot be trusted with {kernels}: {len(self.wrong)} of {done} "
                 "checks failed."
             )
+        if self.unfinished:
+            return (
+                f"The check of {kernels} is not finished: {done} checks passed and {self.missing} "
+                "did not run."
+            )
         if self.missing:
             return (
-                f"This machine cannot be trusted with {kernels} yet: {done} checks passed and "
-                f"{self.missing} did not run."
+                f"This machine cannot be trusted with {kernels}: a process crashed, and "
+                f"{self.missing} checks did not run."
             )
         if not done:
             return f"This machine cannot be trusted with {kernels}: it refuses every call."

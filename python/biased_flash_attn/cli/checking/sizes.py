@@ -12,9 +12,10 @@ from . import oracle
 from .forms import EXAMPLE, FORMS, TIMED
 from .problems import CALLS, DTYPES, draw
 
-SECONDS = 105.0  # of the whole command, after imports
-# The fraction of it after which no row, or no FlexAttention, is started. On a GPU rows take longer,
-# because kernels have to be compiled, and timing is fast.
+MINUTES = 2.0  # for which the sizes are chosen
+SECONDS_PER_MINUTE = 52.5  # of the command's minutes; the rest is for imports and the report
+# The fraction of the time after which no row, or no FlexAttention, is started. On a GPU rows take
+# longer, because kernels have to be compiled, and timing is fast.
 LAST_ROW = {"cpu": 0.6, "cuda": 0.7}
 LAST_PEER = {"cpu": 0.65, "cuda": 0.7}
 ORACLE_SECONDS = 40.0  # for float64 and naive attention, over all rows
