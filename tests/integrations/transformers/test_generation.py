@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from biased_flash_attn.integrations.transformers.releases import CACHE
 from tests.integrations.transformers.cases import (
     DECODERS,
     ENCODER_DECODERS,
@@ -58,10 +59,10 @@ def test_prompts_padded_on_the_right(name):
     caches = [(ours, None), (model, None)]
     with torch.no_grad():
         for step in range(12):
-            results = [m(input_ids=ids, **options, past_key_values=c) for m, c in caches]
+            results = [m(input_ids=ids, **options, **{CACHE: c}) for m, c in caches]
             actual, expected = (x.logits[torch.arange(3), last] for x in results)
             assert_same_model(actual, expected, f"logits of step {step}")
-            caches = [(m, x.past_key_values) for m, x in zip((ours, model), results, strict=True)]
+            caches = [(m, getattr(x, CACHE)) for m, x in zip((ours, model), results, strict=True)]
             ids, last = expected.argmax(1, keepdim=True), 0
             mask = options["attention_mask"]
             options["attention_mask"] = torch.cat([mask, torch.ones_like(ids)], 1)
@@ -126,9 +127,9 @@ def test_cached_steps_equal_one_pass(name):
     with torch.no_grad():
         expected = model(**inputs, **{key: ids}).logits
         for start, end in ((0, 17), (17, 25), (25, 26), (26, 30)):
-            step = {key: ids[:, start:end], "past_key_values": cache, "use_cache": True}
+            step = {key: ids[:, start:end], CACHE: cache, "use_cache": True}
             result = model(**inputs, **step)
-            cache = result.past_key_values
+            cache = getattr(result, CACHE)
             assert_same_model(result.logits, expected[:, start:end], f"logits from {start} on")
 
 

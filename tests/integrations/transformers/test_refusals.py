@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 
+from biased_flash_attn.integrations.transformers.releases import CACHE
 from tests.integrations.transformers.cases import (
     accelerate,
     accelerated,
@@ -147,7 +148,7 @@ def test_static_caches_are_refused(make):
     model = accelerated(make())
     cache = transformers.StaticCache(model.config, max_cache_len=20)
     with pytest.raises(NotImplementedError, match="static caches are not supported"):
-        model(tokens(2, 9), past_key_values=cache)
+        model(tokens(2, 9), **{CACHE: cache})
 
 
 @pytest.mark.parametrize("side", ["none", "left"])

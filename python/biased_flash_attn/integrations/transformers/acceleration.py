@@ -6,11 +6,13 @@ import copy
 import inspect
 from typing import TypeVar
 
+import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from .families import FAMILIES, FUSED
 from .interface import NAME, refuse
+from .releases import warn_if_untested
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -37,6 +39,7 @@ def accelerate(model: Model) -> Model:
             dropout of attention weights in training, masks of pairs, static caches and a different
             attn_implementation.
     """
+    warn_if_untested(transformers.__version__)
     if not _has_models(model):
         raise TypeError(
             f"model is a {type(model).__name__}; it must be or contain a PreTrainedModel"

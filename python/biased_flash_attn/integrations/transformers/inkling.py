@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+import transformers
+from torch import Tensor, nn
 from transformers.models.inkling import modeling_inkling
 from transformers.models.inkling2 import modeling_inkling2
 
@@ -11,6 +12,7 @@ from ...biases import RelativeBias
 from ...biases.banded import log_scaling
 from .attend import Attended, attend, check_dropout
 from .layer import FusedLayer
+from .releases import CACHE
 from .token_mask import TokenMask
 
 
@@ -60,28 +62,36 @@ class FusedInklingAttention(_MixedProfiles, modeling_inkling.InklingAttention):
         hidden_states: Tensor,
         attention_mask,
         conv_mask: Tensor | None = None,
-        past_key_values=None,
         output_attentions: bool = False,
-        **_,
+        **options,
     ):
         check_dropout(self, self.attention_dropout)
-        context = {"past_key_values": past_key_values, "conv_mask": conv_mask}
+        cache = options.get(CACHE)
+        context = {CACHE: cache, "conv_mask": conv_mask}
         q = self.q_norm(self._heads(self.q_proj(hidden_states)))
         k = self.k_norm(self._heads(self.k_sconv(self.k_proj(hidden_states), **context)))
         v = self._heads(self.v_sconv(self.v_proj(hidden_states), **context))
         factors = self.r_proj(hidden_states).unflatten(2, (self.num_heads, -1))
         if not self.is_sliding and self.config.log_scaling_n_floor is not None:
             positions = torch.arange(q.shape[1], device=q.device)
-            if past_key_values is not None:
-                positions = positions + past_key_values.get_query_offset(self.layer_idx)
+            if cache is not None:
+                positions = positions + cache.get_query_offset(self.layer_idx)
             q, factors = (self._scaled(x, positions) for x in (q, factors))
-        cache = past_key_values
         o, _, weights = self._attend(attention_mask, q, k, v, factors, cache, output_attentions)
         return self.o_proj(o.flatten(2)), weights
 
 
 class _ClippedAndGated(_MixedProfiles):
     """What the sliding and the full layers of Inkling 2 share."""
+
+    @staticmethod
+    def refusal(layer: nn.Module) -> str | None:
+        if not hasattr(layer, "k_sconv"):
+            return (
+                f"transformers {transformers.__version__} builds Inkling 2 of other layers; install"
+                " 'transformers==5.23.*' for it"
+            )
+        return None
 
     def _output(
         self,
@@ -124,15 +134,15 @@ class FusedInkling2SlidingAttention(_ClippedAndGated, modeling_inkling2.Inkling2
         hidden_states: Tensor,
         attention_mask,
         conv_mask: Tensor | None = None,
-        past_key_values=None,
         output_attentions: bool = False,
-        **_,
+        **options,
     ):
-        context = {"past_key_values": past_key_values, "conv_mask": conv_mask}
+        cache = options.get(CACHE)
+        context = {CACHE: cache, "conv_mask": conv_mask}
         k = self.k_sconv(self.k_proj(hidden_states), **context)
         v = self.v_sconv(self.v_proj(hidden_states), **context)
-        options = (attention_mask, past_key_values, output_attentions)
-        return self._output(hidden_states, k, v, *options)
+        call = (attention_mask, cache, output_attentions)
+        return self._output(hidden_states, k, v, *call)
 
 
 class FusedInkling2FullAttention(_ClippedAndGated, modeling_inkling2.Inkling2FullAttention):
@@ -147,14 +157,14 @@ class FusedInkling2FullAttention(_ClippedAndGated, modeling_inkling2.Inkling2Ful
         value_hidden_states: Tensor,
         attention_mask,
         conv_mask: Tensor | None = None,
-        past_key_values=None,
         output_attentions: bool = False,
         *,
         position_ids: Tensor,
-        **_,
+        **options,
     ):
-        context = {"past_key_values": past_key_values, "conv_mask": conv_mask}
+        cache = options.get(CACHE)
+        context = {CACHE: cache, "conv_mask": conv_mask}
         k = self.k_sconv(self.k_proj(key_hidden_states), key_hidden_states, **context)
         v = self.v_sconv(self.v_proj(value_hidden_states), value_hidden_states, **context)
-        options = (attention_mask, past_key_values, output_attentions, position_ids)
-        return self._output(hidden_states, k, v, *options)
+        call = (attention_mask, cache, output_attentions, position_ids)
+        return self._output(hidden_states, k, v, *call)

@@ -8,6 +8,7 @@ from transformers.models.falcon.modeling_falcon import FALCON_ATTENTION_CLASSES,
 
 from .attend import attend, check_dropout
 from .biases import SharedTable
+from .releases import is_paged
 from .token_mask import TokenMask, create_token_mask
 
 # transformers treats names that contain "flash" as packages.
@@ -16,7 +17,7 @@ NAME = "biased_attention"
 # Unsupported arguments that change the result. Others do not affect attention.
 _REFUSED = (
     *("softcap", "s_aux", "sinks", "head_mask", "indices", "block_indices"),
-    *("cache", "cu_seq_lens_q", "cu_seq_lens_k"),
+    *("cu_seq_lens_q", "cu_seq_lens_k"),
 )
 
 
@@ -82,3 +83,5 @@ def refuse(kwargs: dict) -> None:
     for name in _REFUSED:
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"{name} is given, which {NAME} does not support")
+    if is_paged(kwargs.get("cache")):
+        raise NotImplementedError(f"cache is paged, which {NAME} does not support")

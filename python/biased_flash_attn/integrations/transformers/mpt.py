@@ -10,6 +10,7 @@ from transformers.models.mpt.modeling_mpt import MptAttention, MptBlock, build_m
 from .attend import attend, check_dropout
 from .biases import Slopes, bias_of_keys
 from .layer import FusedLayer
+from .releases import CACHE
 from .token_mask import TokenMask
 
 
@@ -39,17 +40,16 @@ class FusedMptAttention(FusedLayer, MptAttention):
         self,
         hidden_states: Tensor,
         position_bias: bool,
-        past_key_values=None,
         attention_mask=None,
-        **_,
+        **options,
     ):
         check_dropout(self, self.attn_dropout_p)
         qkv = self.Wqkv(hidden_states)
         if self.clip_qkv:
             qkv = qkv.clamp(min=-self.clip_qkv, max=self.clip_qkv)
         q, k, v = qkv.unflatten(2, (3, self.n_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
-        if past_key_values is not None:
-            k, v = past_key_values.update(k, v, self.layer_idx)
+        if (cache := options.get(CACHE)) is not None:
+            k, v = cache.update(k, v, self.layer_idx)
         o, _, weights = attend(
             attention_mask,
             q,

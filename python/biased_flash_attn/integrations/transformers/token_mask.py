@@ -37,11 +37,11 @@ class TokenMask:
         n = tokens.shape[1]
         return TokenMask(n, n, causal=False, tokens=None if tokens.all() else tokens)
 
-    def to(self, target, **_) -> TokenMask:
+    def to(self, device=None, **_) -> TokenMask:
         """The mask on another device; conversions to a dtype have no effect."""
-        if self.tokens is None or isinstance(target, torch.dtype):
+        if self.tokens is None or device is None or isinstance(device, torch.dtype):
             return self
-        return replace(self, tokens=self.tokens.to(target))
+        return replace(self, tokens=self.tokens.to(device))
 
     @classmethod
     def __torch_function__(cls, *_):
@@ -164,10 +164,14 @@ def create_token_mask(
     return TokenMask(q_length, kv_length, causal, window, tokens)
 
 
-def _tokens(attention_mask: Tensor | None, shape: tuple[int, int], dropped: int) -> Tensor | None:
+def _tokens(
+    attention_mask: Tensor | TokenMask | None, shape: tuple[int, int], dropped: int
+) -> Tensor | None:
     """Which keys are tokens, excluding those dropped by a sliding cache; None for all."""
     if attention_mask is None:
         return None
+    if isinstance(attention_mask, TokenMask):  # `generate` precomputes it for a static cache
+        raise NotImplementedError(STATIC_CACHE)
     if attention_mask.shape != shape:
         raise ValueError(
             f"attention_mask has shape {tuple(attention_mask.shape)}; it must be (batch, tokens),"
