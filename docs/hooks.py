@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 import logging
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from torch import Tensor
@@ -47,6 +49,15 @@ def on_page_markdown(markdown: str, page: Page, **_) -> str:
     if page.file.src_uri == "design.md":
         return (ROOT / "DESIGN.md").read_text().replace("](docs/", "](")
     return re.sub(r"\]\(\.\./((?:\.\./)*)bench/results/", r"](\1results/", markdown)
+
+
+def on_page_content(content: str, page: Page, **_) -> str:
+    """Fails if a file was to be included and is not."""
+    # Highlighted code has tags between the characters.
+    text = html.unescape(re.sub(r"<[^>]*>", "", content))
+    if include := re.search(r"--\s*8\s*<.*", text):
+        raise PluginError(f"{page.file.src_uri} shows the line {include[0]!r} and not the file")
+    return content
 
 
 @cache
