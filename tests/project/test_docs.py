@@ -70,8 +70,7 @@ def test_code_runs_and_prints_the_shown_output(page, tmp_path, monkeypatch):
 
 
 def assert_same_output(printed: str, shown: str) -> None:
-    """The same words and whole numbers, and others that differ by less than 5 %, as processors round
-    differently."""
+    """The same words and whole numbers; others may differ by 5 %, as processors round."""
     assert NUMBER.sub("#", printed).split() == NUMBER.sub("#", shown).split(), printed
     values = [[float(x) for x in NUMBER.findall(text)] for text in (printed, shown)]
     assert values[0] == pytest.approx(values[1], rel=0.05), printed
