@@ -119,7 +119,7 @@ def distant_mass() -> Figure:
     axes.set(xlabel="distance d", ylabel="fraction of attention at d and beyond", yscale="log")
     axes.set(xlim=(0, length), ylim=(1e-14, 2))
     axes.grid(alpha=0.25)
-    pictures.add_head_colors(figure, HEADS)
+    pictures.add_head_colors([axes], HEADS)
     return figure
 
 

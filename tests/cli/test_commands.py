@@ -90,6 +90,16 @@ def test_plots_are_limited_to_biases_that_matter(pictures):
     assert figure.axes[0].get_ylim() == (pictures.LOWEST, 1)
 
 
+@pytest.mark.parametrize("heads", [1, 2])
+def test_colours_of_several_heads_are_explained_beside_the_curves(pictures, heads):
+    figure = pictures.one_bias("alike", np.zeros((heads, 4)), np.eye(4))
+    figure.draw_without_rendering()
+    left_to_right = sorted(figure.axes, key=lambda axes: axes.get_position().x0)
+    labels = [axes.get_xlabel() or axes.get_ylabel() for axes in left_to_right]
+    of_heads = ["head"] if heads > 1 else []
+    assert labels == ["distance d", "d + 1", *of_heads, "key", "exp(b), mean of the heads"]
+
+
 @pytest.mark.parametrize("name", QUERY_BIASES)
 @pytest.mark.parametrize("length", [40, 300])
 def test_rows_are_those_of_the_last_queries(pictures, name, length):

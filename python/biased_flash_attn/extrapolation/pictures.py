@@ -6,6 +6,7 @@ Importing this module needs matplotlib, an optional dependency.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -14,6 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize, PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from ..biases import Bias, RelativeBias
@@ -92,9 +95,10 @@ def one_bias(name: str, logits: np.ndarray, pairs: np.ndarray) -> Figure:
     bias.set(xlabel="distance d", ylabel="bias b", ylim=bias_limits(logits))
     draw(factor, d + 1, np.exp(logits))
     factor.set(xlabel="d + 1", ylabel="exp(b)", xscale="log", ylim=(0, None))
-    draw_heat(heat, pairs)
-    heat.set(xlabel="key", ylabel="query", title="exp(b), mean of the heads")
-    add_head_colors(figure, len(logits))
+    add_head_colors([bias, factor], len(logits))
+    image = draw_heat(heat, pairs)
+    heat.set(xlabel="key", ylabel="query")
+    figure.colorbar(image, ax=heat, label="exp(b), mean of the heads")
     return figure
 
 
@@ -142,7 +146,7 @@ def all_biases(logits: dict[str, np.ndarray]) -> Figure:
         panel.set(title=name, ylim=bias_limits(heads))
     figure.supxlabel("distance d")
     figure.supylabel("bias b")
-    add_head_colors(figure, max(map(len, logits.values())))
+    add_head_colors(panels, max(map(len, logits.values())))
     return figure
 
 
@@ -182,9 +186,9 @@ def grid(panels: int) -> tuple[Figure, list[Axes]]:
     return figure, axes[:panels]
 
 
-def draw_heat(axes: Axes, pairs: np.ndarray) -> None:
+def draw_heat(axes: Axes, pairs: np.ndarray) -> AxesImage:
     # The square root makes small values at large distances visible.
-    axes.imshow(pairs, norm=PowerNorm(0.5, vmin=0), cmap="magma")
+    return axes.imshow(pairs, norm=PowerNorm(0.5, vmin=0), cmap="magma")
 
 
 def draw(axes: Axes, x: np.ndarray, heads: np.ndarray) -> None:
@@ -202,7 +206,10 @@ def bias_limits(logits: np.ndarray) -> tuple[float | None, float | None]:
     return LOWEST, max(logits.max(), 0) + 1
 
 
-def add_head_colors(figure: Figure, num_heads: int) -> None:
-    """A colour bar from the first head to the last."""
-    colors = ScalarMappable(Normalize(1, num_heads), HEAD_COLORS)
-    figure.colorbar(colors, ax=figure.axes, label="head", fraction=0.02, pad=0.01)
+def add_head_colors(axes: Sequence[Axes], num_heads: int) -> None:
+    """A colour bar of the heads beside the axes with their curves, if there are several."""
+    if num_heads == 1:
+        return
+    colors = ScalarMappable(Normalize(0.5, num_heads + 0.5), HEAD_COLORS.resampled(num_heads))
+    ticks = MaxNLocator(integer=True)
+    axes[0].figure.colorbar(colors, ax=axes, label="head", ticks=ticks, fraction=0.02, pad=0.01)
