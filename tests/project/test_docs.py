@@ -20,10 +20,11 @@ DOCS = ROOT / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 FENCE = re.compile(r"``` *python(?! title=)")
+OUTPUT = re.compile(r"``` *text")
 PAGES = [
     page
     for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
-    if FENCE.search(page.read_text())
+    if FENCE.search(page.read_text()) or OUTPUT.search(page.read_text())
 ]
 
 
@@ -50,7 +51,10 @@ def blocks_of(page: Path) -> list[Block]:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_block_is_found(page):
-    assert len(blocks_of(page)) == len(FENCE.findall(page.read_text()))
+    blocks = blocks_of(page)
+    assert len(blocks) == len(FENCE.findall(page.read_text()))
+    outputs = [block for block in blocks if block.printed is not None]
+    assert len(outputs) == len(OUTPUT.findall(page.read_text()))
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
