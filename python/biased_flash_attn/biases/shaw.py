@@ -26,7 +26,7 @@ class Shaw(Bias):
         head_dim: channels of q, at most 128.
         left: the largest distance of a key before the query that has a vector of its own.
         right: the same for keys after the query; None means the same as left.
-        scale: the factor of q . a; None means 1 / sqrt(head_dim).
+        scale: the factor of q . a, and of q . k in the attention; None means 1 / sqrt(head_dim).
 
     Raises TypeError or ValueError for invalid arguments.
     """
