@@ -200,7 +200,7 @@ void forward(const py::dict& values) {
     problem.lse = fields.take_view("lse", real_bytes(problem.element));
     fields.finish();
     py::gil_scoped_release release;
-    active_instruction_set().forward(problem);
+    active_instruction_set().kernels(problem.element).forward(problem);
 }
 
 void backward(const py::dict& values) {
@@ -218,7 +218,7 @@ void backward(const py::dict& values) {
     fields.take_form_tensors("grad_form", problem.grad_form);
     fields.finish();
     py::gil_scoped_release release;
-    active_instruction_set().backward(problem);
+    active_instruction_set().kernels(problem.element).backward(problem);
 }
 
 void trim(const py::dict& values) {
@@ -232,7 +232,7 @@ void trim(const py::dict& values) {
     fields.take("from_end", problem.from_end);
     fields.finish();
     py::gil_scoped_release release;
-    active_instruction_set().trim(problem);
+    active_instruction_set().kernels(problem.element).trim(problem);
 }
 
 void decode(const py::dict& values) {
@@ -256,7 +256,7 @@ void decode(const py::dict& values) {
     problem.lse = fields.take_view("lse", real);
     fields.finish();
     py::gil_scoped_release release;
-    active_instruction_set().decode(problem);
+    active_instruction_set().kernels(problem.element).decode(problem);
 }
 
 void append(const py::dict& values) {

@@ -12,7 +12,7 @@
 #include "element.h"
 #include "simd.h"
 
-namespace bfa::BFA_ISA {
+namespace bfa::BFA_KERNELS {
 
 constexpr int kTile = constants::TILE_KEYS;  // keys per tile
 constexpr int kRegisterRows = 6;  // rows of a product whose accumulators fit in registers
@@ -178,4 +178,4 @@ __attribute__((noinline)) void transpose(const Operand* source, int rows, int64_
                 target[c * kTile + r] = source[r * source_stride + c];
 }
 
-}  // namespace bfa::BFA_ISA
+}  // namespace bfa::BFA_KERNELS

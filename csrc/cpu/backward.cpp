@@ -7,11 +7,11 @@
 #include <omp.h>
 
 #include "backward_head.h"
-#include "kernel_types.h"
 #include "schedule.h"
+#include "select_bias.h"
 #include "subnormals.h"
 
-namespace bfa::BFA_ISA {
+namespace bfa::BFA_KERNELS {
 namespace {
 
 // The key/value heads in the order of their cost, and the number of partitions of each.
@@ -86,9 +86,9 @@ void run_backward(const Backward& problem) {
 
 void backward(const Backward& problem) {
     if (problem.batch == 0) return;
-    select_kernel(problem, [&](auto arithmetic, auto bias) {
-        run_backward<typename decltype(arithmetic)::type, typename decltype(bias)::type>(problem);
+    select_bias<BFA_ARITHMETIC>(problem, [&](auto bias) {
+        run_backward<BFA_ARITHMETIC, typename decltype(bias)::type>(problem);
     });
 }
 
-}  // namespace bfa::BFA_ISA
+}  // namespace bfa::BFA_KERNELS

@@ -18,7 +18,7 @@
 #include "packed_table_gradient.h"
 #include "visibility.h"
 
-namespace bfa::BFA_ISA {
+namespace bfa::BFA_KERNELS {
 
 constexpr int kBlockRows = 96;  // queries per block: P and dS stay in the L1 and L2 caches
 
@@ -337,4 +337,4 @@ private:
     Result<Real> tile_grad_keys_, tile_grad_values_;
 };
 
-}  // namespace bfa::BFA_ISA
+}  // namespace bfa::BFA_KERNELS

@@ -10,7 +10,7 @@
 #include <cstdlib>
 #include <new>
 
-namespace bfa::BFA_ISA {
+namespace bfa::BFA_KERNELS {
 
 // Standard containers are not used here: the linker might keep the copies of their functions that
 // are compiled for this instruction set for all files, and other processors cannot run those.
@@ -42,4 +42,4 @@ private:
     T* data_ = nullptr;
 };
 
-}  // namespace bfa::BFA_ISA
+}  // namespace bfa::BFA_KERNELS

@@ -8,10 +8,9 @@
 
 #include "buffer.h"
 #include "decode_block.h"
-#include "kernel_types.h"
 #include "subnormals.h"
 
-namespace bfa::BFA_ISA {
+namespace bfa::BFA_KERNELS {
 namespace {
 
 // Tiles per part at least, which amortizes merging it; and parts per thread, which balances the
@@ -91,9 +90,9 @@ private:
     const Buffer<char> memory_;
 };
 
-template <class Arithmetic, Form kForm>
+template <class Arithmetic>
 class Decoding {
-    using Block = DecodeBlock<Arithmetic, kForm>;
+    using Block = DecodeBlock<Arithmetic>;
     using Real = typename Arithmetic::Real;
     using State = SoftmaxRows<Arithmetic>;
 
@@ -200,11 +199,7 @@ private:
 
 void decode(const Decode& problem) {
     if (problem.batch == 0 || problem.n_query == 0) return;
-    select_form(problem.form, [&](auto form) {
-        select_arithmetic(problem.element, [&](auto arithmetic) {
-            Decoding<typename decltype(arithmetic)::type, decltype(form)::value>(problem).run();
-        });
-    });
+    Decoding<BFA_ARITHMETIC>(problem).run();
 }
 
-}  // namespace bfa::BFA_ISA
+}  // namespace bfa::BFA_KERNELS

@@ -5,7 +5,7 @@
 #include "tile_selection.h"
 #include "unpacked_rows.h"
 
-namespace bfa::BFA_ISA {
+namespace bfa::BFA_KERNELS {
 
 // Blocks of at most this many rows use dot products with keys in place. Larger ones amortize
 // transposing a tile for a matrix product.
@@ -39,7 +39,7 @@ private:
     }
 };
 
-template <class Arithmetic, Form kForm>
+template <class Arithmetic>
 class DecodeBlock {
     using Real = typename Arithmetic::Real;
     using Operand = typename Arithmetic::Operand;
@@ -84,7 +84,7 @@ public:
     // the number of these.
     int64_t add_near(const State& state, int32_t* taken) {
         const Range tiles = block_->tiles(p_), far = {tiles.begin, near_tile()};
-        const bool choose = p_.tolerance > 0 && bias_.exists && !far.empty();
+        const bool choose = p_.tolerance > 0 && p_.form != Form::none && !far.empty();
         double longest = 0;
         for (int64_t tile = tiles.end - 1; tile >= far.end; --tile) {
             add_tile(state, tile);
@@ -218,7 +218,7 @@ private:
             Vector<Real> largest = broadcast(-kInfinity);
             const Range visible =
                 kMasked ? block_->visible(p_, first_row + r, keys) : Range{0, width};
-            if (bias_.exists) bias_.fill(first_row + r, keys, slot, visible, bias);
+            if (p_.form != Form::none) bias_.fill(first_row + r, keys, slot, visible, bias);
             for (int c = 0; c < width; c += kLane) {
                 Real* logit = logits + r * kTile + c;
                 Vector<Real> s = load(logit) * scale + load(bias + c);
@@ -246,8 +246,8 @@ private:
 
     const Decode& p_;
     const int64_t depth_, columns_;
-    PageBias<Real, kForm> bias_;
-    TileChoice<Arithmetic, PageBias<Real, kForm>> choice_;
+    PageBias<Real> bias_;
+    TileChoice<Arithmetic> choice_;
     Operand *queries_, *keys_, *keys_transposed_, *values_;
 
     const RowBlock* block_ = nullptr;
@@ -255,4 +255,4 @@ private:
     Real slack_ = 0;
 };
 
-}  // namespace bfa::BFA_ISA
+}  // namespace bfa::BFA_KERNELS

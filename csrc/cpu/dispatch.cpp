@@ -4,52 +4,55 @@
 
 namespace bfa {
 
-#define BFA_DECLARE(isa)            \
-    namespace isa {                 \
-    void forward(const Forward&);   \
-    void backward(const Backward&); \
-    void trim(const Trim&);         \
-    void decode(const Decode&);     \
+#define BFA_DECLARE(build)                                                \
+    namespace build {                                                     \
+    void forward(const Forward&);                                         \
+    void backward(const Backward&);                                       \
+    void trim(const Trim&);                                               \
+    void decode(const Decode&);                                           \
+    static constexpr Kernels kernels = {forward, backward, trim, decode}; \
     }
 
-BFA_DECLARE(portable)
-#ifdef BFA_HAVE_AVX2
-BFA_DECLARE(avx2)
-#endif
-#ifdef BFA_HAVE_AVX512
-BFA_DECLARE(avx512)
-#endif
-#ifdef BFA_HAVE_AVX512_BF16
-BFA_DECLARE(avx512_bf16)
-#endif
-#undef BFA_DECLARE
+BFA_DECLARE(portable_float64)
+BFA_DECLARE(portable_float32)
+#ifdef BFA_X86
+BFA_DECLARE(avx2_float64)
+BFA_DECLARE(avx2_float32)
+BFA_DECLARE(avx512_float32)
+BFA_DECLARE(avx512_bfloat16)
 
-#ifdef BFA_HAVE_AVX2
 static bool has_avx2() {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
            __builtin_cpu_supports("bmi2");
 }
-#endif
-#if defined(BFA_HAVE_AVX512) || defined(BFA_HAVE_AVX512_BF16)
 static bool has_avx512() {
-    return __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx512f") &&
-           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512vl");
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512cd") &&
+           __builtin_cpu_supports("avx512vl");
 }
+static bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
 #endif
+#undef BFA_DECLARE
 
+const Kernels& InstructionSet::kernels(Element element) const {
+    switch (element) {
+        case Element::float64: return float64;
+        case Element::bfloat16: return bfloat16;
+        default: return float32;
+    }
+}
+
+// float64 serves tests of gradients, which do not need the widest vectors.
 const std::vector<InstructionSet>& instruction_sets() {
     static const std::vector<InstructionSet> sets = {
-        {"portable", true, portable::forward, portable::backward, portable::trim, portable::decode},
-#ifdef BFA_HAVE_AVX2
-        {"avx2", has_avx2(), avx2::forward, avx2::backward, avx2::trim, avx2::decode},
-#endif
-#ifdef BFA_HAVE_AVX512
-        {"avx512", has_avx512(), avx512::forward, avx512::backward, avx512::trim, avx512::decode},
-#endif
-#ifdef BFA_HAVE_AVX512_BF16
-        {"avx512_bf16", has_avx512() && __builtin_cpu_supports("avx512bf16"), avx512_bf16::forward,
-         avx512_bf16::backward, avx512_bf16::trim, avx512_bf16::decode},
+        {"portable", true, portable_float64::kernels, portable_float32::kernels,
+         portable_float32::kernels},
+#ifdef BFA_X86
+        {"avx2", has_avx2(), avx2_float64::kernels, avx2_float32::kernels, avx2_float32::kernels},
+        {"avx512", has_avx512(), avx2_float64::kernels, avx512_float32::kernels,
+         avx512_float32::kernels},
+        {"avx512_bf16", has_avx512_bf16(), avx2_float64::kernels, avx512_float32::kernels,
+         avx512_bfloat16::kernels},
 #endif
     };
     return sets;

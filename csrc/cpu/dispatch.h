@@ -1,4 +1,4 @@
-// The instruction sets that the kernels were built for, and the one in use.
+// The instruction sets that this library was built for, and the one in use.
 #pragma once
 
 #include <string>
@@ -8,13 +8,20 @@
 
 namespace bfa {
 
-struct InstructionSet {
-    const char* name;
-    bool supported;  // by this processor
+// The kernels of one instruction set and one kind of arithmetic.
+struct Kernels {
     void (*forward)(const Forward&);
     void (*backward)(const Backward&);
     void (*trim)(const Trim&);
     void (*decode)(const Decode&);
+};
+
+struct InstructionSet {
+    const char* name;
+    bool supported;  // by this processor
+    Kernels float64, float32, bfloat16;
+
+    const Kernels& kernels(Element element) const;
 };
 
 // Returns the instruction sets of this build, slowest first.

@@ -3,7 +3,7 @@
 
 #include "gemm.h"
 
-namespace bfa::BFA_ISA {
+namespace bfa::BFA_KERNELS {
 
 // products[r * kTile + j] = a_r . keys[j], for rows of `depth` operands, a multiple of the vector
 // length.
@@ -71,4 +71,4 @@ double length_squared(const typename Arithmetic::Operand* a, int64_t depth) {
     return double(reduce_sum<typename Arithmetic::Real>(sum));
 }
 
-}  // namespace bfa::BFA_ISA
+}  // namespace bfa::BFA_KERNELS

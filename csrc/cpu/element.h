@@ -7,7 +7,7 @@
 #include "../problem.h"
 #include "simd.h"
 
-namespace bfa::BFA_ISA {
+namespace bfa::BFA_KERNELS {
 
 struct BFloat16 {
     uint16_t bits;
@@ -110,4 +110,4 @@ void add_row(Element element, const Real* source, int64_t n, char* target) {
     });
 }
 
-}  // namespace bfa::BFA_ISA
+}  // namespace bfa::BFA_KERNELS

@@ -8,13 +8,13 @@
 
 #include "../sequences.h"
 #include "buffer.h"
-#include "kernel_types.h"
 #include "logit_block.h"
 #include "online_softmax.h"
 #include "schedule.h"
+#include "select_bias.h"
 #include "subnormals.h"
 
-namespace bfa::BFA_ISA {
+namespace bfa::BFA_KERNELS {
 namespace {
 
 // Bytes of queries and outputs per block, which share the L2 cache with a tile. Large blocks
@@ -215,9 +215,9 @@ void run_forward(const Forward& problem) {
 
 void forward(const Forward& problem) {
     if (query_count(problem) == 0) return;
-    select_kernel(problem, [&](auto arithmetic, auto bias) {
-        run_forward<typename decltype(arithmetic)::type, typename decltype(bias)::type>(problem);
+    select_bias<BFA_ARITHMETIC>(problem, [&](auto bias) {
+        run_forward<BFA_ARITHMETIC, typename decltype(bias)::type>(problem);
     });
 }
 
-}  // namespace bfa::BFA_ISA
+}  // namespace bfa::BFA_KERNELS

@@ -6,7 +6,7 @@
 
 #include "arithmetic.h"
 
-namespace bfa::BFA_ISA {
+namespace bfa::BFA_KERNELS {
 
 // Vectors of columns in a register block: 6 x 4 accumulators of 32 registers, or 6 x 2 of 16.
 constexpr int kBlockVectors = kVectorBytes == 64 ? 4 : 2;
@@ -127,4 +127,4 @@ void gemm_visible(int rows, int64_t columns, LeftMatrix<typename Arithmetic::Ope
     }
 }
 
-}  // namespace bfa::BFA_ISA
+}  // namespace bfa::BFA_KERNELS

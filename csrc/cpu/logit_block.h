@@ -6,10 +6,11 @@
 #include <limits>
 
 #include "gemm.h"
+#include "math.h"
 #include "visibility.h"
 #include "workspace.h"
 
-namespace bfa::BFA_ISA {
+namespace bfa::BFA_KERNELS {
 
 template <class Arithmetic, class Bias>
 class LogitBlock {
@@ -112,4 +113,4 @@ protected:
     int width_;
 };
 
-}  // namespace bfa::BFA_ISA
+}  // namespace bfa::BFA_KERNELS

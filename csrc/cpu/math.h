@@ -7,7 +7,7 @@
 
 #include "simd.h"
 
-namespace bfa::BFA_ISA {
+namespace bfa::BFA_KERNELS {
 
 constexpr double kLog2e = 1.4426950408889634;
 constexpr double kLn2 = 0.6931471805599453;
@@ -94,4 +94,4 @@ BFA_INLINE Vector<double> log2_1p(Vector<double> x) {
     return x;
 }
 
-}  // namespace bfa::BFA_ISA
+}  // namespace bfa::BFA_KERNELS

@@ -10,7 +10,7 @@
 #include "math.h"
 #include "workspace.h"
 
-namespace bfa::BFA_ISA {
+namespace bfa::BFA_KERNELS {
 
 template <class Arithmetic>
 struct SoftmaxRows {
@@ -110,4 +110,4 @@ struct SoftmaxRows {
     }
 };
 
-}  // namespace bfa::BFA_ISA
+}  // namespace bfa::BFA_KERNELS

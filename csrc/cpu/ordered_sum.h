@@ -8,7 +8,7 @@
 
 #include "buffer.h"
 
-namespace bfa::BFA_ISA {
+namespace bfa::BFA_KERNELS {
 
 template <class Real>
 class OrderedSum {
@@ -51,4 +51,4 @@ private:
     const Buffer<int> turns_;
 };
 
-}  // namespace bfa::BFA_ISA
+}  // namespace bfa::BFA_KERNELS

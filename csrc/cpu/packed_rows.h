@@ -6,7 +6,7 @@
 #include "gemm.h"
 #include "workspace.h"
 
-namespace bfa::BFA_ISA {
+namespace bfa::BFA_KERNELS {
 
 template <class Arithmetic>
 class PackedRows {
@@ -65,4 +65,4 @@ private:
     Operand *pairs_, *rows_;
 };
 
-}  // namespace bfa::BFA_ISA
+}  // namespace bfa::BFA_KERNELS

@@ -8,7 +8,7 @@
 #include "../sequences.h"
 #include "buffer.h"
 
-namespace bfa::BFA_ISA {
+namespace bfa::BFA_KERNELS {
 
 template <class Real>
 class PackedTableGradient {
@@ -61,4 +61,4 @@ private:
     const Buffer<Real> sums_;
 };
 
-}  // namespace bfa::BFA_ISA
+}  // namespace bfa::BFA_KERNELS

@@ -4,7 +4,7 @@
 #include "../decode_problem.h"
 #include "visibility.h"
 
-namespace bfa::BFA_ISA {
+namespace bfa::BFA_KERNELS {
 
 // The location of a key: its page, its row in the page, and the index of its tile in the page.
 struct PageSlot {
@@ -65,4 +65,4 @@ struct RowBlock {
     }
 };
 
-}  // namespace bfa::BFA_ISA
+}  // namespace bfa::BFA_KERNELS

@@ -6,7 +6,7 @@
 
 #include "../problem.h"
 
-namespace bfa::BFA_ISA {
+namespace bfa::BFA_KERNELS {
 
 // The function of one head. On segment s, where knots[s - 1] <= x < knots[s], it is
 // intercepts[s] + slopes[s] x. The first and the last segment are unbounded.
@@ -48,4 +48,4 @@ struct Segments {
     }
 };
 
-}  // namespace bfa::BFA_ISA
+}  // namespace bfa::BFA_KERNELS

@@ -22,7 +22,7 @@
 
 #define BFA_INLINE inline __attribute__((always_inline))
 
-namespace bfa::BFA_ISA {
+namespace bfa::BFA_KERNELS {
 
 #if defined(__AVX512F__)
 constexpr int kVectorBytes = 64;
@@ -151,4 +151,4 @@ BFA_INLINE Vector<T> sums_of_lanes(const T* vectors) {
     }
 }
 
-}  // namespace bfa::BFA_ISA
+}  // namespace bfa::BFA_KERNELS

@@ -5,7 +5,7 @@
 #include <xmmintrin.h>
 #endif
 
-namespace bfa::BFA_ISA {
+namespace bfa::BFA_KERNELS {
 
 // During its lifetime, subnormal results in this thread are flushed to 0.
 class FlushSubnormals {
@@ -21,4 +21,4 @@ private:
 #endif
 };
 
-}  // namespace bfa::BFA_ISA
+}  // namespace bfa::BFA_KERNELS

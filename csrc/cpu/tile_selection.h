@@ -12,9 +12,9 @@
 #include "dot_products.h"
 #include "page_bias.h"
 
-namespace bfa::BFA_ISA {
+namespace bfa::BFA_KERNELS {
 
-template <class Arithmetic, class Bias>
+template <class Arithmetic>
 class TileChoice {
     using Real = typename Arithmetic::Real;
     using Operand = typename Arithmetic::Operand;
@@ -50,7 +50,7 @@ public:
     }
 
     // Writes the tiles that cannot be skipped to `taken`, and returns their number.
-    int64_t choose(const Bias& bias, Range tiles, int32_t* taken) {
+    int64_t choose(const PageBias<Real>& bias, Range tiles, int32_t* taken) {
         int64_t count = 0;
         for (int64_t tile = tiles.begin; tile < tiles.end; tile += kTile) {
             const int n = int(std::min<int64_t>(kTile, tiles.end - tile));
@@ -82,7 +82,7 @@ private:
 
     // Replaces the products of a row with the centres by bounds on the softmax mass of the tiles,
     // as fractions of the mass that may be skipped.
-    void bound(const Bias& bias, int r, int64_t tile, int n) {
+    void bound(const PageBias<Real>& bias, int r, int64_t tile, int n) {
         Real* row = products_ + r * kTile;
         for (int x = 0; x < n; ++x) {
             const double logit = p_.scale * double(row[x]) + lengths_[r] * extents_[x] +
@@ -115,4 +115,4 @@ private:
     const Operand* queries_ = nullptr;
 };
 
-}  // namespace bfa::BFA_ISA
+}  // namespace bfa::BFA_KERNELS

@@ -9,11 +9,11 @@
 
 #include <cmath>
 
-#include "kernel_types.h"
 #include "logit_block.h"
+#include "select_bias.h"
 #include "subnormals.h"
 
-namespace bfa::BFA_ISA {
+namespace bfa::BFA_KERNELS {
 namespace {
 
 constexpr int64_t kPlanTiles = 3;  // plan tiles per block
@@ -147,9 +147,9 @@ void run_trim(const Trim& problem) {
 
 void trim(const Trim& problem) {
     if (problem.batch == 0 || problem.n_query == 0 || problem.n_key == 0) return;
-    select_kernel(problem, [&](auto arithmetic, auto bias) {
-        run_trim<typename decltype(arithmetic)::type, typename decltype(bias)::type>(problem);
+    select_bias<BFA_ARITHMETIC>(problem, [&](auto bias) {
+        run_trim<BFA_ARITHMETIC, typename decltype(bias)::type>(problem);
     });
 }
 
-}  // namespace bfa::BFA_ISA
+}  // namespace bfa::BFA_KERNELS

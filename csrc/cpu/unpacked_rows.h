@@ -3,7 +3,7 @@
 
 #include "gemm.h"
 
-namespace bfa::BFA_ISA {
+namespace bfa::BFA_KERNELS {
 
 #if defined(__AVX512BF16__)
 // Pairs of bfloat16 rows as rows of operands. Unpacking permutes the columns: of every eight
@@ -64,4 +64,4 @@ auto rows_in_place(const char* source, int64_t row_bytes, [[maybe_unused]] const
                                     row_bytes / int64_t(sizeof(Operand))};
 }
 
-}  // namespace bfa::BFA_ISA
+}  // namespace bfa::BFA_KERNELS

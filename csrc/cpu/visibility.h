@@ -6,7 +6,7 @@
 #include "../problem.h"
 #include "arithmetic.h"
 
-namespace bfa::BFA_ISA {
+namespace bfa::BFA_KERNELS {
 
 struct Range {
     int64_t begin, end;
@@ -103,4 +103,4 @@ BFA_INLINE Vector<Real> where_visible(Range visible, int column, Vector<Real> va
     return c < Real(visible.end) ? kept : otherwise;
 }
 
-}  // namespace bfa::BFA_ISA
+}  // namespace bfa::BFA_KERNELS

@@ -6,7 +6,7 @@
 
 #include "scratch.h"
 
-namespace bfa::BFA_ISA {
+namespace bfa::BFA_KERNELS {
 
 // Allocates consecutive aligned pieces of one block of memory. With base 0 it only counts bytes.
 class Arena {
@@ -51,4 +51,4 @@ private:
     const Scratch memory_;
 };
 
-}  // namespace bfa::BFA_ISA
+}  // namespace bfa::BFA_KERNELS

@@ -20,7 +20,7 @@
 #include "../visibility.h"
 #include "../workspace.h"
 
-namespace bfa::BFA_ISA {
+namespace bfa::BFA_KERNELS {
 
 // Empty defaults for functions that most forms do not need.
 struct BiasDefaults {
@@ -34,4 +34,4 @@ struct BiasDefaults {
     static constexpr bool has_sums = false;
 };
 
-}  // namespace bfa::BFA_ISA
+}  // namespace bfa::BFA_KERNELS

@@ -2,7 +2,7 @@
 
 #include "base.h"
 
-namespace bfa::BFA_ISA {
+namespace bfa::BFA_KERNELS {
 
 // beta = gain_i (sums_p - sums_j), negated where j > p; the bias is beta, or -log(1 + beta^2).
 // The prefix sums are float64. A tile uses their differences from that of its first key, rounded to
@@ -171,4 +171,4 @@ private:
     double block_gradient_ = 0;  // of a block's rows and columns together: 0 up to rounding
 };
 
-}  // namespace bfa::BFA_ISA
+}  // namespace bfa::BFA_KERNELS

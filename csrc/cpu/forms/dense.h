@@ -7,7 +7,7 @@
 #include "../workspace.h"
 #include "base.h"
 
-namespace bfa::BFA_ISA {
+namespace bfa::BFA_KERNELS {
 
 // Implements the interface described in base.h. Each element of the gradient belongs to exactly one
 // tile, so it is written to the output of the problem directly.
@@ -93,4 +93,4 @@ private:
     Range keys_ = {0, 0};
 };
 
-}  // namespace bfa::BFA_ISA
+}  // namespace bfa::BFA_KERNELS

@@ -3,7 +3,7 @@
 #include "base.h"
 #include "distance_table.h"
 
-namespace bfa::BFA_ISA {
+namespace bfa::BFA_KERNELS {
 
 // table[d - first_distance].
 template <class Real>
@@ -42,4 +42,4 @@ private:
     DistanceTable<Real> table_;
 };
 
-}  // namespace bfa::BFA_ISA
+}  // namespace bfa::BFA_KERNELS

@@ -5,7 +5,7 @@
 #include "../visibility.h"
 #include "../workspace.h"
 
-namespace bfa::BFA_ISA {
+namespace bfa::BFA_KERNELS {
 
 // The table is form_tensors[0]; entry d - first_distance belongs to distance d.
 template <class Real>
@@ -59,4 +59,4 @@ private:
     int64_t start_of_query_0_;
 };
 
-}  // namespace bfa::BFA_ISA
+}  // namespace bfa::BFA_KERNELS

@@ -10,7 +10,7 @@
 #include "../gemm.h"
 #include "base.h"
 
-namespace bfa::BFA_ISA {
+namespace bfa::BFA_KERNELS {
 
 template <class Arithmetic>
 class DistanceVectors {
@@ -206,4 +206,4 @@ private:
     const char* table_ = nullptr;               // that of the vectors
 };
 
-}  // namespace bfa::BFA_ISA
+}  // namespace bfa::BFA_KERNELS

@@ -2,7 +2,7 @@
 
 #include "base.h"
 
-namespace bfa::BFA_ISA {
+namespace bfa::BFA_KERNELS {
 
 // -slope |d|, with distances computed relative to the tile.
 template <class Real>
@@ -59,4 +59,4 @@ private:
     double gradient_;
 };
 
-}  // namespace bfa::BFA_ISA
+}  // namespace bfa::BFA_KERNELS

@@ -2,7 +2,7 @@
 
 #include "base.h"
 
-namespace bfa::BFA_ISA {
+namespace bfa::BFA_KERNELS {
 
 template <class Real>
 class NoBias : public BiasDefaults {
@@ -22,4 +22,4 @@ public:
     static constexpr bool has_gradient = false;
 };
 
-}  // namespace bfa::BFA_ISA
+}  // namespace bfa::BFA_KERNELS

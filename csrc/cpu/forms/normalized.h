@@ -10,7 +10,7 @@
 #include "base.h"
 #include "distance_table.h"
 
-namespace bfa::BFA_ISA {
+namespace bfa::BFA_KERNELS {
 
 // Implements the interface described in base.h. Along a row x = gain_i table[d] varies slowly, so
 // that most vectors lie within one segment: the segment of the previous vector is tried first.
@@ -205,4 +205,4 @@ private:
     mutable int first_segment_ = 0, last_segment_ = -1;  // the range of segments with sums
 };
 
-}  // namespace bfa::BFA_ISA
+}  // namespace bfa::BFA_KERNELS

@@ -9,7 +9,7 @@
 #include "../visibility.h"
 #include "sheared_products.h"
 
-namespace bfa::BFA_ISA {
+namespace bfa::BFA_KERNELS {
 
 // What a term has for rows of queries or keys with the vectors beyond either end of its table, and
 // the gradients of these numbers.
@@ -344,4 +344,4 @@ private:
     int64_t key_row_ = 0;
 };
 
-}  // namespace bfa::BFA_ISA
+}  // namespace bfa::BFA_KERNELS

@@ -12,7 +12,7 @@
 #include "../packed_rows.h"
 #include "distance_vectors.h"
 
-namespace bfa::BFA_ISA {
+namespace bfa::BFA_KERNELS {
 
 template <class Arithmetic, int kRows, int kWidth>
 class ShearedProducts {
@@ -156,4 +156,4 @@ private:
     int shift_ = 0;
 };
 
-}  // namespace bfa::BFA_ISA
+}  // namespace bfa::BFA_KERNELS

@@ -1,7 +1,5 @@
-// Maps the runtime element type and form of a problem to the compile-time types of its kernel.
+// Maps the runtime form of a problem to the compile-time type of its kernel.
 #pragma once
-
-#include <type_traits>
 
 #include "arithmetic.h"
 #include "forms/cumulative.h"
@@ -12,41 +10,12 @@
 #include "forms/normalized.h"
 #include "forms/relative.h"
 
-namespace bfa::BFA_ISA {
+namespace bfa::BFA_KERNELS {
 
 template <class T>
 struct Type {
     using type = T;
 };
-
-// Calls function(std::integral_constant<Form, form>).
-template <class Function>
-void select_form(Form form, Function function) {
-    switch (form) {
-#define BFA_SELECT(form) \
-    case Form::form: return function(std::integral_constant<Form, Form::form>())
-        BFA_SELECT(none);
-        BFA_SELECT(linear);
-        BFA_SELECT(distance);
-        BFA_SELECT(cumulative);
-        BFA_SELECT(log1p_square);
-        BFA_SELECT(dense);
-        BFA_SELECT(normalized);
-        BFA_SELECT(relative);
-        BFA_SELECT(relative_last);
-#undef BFA_SELECT
-    }
-}
-
-// Calls function(Type<Arithmetic>).
-template <class Function>
-void select_arithmetic(Element element, Function function) {
-    if (element == Element::float64) return function(Type<Plain<double>>());
-#if defined(__AVX512BF16__)
-    if (element == Element::bfloat16) return function(Type<Paired>());
-#endif
-    return function(Type<Plain<float>>());
-}
 
 // Calls function(Type<Bias>) with the class that evaluates the form of a problem in a tile.
 template <class Arithmetic, class Function>
@@ -70,13 +39,4 @@ void select_bias(const Problem& problem, Function function) {
     }
 }
 
-// Calls function(Type<Arithmetic>, Type<Bias>).
-template <class Function>
-void select_kernel(const Problem& problem, Function function) {
-    select_arithmetic(problem.element, [&](auto arithmetic) {
-        select_bias<typename decltype(arithmetic)::type>(
-            problem, [&](auto bias) { function(arithmetic, bias); });
-    });
-}
-
-}  // namespace bfa::BFA_ISA
+}  // namespace bfa::BFA_KERNELS
