@@ -49,11 +49,17 @@ def build_kernels(package):
 
 
 def cmake(*arguments):
+    """Runs CMake, with its output as it appears, which `pip install -v` shows."""
     command = ["cmake", *map(str, arguments)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    print(done.stdout)
-    if done.returncode:
-        raise CompileError(f"`{' '.join(command)}` failed\n\n{done.stdout}")
+    output = []
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            output.append(line)
+    if process.returncode:
+        raise CompileError(f"`{' '.join(command)}` failed\n\n{''.join(output)}")
 
 
 setup(
