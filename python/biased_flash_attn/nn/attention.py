@@ -12,6 +12,7 @@ from .embeddings import rotated
 from .named_biases import applied
 from .positions import Positions
 from .positions import positions as scheme_of
+from .tokens import check_padding, positions_of
 
 
 class BiasedAttention(nn.Module):
@@ -75,11 +76,10 @@ class BiasedAttention(nn.Module):
         With a cache from `make_cache`, x belongs to the next tokens of its sequences; see
         `biased_flash_attn_with_kvcache`. key_padding_mask is as in `biased_flash_attn`.
         """
-        if cache is not None and key_padding_mask is not None:
-            raise ValueError("key_padding_mask is given with a cache; truncate the cache instead")
+        check_padding(x, cache, key_padding_mask)
         heads = self.project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         q, k, v = heads.split((self.num_heads, self.kv_heads, self.kv_heads), dim=1)
-        positions = positions_of(x, cache) if self.has_positions else None
+        positions = positions_of(x, cache, key_padding_mask) if self.has_positions else None
         if self.rotary:
             q, k = rotated(q, positions), rotated(k, positions)
         q, bias, scale = applied(self.bias, x, q, k, positions)
@@ -141,9 +141,3 @@ def linear(n_in: int, n_out: int, std: float = 0.02) -> nn.Linear:
     nn.init.normal_(layer.weight, std=std)
     nn.init.zeros_(layer.bias)
     return layer
-
-
-def positions_of(tokens: Tensor, cache: KVCache | None) -> Tensor:
-    """The positions of tokens (B, N, ...), (B or 1, N): from 0, or from the end of a cache."""
-    first = torch.tensor([0] if cache is None else cache.lengths, device=tokens.device)
-    return first[:, None] + torch.arange(tokens.shape[1], device=tokens.device)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from ..decoding.kv_cache import KVCache
-from .attention import BiasedAttention, linear, positions_of
+from .attention import BiasedAttention, linear
 from .embeddings import LearnedEmbedding, SinusoidalEmbedding
 from .positions import Positions
 from .positions import positions as scheme_of
+from .tokens import check_padding, positions_of
 
 
 class CausalLM(nn.Module):
@@ -58,14 +59,22 @@ class CausalLM(nn.Module):
         """The longest sequence, or None without a limit."""
         return self.embedding.max_length
 
-    def forward(self, tokens: Tensor, caches: list[KVCache] | None = None) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        caches: list[KVCache] | None = None,
+        *,
+        key_padding_mask: Tensor | None = None,
+    ) -> Tensor:
         """Logits (B, N, vocab_size) of the token after each of tokens (B, N).
 
         With caches from `make_caches`, tokens are the next ones of their sequences.
+        key_padding_mask (B, N) is True for tokens and False for padding before or after them.
+        Padding is any tokens of the vocabulary, and its logits are arbitrary.
         """
-        x = self.embedding(tokens, caches and caches[0])
+        x = self.embedding(tokens, caches and caches[0], key_padding_mask)
         for n, block in enumerate(self.blocks):
-            x = block(x, caches and caches[n])
+            x = block(x, caches and caches[n], key_padding_mask=key_padding_mask)
         return self.head(self.norm(x))
 
     def make_caches(self, batch: int) -> list[KVCache]:
@@ -113,13 +122,13 @@ class Encoder(nn.Module):
     def forward(self, tokens: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         """Logits (B, N, vocab_size) for the token at each position of tokens (B, N).
 
-        key_padding_mask (B, N) is True for tokens and False for padding around them.
+        key_padding_mask is as in `CausalLM`.
         """
         return self.head(self.transform(self.encode(tokens, key_padding_mask)))
 
     def encode(self, tokens: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         """Hidden states (B, N, dim) of tokens (B, N)."""
-        x = self.norm(self.embedding(tokens))
+        x = self.norm(self.embedding(tokens, key_padding_mask=key_padding_mask))
         for block in self.blocks:
             x = block(x, key_padding_mask=key_padding_mask)
         return x
@@ -144,12 +153,18 @@ class TokenEmbedding(nn.Module):
             # As in Vaswani et al., so that positions do not dominate tokens.
             self.scale = dim**0.5
 
-    def forward(self, tokens: Tensor, cache: KVCache | None = None) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        cache: KVCache | None = None,
+        key_padding_mask: Tensor | None = None,
+    ) -> Tensor:
         """Embeds tokens (B, N), the next ones of a cache if given, as (B, N, dim)."""
         x = self.tokens(tokens)
         if self.positions is None:
             return x
-        return self.scale * x + self.positions(positions_of(tokens, cache))
+        check_padding(tokens, cache, key_padding_mask)
+        return self.scale * x + self.positions(positions_of(tokens, cache, key_padding_mask))
 
 
 class Block(nn.Module):
