@@ -8,11 +8,12 @@ from torch import Tensor, nn
 from ..attention import biased_flash_attn
 from ..decoding.call import biased_flash_attn_with_kvcache
 from ..decoding.kv_cache import KVCache
+from ..varlen import biased_flash_attn_varlen
 from .embeddings import rotated
 from .named_biases import applied
 from .positions import Positions
 from .positions import positions as scheme_of
-from .tokens import check_padding, positions_of
+from .tokens import check_tokens, positions_of
 
 
 class BiasedAttention(nn.Module):
@@ -70,21 +71,29 @@ class BiasedAttention(nn.Module):
         cache: KVCache | None = None,
         *,
         key_padding_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
     ) -> Tensor:
         """Maps hidden states x (B, N, dim) to (B, N, dim).
 
         With a cache from `make_cache`, x belongs to the next tokens of its sequences; see
         `biased_flash_attn_with_kvcache`. key_padding_mask is as in `biased_flash_attn`.
+
+        With cu_seqlens, x (1, total, dim) are documents that do not attend to one another, as in
+        `biased_flash_attn_varlen`. The offsets (documents + 1,) int32 rise from 0 to the total.
+        Only one of the three may be given.
         """
-        check_padding(x, cache, key_padding_mask)
+        check_tokens(x, cache, key_padding_mask, cu_seqlens)
         heads = self.project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         q, k, v = heads.split((self.num_heads, self.kv_heads, self.kv_heads), dim=1)
-        positions = positions_of(x, cache, key_padding_mask) if self.has_positions else None
+        positions = None
+        if self.has_positions:
+            positions = positions_of(x, cache, key_padding_mask, cu_seqlens)
         if self.rotary:
             q, k = rotated(q, positions), rotated(k, positions)
         q, bias, scale = applied(self.bias, x, q, k, positions)
         if cache is None:
-            o = self.fused(q, k, v, bias, scale=scale, key_padding_mask=key_padding_mask)
+            sequences = {"key_padding_mask": key_padding_mask, "cu_seqlens": cu_seqlens}
+            o = self.fused(q, k, v, bias, scale=scale, **sequences)
         else:
             o = biased_flash_attn_with_kvcache(
                 q, cache, k, v, bias, scale=scale, backend=self.fused.backend
@@ -106,7 +115,7 @@ class BiasedAttention(nn.Module):
 
 class FusedAttention(nn.Module):
     """`biased_flash_attn` as a module, whose hooks receive q, k, v, the bias and the scale of each
-    call."""
+    call. cu_seqlens, as in `BiasedAttention`, are the offsets of both queries and keys."""
 
     def __init__(self, causal: bool = True, window: int | None = None, backend: str | None = None):
         super().__init__()
@@ -121,18 +130,21 @@ class FusedAttention(nn.Module):
         *,
         scale: float | None = None,
         key_padding_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
     ) -> Tensor:
-        return biased_flash_attn(
-            q,
-            k,
-            v,
-            bias,
-            key_padding_mask=key_padding_mask,
-            causal=self.causal,
-            window=self.window,
-            scale=scale,
-            backend=self.backend,
-        )
+        options = {
+            "causal": self.causal,
+            "window": self.window,
+            "scale": scale,
+            "backend": self.backend,
+        }
+        if cu_seqlens is None:
+            return biased_flash_attn(q, k, v, bias, key_padding_mask=key_padding_mask, **options)
+        longest = check_tokens(k.transpose(1, 2), None, key_padding_mask, cu_seqlens)
+        packed = (x[0].transpose(0, 1) for x in (q, k, v))
+        lengths = {"max_seqlen_q": longest, "max_seqlen_k": longest}
+        o = biased_flash_attn_varlen(*packed, cu_seqlens, cu_seqlens, bias, **lengths, **options)
+        return o.transpose(0, 1)[None]
 
 
 def linear(n_in: int, n_out: int, std: float = 0.02) -> nn.Linear:

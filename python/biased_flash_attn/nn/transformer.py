@@ -9,7 +9,7 @@ from .attention import BiasedAttention, linear
 from .embeddings import LearnedEmbedding, SinusoidalEmbedding
 from .positions import Positions
 from .positions import positions as scheme_of
-from .tokens import check_padding, positions_of
+from .tokens import check_tokens, positions_of
 
 
 class CausalLM(nn.Module):
@@ -65,16 +65,27 @@ class CausalLM(nn.Module):
         caches: list[KVCache] | None = None,
         *,
         key_padding_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
     ) -> Tensor:
         """Logits (B, N, vocab_size) of the token after each of tokens (B, N).
 
-        With caches from `make_caches`, tokens are the next ones of their sequences.
-        key_padding_mask (B, N) is True for tokens and False for padding before or after them.
-        Padding is any tokens of the vocabulary, and its logits are arbitrary.
+        Only one of the following may be given. The logits of each sequence are then those of the
+        sequence alone.
+
+        Args:
+            tokens: (B, N) int64.
+            caches: those of `make_caches`: tokens are the next ones of their sequences.
+            key_padding_mask: (B, N) bool, True for tokens and False for padding before or after
+                them. Padding is any token of the vocabulary, and its logits are arbitrary.
+            cu_seqlens: (documents + 1,) int32, offsets that rise from 0 to N: tokens (1, N) are
+                documents, and document b is tokens[0, cu_seqlens[b] : cu_seqlens[b + 1]].
+
+        Raises TypeError or ValueError, naming the argument.
         """
-        x = self.embedding(tokens, caches and caches[0], key_padding_mask)
+        sequences = {"key_padding_mask": key_padding_mask, "cu_seqlens": cu_seqlens}
+        x = self.embedding(tokens, caches and caches[0], **sequences)
         for n, block in enumerate(self.blocks):
-            x = block(x, caches and caches[n], key_padding_mask=key_padding_mask)
+            x = block(x, caches and caches[n], **sequences)
         return self.head(self.norm(x))
 
     def make_caches(self, batch: int) -> list[KVCache]:
@@ -119,18 +130,32 @@ class Encoder(nn.Module):
         self.head.weight = self.embedding.tokens.weight
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, tokens: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        key_padding_mask: Tensor | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
         """Logits (B, N, vocab_size) for the token at each position of tokens (B, N).
 
-        key_padding_mask is as in `CausalLM`.
+        Arguments are as in `CausalLM`.
         """
-        return self.head(self.transform(self.encode(tokens, key_padding_mask)))
+        x = self.encode(tokens, key_padding_mask, cu_seqlens=cu_seqlens)
+        return self.head(self.transform(x))
 
-    def encode(self, tokens: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+    def encode(
+        self,
+        tokens: Tensor,
+        key_padding_mask: Tensor | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
         """Hidden states (B, N, dim) of tokens (B, N)."""
-        x = self.norm(self.embedding(tokens, key_padding_mask=key_padding_mask))
+        sequences = {"key_padding_mask": key_padding_mask, "cu_seqlens": cu_seqlens}
+        x = self.norm(self.embedding(tokens, **sequences))
         for block in self.blocks:
-            x = block(x, key_padding_mask=key_padding_mask)
+            x = block(x, **sequences)
         return x
 
 
@@ -158,13 +183,15 @@ class TokenEmbedding(nn.Module):
         tokens: Tensor,
         cache: KVCache | None = None,
         key_padding_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
     ) -> Tensor:
-        """Embeds tokens (B, N), the next ones of a cache if given, as (B, N, dim)."""
+        """Embeds tokens (B, N) as (B, N, dim); the other arguments are as in `BiasedAttention`."""
         x = self.tokens(tokens)
         if self.positions is None:
             return x
-        check_padding(tokens, cache, key_padding_mask)
-        return self.scale * x + self.positions(positions_of(tokens, cache, key_padding_mask))
+        sequences = cache, key_padding_mask, cu_seqlens
+        check_tokens(tokens, *sequences)
+        return self.scale * x + self.positions(positions_of(tokens, *sequences))
 
 
 class Block(nn.Module):
