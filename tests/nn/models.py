@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from biased_flash_attn import biases
-from biased_flash_attn.nn import BASELINES, CausalLM, Encoder
+from biased_flash_attn.nn import BASELINES, CausalLM, Encoder, Positions
 
 DIM, HEADS, KV_HEADS, VOCABULARY = 24, 4, 2, 19
 SCALED = "banded_relative(log_floor=3)"  # by positions, with the logits
@@ -18,10 +18,8 @@ SCHEMES = (*biases.NAMED, *BASELINES, "window(5)", SCALED, NORMALIZED)
 TWO_SIDED = (*biases.NAMED, *BASELINES)
 
 
-def causal_lm(scheme: str, layers: int = 2) -> CausalLM:
-    model = CausalLM(
-        VOCABULARY, DIM, layers, HEADS, scheme, kv_heads=KV_HEADS, max_length=64
-    ).double()
+def causal_lm(scheme: str | Positions) -> CausalLM:
+    model = CausalLM(VOCABULARY, DIM, 2, HEADS, scheme, kv_heads=KV_HEADS, max_length=64).double()
     return larger(model)
 
 

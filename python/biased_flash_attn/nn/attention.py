@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..attention import biased_flash_attn
+from ..attention import biased_flash_attn, under_autocast
 from ..decoding.call import biased_flash_attn_with_kvcache
 from ..decoding.kv_cache import KVCache
 from ..varlen import biased_flash_attn_varlen
@@ -101,13 +101,16 @@ class BiasedAttention(nn.Module):
         return self.out(o.transpose(1, 2).flatten(2))
 
     def make_cache(self, batch: int, dtype: torch.dtype | None = None) -> KVCache:
-        """An empty cache for `batch` sequences, by default in the layer's dtype."""
+        """An empty cache for `batch` sequences, by default in the dtype of the layer's keys, which
+        autocast determines where it is on."""
         weight = self.out.weight
+        if dtype is None:
+            dtype = under_autocast(*[weight.new_empty(0)] * 3)[0].dtype
         return KVCache(
             batch,
             self.kv_heads,
             self.head_dim,
-            dtype=weight.dtype if dtype is None else dtype,
+            dtype=dtype,
             device=weight.device,
             window=self.window,
         )
