@@ -3,10 +3,10 @@
     python examples/serve.py kerple_log
     python examples/serve.py --window 64 --tokens 400 alibi cable
 
-The model is that of train.py. The prompts are padded on the right and processed in one call; the
-caches then drop the padding, and every step adds one byte to each sequence. At each step the logits
-are compared with those of a forward pass over all bytes so far, one sequence at a time: training
-and decoding use the same layers, and sequences do not affect one another.
+The model is that of train.py. `generate` processes the prompts in one call, with padding, and adds
+one byte to each sequence in every step. The logits of all steps are then compared with those of a
+forward pass over each finished sequence alone: training and decoding use the same layers, and
+sequences do not affect one another.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from tqdm import trange
 from train import small_model, train
 
 from biased_flash_attn.biases import NAMED
@@ -27,30 +26,25 @@ from biased_flash_attn.nn import CausalLM, positions
 PROMPTS = ("def read(self", "import os\nimport sys\n\nclass ", "#")
 
 
-@torch.no_grad()
-def serve(
-    model: CausalLM, prompts: list[Tensor], tokens: int, temperature: float = 0.7
-) -> list[Tensor]:
+def serve(model: CausalLM, prompts: list[Tensor], tokens: int) -> list[Tensor]:
     """Each prompt (N,) with its continuation."""
-    caches = model.make_caches(len(prompts))
-    lengths = [len(prompt) for prompt in prompts]
-    logits = model(pad_sequence(prompts, batch_first=True), caches)
-    logits = torch.stack([row[n - 1] for row, n in zip(logits, lengths, strict=True)])
-    for cache in caches:
-        cache.truncate(lengths)
-    sequences = list(prompts)
-    for _ in trange(tokens, leave=False):
-        check(model, sequences, logits)
-        following = torch.multinomial((logits / temperature).softmax(-1), 1)
-        sequences = [torch.cat(pair) for pair in zip(sequences, following, strict=True)]
-        logits = model(following, caches)[:, -1]
+    padded = pad_sequence(prompts, batch_first=True)  # with zeros, which no prompt contains
+    steps = []
+    with model.head.register_forward_hook(lambda head, states, logits: steps.append(logits)):
+        generated = model.generate(padded, tokens, key_padding_mask=padded != 0, temperature=0.7)
+    continuations = generated[:, padded.shape[1] :]
+    sequences = [torch.cat(pair) for pair in zip(prompts, continuations, strict=True)]
+    check(model, sequences, torch.stack(steps, 1))
     return sequences
 
 
+@torch.no_grad()
 def check(model: CausalLM, sequences: list[Tensor], logits: Tensor) -> None:
-    """Compares the logits after each sequence with those of a full forward pass."""
-    full = torch.stack([model(sequence[None])[0, -1] for sequence in sequences])
-    torch.testing.assert_close(logits, full, rtol=1e-4, atol=1e-4)
+    """Compares the logits (B, tokens, vocabulary) of the last tokens of each sequence with those of
+    a full forward pass."""
+    for sequence, steps in zip(sequences, logits, strict=True):
+        full = model(sequence[None, :-1])[0, -len(steps) :]
+        torch.testing.assert_close(steps, full, rtol=1e-4, atol=1e-4)
 
 
 def main() -> None:

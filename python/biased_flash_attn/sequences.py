@@ -217,15 +217,15 @@ def _rows_of_offsets(cu_seqlens_q, cu_seqlens_k, total_q, total_k, max_seqlen_q,
     columns = []
     for side, offsets, total, longest in sides:
         if not unread:
-            check_offsets(side, offsets, total, longest)
+            check_offsets(f"cu_seqlens_{side}", offsets, total, f"rows of {side}")
+            _check_longest(side, offsets, longest)
         columns += [offsets[:-1], offsets.diff()]
     columns.append(torch.zeros_like(columns[0]))
     return torch.stack(columns, 1).long()
 
 
-def check_offsets(side: str, offsets: Tensor, total: int, longest: int | None) -> None:
-    """Validates the values of cu_seqlens_q or cu_seqlens_k."""
-    name = f"cu_seqlens_{side}"
+def check_offsets(name: str, offsets: Tensor, total: int, rows: str) -> None:
+    """Validates the values of offsets of `total` rows."""
     begin, end, lengths = offsets[0].item(), offsets[-1].item(), offsets.diff()
     if begin != 0:
         hint = ""
@@ -239,9 +239,11 @@ def check_offsets(side: str, offsets: Tensor, total: int, longest: int | None) -
         before, after = offsets[b : b + 2].tolist()
         raise ValueError(f"{name} falls from {before} to {after} at {b + 1}; it must not decrease")
     if end != total:
-        raise ValueError(
-            f"{name} ends with {end}; it must end with the number of rows of {side}, {total}"
-        )
+        raise ValueError(f"{name} ends with {end}; it must end with the number of {rows}, {total}")
+
+
+def _check_longest(side: str, offsets: Tensor, longest: int | None) -> None:
+    lengths = offsets.diff()
     if longest is not None and len(lengths) and (most := int(lengths.max())) > longest:
         raise ValueError(f"max_seqlen_{side} is {longest}; it must be at least {most}")
 

@@ -116,14 +116,7 @@ def check_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
             f" {tuple(k.shape[:2])}"
         )
     for name, x in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} is a {type(x).__name__}; it must be a torch.Tensor")
-        if x.dtype != torch.int32:
-            raise TypeError(f"{name} is {x.dtype}; it must be torch.int32")
-        if x.dim() != 1 or x.shape[0] < 1:
-            raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be (sequences + 1,)")
-        if x.device != q.device:
-            raise ValueError(f"{name} is on {x.device} and q on {q.device}; they must share one")
+        check_cu_seqlens(name, x, "q", q)
     if cu_seqlens_k.shape != cu_seqlens_q.shape:
         raise ValueError(
             f"cu_seqlens_k has shape {tuple(cu_seqlens_k.shape)}; it must be that of cu_seqlens_q,"
@@ -134,6 +127,20 @@ def check_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
             raise TypeError(f"{name} is {n!r}; it must be None or an int")
         if n is not None and n < 0:
             raise ValueError(f"{name} is {n}; it must be None or an int from 0 on")
+
+
+def check_cu_seqlens(name: str, offsets: Tensor, of: str, rows: Tensor) -> None:
+    """Validates the offsets of `rows`, which errors call `of`, except for their values."""
+    if not isinstance(offsets, Tensor):
+        raise TypeError(f"{name} is a {type(offsets).__name__}; it must be a torch.Tensor")
+    if offsets.dtype != torch.int32:
+        raise TypeError(f"{name} is {offsets.dtype}; it must be torch.int32")
+    if offsets.dim() != 1 or offsets.shape[0] < 1:
+        raise ValueError(f"{name} has shape {tuple(offsets.shape)}; it must be (sequences + 1,)")
+    if offsets.device != rows.device:
+        raise ValueError(
+            f"{name} is on {offsets.device} and {of} on {rows.device}; they must share one"
+        )
 
 
 def check_options(causal, window, scale, tolerance, backend) -> None:

@@ -110,7 +110,7 @@ class BandedRelative(Bias):
             )
         real = torch.promote_types(q.dtype, torch.float32)
         tau = log_scaling(positions, self.log_floor, self.log_alpha, real)
-        return (q * tau.reshape(-1, 1, q.shape[2], 1)).to(q.dtype)
+        return (q * tau[..., None, :, None]).to(q.dtype)
 
     def _clipped(self, factors: Tensor) -> Tensor:
         real = torch.promote_types(factors.dtype, torch.float32)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..attention import biased_flash_attn
+from ..attention import biased_flash_attn, under_autocast
 from ..decoding.call import biased_flash_attn_with_kvcache
 from ..decoding.kv_cache import KVCache
+from ..varlen import biased_flash_attn_varlen
 from .embeddings import rotated
 from .named_biases import applied
 from .positions import Positions
 from .positions import positions as scheme_of
+from .tokens import check_tokens, positions_of
 
 
 class BiasedAttention(nn.Module):
@@ -69,22 +71,29 @@ class BiasedAttention(nn.Module):
         cache: KVCache | None = None,
         *,
         key_padding_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
     ) -> Tensor:
         """Maps hidden states x (B, N, dim) to (B, N, dim).
 
         With a cache from `make_cache`, x belongs to the next tokens of its sequences; see
         `biased_flash_attn_with_kvcache`. key_padding_mask is as in `biased_flash_attn`.
+
+        With cu_seqlens, x (1, total, dim) are documents that do not attend to one another, as in
+        `biased_flash_attn_varlen`. The offsets (documents + 1,) int32 rise from 0 to the total.
+        Only one of the three may be given.
         """
-        if cache is not None and key_padding_mask is not None:
-            raise ValueError("key_padding_mask is given with a cache; truncate the cache instead")
+        check_tokens(x, cache, key_padding_mask, cu_seqlens)
         heads = self.project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         q, k, v = heads.split((self.num_heads, self.kv_heads, self.kv_heads), dim=1)
-        positions = positions_of(x, cache) if self.has_positions else None
+        positions = None
+        if self.has_positions:
+            positions = positions_of(x, cache, key_padding_mask, cu_seqlens)
         if self.rotary:
             q, k = rotated(q, positions), rotated(k, positions)
         q, bias, scale = applied(self.bias, x, q, k, positions)
         if cache is None:
-            o = self.fused(q, k, v, bias, scale=scale, key_padding_mask=key_padding_mask)
+            sequences = {"key_padding_mask": key_padding_mask, "cu_seqlens": cu_seqlens}
+            o = self.fused(q, k, v, bias, scale=scale, **sequences)
         else:
             o = biased_flash_attn_with_kvcache(
                 q, cache, k, v, bias, scale=scale, backend=self.fused.backend
@@ -92,13 +101,16 @@ class BiasedAttention(nn.Module):
         return self.out(o.transpose(1, 2).flatten(2))
 
     def make_cache(self, batch: int, dtype: torch.dtype | None = None) -> KVCache:
-        """An empty cache for `batch` sequences, by default in the layer's dtype."""
+        """An empty cache for `batch` sequences, by default in the dtype of the layer's keys, which
+        autocast determines where it is on."""
         weight = self.out.weight
+        if dtype is None:
+            dtype = under_autocast(*[weight.new_empty(0)] * 3)[0].dtype
         return KVCache(
             batch,
             self.kv_heads,
             self.head_dim,
-            dtype=weight.dtype if dtype is None else dtype,
+            dtype=dtype,
             device=weight.device,
             window=self.window,
         )
@@ -106,7 +118,7 @@ class BiasedAttention(nn.Module):
 
 class FusedAttention(nn.Module):
     """`biased_flash_attn` as a module, whose hooks receive q, k, v, the bias and the scale of each
-    call."""
+    call. cu_seqlens, as in `BiasedAttention`, are the offsets of both queries and keys."""
 
     def __init__(self, causal: bool = True, window: int | None = None, backend: str | None = None):
         super().__init__()
@@ -121,18 +133,21 @@ class FusedAttention(nn.Module):
         *,
         scale: float | None = None,
         key_padding_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
     ) -> Tensor:
-        return biased_flash_attn(
-            q,
-            k,
-            v,
-            bias,
-            key_padding_mask=key_padding_mask,
-            causal=self.causal,
-            window=self.window,
-            scale=scale,
-            backend=self.backend,
-        )
+        options = {
+            "causal": self.causal,
+            "window": self.window,
+            "scale": scale,
+            "backend": self.backend,
+        }
+        if cu_seqlens is None:
+            return biased_flash_attn(q, k, v, bias, key_padding_mask=key_padding_mask, **options)
+        longest = check_tokens(k.transpose(1, 2), None, key_padding_mask, cu_seqlens)
+        packed = (x[0].transpose(0, 1) for x in (q, k, v))
+        lengths = {"max_seqlen_q": longest, "max_seqlen_k": longest}
+        o = biased_flash_attn_varlen(*packed, cu_seqlens, cu_seqlens, bias, **lengths, **options)
+        return o.transpose(0, 1)[None]
 
 
 def linear(n_in: int, n_out: int, std: float = 0.02) -> nn.Linear:
@@ -141,9 +156,3 @@ def linear(n_in: int, n_out: int, std: float = 0.02) -> nn.Linear:
     nn.init.normal_(layer.weight, std=std)
     nn.init.zeros_(layer.bias)
     return layer
-
-
-def positions_of(tokens: Tensor, cache: KVCache | None) -> Tensor:
-    """The positions of tokens (B, N, ...), (B or 1, N): from 0, or from the end of a cache."""
-    first = torch.tensor([0] if cache is None else cache.lengths, device=tokens.device)
-    return first[:, None] + torch.arange(tokens.shape[1], device=tokens.device)

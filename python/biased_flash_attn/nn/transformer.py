@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from ..decoding.kv_cache import KVCache
-from .attention import BiasedAttention, linear, positions_of
+from .attention import BiasedAttention, linear
 from .embeddings import LearnedEmbedding, SinusoidalEmbedding
+from .generation import Prompts, Sampler, check_stop_token
 from .positions import Positions
 from .positions import positions as scheme_of
+from .tokens import check_tokens, positions_of
 
 
 class CausalLM(nn.Module):
@@ -58,19 +61,107 @@ class CausalLM(nn.Module):
         """The longest sequence, or None without a limit."""
         return self.embedding.max_length
 
-    def forward(self, tokens: Tensor, caches: list[KVCache] | None = None) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        caches: list[KVCache] | None = None,
+        *,
+        key_padding_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
         """Logits (B, N, vocab_size) of the token after each of tokens (B, N).
 
-        With caches from `make_caches`, tokens are the next ones of their sequences.
+        Only one of the following may be given. The logits of each sequence are then those of the
+        sequence alone.
+
+        Args:
+            tokens: (B, N) int64.
+            caches: those of `make_caches`: tokens are the next ones of their sequences.
+            key_padding_mask: (B, N) bool, True for tokens and False for padding before or after
+                them. Padding is any token of the vocabulary, and its logits are arbitrary.
+            cu_seqlens: (documents + 1,) int32, offsets that rise from 0 to N: tokens (1, N) are
+                documents, and document b is tokens[0, cu_seqlens[b] : cu_seqlens[b + 1]].
+
+        Raises TypeError or ValueError, naming the argument.
         """
-        x = self.embedding(tokens, caches and caches[0])
-        for n, block in enumerate(self.blocks):
-            x = block(x, caches and caches[n])
-        return self.head(self.norm(x))
+        sequences = {"key_padding_mask": key_padding_mask, "cu_seqlens": cu_seqlens}
+        return self.head(self._states(tokens, caches, **sequences))
+
+    @torch.no_grad()
+    def generate(
+        self,
+        tokens: Tensor,
+        max_new_tokens: int,
+        *,
+        key_padding_mask: Tensor | None = None,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        stop_token: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Continues prompts, one token at a time, with keys and values in caches.
+
+        By default, each new token is the most likely one.
+
+        Args:
+            tokens: the prompts, (B, N) int64.
+            max_new_tokens: the number of new tokens, 0 or more.
+            key_padding_mask: (B, N) bool, True for prompts and False for padding before or after
+                them. The continuation of each prompt is that of the prompt alone.
+            temperature: if positive, tokens are drawn from softmax(logits / temperature).
+            top_k: if given, they are drawn from the top_k most likely ones.
+            stop_token: if given, the token that ends a sequence, which is then filled with it.
+                Generation ends when all sequences have ended.
+            generator: the source of random numbers, on the device of the model; PyTorch's default
+                one if None.
+
+        Returns:
+            (B, N + new tokens): tokens as given, padding included, and the new ones.
+
+        Raises:
+            TypeError, ValueError: naming the argument, its value and the permitted values, before
+                anything is computed. With learned positions, a prompt and its continuation have at
+                most max_length tokens.
+        """
+        prompts = Prompts.of(tokens, key_padding_mask)
+        prompts.check_room(max_new_tokens, self.max_length)
+        choose = Sampler(temperature, top_k, generator)
+        if stop_token is not None:
+            check_stop_token(stop_token, self.head.out_features)
+        caches, new = self.make_caches(len(tokens)), []
+        has_ended = torch.zeros((len(tokens), 1), dtype=torch.bool, device=tokens.device)
+        while len(new) < max_new_tokens and (stop_token is None or not has_ended.all()):
+            states = self._states(new[-1], caches)[:, -1] if new else self._read(prompts, caches)
+            following = choose(self.head(states)).to(tokens.dtype)
+            if stop_token is not None:
+                following = following.masked_fill(has_ended, stop_token)
+                has_ended = following == stop_token
+            new.append(following)
+        return torch.cat([tokens, *new], 1)
 
     def make_caches(self, batch: int) -> list[KVCache]:
         """Empty caches of all blocks for `batch` sequences."""
         return [block.attention.make_cache(batch) for block in self.blocks]
+
+    def _states(self, tokens: Tensor, caches: list[KVCache] | None = None, **sequences) -> Tensor:
+        """The hidden states (B, N, dim) of which `forward` returns the logits."""
+        x = self.embedding(tokens, caches and caches[0], **sequences)
+        for n, block in enumerate(self.blocks):
+            x = block(x, caches and caches[n], **sequences)
+        return self.norm(x)
+
+    def _read(self, prompts: Prompts, caches: list[KVCache]) -> Tensor:
+        """Appends prompts to empty caches, and returns the hidden states (B, dim) at their ends."""
+        lengths, end, last = prompts.lengths.tolist(), 0, [None] * len(prompts.lengths)
+        for piece in prompts.pieces(caches[0].most_tokens):
+            begin, end = end, end + piece.shape[1]
+            states = self._states(piece, caches)
+            for b, length in enumerate(lengths):
+                if begin < length <= end:
+                    last[b] = states[b, length - 1 - begin]
+            for cache in caches:
+                cache.truncate([min(length, end) for length in lengths])
+        return torch.stack(last)
 
 
 class Encoder(nn.Module):
@@ -110,18 +201,32 @@ class Encoder(nn.Module):
         self.head.weight = self.embedding.tokens.weight
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, tokens: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        key_padding_mask: Tensor | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
         """Logits (B, N, vocab_size) for the token at each position of tokens (B, N).
 
-        key_padding_mask (B, N) is True for tokens and False for padding around them.
+        Arguments are as in `CausalLM`.
         """
-        return self.head(self.transform(self.encode(tokens, key_padding_mask)))
+        x = self.encode(tokens, key_padding_mask, cu_seqlens=cu_seqlens)
+        return self.head(self.transform(x))
 
-    def encode(self, tokens: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+    def encode(
+        self,
+        tokens: Tensor,
+        key_padding_mask: Tensor | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
         """Hidden states (B, N, dim) of tokens (B, N)."""
-        x = self.norm(self.embedding(tokens))
+        sequences = {"key_padding_mask": key_padding_mask, "cu_seqlens": cu_seqlens}
+        x = self.norm(self.embedding(tokens, **sequences))
         for block in self.blocks:
-            x = block(x, key_padding_mask=key_padding_mask)
+            x = block(x, **sequences)
         return x
 
 
@@ -144,12 +249,20 @@ class TokenEmbedding(nn.Module):
             # As in Vaswani et al., so that positions do not dominate tokens.
             self.scale = dim**0.5
 
-    def forward(self, tokens: Tensor, cache: KVCache | None = None) -> Tensor:
-        """Embeds tokens (B, N), the next ones of a cache if given, as (B, N, dim)."""
+    def forward(
+        self,
+        tokens: Tensor,
+        cache: KVCache | None = None,
+        key_padding_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
+        """Embeds tokens (B, N) as (B, N, dim); the other arguments are as in `BiasedAttention`."""
         x = self.tokens(tokens)
         if self.positions is None:
             return x
-        return self.scale * x + self.positions(positions_of(tokens, cache))
+        sequences = cache, key_padding_mask, cu_seqlens
+        check_tokens(tokens, *sequences)
+        return self.scale * x + self.positions(positions_of(tokens, *sequences))
 
 
 class Block(nn.Module):

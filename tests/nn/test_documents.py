@@ -1,0 +1,132 @@
+"""Documents packed in one row: results of each are those of the document alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from biased_flash_attn.nn import BiasedAttention, CausalLM, FusedAttention
+from tests.nn.models import (
+    DIM,
+    HEADS,
+    KV_HEADS,
+    NORMALIZED,
+    SCALED,
+    SCHEMES,
+    TWO_SIDED,
+    VOCABULARY,
+    causal_lm,
+    encoder,
+    with_terms,
+)
+from tests.support.numerics import assert_close_to_float64
+
+LENGTHS = (7, 0, 1, 13, 0)
+
+
+def offsets(*values: int, dtype: torch.dtype = torch.int32) -> Tensor:
+    return torch.tensor(values, dtype=dtype)
+
+
+CU_SEQLENS = offsets(0, *torch.tensor(LENGTHS).cumsum(0).tolist())
+
+
+def gradients(model: nn.Module, logits: Tensor, weights: Tensor) -> dict[str, Tensor]:
+    """Those of a weighted sum of the logits, with respect to every parameter."""
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    found = torch.autograd.grad((logits * weights).sum(), parameters)
+    return dict(zip(names, found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("make", "scheme"),
+    [
+        *((causal_lm, scheme) for scheme in SCHEMES),
+        *((encoder, scheme) for scheme in (*TWO_SIDED, SCALED, NORMALIZED)),
+    ],
+)
+def test_logits_and_gradients_of_documents_are_those_of_each_alone(make, scheme):
+    model = make(scheme)
+    tokens = torch.randint(VOCABULARY, (1, sum(LENGTHS)))
+    packed = model(tokens, cu_seqlens=CU_SEQLENS)
+    weights = torch.randn_like(packed)
+    alone = []
+    for part in map(slice, CU_SEQLENS[:-1], CU_SEQLENS[1:]):
+        if part.start == part.stop:
+            continue
+        exact, terms = with_terms(model.head, model, tokens[:, part])
+        assert_close_to_float64(packed[:, part], exact, None, f"rows {part}", terms)
+        alone.append(gradients(model, exact, weights[:, part]))
+    # Some gradients are sums that cancel, as a constant added to all logits has no effect: their
+    # terms are as large as gradients of other parameters.
+    terms = sum(max(x.abs().max() for x in found.values()) for found in alone)
+    for name, actual in gradients(model, packed, weights).items():
+        exact = sum(found[name] for found in alone)
+        assert_close_to_float64(actual, exact, None, f"gradient of {name}", terms)
+
+
+def test_documents_of_learned_positions_may_be_longer_together_than_max_length():
+    model = CausalLM(VOCABULARY, DIM, 1, HEADS, "learned", max_length=5)
+    tokens = torch.randint(VOCABULARY, (1, 8))
+    assert model(tokens, cu_seqlens=offsets(0, 3, 8)).shape == (1, 8, VOCABULARY)
+    with pytest.raises(ValueError, match=r"^tokens has a sequence of 6; learned positions"):
+        model(tokens, cu_seqlens=offsets(0, 2, 8))
+
+
+@pytest.mark.parametrize("scheme", ["cable", "rotary"])
+def test_a_compiled_layer_takes_documents(scheme):
+    layer = BiasedAttention(DIM, HEADS, scheme, kv_heads=KV_HEADS)
+    x = torch.randn(1, sum(LENGTHS), DIM)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x, cu_seqlens=CU_SEQLENS), layer(x, cu_seqlens=CU_SEQLENS))
+
+
+def test_documents_have_meta_logits():
+    with torch.device("meta"):
+        model = CausalLM(VOCABULARY, DIM, 1, HEADS, "learned", max_length=8)
+        tokens = torch.zeros(1, 21, dtype=torch.long)
+        logits = model(tokens, cu_seqlens=torch.zeros(3, dtype=torch.int32))
+    assert logits.shape == (1, 21, VOCABULARY)
+
+
+@pytest.mark.parametrize("scheme", ["alibi", "learned", "rotary"])
+@pytest.mark.parametrize(
+    ("cu_seqlens", "error", "message"),
+    [
+        ([0, 5], TypeError, "cu_seqlens is a list; it must be a torch.Tensor"),
+        (
+            offsets(0, 5, dtype=torch.int64),
+            TypeError,
+            "cu_seqlens is torch.int64; it must be torch.int32",
+        ),
+        (offsets(0, 5)[None], ValueError, r"cu_seqlens has shape \(1, 2\); it must be \(sequences"),
+        (offsets(0, 5).to("meta"), ValueError, "cu_seqlens is on meta and tokens on cpu"),
+        (offsets(2, 3), ValueError, r"cu_seqlens begins with 2; .* sums of lengths, \[0, 2, 5\]$"),
+        (offsets(0, 4, 3, 5), ValueError, "cu_seqlens falls from 4 to 3 at 2; it must not"),
+        (offsets(0, 4), ValueError, "cu_seqlens ends with 4; .* with the number of tokens, 5$"),
+        (offsets(0, 6), ValueError, "cu_seqlens ends with 6; .* with the number of tokens, 5$"),
+    ],
+)
+def test_invalid_offsets_are_refused(scheme, cu_seqlens, error, message):
+    model = causal_lm(scheme)
+    with pytest.raises(error, match="^" + message):
+        model(torch.zeros(1, 5, dtype=torch.long), cu_seqlens=cu_seqlens)
+
+
+@pytest.mark.parametrize("scheme", ["alibi", "learned"])
+def test_documents_are_refused_with_caches_padding_and_several_rows(scheme):
+    model, tokens = causal_lm(scheme), torch.zeros(1, 5, dtype=torch.long)
+    with torch.no_grad(), pytest.raises(ValueError, match=r"^cu_seqlens is given with a cache"):
+        model(tokens, model.make_caches(1), cu_seqlens=offsets(0, 5))
+    mask = torch.ones(1, 5, dtype=torch.bool)
+    with pytest.raises(ValueError, match=r"^cu_seqlens is given with key_padding_mask"):
+        model(tokens, key_padding_mask=mask, cu_seqlens=offsets(0, 5))
+    with pytest.raises(ValueError, match=r"^cu_seqlens is given with 2 rows of tokens"):
+        model(tokens.expand(2, 5), cu_seqlens=offsets(0, 5))
+
+
+def test_fused_attention_refuses_documents_in_several_rows():
+    q = torch.randn(2, HEADS, 5, 8)
+    with pytest.raises(ValueError, match=r"^cu_seqlens is given with 2 rows of tokens"):
+        FusedAttention()(q, q, q, None, cu_seqlens=offsets(0, 5))
