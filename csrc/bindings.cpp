@@ -1,10 +1,12 @@
 // The Python module `_C`. Python passes addresses, strides and sizes by name, and the kernels run
-// on raw pointers. Python has validated the tensors behind the addresses, except for NaN.
+// on raw pointers. Python has validated the tensors behind the addresses, except for NaN and
+// infinities.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <unordered_map>
@@ -123,16 +125,24 @@ Form form_of(const std::string& name) {
 }
 
 template <class Real>
-void refuse_nan(const Problem& problem, const FormTensor& tensor, int64_t b, const char* what) {
+void refuse_undefined(const Problem& problem, const FormTensor& tensor, int64_t b,
+                      const std::string& what) {
+    const bool finite_above = traits_of(problem.form).holds_bias;
     for (int64_t h = 0; h < (tensor.head ? problem.heads : 1); ++h) {
         const Real* x = tensor.at<Real>(b, h);
-        bool nan = false;
-        for (int64_t n = 0; n < tensor.rows; ++n) nan |= std::isnan(x[n]);
-        if (nan) throw std::invalid_argument(std::string("bias: its ") + what + " contain NaN");
+        bool nan = false, infinite = false;
+        for (int64_t n = 0; n < tensor.rows; ++n) {
+            nan |= std::isnan(x[n]);
+            infinite |= x[n] == std::numeric_limits<Real>::infinity();
+        }
+        if (nan) throw std::invalid_argument("bias: its " + what + " contain NaN");
+        if (finite_above && infinite)
+            throw std::invalid_argument("bias: its " + what +
+                                        " contain inf; they must be finite, or -inf to hide keys");
     }
 }
 
-void refuse_nan(const Problem& problem) {
+void refuse_undefined(const Problem& problem) {
     if (problem.heads == 0) return;
     for (int64_t b = 0; b < problem.batch; ++b) {
         const Problem one = of_sequence(problem, b);
@@ -141,8 +151,8 @@ void refuse_nan(const Problem& problem) {
             const char* what = traits_of(problem.form).tensors[n];
             const bool is_new = b == 0 || tensor.batch != 0 || problem.sequences;
             if (!tensor.data || !what || !is_new) continue;
-            tensor.element == Element::float64 ? refuse_nan<double>(one, tensor, b, what)
-                                               : refuse_nan<float>(one, tensor, b, what);
+            tensor.element == Element::float64 ? refuse_undefined<double>(one, tensor, b, what)
+                                               : refuse_undefined<float>(one, tensor, b, what);
         }
     }
 }
@@ -189,7 +199,7 @@ void take_problem(Fields& fields, Problem& problem) {
     problem.first_key = fields.take_view("first_key", sizeof(int32_t));
     problem.end_key = fields.take_view("end_key", sizeof(int32_t));
     problem.threads = worthwhile_threads(problem, problem.threads);
-    refuse_nan(problem);
+    refuse_undefined(problem);
 }
 
 void forward(const py::dict& values) {

@@ -1,5 +1,5 @@
 // The forms a bias is lowered to (DESIGN.md, "Forms"): their names, their tensors, and the rows of
-// these that belong to one sequence. cpu/bias.h and cpu/page_bias.h evaluate a form in a tile.
+// these that belong to one sequence. cpu/forms/ and cpu/page_bias.h evaluate a form in a tile.
 //
 // Everything here is static or constexpr, because translation units compiled for different
 // instruction sets must not share one copy of it.
@@ -31,12 +31,14 @@ struct FormTraits {
     const char* tensors[kMaxFormTensors];
     // Whether several sequences of one batch entry read the same values.
     bool is_shared;
+    // Whether the tensors hold the bias itself, of which no value may be infinity.
+    bool holds_bias = false;
 };
 
 constexpr FormTraits kForms[] = {
     {"none", {}, false},
     {"linear", {"slopes"}, false},
-    {"distance", {"table values"}, true},
+    {"distance", {"table values"}, true, true},
     {"cumulative", {"steps", "gains"}, false},
     {"log1p_square", {"steps", "gains"}, false},
     {"dense", {}, false},

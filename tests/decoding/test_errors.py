@@ -93,6 +93,11 @@ WRONG = {
         "bias: its table values contain NaN",
         {"bias": biases.DistanceBias.from_function(lambda d: torch.sqrt(-d) - d.log(), H)},
     ),
+    "bias has infinity": (
+        ValueError,
+        "bias: its table values contain inf; they must be finite, or -inf to hide keys",
+        {"bias": biases.DistanceBias.from_function(lambda d: -d.log(), H)},
+    ),
     "bias is lowered to sums": (
         ValueError,
         "bias has steps, but the cache holds tokens that were appended without them",

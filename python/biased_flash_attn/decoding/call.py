@@ -18,7 +18,7 @@ from ..sequences import Sequences
 from ..shared_constants import PEAK_DISTANCES
 from ..skipping.plans import MIN_KEYS
 from ..validation import check_bias, check_form, check_options, check_tensors, refuse_gradients
-from .distance_tables import DistanceTables, Extremes, refuse_nan
+from .distance_tables import DistanceTables, Extremes, refuse_undefined
 from .kv_cache import KVCache, layout_of
 
 
@@ -214,7 +214,7 @@ def _lowered(bias, q: Tensor, cache: KVCache, tokens: int) -> tuple[Form, Extrem
     for x in form.tensors:
         refuse_gradients({"bias": x})
     _check_state(form.state, cache, tokens)
-    refuse_nan(form, checked)
+    refuse_undefined(form, checked)
     if not isinstance(bias, Tabulated):
         cache.checked = form.tensors
         return form, form.extremes(PEAK_DISTANCES)

@@ -48,7 +48,7 @@ class DistanceTables:
         device = self.tables[0].device
         new = bias.tables(torch.arange(self.length, length, dtype=torch.float64, device=device))
         new = [x.to(y.dtype) for x, y in zip(new, self.tables, strict=True)]
-        refuse_nan(self.form.with_tables(new), self.form.tensors)
+        refuse_undefined(self.form.with_tables(new), self.form.tensors)
         if length > self.tables[0].shape[-1]:
             blocks = -(-length // PEAK_DISTANCES), 2 * -(-self.length // PEAK_DISTANCES)
             capacity = max(blocks) | 1  # odd, so that rows do not compete for sets of the CPU cache
@@ -65,13 +65,18 @@ class DistanceTables:
         self.length = length
 
 
-def refuse_nan(form: Form, checked: tuple[Tensor, ...]) -> None:
-    """Raises ValueError for NaN in tensors that are not among those checked before, like the CPU
-    kernels; on GPUs the check would synchronize."""
+def refuse_undefined(form: Form, checked: tuple[Tensor, ...]) -> None:
+    """Raises ValueError for NaN, or infinity where a form does not permit it, in tensors that are
+    not among those checked before, like the CPU kernels; on GPUs the check would synchronize."""
     for x, name in zip(form.tensors, form.tensor_names, strict=False):
-        known = x.device.type != "cpu" or any(x is y for y in checked)
-        if not known and x.sum().isnan() and x.isnan().any():
+        if x.device.type != "cpu" or any(x is y for y in checked):
+            continue
+        if x.sum().isnan() and x.isnan().any():
             raise ValueError(f"bias: its {name} contain NaN")
+        if form.holds_bias and x.isposinf().any():
+            raise ValueError(
+                f"bias: its {name} contain inf; they must be finite, or -inf to hide keys"
+            )
 
 
 def _longer(x: Tensor, length: int) -> Tensor:

@@ -89,7 +89,7 @@ class KVCache:
         self.state: Tensor | None = None
         self.last_state: Tensor | None = None
         self.distance_tables = None  # the tables of a bias over distances: see `DistanceTables`
-        self.checked: tuple[Tensor, ...] = ()  # tensors of a form that were checked for NaN
+        self.checked: tuple[Tensor, ...] = ()  # tensors of a form that were checked
 
     def __repr__(self) -> str:
         pages, kv_heads, page_size, head_dim = self.k.shape

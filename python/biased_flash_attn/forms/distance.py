@@ -26,6 +26,7 @@ class Distance(SkippableForm):
 
     name = "distance"
     tensor_names = ("table values",)
+    holds_bias = True
 
     @property
     def tensors(self) -> tuple[Tensor]:

@@ -218,6 +218,17 @@ def test_nan_in_a_bias_is_refused(bias, what, dtype, position):
         fused(problem)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
+def test_infinity_in_a_table_is_refused(dtype, causal):
+    """Such as that of -log(d) at distance 0."""
+    problem = drawn(Case("distance", dtype, lengths=(9, 9), causal=causal))
+    with torch.no_grad():
+        problem.bias.r[-1, problem.bias.origin] = INF
+    with pytest.raises(ValueError, match=r"^bias: its table values contain inf; .*, or -inf to"):
+        fused(problem)
+
+
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("n", [0, 20, 64, 150])
