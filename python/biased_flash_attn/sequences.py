@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -258,6 +259,12 @@ def _rows_of_mask(mask, n_query, name):
         raise ValueError(
             f"{name} has padding between the tokens of batch entry {b};"
             " the tokens of a sequence must lie side by side, and True is for tokens"
+        )
+    if (empty := count == 0).any() and not (count == n_key).any():
+        warnings.warn(
+            f"{name} has no token in batch entry {int(empty.nonzero()[0])} and padding in all"
+            " others; True is for tokens, not for padding as in torch.nn.MultiheadAttention",
+            stacklevel=2,
         )
     # A query on padding, or before the first slot, is padding.
     before = n_key - n_query

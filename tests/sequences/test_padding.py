@@ -35,6 +35,10 @@ def case_of(row: dict) -> PaddedCase:
     return PaddedCase(**row | {"causal": row["causal"] or n_query != n_key})
 
 
+SOME_EMPTY = pytest.mark.filterwarnings("ignore:key_padding_mask has no token in batch entry")
+
+
+@SOME_EMPTY
 @pytest.mark.parametrize(
     ("instruction_set", "case"),
     [(row.pop("instruction_set"), case_of(row)) for row in COMBINATIONS],
@@ -45,6 +49,7 @@ def test_every_pair_of_settings_is_exact(instruction_set, case):
         check_problem(drawn_padded(case), padded)
 
 
+@SOME_EMPTY
 @given(
     length=st.integers(1, 120),
     data=st.data(),
@@ -164,6 +169,15 @@ def test_sequences_without_tokens_are_empty():
     assert (ours["lse"][0] == -torch.inf).all()
     assert all((ours[f"gradient of {name}"][0] == 0).all() for name in "qkv")
     assert ours["o"][1].abs().max() > 0
+
+
+def test_inverted_masks_are_warned_of():
+    q, k, v = torch.randn(3, 2, 1, 5, 8)
+    is_padding = torch.tensor([5 * [False], [*3 * [False], True, True]])
+    with pytest.warns(UserWarning, match="^key_padding_mask has no token in batch entry 0 and pad"):
+        biased_flash_attn(q, k, v, key_padding_mask=is_padding)
+    is_token = torch.tensor([5 * [False], 5 * [True]])
+    biased_flash_attn(q, k, v, key_padding_mask=is_token)  # warns of nothing
 
 
 def test_a_single_sequence_may_be_padded():
