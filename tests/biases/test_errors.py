@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from biased_flash_attn import biases
 from biased_flash_attn.forms import Geometry
@@ -211,3 +212,35 @@ def test_hidden_states_of_the_wrong_shape_raise(make):
         bias(torch.ones(1, 5, 7))
     with pytest.raises(TypeError, match=r"x must be a floating .*, not a torch\.int64 tensor"):
         bias(torch.ones(1, 5, 8, dtype=torch.int64))
+
+
+WIDTH = nn.Parameter(torch.ones(2, 1))
+
+
+def test_parameters_that_a_function_reads_are_warned_of():
+    width, network, table = nn.Parameter(torch.ones(2, 1)), nn.Linear(1, 2), torch.ones(2, 9)
+    for name, function in {
+        "width, a Parameter": lambda d: -d * width,
+        "WIDTH, a Parameter": lambda d: -d * WIDTH,
+        "network, a Linear": lambda d: network(d[:, None]).mT,
+    }.items():
+        with pytest.warns(UserWarning, match=f"^function reads {name} that is not among"):
+            biases.DistanceBias.from_function(function, 2)
+    network.requires_grad_(False)
+    biases.DistanceBias.from_function(lambda d: network(d[:, None]).mT + table, 2)
+    biases.DistanceBias.from_function(torch.nn.Softplus(), 2)
+    biases.DistanceBias.from_function(torch.sin, 2)
+
+
+def test_a_function_may_read_the_parameters_of_a_module_that_makes_it():
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rate = nn.Parameter(torch.ones(2, 1))
+
+        def bias(self):
+            return biases.DistanceBias.from_function(lambda d: -self.rate * d, 2)
+
+    layer = Layer()
+    layer.bias().dense(3, 3).sum().backward()
+    assert (layer.rate.grad < 0).all()

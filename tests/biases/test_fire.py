@@ -116,7 +116,8 @@ def test_keys_after_the_query_are_within_the_sampled_range():
 
 def test_functions_are_trained():
     module = nn.Sequential(nn.Unflatten(0, (-1, 1)), nn.Linear(1, HEADS), nn.Softplus())
-    bias = NormalizedBias.from_function(lambda x: module.double()(x).mT, HEADS)
+    with pytest.warns(UserWarning, match="reads module, a Sequential that is not among the param"):
+        bias = NormalizedBias.from_function(lambda x: module.double()(x).mT, HEADS)
     assert not [name for name, _ in bias.named_parameters() if "function" in name]
     held = NormalizedBias.from_function(module.double(), 1)
     assert "function.1.weight" in dict(held.named_parameters())

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..forms import Distance, Geometry
 from .base import Bias
-from .parameters import positive_int
+from .parameters import check_function, positive_int
 from .receptive_field import tail
 from .tabulated import Tabulated
 
@@ -108,7 +108,9 @@ class DistanceBias(Tabulated, PositionBias):
         The function takes distances (n,) in float64 and returns logits (num_heads, n), or (n,)
         for one curve shared by all heads. Its argument is |d| or, with signed=True, d, which is
         negative for keys after the query. If it is a module, its parameters become parameters of
-        the bias.
+        the bias; a warning names those that any other function reads. A bias of a lambda or of a
+        local function cannot be pickled, as Python finds functions by their names; its state dict
+        can.
         """
         return FunctionBias(function, num_heads, signed)
 
@@ -168,9 +170,7 @@ class FunctionBias(DistanceBias):
 
     def __init__(self, function: Callable[[Tensor], Tensor], num_heads: int, signed: bool):
         super().__init__(num_heads)
-        if not callable(function):
-            raise TypeError(f"function must be callable, not {type(function).__name__}")
-        self.function = function
+        self.function = check_function(function)
         self.signed = signed
 
     def formula(self, d: Tensor) -> Tensor:

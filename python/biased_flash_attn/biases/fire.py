@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..forms import Geometry, Normalized
 from .distance import PositionBias
-from .parameters import finite, positive_int
+from .parameters import check_function, finite, positive_int
 from .tabulated import Tabulated
 
 _LARGEST_SAMPLES = 1024  # segments of a sampled function
@@ -63,8 +63,8 @@ class NormalizedBias(Tabulated, PositionBias):
 
         The function takes x (n,) in float64 and returns logits (num_heads, n), or (n,) for one
         curve shared by all heads. It is replaced by its linear interpolation between equidistant
-        samples, so many that halfway between them it deviates by at most `error`. If it is a
-        module, its parameters become parameters of the bias.
+        samples, so many that halfway between them it deviates by at most `error`. Parameters and
+        pickling are as in `DistanceBias.from_function`.
         """
         return SampledBias(function, num_heads, error, init_c, init_length)
 
@@ -156,11 +156,9 @@ class SampledBias(NormalizedBias):
 
     def __init__(self, function, num_heads: int, error: float, init_c: float, init_length: float):
         super().__init__(num_heads, init_c, init_length)
-        if not callable(function):
-            raise TypeError(f"function must be callable, not {type(function).__name__}")
         if finite("error", error) <= 0:
             raise ValueError(f"error must be positive, not {error}")
-        self.function, self.error = function, error
+        self.function, self.error = check_function(function), error
 
     def pieces(self, largest: float) -> Pieces:
         segments, deviation = 1, torch.inf

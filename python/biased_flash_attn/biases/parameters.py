@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import warnings
+from collections.abc import Callable
 from numbers import Real
 
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def positive(parameter: Tensor, most: float | None = None) -> Tensor:
@@ -34,3 +37,30 @@ def finite(name: str, value: float) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{name} must be finite, not {value}")
     return float(value)
+
+
+def check_function(function: Callable) -> Callable:
+    """Returns the function of a bias, or raises TypeError if it cannot be called.
+
+    Warns if it reads trained parameters, which are then none of the bias. Those of `self` are of a
+    module that creates a bias of its own parameters.
+    """
+    if not callable(function):
+        raise TypeError(f"function must be callable, not {type(function).__name__}")
+    if inspect.isfunction(function):
+        read = inspect.getclosurevars(function)
+        for name, value in {**read.globals, **read.nonlocals}.items():
+            if name != "self" and _is_trained(value):
+                warnings.warn(
+                    f"function reads {name}, a {type(value).__name__} that is not among the"
+                    " parameters of the bias, where an optimizer would find it; pass a"
+                    " torch.nn.Module as the function, or make a class of the bias, with a formula",
+                    stacklevel=4,
+                )
+    return function
+
+
+def _is_trained(value: object) -> bool:
+    if isinstance(value, nn.Module):
+        return any(parameter.requires_grad for parameter in value.parameters())
+    return isinstance(value, nn.Parameter) and value.requires_grad

@@ -43,6 +43,17 @@ def bias_of_keys(values: Tensor, mask: TokenMask) -> CumulativeBias:
     return CumulativeBias(-values.diff(dim=-1, prepend=values[..., :1]))
 
 
+class BucketTable(DistanceBias):
+    """b(d) = weight[buckets(d), h] for signed distances d."""
+
+    def __init__(self, weight: Tensor, buckets: Callable[[Tensor], Tensor]):
+        super().__init__(weight.shape[1])
+        self.weight, self.buckets = weight, buckets
+
+    def formula(self, d: Tensor) -> Tensor:
+        return torch.nn.functional.embedding(self.buckets(d.long()), self.weight.double()).T
+
+
 class SharedTable:
     """A function of the distance that is evaluated once for all layers of a forward pass.
 
@@ -50,11 +61,8 @@ class SharedTable:
     """
 
     def __init__(self, weight: Tensor, buckets: Callable[[Tensor], Tensor]):
-        def function(d: Tensor) -> Tensor:
-            return torch.nn.functional.embedding(buckets(d.long()), weight.double()).T
-
         self.num_heads = weight.shape[1]
-        self.bias = DistanceBias.from_function(function, self.num_heads, signed=True)
+        self.bias = BucketTable(weight, buckets)
         self.differentiable = torch.is_grad_enabled()
         self.latest: tuple | None = None
 
