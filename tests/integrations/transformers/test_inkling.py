@@ -53,6 +53,21 @@ def test_dense_biases_are_not_computed(make, dense, monkeypatch):
     model.generate(tokens(2, 9), max_new_tokens=20, eos_token_id=None)
 
 
+def test_distances_of_all_pairs_are_computed_for_eager_models_alone():
+    model, given = inkling2(), []
+    ours = accelerated(model)
+    for layer in (ours.model.layers[0], model.model.layers[0]):
+        layer.register_forward_pre_hook(
+            lambda _, args, kwargs: given.append(kwargs["relative_distance"]), with_kwargs=True
+        )
+    ours(tokens(2, 30))
+    with pytest.raises(NotImplementedError, match="static caches are not supported"):
+        ours(tokens(2, 9), cache=transformers.StaticCache(ours.config, max_cache_len=20))
+    assert given == [None]
+    model(tokens(2, 30))
+    assert given[1].shape == (30, 30)
+
+
 @pytest.mark.parametrize("name", INKLINGS)
 @pytest.mark.parametrize("length", [1, 5])
 def test_inputs_shorter_than_the_bands(name, length):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import wraps
+
 import torch
 from torch import Tensor
 from transformers.models.inkling import modeling_inkling
@@ -10,7 +12,7 @@ from transformers.models.inkling2 import modeling_inkling2
 from ...biases import RelativeBias
 from ...biases.banded import log_scaling
 from .attend import attend, check_dropout
-from .layer import FusedLayer
+from .layer import ACCELERATED, FusedLayer
 
 
 class FusedInklingAttention(FusedLayer, modeling_inkling.InklingAttention):
@@ -64,6 +66,21 @@ class FusedInklingAttention(FusedLayer, modeling_inkling.InklingAttention):
             positions, config.log_scaling_n_floor, config.log_scaling_alpha, torch.float32
         )
         return (x.float() * tau[:, None, None]).to(x.dtype)
+
+
+def _unless_accelerated(distances):
+    """Inkling 2 computes the distances of all pairs, which fused layers do not use."""
+
+    @wraps(distances)
+    def computed(*args, **kwargs) -> Tensor | None:
+        return None if ACCELERATED.get() else distances(*args, **kwargs)
+
+    return computed
+
+
+modeling_inkling2.get_relative_distance = _unless_accelerated(
+    modeling_inkling2.get_relative_distance
+)
 
 
 class _WithSinks(FusedLayer):
