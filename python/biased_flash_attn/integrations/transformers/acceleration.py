@@ -23,8 +23,8 @@ def accelerate(model: Model) -> Model:
 
     Forward and backward passes, `generate()` with a cache, padding and beams give the same results
     up to rounding, in memory proportional to the number of tokens. Parameters, their names and the
-    state dict are unchanged. The model's configs are replaced by copies, as other models may share
-    them.
+    state dict are unchanged, and `save_pretrained` does not save the acceleration. The model's
+    configs are replaced by copies, as other models may share them.
 
     Args:
         model: a model of transformers, or a module that contains some, such as a
