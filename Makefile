@@ -4,7 +4,12 @@ INSTALLED := .venv/installed
 KERNELS := $(shell find csrc -type f -not -name '*.py*')
 # A file's tests run one after another, as they share what takes long to make.
 PYTEST := pytest --numprocesses auto --maxprocesses 8 --dist loadfile
-OLDEST_TRITON := $(shell sed -n 's/.*"triton>=\([0-9.]*\);.*/\1/p' pyproject.toml)
+# What is needed at run time, but PyTorch, which stays that of the environment: PyPI's is built for
+# GPUs, with gigabytes of libraries, and the one for CPUs is on an index of its own.
+RUNTIME := click cuda-bindings matplotlib numpy rich tqdm transformers triton
+# The release of cuda-bindings follows that of CUDA.
+OLDEST = $(foreach name,$(filter-out cuda-bindings,$(RUNTIME)),$(shell \
+	sed -n 's/.*"$(name)>=\([0-9.]*\).*/$(name)==\1/p' pyproject.toml))
 # Compiling takes a third of the time at -O1, with calls in place of inlined checks, and without the
 # checks of pointers by UBSan, as AddressSanitizer checks them where they are used.
 SANITIZERS := -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined \
@@ -16,7 +21,7 @@ COMPUTE_SANITIZER := compute-sanitizer --kernel-name kns=attn_ --kernel-name kns
 # A few tests of the CUDA kernels; on a GPU other than Hopper they are skipped, with the reason.
 SANITIZED := "repeatable or skipped_keys"
 
-.PHONY: help demo test test-all test-kernels explore compiled lint oldest sanitize bench docs wheel gpu gpu-build gpu-check \
+.PHONY: help demo test test-all test-kernels explore compiled lint oldest newest sanitize bench docs wheel gpu gpu-build gpu-check \
 	gpu-test gpu-sanitize gpu-bench clean
 
 help:  ## list these targets
@@ -62,12 +67,27 @@ wheel: $(INSTALLED)  ## a manylinux wheel for this Python, in dist/
 	$(IN_VENV) pip wheel --no-deps --no-build-isolation --wheel-dir build/wheel .
 	$(IN_VENV) auditwheel repair --exclude libgomp.so.1 --wheel-dir dist build/wheel/*.whl
 
-oldest: $(INSTALLED) build/triton-$(OLDEST_TRITON)  ## tests of GPU kernels with the oldest Triton that is supported
-	$(IN_VENV) PYTHONPATH=build/triton-$(OLDEST_TRITON) $(PYTEST) -m kernels --ignore=tests/kernels/cuda --kernel-tests=12 --gpu=sm_80
+oldest: $(INSTALLED) build/oldest/installed  ## tests with the oldest supported releases of dependencies
+	$(call test-with,$(CURDIR)/build/oldest)
 
-build/triton-%: | $(INSTALLED)
-	$(IN_VENV) pip install --no-deps --target $@.unfinished triton==$*
-	mv $@.unfinished $@
+newest: $(INSTALLED)  ## tests with the newest releases of dependencies
+	rm -rf build/newest
+	$(IN_VENV) pip install --target build/newest $(RUNTIME)
+	$(call test-with,$(CURDIR)/build/newest)
+
+# The packages in a folder come before those of the environment.
+define test-with
+	$(IN_VENV) pip list --path $(1)
+	$(IN_VENV) PYTHONPATH=$(1) $(PYTEST) -m kernels --ignore=tests/kernels/cuda --kernel-tests=12 --gpu=sm_80
+	$(IN_VENV) PYTHONPATH=$(1) $(PYTEST) -m "not slow" tests/cli tests/integrations \
+		tests/attention/test_plan.py tests/kernels/cuda/test_driver.py
+endef
+
+# Without what these depend on, as new releases of others require newer ones than our own.
+build/oldest/installed: pyproject.toml | $(INSTALLED)
+	rm -rf build/oldest
+	$(IN_VENV) pip install --no-deps --target build/oldest $(OLDEST)
+	touch $@
 
 # A second copy of the package, so that the installed one keeps its fast kernels. The emulator of
 # GPUs stays out, as importing it may build it.

@@ -91,17 +91,21 @@ def config_of(make: type, layer: str, **settings):
     )
 
 
-def mask_of(n: int, window: int | None) -> torch.Tensor:
-    d = torch.arange(n)[:, None] - torch.arange(n)
-    seen = (d >= 0) & (d < (window or n))
-    return torch.zeros(n, n, dtype=torch.float64).masked_fill(~seen, -torch.inf)[None, None]
+def mask_of(distances: torch.Tensor, window: int | None) -> torch.Tensor:
+    seen = (distances >= 0) & (distances < (window or len(distances)))
+    mask = torch.zeros_like(distances, dtype=torch.float64).masked_fill(~seen, -torch.inf)
+    return mask[None, None]
 
 
 def check_layer(layer, bias: BandedRelative, arguments: tuple, monkeypatch, sink: bool) -> None:
     """The layer has the same results with our attention instead of its dense bias."""
-    x, n = arguments[0], arguments[0].shape[1]
-    position_ids = torch.arange(n)[None]
-    mask = mask_of(n, layer.sliding_window)
+    x, positions = arguments[0], torch.arange(arguments[0].shape[1])
+    distances = positions[:, None] - positions
+    options = {
+        "attention_mask": mask_of(distances, layer.sliding_window),
+        "position_ids": positions[None],
+        "relative_distance": distances,
+    }
 
     def with_ours(module, q, k, v, mask, *, scaling, sinks=None, **_):
         window = layer.sliding_window
@@ -113,7 +117,7 @@ def check_layer(layer, bias: BandedRelative, arguments: tuple, monkeypatch, sink
 
     def run(implementation):
         layer.config._attn_implementation = implementation
-        return layer(*arguments, attention_mask=mask, position_ids=position_ids)[0]
+        return layer(*arguments, **options)[0]
 
     interfaces = inkling.modeling_inkling.ALL_ATTENTION_FUNCTIONS
     monkeypatch.setitem(interfaces._global_mapping, "ours", with_ours)
@@ -144,8 +148,8 @@ def test_equals_the_layers_of_inkling_2(layer, monkeypatch):
     attention = randomized(getattr(inkling2.modeling_inkling2, name)(config, 0))
     own = {} if sliding else {"log_floor": 3, "log_alpha": 0.4}
     bias = BandedRelative(DIM, 4, extent=5 if sliding else 7, rank=3, max_norm=1.0, **own)
-    bias.r_proj, bias.proj = attention.r_proj, attention.rel_logits_proj.proj
-    bias.clip_scale = attention.rel_l2_clip.scale
+    theirs = attention.relative_position_bias
+    bias.r_proj, bias.proj, bias.clip_scale = theirs.linear, theirs.proj, theirs.norm.scale
     inputs = (drawn(2, 11, DIM),) if sliding else tuple(drawn(2, 11, DIM) for _ in range(3))
     check_layer(attention, bias, inputs, monkeypatch, sink=True)
 

@@ -87,7 +87,12 @@ def inkling(family: str = "Inkling", **config):
 
 
 def inkling2(**config):
-    return inkling("Inkling2", **config)
+    """Without the zeros of initialization, by which queries, keys and values have equal inputs."""
+    model = inkling("Inkling2", **config)
+    for name, parameter in model.named_parameters():
+        if name.endswith((".query", ".static_weight")):
+            torch.nn.init.normal_(parameter, std=0.5)
+    return model
 
 
 def inkling_config(family: str, layers: int = 3, **config) -> dict:

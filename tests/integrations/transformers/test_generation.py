@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from biased_flash_attn.integrations.transformers.releases import CACHE
 from tests.integrations.transformers.cases import (
     DECODERS,
     ENCODER_DECODERS,
@@ -59,10 +58,10 @@ def test_prompts_padded_on_the_right(name):
     caches = [(ours, None), (model, None)]
     with torch.no_grad():
         for step in range(12):
-            results = [m(input_ids=ids, **options, **{CACHE: c}) for m, c in caches]
+            results = [m(input_ids=ids, **options, cache=c) for m, c in caches]
             actual, expected = (x.logits[torch.arange(3), last] for x in results)
             assert_same_model(actual, expected, f"logits of step {step}")
-            caches = [(m, getattr(x, CACHE)) for m, x in zip((ours, model), results, strict=True)]
+            caches = [(m, x.cache) for m, x in zip((ours, model), results, strict=True)]
             ids, last = expected.argmax(1, keepdim=True), 0
             mask = options["attention_mask"]
             options["attention_mask"] = torch.cat([mask, torch.ones_like(ids)], 1)
@@ -127,9 +126,9 @@ def test_cached_steps_equal_one_pass(name):
     with torch.no_grad():
         expected = model(**inputs, **{key: ids}).logits
         for start, end in ((0, 17), (17, 25), (25, 26), (26, 30)):
-            step = {key: ids[:, start:end], CACHE: cache, "use_cache": True}
+            step = {key: ids[:, start:end], "cache": cache, "use_cache": True}
             result = model(**inputs, **step)
-            cache = getattr(result, CACHE)
+            cache = result.cache
             assert_same_model(result.logits, expected[:, start:end], f"logits from {start} on")
 
 

@@ -183,6 +183,7 @@ def test_dropout_is_refused_in_training():
         ("block_indices", torch.zeros(1, 2, 9, 4, dtype=torch.int64)),
         ("cu_seq_lens_q", torch.tensor([0, 9])),
         ("position_bias", torch.zeros(1, 4, 9, 9)),
+        ("cache", object()),  # of continuous batching
     ],
 )
 def test_unsupported_arguments_are_refused(name, value):

@@ -22,6 +22,7 @@ from tests.integrations.transformers.cases import (
     t5,
     tokens,
 )
+from tests.support.numerics import assert_same_model
 
 
 @pytest.mark.parametrize("make", [bloom, inkling, inkling2])
@@ -73,7 +74,7 @@ def test_models_with_a_shared_config_are_independent(make):
 
 
 @pytest.mark.parametrize("make", [bloom, mpt, falcon, inkling, inkling2, mpnet, t5])
-def test_copies_and_files(make, tmp_path):
+def test_copies_and_files(make):
     model = accelerated(make())
     inputs = inputs_of(model, 2, 9)
     file = io.BytesIO()
@@ -83,9 +84,18 @@ def test_copies_and_files(make, tmp_path):
         expected = model(**inputs).logits
         for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
             assert torch.equal(other(**inputs).logits, expected)
-        model.save_pretrained(tmp_path)
-        loaded = accelerate(type(model).from_pretrained(tmp_path))
-        assert torch.equal(loaded(**inputs).logits, expected)
+
+
+@pytest.mark.parametrize("make", [bloom, mpt, falcon, inkling, inkling2, mpnet, t5])
+def test_acceleration_is_not_saved(make, tmp_path):
+    plain = make()
+    model, inputs = accelerated(plain), inputs_of(plain, 2, 9)
+    model.save_pretrained(tmp_path)
+    loaded = type(plain).from_pretrained(tmp_path)
+    assert [type(x) for x in loaded.modules()] == [type(x) for x in plain.modules()]
+    with torch.no_grad():
+        assert_same_model(loaded(**inputs).logits, plain(**inputs).logits, "logits")
+        assert torch.equal(accelerate(loaded)(**inputs).logits, model(**inputs).logits)
 
 
 @pytest.mark.parametrize("make", [bloom, mpt, inkling2, mpnet, t5])

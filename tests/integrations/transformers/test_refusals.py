@@ -9,7 +9,6 @@ import pytest
 import torch
 import transformers
 
-from biased_flash_attn.integrations.transformers.releases import CACHE
 from tests.integrations.transformers.cases import (
     accelerate,
     accelerated,
@@ -148,7 +147,7 @@ def test_static_caches_are_refused(make):
     model = accelerated(make())
     cache = transformers.StaticCache(model.config, max_cache_len=20)
     with pytest.raises(NotImplementedError, match="static caches are not supported"):
-        model(tokens(2, 9), **{CACHE: cache})
+        model(tokens(2, 9), cache=cache)
 
 
 @pytest.mark.parametrize("side", ["none", "left"])
@@ -179,7 +178,7 @@ def test_the_error_without_transformers_names_the_remedy():
 
 def test_older_versions_are_refused():
     done = run(
-        "import transformers; transformers.__version__ = '5.22.9';"
+        "import transformers; transformers.__version__ = '5.23.9';"
         "import biased_flash_attn.integrations.transformers"
     )
-    assert "transformers is 5.22.9; it must be 5.23 or newer" in done.stderr
+    assert "transformers is 5.23.9; it must be 5.24 or newer" in done.stderr

@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from .families import FAMILIES, FUSED
 from .interface import NAME, refuse
+from .layer import ACCELERATED
 from .releases import warn_if_untested
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -22,8 +23,8 @@ def accelerate(model: Model) -> Model:
 
     Forward and backward passes, `generate()` with a cache, padding and beams give the same results
     up to rounding, in memory proportional to the number of tokens. Parameters, their names and the
-    state dict are unchanged. The model's configs are replaced by copies, as other models may share
-    them.
+    state dict are unchanged, and `save_pretrained` does not save the acceleration. The model's
+    configs are replaced by copies, as other models may share them.
 
     Args:
         model: a model of transformers, or a module that contains some, such as a
@@ -55,8 +56,11 @@ def accelerate(model: Model) -> Model:
         layer.prepare()
     trunks = [module for module in model.modules() if isinstance(module, trunk_types)]
     for trunk in trunks:
-        if not hasattr(trunk, "_check_of_calls"):
-            trunk._check_of_calls = trunk.register_forward_pre_hook(_check_call, with_kwargs=True)
+        if not hasattr(trunk, "_hooks_of_calls"):
+            trunk._hooks_of_calls = (
+                trunk.register_forward_pre_hook(_begin_call, with_kwargs=True),
+                trunk.register_forward_hook(_end_call, always_call=True),
+            )
     _name_in_configs(model, tuple({type(trunk.config) for trunk in trunks}))
     return model
 
@@ -71,7 +75,7 @@ def unaccelerate(model: Model) -> Model:
         if type(module) in FUSED.values():
             module.restore()
             module.__class__ = type(module).__bases__[-1]
-        if hook := vars(module).pop("_check_of_calls", None):
+        for hook in vars(module).pop("_hooks_of_calls", ()):
             hook.remove()
         if implementation := vars(module).pop("_own_implementation", None):
             module.config._attn_implementation = implementation
@@ -115,7 +119,7 @@ def _name_in_configs(model: nn.Module, types: tuple[type, ...]) -> None:
                 module.config._attn_implementation = NAME
 
 
-def _check_call(trunk: PreTrainedModel, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+def _begin_call(trunk: PreTrainedModel, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """Checks a forward pass for arguments that it would ignore, or fail at without a reason.
 
     Layers learn from the arguments alone whether to return attention weights.
@@ -135,4 +139,9 @@ def _check_call(trunk: PreTrainedModel, args: tuple, kwargs: dict) -> tuple[tupl
             )
     if trunk.config.output_attentions and given.get("output_attentions") is None:
         kwargs = {**kwargs, "output_attentions": True}
+    ACCELERATED.set(True)
     return args, kwargs
+
+
+def _end_call(*_) -> None:
+    ACCELERATED.set(False)

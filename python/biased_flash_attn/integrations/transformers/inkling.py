@@ -2,25 +2,58 @@
 
 from __future__ import annotations
 
+from functools import wraps
+
 import torch
-import transformers
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.models.inkling import modeling_inkling
 from transformers.models.inkling2 import modeling_inkling2
 
 from ...biases import RelativeBias
 from ...biases.banded import log_scaling
-from .attend import Attended, attend, check_dropout
-from .layer import FusedLayer
-from .releases import CACHE
-from .token_mask import TokenMask
+from .attend import attend, check_dropout
+from .layer import ACCELERATED, FusedLayer
 
 
-class _MixedProfiles(FusedLayer):
-    """A layer whose bias is a product of a vector per query and its profiles of the distance.
+class FusedInklingAttention(FusedLayer, modeling_inkling.InklingAttention):
+    """Inkling's attention layer, without a dense bias."""
 
-    Tensors of heads are (B, N, H, C) up to the cache.
-    """
+    trunk = modeling_inkling.InklingTextModel
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask,
+        conv_mask: Tensor | None = None,
+        cache=None,
+        output_attentions: bool = False,
+        **_,
+    ):
+        check_dropout(self, self.attention_dropout)
+        context = {"cache": cache, "conv_mask": conv_mask}
+        q = self.q_norm(self._heads(self.q_proj(hidden_states)))
+        k = self.k_norm(self._heads(self.k_sconv(self.k_proj(hidden_states), **context)))
+        v = self._heads(self.v_sconv(self.v_proj(hidden_states), **context))
+        factors = self.r_proj(hidden_states).unflatten(2, (self.num_heads, -1))
+        if not self.is_sliding and self.config.log_scaling_n_floor is not None:
+            positions = torch.arange(q.shape[1], device=q.device)
+            if cache is not None:
+                positions = positions + cache.get_query_offset(self.layer_idx)
+            q, factors = (self._scaled(x, positions) for x in (q, factors))
+        q, k, v, factors = (x.transpose(1, 2) for x in (q, k, v, factors))
+        if cache is not None:
+            k, v = cache.update(k, v, self.layer_idx)
+        o, _, weights = attend(
+            attention_mask,
+            q,
+            k,
+            v,
+            RelativeBias(factors, self.rel_logits_proj.proj[None]),
+            self.scaling,
+            counts_padding=True,
+            with_weights=output_attentions,
+        )
+        return self.o_proj(o.flatten(2)), weights
 
     def _heads(self, x: Tensor) -> Tensor:
         """Splits the channels into heads; convolutions leave them strided."""
@@ -32,139 +65,82 @@ class _MixedProfiles(FusedLayer):
         tau = log_scaling(
             positions, config.log_scaling_n_floor, config.log_scaling_alpha, torch.float32
         )
-        return (x.float() * tau[..., None, None]).to(x.dtype)
-
-    def _attend(
-        self,
-        mask: TokenMask,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        factors: Tensor,
-        cache,
-        with_weights: bool | None,
-    ) -> Attended:
-        q, k, v, factors = (x.transpose(1, 2) for x in (q, k, v, factors))
-        if cache is not None:
-            k, v = cache.update(k, v, self.layer_idx)
-        bias = RelativeBias(factors, self.rel_logits_proj.proj[None])
-        options = {"counts_padding": True, "with_weights": with_weights}
-        return attend(mask, q, k, v, bias, self.scaling, **options)
+        return (x.float() * tau[:, None, None]).to(x.dtype)
 
 
-class FusedInklingAttention(_MixedProfiles, modeling_inkling.InklingAttention):
-    """Inkling's attention layer, without a dense bias."""
+def _unless_accelerated(distances):
+    """Inkling 2 computes the distances of all pairs, which fused layers do not use."""
 
-    trunk = modeling_inkling.InklingTextModel
+    @wraps(distances)
+    def computed(*args, **kwargs) -> Tensor | None:
+        return None if ACCELERATED.get() else distances(*args, **kwargs)
+
+    return computed
+
+
+modeling_inkling2.get_relative_distance = _unless_accelerated(
+    modeling_inkling2.get_relative_distance
+)
+
+
+class _WithSinks(FusedLayer):
+    """What the sliding and the full layers of Inkling 2 share."""
 
     def forward(
         self,
         hidden_states: Tensor,
+        *,
         attention_mask,
+        position_ids: Tensor,
+        key_hidden_states: Tensor | None = None,
+        value_hidden_states: Tensor | None = None,
+        cache=None,
         conv_mask: Tensor | None = None,
+        cache_offset: int = 0,
         output_attentions: bool = False,
         **options,
     ):
         check_dropout(self, self.attention_dropout)
-        cache = options.get(CACHE)
-        context = {CACHE: cache, "conv_mask": conv_mask}
-        q = self.q_norm(self._heads(self.q_proj(hidden_states)))
-        k = self.k_norm(self._heads(self.k_sconv(self.k_proj(hidden_states), **context)))
-        v = self._heads(self.v_sconv(self.v_proj(hidden_states), **context))
-        factors = self.r_proj(hidden_states).unflatten(2, (self.num_heads, -1))
-        if not self.is_sliding and self.config.log_scaling_n_floor is not None:
-            positions = torch.arange(q.shape[1], device=q.device)
-            if cache is not None:
-                positions = positions + cache.get_query_offset(self.layer_idx)
-            q, factors = (self._scaled(x, positions) for x in (q, factors))
-        o, _, weights = self._attend(attention_mask, q, k, v, factors, cache, output_attentions)
-        return self.o_proj(o.flatten(2)), weights
-
-
-class _ClippedAndGated(_MixedProfiles):
-    """What the sliding and the full layers of Inkling 2 share."""
-
-    @staticmethod
-    def refusal(layer: nn.Module) -> str | None:
-        if not hasattr(layer, "k_sconv"):
-            return (
-                f"transformers {transformers.__version__} builds Inkling 2 of other layers; install"
-                " 'transformers==5.23.*' for it"
+        context = {"cache": cache, "conv_mask": conv_mask, "cache_offset": cache_offset, **options}
+        q = self.q_proj(hidden_states, position_ids)
+        # Convolutions leave the channels strided.
+        k, v = (
+            project(hidden_states if states is None else states, **context).contiguous()
+            for project, states in (
+                (self.k_proj, key_hidden_states),
+                (self.v_proj, value_hidden_states),
             )
-        return None
-
-    def _output(
-        self,
-        x: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask,
-        cache,
-        with_weights: bool,
-        positions: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """The result of the layer for hidden states x of queries, and convolved k and v.
-
-        positions are those of x if the logits are scaled by them.
-        """
-        check_dropout(self, self.attention_dropout)
-        q = self.q_l2_clip(self._heads(self.q_proj(x)))
-        k, v = self.k_l2_clip(self._heads(k)), self._heads(v)
-        v = self.v_norm(v.float()).to(v.dtype)
-        factors = self.rel_l2_clip(self.r_proj(x).unflatten(2, (self.num_heads, -1)))
-        if positions is not None:
-            q, factors = (self._scaled(x, positions) for x in (q, factors))
-        o, lse, weights = self._attend(mask, q, k, v, factors, cache, with_weights)
+        )
+        if cache is not None:
+            k, v = cache.update(k, v, self.layer_idx + cache_offset)
+        profiles = self.relative_position_bias
+        factors = profiles.linear(hidden_states).unflatten(2, (self.num_heads, -1))
+        factors = profiles.norm(factors, position_ids).transpose(1, 2)
+        o, lse, weights = attend(
+            attention_mask,
+            q,
+            k,
+            v,
+            RelativeBias(factors, profiles.proj[None]),
+            self.scaling,
+            counts_padding=True,
+            with_weights=output_attentions,
+        )
         # A sink is a logit of no key. It leaves exp(lse) / (exp(lse) + exp(sink)) to the keys.
-        of_keys = torch.sigmoid(lse - self.sink_proj(x))
-        gate = torch.sigmoid(self.gate_proj(x).float())
-        gated = (o * of_keys[..., None]).flatten(2) * gate
+        of_keys = torch.sigmoid(lse - self.sink_proj(hidden_states))
+        o = (o * of_keys[..., None]).to(o.dtype)
         if weights is not None:
             weights = weights * of_keys.transpose(1, 2)[..., None].to(weights.dtype)
-        return self.o_proj(gated.to(o.dtype)), weights
+        return self.o_proj(o.flatten(2), hidden_states), weights
 
 
-class FusedInkling2SlidingAttention(_ClippedAndGated, modeling_inkling2.Inkling2SlidingAttention):
+class FusedInkling2SlidingAttention(_WithSinks, modeling_inkling2.Inkling2SlidingAttention):
     """The attention layer of Inkling 2 with a sliding window, without a dense bias."""
 
     trunk = modeling_inkling2.Inkling2TextModel
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        attention_mask,
-        conv_mask: Tensor | None = None,
-        output_attentions: bool = False,
-        **options,
-    ):
-        cache = options.get(CACHE)
-        context = {CACHE: cache, "conv_mask": conv_mask}
-        k = self.k_sconv(self.k_proj(hidden_states), **context)
-        v = self.v_sconv(self.v_proj(hidden_states), **context)
-        call = (attention_mask, cache, output_attentions)
-        return self._output(hidden_states, k, v, *call)
 
-
-class FusedInkling2FullAttention(_ClippedAndGated, modeling_inkling2.Inkling2FullAttention):
+class FusedInkling2FullAttention(_WithSinks, modeling_inkling2.Inkling2FullAttention):
     """The attention layer of Inkling 2 without a window, and without a dense bias."""
 
     trunk = modeling_inkling2.Inkling2TextModel
-
-    def forward(
-        self,
-        hidden_states: Tensor,
-        key_hidden_states: Tensor,
-        value_hidden_states: Tensor,
-        attention_mask,
-        conv_mask: Tensor | None = None,
-        output_attentions: bool = False,
-        *,
-        position_ids: Tensor,
-        **options,
-    ):
-        cache = options.get(CACHE)
-        context = {CACHE: cache, "conv_mask": conv_mask}
-        k = self.k_sconv(self.k_proj(key_hidden_states), key_hidden_states, **context)
-        v = self.v_sconv(self.v_proj(value_hidden_states), value_hidden_states, **context)
-        call = (attention_mask, cache, output_attentions, position_ids)
-        return self._output(hidden_states, k, v, *call)

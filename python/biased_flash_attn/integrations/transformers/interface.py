@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, Cache
 from transformers.models.falcon.modeling_falcon import FALCON_ATTENTION_CLASSES, FalconAttention
 
 from .attend import attend, check_dropout
 from .biases import SharedTable
-from .releases import is_paged
 from .token_mask import TokenMask, create_token_mask
 
 # transformers treats names that contain "flash" as packages.
@@ -83,5 +82,6 @@ def refuse(kwargs: dict) -> None:
     for name in _REFUSED:
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"{name} is given, which {NAME} does not support")
-    if is_paged(kwargs.get("cache")):
+    # That of continuous batching is none of a model's caches.
+    if not isinstance(kwargs.get("cache"), Cache | None):
         raise NotImplementedError(f"cache is paged, which {NAME} does not support")

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
+
 from torch import nn
 from transformers import PreTrainedModel
+
+# Whether a forward pass of an accelerated trunk is running, in this thread.
+ACCELERATED: ContextVar[bool] = ContextVar("ACCELERATED", default=False)
 
 
 class FusedLayer:

@@ -10,7 +10,6 @@ from transformers.models.mpt.modeling_mpt import MptAttention, MptBlock, build_m
 from .attend import attend, check_dropout
 from .biases import Slopes, bias_of_keys
 from .layer import FusedLayer
-from .releases import CACHE
 from .token_mask import TokenMask
 
 
@@ -40,15 +39,16 @@ class FusedMptAttention(FusedLayer, MptAttention):
         self,
         hidden_states: Tensor,
         position_bias: bool,
+        cache=None,
         attention_mask=None,
-        **options,
+        **_,
     ):
         check_dropout(self, self.attn_dropout_p)
         qkv = self.Wqkv(hidden_states)
         if self.clip_qkv:
             qkv = qkv.clamp(min=-self.clip_qkv, max=self.clip_qkv)
         q, k, v = qkv.unflatten(2, (3, self.n_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
-        if (cache := options.get(CACHE)) is not None:
+        if cache is not None:
             k, v = cache.update(k, v, self.layer_idx)
         o, _, weights = attend(
             attention_mask,

@@ -1,21 +1,13 @@
-"""What differs between the supported releases of transformers."""
+"""The newest release of transformers that is tested, and a warning of newer ones."""
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from functools import cache
 
-import transformers
 from packaging.version import Version
-from transformers.models.bloom.modeling_bloom import BloomModel
 
 NEWEST_TESTED = "5.24"
-
-# The name of a cache among the arguments and outputs of models.
-CACHE = (
-    "cache" if "cache" in inspect.signature(BloomModel.forward).parameters else "past_key_values"
-)
 
 
 @cache
@@ -28,8 +20,3 @@ def warn_if_untested(version: str) -> None:
             f"{NEWEST_TESTED}.*' and report it",
             stacklevel=3,
         )
-
-
-def is_paged(value: object) -> bool:
-    """Whether a `cache` is that of continuous batching, which is none of a model's caches."""
-    return value is not None and not isinstance(value, transformers.Cache)
