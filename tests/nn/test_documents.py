@@ -130,3 +130,39 @@ def test_fused_attention_refuses_documents_in_several_rows():
     q = torch.randn(2, HEADS, 5, 8)
     with pytest.raises(ValueError, match=r"^cu_seqlens is given with 2 rows of tokens"):
         FusedAttention()(q, q, q, None, cu_seqlens=offsets(0, 5))
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "message"),
+    [
+        ((2, 5), (1, 5), r"^k has batch 1"),
+        ((1, 5), (1, 7), "^cu_seqlens is given with 5 queries and 7 keys; they must be as many"),
+    ],
+)
+def test_fused_attention_refuses_other_queries_than_keys(q, k, message):
+    q, k = (torch.randn(batch, HEADS, n, 8) for batch, n in (q, k))
+    with pytest.raises(ValueError, match=message):
+        FusedAttention()(q, k, k, None, cu_seqlens=offsets(0, k.shape[2]))
+
+
+def test_offsets_are_read_once_by_a_model(monkeypatch):
+    read = []
+    monkeypatch.setattr(
+        "biased_flash_attn.nn.tokens.check_offsets", lambda *values: read.append(values)
+    )
+    causal_lm("alibi")(torch.zeros(1, 21, dtype=torch.long), cu_seqlens=CU_SEQLENS)
+    assert len(read) == 1
+
+
+@pytest.mark.parametrize(
+    ("tokens", "error", "message"),
+    [
+        ([[1, 2]], TypeError, "tokens is a list; it must be a torch.Tensor"),
+        (torch.zeros(1, 3), TypeError, "tokens is torch.float32; it must be torch.int64 or"),
+        (torch.zeros(3, dtype=torch.long), ValueError, r"tokens has shape \(3,\); it must be \(b"),
+    ],
+)
+@pytest.mark.parametrize("make", [causal_lm, encoder])
+def test_invalid_tokens_are_refused(make, tokens, error, message):
+    with pytest.raises(error, match="^" + message):
+        make("alibi")(tokens)

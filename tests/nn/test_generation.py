@@ -131,16 +131,9 @@ def test_tokens_are_drawn_from_the_softmax_of_the_most_likely_logits(temperature
 def test_low_temperatures_and_one_candidate_take_the_most_likely_token():
     model, tokens = causal_lm("alibi"), torch.randint(VOCABULARY, (3, 5))
     expected = model.generate(tokens, NEW)
-    assert torch.equal(model.generate(tokens, NEW, temperature=1e-6), expected)
+    for temperature in (1e-6, 1e-40, 1e-300):
+        assert torch.equal(model.generate(tokens, NEW, temperature=temperature), expected)
     assert torch.equal(model.generate(tokens, NEW, temperature=1.0, top_k=1), expected)
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_the_mode_of_the_model_stays_and_there_are_no_gradients(training):
-    model = causal_lm("alibi").train(training)
-    model.generate(torch.randint(VOCABULARY, (1, 5)), 2)
-    assert all(module.training is training for module in model.modules())
-    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("scheme", [*biases.NAMED, *BASELINES])
@@ -149,6 +142,13 @@ def test_models_generate_under_autocast(scheme):
     with torch.autocast("cpu", torch.bfloat16):
         assert model.make_caches(1)[0].k.dtype == torch.bfloat16
         assert model.generate(torch.randint(VOCABULARY, (2, 5)), 3).shape == (2, 8)
+
+
+@pytest.mark.parametrize("scheme", ["alibi", *BASELINES])
+def test_models_in_bfloat16_generate_tokens_of_the_dtype_of_prompts(scheme):
+    model = causal_lm(scheme).bfloat16()
+    generated = model.generate(torch.randint(VOCABULARY, (2, 5), dtype=torch.int32), 3)
+    assert generated.dtype == torch.int32
 
 
 def test_learned_positions_limit_prompts_and_continuations_together():
@@ -168,15 +168,19 @@ TOKENS = torch.zeros(2, 3, dtype=torch.long)
     ("arguments", "error", "message"),
     [
         ({"tokens": [[1, 2]]}, TypeError, "tokens is a list; it must be a torch.Tensor"),
-        ({"tokens": TOKENS[0]}, ValueError, r"tokens has shape \(3,\); it must be \(B, N\)"),
-        ({"tokens": TOKENS[:, :0]}, ValueError, r"tokens has shape \(2, 0\); it must be \(B, N\)"),
+        ({"tokens": TOKENS[0]}, ValueError, r"tokens has shape \(3,\); it must be \(batch, tokens"),
+        ({"tokens": TOKENS[:, :0]}, ValueError, r"tokens has shape \(2, 0\); a prompt must have"),
+        ({"tokens": TOKENS.float()}, TypeError, "tokens is torch.float32; it must be torch.int64"),
+        ({"tokens": TOKENS.to("meta")}, ValueError, "tokens is on meta and has no values"),
         ({"max_new_tokens": -1}, ValueError, "max_new_tokens must be 0 or more, not -1"),
         ({"max_new_tokens": 2.0}, TypeError, "max_new_tokens must be an int, not 2.0"),
         ({"temperature": -1}, ValueError, "temperature must be 0 or more, not -1"),
         ({"temperature": float("nan")}, ValueError, "temperature must be finite, not nan"),
         ({"temperature": "hot"}, TypeError, "temperature must be a number, not 'hot'"),
         ({"top_k": 0, "temperature": 1}, ValueError, "top_k must be positive, not 0"),
-        ({"top_k": 5}, ValueError, "top_k is 5 with temperature 0, which takes the most likely"),
+        ({"top_k": 5}, ValueError, "top_k is given with temperature 0, which takes the most li"),
+        ({"generator": torch.Generator()}, ValueError, "generator is given with temperature 0"),
+        ({"generator": 3, "temperature": 1}, TypeError, "generator is a int; it must be None or"),
         ({"stop_token": VOCABULARY}, ValueError, "stop_token is 19; it may be 0 to 18"),
         ({"stop_token": -1}, ValueError, "stop_token must be 0 or more, not -1"),
         ({"key_padding_mask": TOKENS}, TypeError, "key_padding_mask is torch.int64; it must be"),

@@ -184,8 +184,7 @@ def test_sinusoidal_embeddings_follow_the_paper():
     added, terms = embedded - of_tokens, embedded.abs() + of_tokens.abs()
     angles = [[m / 10000 ** (2 * i / DIM) for i in range(DIM // 2)] for m in range(9)]
     exact = [[*map(math.sin, row), *map(math.cos, row)] for row in angles]
-    # The embeddings are computed in the default dtype.
-    exact = torch.tensor(exact).to(torch.get_default_dtype()).double()[None]
+    exact = torch.tensor(exact, dtype=torch.float64)[None]
     assert_close_to_float64(added, exact, None, "sinusoidal", terms)
 
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from ..attention import biased_flash_attn, under_autocast
 from ..decoding.call import biased_flash_attn_with_kvcache
 from ..decoding.kv_cache import KVCache
+from ..validation import check_tensors
 from ..varlen import biased_flash_attn_varlen
 from .embeddings import rotated
 from .named_biases import applied
@@ -72,6 +73,7 @@ class BiasedAttention(nn.Module):
         *,
         key_padding_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
+        max_seqlen: int | None = None,
     ) -> Tensor:
         """Maps hidden states x (B, N, dim) to (B, N, dim).
 
@@ -80,9 +82,10 @@ class BiasedAttention(nn.Module):
 
         With cu_seqlens, x (1, total, dim) are documents that do not attend to one another, as in
         `biased_flash_attn_varlen`. The offsets (documents + 1,) int32 rise from 0 to the total.
-        Only one of the three may be given.
+        max_seqlen is at least the longest length; without it, the offsets are read, which
+        synchronizes with a GPU. Only one of cache, mask and offsets may be given.
         """
-        check_tokens(x, cache, key_padding_mask, cu_seqlens)
+        max_seqlen = check_tokens(x, cache, key_padding_mask, cu_seqlens, max_seqlen)
         heads = self.project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         q, k, v = heads.split((self.num_heads, self.kv_heads, self.kv_heads), dim=1)
         positions = None
@@ -92,8 +95,16 @@ class BiasedAttention(nn.Module):
             q, k = rotated(q, positions), rotated(k, positions)
         q, bias, scale = applied(self.bias, x, q, k, positions)
         if cache is None:
-            sequences = {"key_padding_mask": key_padding_mask, "cu_seqlens": cu_seqlens}
-            o = self.fused(q, k, v, bias, scale=scale, **sequences)
+            o = self.fused(
+                q,
+                k,
+                v,
+                bias,
+                scale=scale,
+                key_padding_mask=key_padding_mask,
+                cu_seqlens=cu_seqlens,
+                max_seqlen=max_seqlen,
+            )
         else:
             o = biased_flash_attn_with_kvcache(
                 q, cache, k, v, bias, scale=scale, backend=self.fused.backend
@@ -118,7 +129,7 @@ class BiasedAttention(nn.Module):
 
 class FusedAttention(nn.Module):
     """`biased_flash_attn` as a module, whose hooks receive q, k, v, the bias and the scale of each
-    call. cu_seqlens, as in `BiasedAttention`, are the offsets of both queries and keys."""
+    call. cu_seqlens and max_seqlen, as in `BiasedAttention`, are those of queries and of keys."""
 
     def __init__(self, causal: bool = True, window: int | None = None, backend: str | None = None):
         super().__init__()
@@ -134,6 +145,7 @@ class FusedAttention(nn.Module):
         scale: float | None = None,
         key_padding_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
+        max_seqlen: int | None = None,
     ) -> Tensor:
         options = {
             "causal": self.causal,
@@ -143,7 +155,14 @@ class FusedAttention(nn.Module):
         }
         if cu_seqlens is None:
             return biased_flash_attn(q, k, v, bias, key_padding_mask=key_padding_mask, **options)
-        longest = check_tokens(k.transpose(1, 2), None, key_padding_mask, cu_seqlens)
+        q, k, v = under_autocast(q, k, v)
+        check_tensors(q, k, v)
+        if q.shape[2] != k.shape[2]:
+            raise ValueError(
+                f"cu_seqlens is given with {q.shape[2]} queries and {k.shape[2]} keys; they must be"
+                " as many"
+            )
+        longest = check_tokens(k.transpose(1, 2), None, key_padding_mask, cu_seqlens, max_seqlen)
         packed = (x[0].transpose(0, 1) for x in (q, k, v))
         lengths = {"max_seqlen_q": longest, "max_seqlen_k": longest}
         o = biased_flash_attn_varlen(*packed, cu_seqlens, cu_seqlens, bias, **lengths, **options)

@@ -18,9 +18,9 @@ class SinusoidalEmbedding(nn.Module):
         self.dim = dim
 
     def forward(self, positions: Tensor) -> Tensor:
-        """Positions (B or 1, N) to embeddings (B or 1, N, dim)."""
+        """Positions (B or 1, N) to embeddings (B or 1, N, dim) float64."""
         angles = angles_of(positions, self.dim)
-        return torch.cat([angles.sin(), angles.cos()], -1).to(torch.get_default_dtype())
+        return torch.cat([angles.sin(), angles.cos()], -1)
 
 
 class LearnedEmbedding(nn.Module):

@@ -10,7 +10,8 @@ from torch import Tensor
 from ..biases.parameters import finite, positive_int
 from ..biases.relative import nonnegative_int
 from ..sequences import Sequences
-from .tokens import check_tokens
+from ..validation import refuse_meta
+from .tokens import check_ids, check_tokens
 
 
 @dataclass(frozen=True)
@@ -24,12 +25,11 @@ class Prompts:
     def of(tokens: Tensor, key_padding_mask: Tensor | None) -> Prompts:
         """Validates prompts, and removes the padding before them. What follows a prompt is its last
         token."""
-        if not isinstance(tokens, Tensor):
-            raise TypeError(f"tokens is a {type(tokens).__name__}; it must be a torch.Tensor")
-        if tokens.dim() != 2 or not tokens.numel():
+        check_ids(tokens)
+        refuse_meta("tokens", tokens)
+        if not tokens.numel():
             raise ValueError(
-                f"tokens has shape {tuple(tokens.shape)}; it must be (B, N), with prompts of at"
-                " least one token"
+                f"tokens has shape {tuple(tokens.shape)}; a prompt must have at least one token"
             )
         batch, n = tokens.shape
         if key_padding_mask is None:
@@ -39,7 +39,8 @@ class Prompts:
         if not lengths.all():
             b = int(lengths.argmin())
             raise ValueError(
-                f"key_padding_mask has no token in row {b}; a prompt must have at least one"
+                f"key_padding_mask has no token in row {b}; a prompt must have at least one, and"
+                " True is for tokens"
             )
         place = torch.arange(int(lengths.max()), device=tokens.device)
         kept = first[:, None] + torch.minimum(place, lengths[:, None] - 1)
@@ -78,14 +79,17 @@ class Sampler:
     def __post_init__(self):
         if finite("temperature", self.temperature) < 0:
             raise ValueError(f"temperature must be 0 or more, not {self.temperature}")
-        if self.top_k is None:
-            return
-        positive_int("top_k", self.top_k)
-        if not self.temperature:
-            raise ValueError(
-                f"top_k is {self.top_k} with temperature 0, which takes the most likely token;"
-                " temperature must be positive, such as 1.0"
-            )
+        if self.top_k is not None:
+            positive_int("top_k", self.top_k)
+        if self.generator is not None and not isinstance(self.generator, torch.Generator):
+            got = type(self.generator).__name__
+            raise TypeError(f"generator is a {got}; it must be None or a torch.Generator")
+        for name in ("top_k", "generator"):
+            if not self.temperature and getattr(self, name) is not None:
+                raise ValueError(
+                    f"{name} is given with temperature 0, which takes the most likely token;"
+                    " temperature must be positive, such as 1.0"
+                )
 
     def __call__(self, logits: Tensor) -> Tensor:
         """Tokens (B, 1) for logits (B, vocab_size)."""
@@ -95,7 +99,8 @@ class Sampler:
         if self.top_k is not None:
             logits, candidates = logits.topk(min(self.top_k, logits.shape[-1]))
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        weights = (logits / self.temperature).softmax(-1)
+        # A tiny temperature makes differences infinite, but none of them NaN.
+        weights = ((logits - logits.amax(-1, keepdim=True)) / self.temperature).softmax(-1)
         tokens = torch.multinomial(weights, 1, generator=self.generator)
         return tokens if candidates is None else candidates.gather(1, tokens)
 

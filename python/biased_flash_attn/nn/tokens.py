@@ -10,16 +10,28 @@ from ..sequences import check_offsets
 from ..validation import check_cu_seqlens, check_mask
 
 
+def check_ids(tokens: Tensor) -> None:
+    """Validates tokens of a vocabulary, except for their values."""
+    if not isinstance(tokens, Tensor):
+        raise TypeError(f"tokens is a {type(tokens).__name__}; it must be a torch.Tensor")
+    if tokens.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"tokens is {tokens.dtype}; it must be torch.int64 or torch.int32")
+    if tokens.dim() != 2:
+        raise ValueError(f"tokens has shape {tuple(tokens.shape)}; it must be (batch, tokens)")
+
+
 def check_tokens(
     tokens: Tensor,
     cache: KVCache | None = None,
     key_padding_mask: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
+    max_seqlen: int | None = None,
 ) -> int | None:
     """Validates what tokens (B, N, ...) are given with, except for the values of the mask.
 
     Returns the length of the longest document of cu_seqlens; None without it, in compiled code and
-    for meta tensors, where it is unknown.
+    for meta tensors, where it is unknown. If it is given as max_seqlen, the offsets are not read,
+    as a GPU would have to be waited for.
     """
     if key_padding_mask is not None:
         if cache is not None:
@@ -40,8 +52,8 @@ def check_tokens(
         raise ValueError(
             f"cu_seqlens is given with {batch} rows of tokens; documents are packed in one row"
         )
-    if torch.compiler.is_compiling() or cu_seqlens.is_meta:
-        return None
+    if max_seqlen is not None or torch.compiler.is_compiling() or cu_seqlens.is_meta:
+        return max_seqlen
     offsets = cu_seqlens.cpu()
     check_offsets("cu_seqlens", offsets, total, "tokens")
     return int(offsets.diff().max()) if len(offsets) > 1 else 0

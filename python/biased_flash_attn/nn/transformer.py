@@ -11,7 +11,7 @@ from .embeddings import LearnedEmbedding, SinusoidalEmbedding
 from .generation import Prompts, Sampler, check_stop_token
 from .positions import Positions
 from .positions import positions as scheme_of
-from .tokens import check_tokens, positions_of
+from .tokens import check_ids, check_tokens, positions_of
 
 
 class CausalLM(nn.Module):
@@ -101,7 +101,8 @@ class CausalLM(nn.Module):
     ) -> Tensor:
         """Continues prompts, one token at a time, with keys and values in caches.
 
-        By default, each new token is the most likely one.
+        By default, each new token is the most likely one. Hooks on the model itself are not called,
+        as most logits of prompts are not computed; those on its layers are.
 
         Args:
             tokens: the prompts, (B, N) int64.
@@ -145,9 +146,12 @@ class CausalLM(nn.Module):
 
     def _states(self, tokens: Tensor, caches: list[KVCache] | None = None, **sequences) -> Tensor:
         """The hidden states (B, N, dim) of which `forward` returns the logits."""
-        x = self.embedding(tokens, caches and caches[0], **sequences)
+        check_ids(tokens)
+        cache = caches and caches[0]
+        max_seqlen = check_tokens(tokens, cache, **sequences)
+        x = self.embedding(tokens, cache, **sequences)
         for n, block in enumerate(self.blocks):
-            x = block(x, caches and caches[n], **sequences)
+            x = block(x, caches and caches[n], max_seqlen=max_seqlen, **sequences)
         return self.norm(x)
 
     def _read(self, prompts: Prompts, caches: list[KVCache]) -> Tensor:
@@ -224,9 +228,11 @@ class Encoder(nn.Module):
     ) -> Tensor:
         """Hidden states (B, N, dim) of tokens (B, N)."""
         sequences = {"key_padding_mask": key_padding_mask, "cu_seqlens": cu_seqlens}
+        check_ids(tokens)
+        max_seqlen = check_tokens(tokens, **sequences)
         x = self.norm(self.embedding(tokens, **sequences))
         for block in self.blocks:
-            x = block(x, **sequences)
+            x = block(x, max_seqlen=max_seqlen, **sequences)
         return x
 
 
@@ -260,9 +266,8 @@ class TokenEmbedding(nn.Module):
         x = self.tokens(tokens)
         if self.positions is None:
             return x
-        sequences = cache, key_padding_mask, cu_seqlens
-        check_tokens(tokens, *sequences)
-        return self.scale * x + self.positions(positions_of(tokens, *sequences))
+        positions = positions_of(tokens, cache, key_padding_mask, cu_seqlens)
+        return self.scale * x + self.positions(positions).to(x.dtype)
 
 
 class Block(nn.Module):
