@@ -127,7 +127,6 @@ Form form_of(const std::string& name) {
 template <class Real>
 void refuse_undefined(const Problem& problem, const FormTensor& tensor, int64_t b,
                       const std::string& what) {
-    const bool finite_above = traits_of(problem.form).holds_bias;
     for (int64_t h = 0; h < (tensor.head ? problem.heads : 1); ++h) {
         const Real* x = tensor.at<Real>(b, h);
         bool nan = false, infinite = false;
@@ -136,7 +135,7 @@ void refuse_undefined(const Problem& problem, const FormTensor& tensor, int64_t 
             infinite |= x[n] == std::numeric_limits<Real>::infinity();
         }
         if (nan) throw std::invalid_argument("bias: its " + what + " contain NaN");
-        if (finite_above && infinite)
+        if (infinite && traits_of(problem.form).refuses_infinity)
             throw std::invalid_argument("bias: its " + what +
                                         " contain inf; they must be finite, or -inf to hide keys");
     }

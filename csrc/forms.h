@@ -31,8 +31,8 @@ struct FormTraits {
     const char* tensors[kMaxFormTensors];
     // Whether several sequences of one batch entry read the same values.
     bool is_shared;
-    // Whether the tensors hold the bias itself, of which no value may be infinity.
-    bool holds_bias = false;
+    // Whether +infinity in these tensors is an error too.
+    bool refuses_infinity = false;
 };
 
 constexpr FormTraits kForms[] = {

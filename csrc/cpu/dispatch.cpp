@@ -42,7 +42,6 @@ const Kernels& InstructionSet::kernels(Element element) const {
     }
 }
 
-// float64 serves tests of gradients, which do not need the widest vectors.
 const std::vector<InstructionSet>& instruction_sets() {
     static const std::vector<InstructionSet> sets = {
         {"portable", true, portable_float64::kernels, portable_float32::kernels,

@@ -77,8 +77,10 @@ public:
             case Form::normalized: return highest_normalized(row, near, far);
             case Form::relative:
             case Form::relative_last: return highest_relative(row, slot, near, far);
-            default: return 0;
+            case Form::none:
+            case Form::dense: break;
         }
+        return 0;
     }
 
 private:

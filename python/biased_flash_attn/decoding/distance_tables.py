@@ -73,7 +73,7 @@ def refuse_undefined(form: Form, checked: tuple[Tensor, ...]) -> None:
             continue
         if x.sum().isnan() and x.isnan().any():
             raise ValueError(f"bias: its {name} contain NaN")
-        if form.holds_bias and x.isposinf().any():
+        if form.refuses_infinity and x.isposinf().any():
             raise ValueError(
                 f"bias: its {name} contain inf; they must be finite, or -inf to hide keys"
             )

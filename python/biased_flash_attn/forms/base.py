@@ -45,8 +45,7 @@ class Form(ShownByShapes, ABC):
             a call's own queries and all keys; in decoding, if it has a `state`, over the new keys.
         of_any_geometry: whether it has no values per distance, query or key.
         may_skip: whether it is a `SkippableForm`.
-        holds_bias: whether its tensors, if they are checked, hold the bias itself, of which no
-            value may be infinity.
+        refuses_infinity: whether +infinity in its tensors is an error, as NaN is.
     """
 
     name: str
@@ -56,7 +55,7 @@ class Form(ShownByShapes, ABC):
     of_pairs: ClassVar[bool] = False
     of_any_geometry: ClassVar[bool] = False
     may_skip: ClassVar[bool] = False
-    holds_bias: ClassVar[bool] = False
+    refuses_infinity: ClassVar[bool] = False
 
     @property
     def of_whole_sequence(self) -> bool:

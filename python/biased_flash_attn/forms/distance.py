@@ -26,7 +26,7 @@ class Distance(SkippableForm):
 
     name = "distance"
     tensor_names = ("table values",)
-    holds_bias = True
+    refuses_infinity = True
 
     @property
     def tensors(self) -> tuple[Tensor]:
