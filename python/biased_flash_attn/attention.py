@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -136,6 +137,13 @@ def prepared(
     if key_padding_mask is not None:
         check_mask(key_padding_mask, q, k, causal)
         sequences = Sequences.of_mask(key_padding_mask, q.shape[2])
+        unread = torch.compiler.is_compiling() or key_padding_mask.device.type != "cpu"
+        if not unread and sequences.seems_inverted():
+            warnings.warn(
+                "key_padding_mask hides all tokens of a sequence; it must be True for tokens, where"
+                " that of torch.nn.MultiheadAttention is True for padding: is it inverted?",
+                stacklevel=4,
+            )
     n_query, n_key, shift = q.shape[2], k.shape[2], 0
     if sequences is not None:
         n_query, n_key = sequences.longest_query, sequences.longest_key

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -108,6 +107,16 @@ class Sequences:
         rows = torch.ops.biased_flash_attn.rows_of_mask(mask, n_query, name)
         n_key = mask.shape[1]
         return Sequences(rows, n_query, n_key, n_query, n_key, is_packed=False)
+
+    def seems_inverted(self) -> bool:
+        """Whether a mask of them is probably True for padding on the right, and False for tokens.
+
+        Some sequences have no tokens, and all others lie at the end of their rows.
+        """
+        _, _, first, count, _ = self.rows.unbind(1)
+        empty = count == 0
+        at_end = (first > 0) & (first + count == self.key_rows)
+        return bool(empty.any() and (empty | at_end).all()) and self.key_rows > 0
 
     def shifted(self, shift: int | Tensor, longest: int | None = None) -> Sequences:
         """Returns the sequences with `shift`, an int or (B,), added to the positions of their
@@ -259,12 +268,6 @@ def _rows_of_mask(mask, n_query, name):
         raise ValueError(
             f"{name} has padding between the tokens of batch entry {b};"
             " the tokens of a sequence must lie side by side, and True is for tokens"
-        )
-    if (empty := count == 0).any() and not (count == n_key).any():
-        warnings.warn(
-            f"{name} has no token in batch entry {int(empty.nonzero()[0])} and padding in all"
-            " others; True is for tokens, not for padding as in torch.nn.MultiheadAttention",
-            stacklevel=2,
         )
     # A query on padding, or before the first slot, is padding.
     before = n_key - n_query

@@ -73,7 +73,7 @@ def test_opcheck_of_sequence_ranges():
     for longest in ((None, None), (6, 7)):
         arguments = (offsets, offsets, 9, 9, *longest)
         torch.library.opcheck(operators.rows_of_offsets.default, arguments)
-    mask = torch.tensor([[True, True, False], [False, True, True], 3 * [False], 3 * [True]])
+    mask = torch.tensor([[True, True, False], [False, True, True], 3 * [False]])
     torch.library.opcheck(operators.rows_of_mask.default, (mask, 2, "mask"))
     steps = torch.randn(1, 2, 9, dtype=torch.float64, requires_grad=True)
     for reverse in (False, True):

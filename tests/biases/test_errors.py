@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from biased_flash_attn import biases
+from biased_flash_attn import biased_flash_attn, biases
 from biased_flash_attn.forms import Geometry
 
 ONES = torch.ones(2, 3, 4)
@@ -224,9 +224,13 @@ def test_parameters_that_a_function_reads_are_warned_of():
         "WIDTH, a Parameter": lambda d: -d * WIDTH,
         "network, a Linear": lambda d: network(d[:, None]).mT,
     }.items():
-        with pytest.warns(UserWarning, match=f"^function reads {name} that is not among"):
+        with pytest.warns(UserWarning, match=f"^function reads {name} that is not among") as warned:
             biases.DistanceBias.from_function(function, 2)
+        assert warned[0].filename == __file__
     network.requires_grad_(False)
+    width.requires_grad_(False)
+    biases.DistanceBias.from_function(lambda d: -d * width, 2)
+    biases.DistanceBias.from_function(lambda d: -d * table.WIDTH, 2)  # not the global variable
     biases.DistanceBias.from_function(lambda d: network(d[:, None]).mT + table, 2)
     biases.DistanceBias.from_function(torch.nn.Softplus(), 2)
     biases.DistanceBias.from_function(torch.sin, 2)
@@ -244,3 +248,19 @@ def test_a_function_may_read_the_parameters_of_a_module_that_makes_it():
     layer = Layer()
     layer.bias().dense(3, 3).sum().backward()
     assert (layer.rate.grad < 0).all()
+
+
+def test_a_function_may_read_variables_that_are_assigned_later():
+    bias = biases.DistanceBias.from_function(lambda d: -d * rate, 2)
+    rate = torch.ones(2, 1)
+    assert (bias.dense(1, 3)[:, 0, 0] == -2).all()
+
+
+def test_compiled_code_makes_a_bias_of_a_function():
+    def attention(q):
+        bias = biases.DistanceBias.from_function(lambda d: -d * torch.ones(2, 1), 2)
+        return biased_flash_attn(q, q, q, bias)
+
+    q = torch.randn(1, 2, 5, 8)
+    compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(q), attention(q))

@@ -35,7 +35,7 @@ def case_of(row: dict) -> PaddedCase:
     return PaddedCase(**row | {"causal": row["causal"] or n_query != n_key})
 
 
-SOME_EMPTY = pytest.mark.filterwarnings("ignore:key_padding_mask has no token in batch entry")
+SOME_EMPTY = pytest.mark.filterwarnings("ignore:key_padding_mask hides all tokens")
 
 
 @SOME_EMPTY
@@ -173,11 +173,18 @@ def test_sequences_without_tokens_are_empty():
 
 def test_inverted_masks_are_warned_of():
     q, k, v = torch.randn(3, 2, 1, 5, 8)
-    is_padding = torch.tensor([5 * [False], [*3 * [False], True, True]])
-    with pytest.warns(UserWarning, match="^key_padding_mask has no token in batch entry 0 and pad"):
-        biased_flash_attn(q, k, v, key_padding_mask=is_padding)
-    is_token = torch.tensor([5 * [False], 5 * [True]])
-    biased_flash_attn(q, k, v, key_padding_mask=is_token)  # warns of nothing
+    for lengths in ((5, 3), (5, 5)):
+        is_padding = torch.arange(5) >= torch.tensor(lengths)[:, None]
+        with pytest.warns(UserWarning, match="^key_padding_mask hides all tokens") as warned:
+            biased_flash_attn(q, k, v, key_padding_mask=is_padding)
+        assert warned[0].filename == __file__
+
+
+@pytest.mark.parametrize("lengths", [(5, 0), (3, 0), (5, 2)])
+def test_masks_with_a_sequence_without_tokens_are_not_warned_of(lengths):
+    q, k, v = torch.randn(3, 2, 1, 5, 8)
+    is_token = torch.arange(5) < torch.tensor(lengths)[:, None]
+    biased_flash_attn(q, k, v, key_padding_mask=is_token)
 
 
 def test_a_single_sequence_may_be_padded():

@@ -108,7 +108,7 @@ class DistanceBias(Tabulated, PositionBias):
         The function takes distances (n,) in float64 and returns logits (num_heads, n), or (n,)
         for one curve shared by all heads. Its argument is |d| or, with signed=True, d, which is
         negative for keys after the query. If it is a module, its parameters become parameters of
-        the bias; a warning names those that any other function reads. A bias of a lambda or of a
+        the bias; a warning names those that a function captures. A bias of a lambda or of a
         local function cannot be pickled, as Python finds functions by their names; its state dict
         can.
         """

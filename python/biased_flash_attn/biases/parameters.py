@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 import math
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from numbers import Real
+from types import FunctionType
 
+import torch
 from torch import Tensor, nn
 
 
@@ -42,14 +46,13 @@ def finite(name: str, value: float) -> float:
 def check_function(function: Callable) -> Callable:
     """Returns the function of a bias, or raises TypeError if it cannot be called.
 
-    Warns if it reads trained parameters, which are then none of the bias. Those of `self` are of a
-    module that creates a bias of its own parameters.
+    Warns if it captures trained parameters, which are then none of the bias. Those of `self` are of
+    a module that creates a bias of its own parameters.
     """
     if not callable(function):
         raise TypeError(f"function must be callable, not {type(function).__name__}")
-    if inspect.isfunction(function):
-        read = inspect.getclosurevars(function)
-        for name, value in {**read.globals, **read.nonlocals}.items():
+    if inspect.isfunction(function) and not torch.compiler.is_compiling():
+        for name, value in _captured(function).items():
             if name != "self" and _is_trained(value):
                 warnings.warn(
                     f"function reads {name}, a {type(value).__name__} that is not among the"
@@ -58,6 +61,20 @@ def check_function(function: Callable) -> Callable:
                     stacklevel=4,
                 )
     return function
+
+
+def _captured(function: FunctionType) -> dict[str, object]:
+    """The variables of enclosing functions and of the module that a function reads itself."""
+    code = function.__code__
+    captured = {
+        step.argval: function.__globals__[step.argval]
+        for step in dis.get_instructions(code)
+        if step.opname == "LOAD_GLOBAL" and step.argval in function.__globals__
+    }
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # the variable has no value yet
+            captured[name] = cell.cell_contents
+    return captured
 
 
 def _is_trained(value: object) -> bool:
