@@ -178,11 +178,12 @@ def lowered_over(
     return form
 
 
-def under_autocast(q, k, v):
-    """q, k and v, cast where autocast is on for q's device."""
-    if torch.is_tensor(q) and _autocasts(q.device.type):
-        return tuple(_autocast(x) for x in (q, k, v))
-    return q, k, v
+def under_autocast(*tensors):
+    """The tensors, cast where autocast is on for the device of the first."""
+    first = tensors[0]
+    if torch.is_tensor(first) and _autocasts(first.device.type):
+        return tuple(_autocast(x) for x in tensors)
+    return tensors
 
 
 def _autocasts(device_type):

@@ -129,7 +129,7 @@ def _prepared(q, cache, k, v, bias, scale, tolerance, backend) -> Step:
         given, missing = ("v", "k") if k is None else ("k", "v")
         raise ValueError(f"{given} is given and {missing} is None; new tokens need both")
     if k is None:
-        q, _, _ = under_autocast(q, q, q)
+        (q,) = under_autocast(q)
         check_tensors(q, q, q)
         k, v = (x.new_empty((cache.batch, x.shape[1], 0, x.shape[3])) for x in (cache.k, cache.v))
     else:

@@ -116,7 +116,8 @@ class BiasedAttention(nn.Module):
         autocast determines where it is on."""
         weight = self.out.weight
         if dtype is None:
-            dtype = under_autocast(*[weight.new_empty(0)] * 3)[0].dtype
+            (keys,) = under_autocast(weight.new_empty(0))
+            dtype = keys.dtype
         return KVCache(
             batch,
             self.kv_heads,
