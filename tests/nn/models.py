@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from biased_flash_attn import biases
 from biased_flash_attn.nn import BASELINES, CausalLM, Encoder, Positions
+from tests.support.numerics import assert_close_to_float64
 
 DIM, HEADS, KV_HEADS, VOCABULARY = 24, 4, 2, 19
 SCALED = "banded_relative(log_floor=3)"  # by positions, with the logits
@@ -46,3 +47,34 @@ def with_terms(last: nn.Linear, model: Callable, *inputs) -> tuple[Tensor, Tenso
     with last.register_forward_hook(add):
         outputs = model(*inputs)
     return outputs, *terms
+
+
+def check_each_alone(
+    model: nn.Module, logits: Tensor, tokens: Tensor, ranges: list[tuple[int, slice]]
+) -> None:
+    """Logits (B, N, V) in each (row, columns), and their gradients with respect to every parameter,
+    are those of these tokens alone."""
+    weights, total, alone = torch.randn_like(logits), 0.0, []
+    for b, columns in ranges:
+        exact, terms = with_terms(model.head, model, tokens[b : b + 1, columns])
+        own = logits[b, columns]
+        assert_close_to_float64(own, exact[0], None, f"row {b}, {columns}", terms[0])
+        total = total + (own * weights[b, columns]).sum()
+        alone.append(gradients(model, (exact[0] * weights[b, columns]).sum()))
+    # Some gradients are sums that cancel, as a constant added to all logits has no effect: their
+    # terms are as large as gradients of other parameters.
+    terms = sum(max(x.abs().max() for x in found.values()) for found in alone)
+    for name, actual in gradients(model, total).items():
+        exact = sum(found[name] for found in alone)
+        assert_close_to_float64(actual, exact, None, f"gradient of {name}", terms)
+
+
+def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
+
+
+EVERY_MODEL = [
+    *((causal_lm, scheme) for scheme in SCHEMES),
+    *((encoder, scheme) for scheme in (*TWO_SIDED, SCALED, NORMALIZED)),
+]

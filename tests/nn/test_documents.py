@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from biased_flash_attn.nn import BiasedAttention, CausalLM, FusedAttention
 from tests.nn.models import (
     DIM,
+    EVERY_MODEL,
     HEADS,
     KV_HEADS,
-    NORMALIZED,
-    SCALED,
-    SCHEMES,
-    TWO_SIDED,
     VOCABULARY,
     causal_lm,
+    check_each_alone,
     encoder,
-    with_terms,
 )
-from tests.support.numerics import assert_close_to_float64
 
 LENGTHS = (7, 0, 1, 13, 0)
 
@@ -32,38 +30,13 @@ def offsets(*values: int, dtype: torch.dtype = torch.int32) -> Tensor:
 CU_SEQLENS = offsets(0, *torch.tensor(LENGTHS).cumsum(0).tolist())
 
 
-def gradients(model: nn.Module, logits: Tensor, weights: Tensor) -> dict[str, Tensor]:
-    """Those of a weighted sum of the logits, with respect to every parameter."""
-    names, parameters = zip(*model.named_parameters(), strict=True)
-    found = torch.autograd.grad((logits * weights).sum(), parameters)
-    return dict(zip(names, found, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("make", "scheme"),
-    [
-        *((causal_lm, scheme) for scheme in SCHEMES),
-        *((encoder, scheme) for scheme in (*TWO_SIDED, SCALED, NORMALIZED)),
-    ],
-)
+@pytest.mark.parametrize(("make", "scheme"), EVERY_MODEL)
 def test_logits_and_gradients_of_documents_are_those_of_each_alone(make, scheme):
     model = make(scheme)
     tokens = torch.randint(VOCABULARY, (1, sum(LENGTHS)))
-    packed = model(tokens, cu_seqlens=CU_SEQLENS)
-    weights = torch.randn_like(packed)
-    alone = []
-    for part in map(slice, CU_SEQLENS[:-1], CU_SEQLENS[1:]):
-        if part.start == part.stop:
-            continue
-        exact, terms = with_terms(model.head, model, tokens[:, part])
-        assert_close_to_float64(packed[:, part], exact, None, f"rows {part}", terms)
-        alone.append(gradients(model, exact, weights[:, part]))
-    # Some gradients are sums that cancel, as a constant added to all logits has no effect: their
-    # terms are as large as gradients of other parameters.
-    terms = sum(max(x.abs().max() for x in found.values()) for found in alone)
-    for name, actual in gradients(model, packed, weights).items():
-        exact = sum(found[name] for found in alone)
-        assert_close_to_float64(actual, exact, None, f"gradient of {name}", terms)
+    bounds = pairwise(CU_SEQLENS.tolist())
+    documents = [(0, slice(first, end)) for first, end in bounds if first < end]
+    check_each_alone(model, model(tokens, cu_seqlens=CU_SEQLENS), tokens, documents)
 
 
 def test_documents_of_learned_positions_may_be_longer_together_than_max_length():

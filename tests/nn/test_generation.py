@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from biased_flash_attn import biases
 from biased_flash_attn.nn import BASELINES, CausalLM, positions
+from biased_flash_attn.nn.generation import Sampler
 from tests.nn.models import DIM, HEADS, SCHEMES, VOCABULARY, causal_lm, with_terms
 from tests.support.numerics import assert_close_to_float64
 
@@ -128,6 +130,16 @@ def test_tokens_are_drawn_from_the_softmax_of_the_most_likely_logits(temperature
     assert (frequency[p == 0] == 0).all()
 
 
+@pytest.mark.parametrize("top_k", [None, 90])
+def test_weights_of_bfloat16_logits_are_not_rounded(top_k):
+    logits = torch.randn(500, 100).bfloat16()
+
+    def drawn(logits: Tensor) -> Tensor:
+        return Sampler(0.7, top_k, torch.Generator().manual_seed(0))(logits)
+
+    assert torch.equal(drawn(logits), drawn(logits.float()))
+
+
 def test_low_temperatures_and_one_candidate_take_the_most_likely_token():
     model, tokens = causal_lm("alibi"), torch.randint(VOCABULARY, (3, 5))
     expected = model.generate(tokens, NEW)
@@ -137,11 +149,19 @@ def test_low_temperatures_and_one_candidate_take_the_most_likely_token():
 
 
 @pytest.mark.parametrize("scheme", [*biases.NAMED, *BASELINES])
-def test_models_generate_under_autocast(scheme):
-    model = causal_lm(scheme).float()
-    with torch.autocast("cpu", torch.bfloat16):
+def test_steps_under_autocast_are_as_accurate_as_forward_passes(scheme):
+    exact = causal_lm(scheme)
+    model, steps = deepcopy(exact).float(), []
+    with (
+        torch.no_grad(),
+        torch.autocast("cpu", torch.bfloat16),
+        model.head.register_forward_hook(lambda head, inputs, logits: steps.append(logits)),
+    ):
         assert model.make_caches(1)[0].k.dtype == torch.bfloat16
-        assert model.generate(torch.randint(VOCABULARY, (2, 5)), 3).shape == (2, 8)
+        whole = model.generate(torch.randint(VOCABULARY, (2, 5)), NEW)[:, :-1]
+        actual, naive = torch.stack(steps, 1), model(whole)[:, -NEW:]
+    expected, terms = (x[:, -NEW:] for x in with_terms(exact.head, exact, whole))
+    assert_close_to_float64(actual, expected, naive, "logits", terms)
 
 
 @pytest.mark.parametrize("scheme", ["alibi", *BASELINES])

@@ -7,17 +7,7 @@ import torch
 from torch import Tensor
 
 from biased_flash_attn.nn import CausalLM
-from tests.nn.models import (
-    NORMALIZED,
-    SCALED,
-    SCHEMES,
-    TWO_SIDED,
-    VOCABULARY,
-    causal_lm,
-    encoder,
-    with_terms,
-)
-from tests.support.numerics import assert_close_to_float64
+from tests.nn.models import EVERY_MODEL, VOCABULARY, causal_lm, check_each_alone
 
 RANGES = ((0, 16), (0, 9), (5, 16), (3, 13), (4, 4))  # tokens of each row
 
@@ -27,21 +17,14 @@ def mask_of(ranges: tuple[tuple[int, int], ...], length: int) -> Tensor:
     return torch.stack([(first <= j) & (j < end) for first, end in ranges])
 
 
-@pytest.mark.parametrize(
-    ("make", "scheme"),
-    [
-        *((causal_lm, scheme) for scheme in SCHEMES),
-        *((encoder, scheme) for scheme in (*TWO_SIDED, SCALED, NORMALIZED)),
-    ],
-)
-def test_logits_of_tokens_are_those_without_padding(make, scheme):
+@pytest.mark.parametrize(("make", "scheme"), EVERY_MODEL)
+def test_logits_and_gradients_of_tokens_are_those_without_padding(make, scheme):
     model = make(scheme)
-    tokens, mask = torch.randint(VOCABULARY, (len(RANGES), 16)), mask_of(RANGES, 16)
-    padded = model(tokens, key_padding_mask=mask)
+    tokens = torch.randint(VOCABULARY, (len(RANGES), 16))
+    padded = model(tokens, key_padding_mask=mask_of(RANGES, 16))
     assert padded.isfinite().all()
-    for b, (first, end) in enumerate(RANGES):
-        exact, terms = with_terms(model.head, model, tokens[b : b + 1, first:end])
-        assert_close_to_float64(padded[b, first:end], exact[0], None, f"row {b}", terms[0])
+    kept = [(b, slice(*of_row)) for b, of_row in enumerate(RANGES) if of_row[0] < of_row[1]]
+    check_each_alone(model, padded, tokens, kept)
 
 
 def test_padding_does_not_count_towards_the_longest_length():
