@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from biased_flash_attn import KVCache, biased_flash_attn_with_kvcache, biases, operators
+from biased_flash_attn.forms import Linear
+from tests.support.lowered import LoweredTo
 
 B, H, HKV, D, DV = 2, 4, 2, 8, 5
 HELD = 20  # tokens in the cache before
@@ -230,6 +232,13 @@ def test_invalid_arguments_are_refused(held, error, message, arguments, backend)
     assert_as_before(cache, before)
 
 
+def test_infinity_is_refused_in_tables_alone():
+    """An infinite slope hides all keys but the nearest one, where it gives NaN."""
+    bias = LoweredTo(Linear(torch.full((1, H), torch.inf)))
+    o = biased_flash_attn_with_kvcache(Q, filled(), K, V, bias, tolerance=0.0)
+    assert o.isnan().all()
+
+
 FULL = {
     "its own pages": {"page_size": 16, "pages": 4},
     "a table's columns": {
@@ -287,60 +296,6 @@ def test_a_failed_step_leaves_the_cache_unchanged(monkeypatch, window, bias):
     assert cache.lengths == [HELD, HELD]
     after = biased_flash_attn_with_kvcache(*step)
     assert torch.equal(after, biased_flash_attn_with_kvcache(Q, twin, *step[2:]))
-
-
-CACHES = {
-    "batch": (ValueError, "batch is 0; it may be 1 or more", {"batch": 0}),
-    "kv_heads": (TypeError, "kv_heads is 2.0; it must be an int", {"kv_heads": 2.0}),
-    "head_dim": (ValueError, "head_dim is 257; it may be 1 to 256", {"head_dim": 257}),
-    "value_dim": (ValueError, "value_dim is 0; it may be 1 to 256", {"value_dim": 0}),
-    "window": (ValueError, "window is 0; it may be 1 or more", {"window": 0}),
-    "pages": (ValueError, "pages is -1; it may be 1 or more", {"pages": -1}),
-    "small pages": (ValueError, "page_size is 8; it may be a power of two", {"page_size": 8}),
-    "odd pages": (ValueError, "page_size is 48; it may be a power of two", {"page_size": 48}),
-    "dtype": (TypeError, "dtype is torch.int8", {"dtype": torch.int8}),
-    "table without pages": (
-        ValueError,
-        "block_table is given and pages is None",
-        {"block_table": torch.zeros(2, 1).int()},
-    ),
-    "table of floats": (
-        TypeError,
-        "block_table is torch.float32; it must be an int32 tensor",
-        {"block_table": torch.zeros(2, 1), "pages": 4},
-    ),
-    "table of another batch": (
-        ValueError,
-        r"block_table has shape \(1, 2\); it must be \(2, columns\)",
-        {"block_table": torch.tensor([[0, 1]]), "pages": 4},
-    ),
-    "table points outside": (
-        ValueError,
-        r"block_table\[1, 0\] is 4; it may be a page, 0 to 3, or -1 for none",
-        {"block_table": torch.tensor([[0, 1], [4, 2]]), "pages": 4},
-    ),
-    "table points below": (
-        ValueError,
-        r"block_table\[0, 1\] is -2",
-        {"block_table": torch.tensor([[0, -2], [3, 2]]), "pages": 4},
-    ),
-    "table has a page twice": (
-        ValueError,
-        "block_table has page 2 more than once",
-        {"block_table": torch.tensor([[0, 2], [3, 2]]), "pages": 4},
-    ),
-    "table too short for the window": (
-        ValueError,
-        r"block_table has shape \(2, 1\); it must be \(2, columns\), with 2 columns or more",
-        {"block_table": torch.tensor([[0], [1]]), "pages": 4, "window": 65},
-    ),
-}
-
-
-@pytest.mark.parametrize(("error", "message", "arguments"), CACHES.values(), ids=CACHES)
-def test_invalid_caches_are_refused(error, message, arguments):
-    with pytest.raises(error, match=message):
-        KVCache(**{"batch": B, "kv_heads": HKV, "head_dim": D} | arguments)
 
 
 LENGTHS = {
