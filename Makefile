@@ -4,7 +4,7 @@ INSTALLED := .venv/installed
 KERNELS := $(shell find csrc -type f -not -name '*.py*')
 # A file's tests run one after another, as they share what takes long to make.
 PYTEST := pytest --numprocesses auto --maxprocesses 8 --dist loadfile
-# What is needed at run time, but PyTorch, which stays that of the environment: PyPI's is built for
+# Run-time dependencies except PyTorch, which stays that of the environment: PyPI's is built for
 # GPUs, with gigabytes of libraries, and the one for CPUs is on an index of its own.
 RUNTIME := click cuda-bindings matplotlib numpy rich tqdm transformers triton
 # The release of cuda-bindings follows that of CUDA.

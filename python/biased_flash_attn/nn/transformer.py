@@ -75,7 +75,7 @@ class CausalLM(nn.Module):
         sequence alone.
 
         Args:
-            tokens: (B, N) int64.
+            tokens: (B, N) int64 or int32.
             caches: those of `make_caches`: tokens are the next ones of their sequences.
             key_padding_mask: (B, N) bool, True for tokens and False for padding before or after
                 them. Padding is any token of the vocabulary, and its logits are arbitrary.
@@ -105,7 +105,7 @@ class CausalLM(nn.Module):
         as most logits of prompts are not computed; those on its layers are.
 
         Args:
-            tokens: the prompts, (B, N) int64.
+            tokens: the prompts, (B, N) int64 or int32.
             max_new_tokens: the number of new tokens, 0 or more.
             key_padding_mask: (B, N) bool, True for prompts and False for padding before or after
                 them. The continuation of each prompt is that of the prompt alone.
