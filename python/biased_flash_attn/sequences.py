@@ -151,7 +151,8 @@ class Sequences:
         if self.is_packed and self.longest_shift:
             raise ValueError("packed sequences have no steps for queries beyond their keys")
         if self.is_packed:
-            lengths = self.rows[:, 3].cpu()
+            lengths = self.rows[:, 3]
+            lengths = lengths if lengths.is_meta else lengths.cpu()
             return torch.ops.biased_flash_attn.prefix_sums(steps.double(), lengths, False)
         first, count = self.rows[:, 2, None], self.rows[:, 3, None]
         count = count + self.rows[:, 4, None]

@@ -55,9 +55,10 @@ def test_a_compiled_layer_takes_documents(scheme):
     assert torch.equal(compiled(x, cu_seqlens=CU_SEQLENS), layer(x, cu_seqlens=CU_SEQLENS))
 
 
-def test_documents_have_meta_logits():
+@pytest.mark.parametrize("scheme", ["learned", "cable"])
+def test_documents_have_meta_logits(scheme):
     with torch.device("meta"):
-        model = CausalLM(VOCABULARY, DIM, 1, HEADS, "learned", max_length=8)
+        model = CausalLM(VOCABULARY, DIM, 1, HEADS, scheme, max_length=8)
         tokens = torch.zeros(1, 21, dtype=torch.long)
         logits = model(tokens, cu_seqlens=torch.zeros(3, dtype=torch.int32))
     assert logits.shape == (1, 21, VOCABULARY)
