@@ -1,6 +1,5 @@
-// The Python module `_C`. Python passes addresses, strides and sizes by name, and the kernels run
-// on raw pointers. Python has validated the tensors behind the addresses, except for NaN and
-// infinities.
+// The Python module `_C`. Python passes a problem's fields by name, and the kernels run on raw
+// pointers. Python has validated the tensors, except for NaN and infinities.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -9,111 +8,16 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "append.h"
 #include "cpu/dispatch.h"
 #include "cpu/scratch.h"
+#include "fields.h"
 #include "sequences.h"
-
-namespace py = pybind11;
 
 namespace bfa {
 namespace {
-
-Element element_of(const std::string& dtype) {
-    if (dtype == "float64") return Element::float64;
-    if (dtype == "float32") return Element::float32;
-    if (dtype == "bfloat16") return Element::bfloat16;
-    if (dtype == "float16") return Element::float16;
-    throw std::invalid_argument("dtype is " + dtype +
-                                "; it may be float64, float32, bfloat16 or float16");
-}
-
-// The named arguments from Python. finish() raises unless all of them were read, so that a
-// misspelled name on either side is an error.
-class Fields {
-public:
-    explicit Fields(const py::dict& values) : values_(values) {}
-
-    template <class T>
-    T take(const char* name) {
-        return py::cast<T>(find(name));
-    }
-
-    template <class T>
-    void take(const char* name, T& field) {
-        field = take<T>(name);
-    }
-
-    template <class T>
-    const T* take_address(const char* name) {
-        return reinterpret_cast<const T*>(take<intptr_t>(name));
-    }
-
-    // Reads a tuple (address, batch stride, head stride, row stride), in elements, or None.
-    View take_view(const char* name, int64_t item_bytes) {
-        const py::handle x = find(name);
-        return x.is_none() ? View() : view_of(x, item_bytes);
-    }
-
-    // Reads a list of such tuples, each extended by the number of rows, the channel stride, the
-    // element type and the number of channels.
-    void take_form_tensors(const char* name, FormTensor* tensors) {
-        const py::handle given = find(name);
-        const Py_ssize_t count = PyList_Size(given.ptr());
-        if (count < 0) throw py::error_already_set();
-        if (count > kMaxFormTensors) throw std::invalid_argument("too many tensors of a form");
-        for (Py_ssize_t n = 0; n < count; ++n) {
-            const py::handle x = PyList_GET_ITEM(given.ptr(), n);
-            const Element element = element_of(py::cast<std::string>(item(x, 6)));
-            const int64_t bytes = element_bytes(element);
-            tensors[n] = {view_of(x, bytes), number(x, 4), number(x, 5) * bytes, element,
-                          number(x, 7)};
-        }
-    }
-
-    void finish() const {
-        if (taken_ != values_.size()) throw py::type_error("unknown fields were passed");
-    }
-
-private:
-    py::handle find(const char* name) {
-        PyObject* value = PyDict_GetItemWithError(values_.ptr(), interned(name));
-        if (!value) throw py::type_error(std::string("missing: ") + name);
-        ++taken_;
-        return value;
-    }
-
-    static py::handle item(py::handle tuple, Py_ssize_t n) {
-        PyObject* x = PyTuple_GetItem(tuple.ptr(), n);
-        if (!x) throw py::error_already_set();
-        return x;
-    }
-
-    static int64_t number(py::handle tuple, Py_ssize_t n) {
-        const int64_t x = PyLong_AsLongLong(item(tuple, n).ptr());
-        if (x == -1 && PyErr_Occurred()) throw py::error_already_set();
-        return x;
-    }
-
-    static View view_of(py::handle x, int64_t item_bytes) {
-        return {reinterpret_cast<char*>(number(x, 0)), number(x, 1) * item_bytes,
-                number(x, 2) * item_bytes, number(x, 3) * item_bytes};
-    }
-
-    // Names are literals; each is converted to a Python string once.
-    static PyObject* interned(const char* name) {
-        static std::unordered_map<const char*, PyObject*> strings;
-        PyObject*& string = strings[name];
-        if (!string) string = PyUnicode_InternFromString(name);
-        return string;
-    }
-
-    const py::dict& values_;
-    size_t taken_ = 0;
-};
 
 Form form_of(const std::string& name) {
     std::string known;
@@ -169,120 +73,124 @@ int worthwhile_threads(const Problem& problem, int threads) {
     return int(std::clamp<double>(work / kMultiplicationsPerThread, 1, threads));
 }
 
-// Reads the arguments that all kernels have, including decoding.
-void take_operands(Fields& fields, Problem& problem) {
-    problem.element = element_of(fields.take<std::string>("element"));
-    problem.form = form_of(fields.take<std::string>("form"));
-    fields.take("batch", problem.batch);
-    fields.take("heads", problem.heads);
-    fields.take("kv_heads", problem.kv_heads);
-    fields.take("n_query", problem.n_query);
-    fields.take("head_dim", problem.head_dim);
-    fields.take("value_dim", problem.value_dim);
-    fields.take("scale", problem.scale);
-    fields.take("window", problem.window);
-    fields.take("threads", problem.threads);
-    const int64_t element = element_bytes(problem.element);
-    problem.q = fields.take_view("q", element);
-    problem.k = fields.take_view("k", element);
-    problem.v = fields.take_view("v", element);
-    fields.take_form_tensors("form_tensors", problem.form_tensors);
+// Reads what the fields of Python's Problem say; see problem.py.
+void read_problem(const Fields& fields, Problem& problem) {
+    const Described q = fields.tensor("q"), k = fields.tensor("k"), v = fields.tensor("v");
+    problem.element = q.element();
+    problem.form = form_of(fields.get<std::string>("form"));
+    problem.batch = q.size(0);
+    problem.heads = q.size(1);
+    problem.kv_heads = k.size(1);
+    problem.n_query = fields.get<int64_t>("n_query");
+    problem.n_key = fields.get<int64_t>("n_key");
+    problem.shift = fields.get<int64_t>("shift");
+    problem.head_dim = q.size(3);
+    problem.value_dim = v.size(3);
+    problem.scale = fields.get<double>("scale");
+    problem.causal = fields.get<bool>("causal");
+    problem.window = problem.n_key + problem.shift;
+    if (fields.has("window"))
+        problem.window = std::min(problem.window, fields.get<int64_t>("window"));
+    problem.threads = fields.get<int>("threads");
+    problem.q = q.view();
+    problem.k = k.view();
+    problem.v = v.view();
+    fields.form_tensors("form_tensors", problem.form_tensors);
+    if (fields.has("rows")) {
+        const Described rows = fields.tensor("rows");
+        problem.sequences = rows.data<const Sequence>();
+        problem.batch = rows.size(0);
+    }
+    if (fields.has("plan")) {  // (2, B, H, tiles)
+        const Described plan = fields.tensor("plan");
+        problem.first_key = problem.end_key = plan.view(1);
+        problem.end_key.data += plan.stride(0);
+    }
 }
 
-void take_problem(Fields& fields, Problem& problem) {
-    take_operands(fields, problem);
-    fields.take("n_key", problem.n_key);
-    fields.take("shift", problem.shift);
-    fields.take("causal", problem.causal);
-    problem.sequences = fields.take_address<Sequence>("sequences");
-    problem.first_key = fields.take_view("first_key", sizeof(int32_t));
-    problem.end_key = fields.take_view("end_key", sizeof(int32_t));
+// The same, for a kernel that evaluates the form over rows of q and k.
+void read_rows_problem(const Fields& fields, Problem& problem) {
+    read_problem(fields, problem);
     problem.threads = worthwhile_threads(problem, problem.threads);
     refuse_undefined(problem);
 }
 
 void forward(const py::dict& values) {
-    Fields fields(values);
+    const Fields fields(values);
     Forward problem;
-    take_problem(fields, problem);
-    problem.o = fields.take_view("o", element_bytes(problem.element));
-    problem.lse = fields.take_view("lse", real_bytes(problem.element));
-    fields.finish();
+    read_rows_problem(fields, problem);
+    problem.o = fields.view("o");
+    problem.lse = fields.view("lse");
     py::gil_scoped_release release;
     active_instruction_set().kernels(problem.element).forward(problem);
 }
 
 void backward(const py::dict& values) {
-    Fields fields(values);
+    const Fields fields(values);
     Backward problem;
-    take_problem(fields, problem);
-    const int64_t element = element_bytes(problem.element), real = real_bytes(problem.element);
-    problem.o = fields.take_view("o", element);
-    problem.lse = fields.take_view("lse", real);
-    problem.grad_o = fields.take_view("grad_o", element);
-    problem.grad_lse = fields.take_view("grad_lse", real);
-    problem.grad_q = fields.take_view("grad_q", element);
-    problem.grad_k = fields.take_view("grad_k", element);
-    problem.grad_v = fields.take_view("grad_v", element);
-    fields.take_form_tensors("grad_form", problem.grad_form);
-    fields.finish();
+    read_rows_problem(fields, problem);
+    problem.o = fields.view("o");
+    problem.lse = fields.view("lse");
+    problem.grad_o = fields.view("grad_o");
+    problem.grad_lse = fields.view("grad_lse");
+    problem.grad_q = fields.view("grad_q");
+    problem.grad_k = fields.view("grad_k");
+    problem.grad_v = fields.view("grad_v");
+    fields.form_tensors("grad_form", problem.grad_form);
     py::gil_scoped_release release;
     active_instruction_set().kernels(problem.element).backward(problem);
 }
 
 void trim(const py::dict& values) {
-    Fields fields(values);
+    const Fields fields(values);
     Trim problem;
-    take_problem(fields, problem);
-    problem.near = fields.take_view("near", real_bytes(problem.element));
-    problem.cut = fields.take_view("cut", sizeof(int32_t));
-    fields.take("fraction", problem.fraction);
-    fields.take("reach", problem.reach);
-    fields.take("from_end", problem.from_end);
-    fields.finish();
+    read_rows_problem(fields, problem);
+    problem.near = fields.view("near");
+    problem.cut = fields.view("cut");
+    problem.fraction = fields.get<double>("fraction");
+    problem.reach = fields.get<int64_t>("reach");
+    problem.from_end = fields.get<bool>("from_end");
     py::gil_scoped_release release;
     active_instruction_set().kernels(problem.element).trim(problem);
 }
 
 void decode(const py::dict& values) {
-    Fields fields(values);
+    const Fields fields(values);
     Decode problem;
-    take_operands(fields, problem);
-    fields.take("tolerance", problem.tolerance);
-    fields.take("page_size", problem.page_size);
-    fields.take("columns", problem.columns);
-    problem.lengths = fields.take_address<int64_t>("lengths");
-    problem.block_table = fields.take_address<int32_t>("block_table");
-    const int64_t element = element_bytes(problem.element), real = real_bytes(problem.element);
-    problem.centres = fields.take_view("centres", element);
-    problem.extents = fields.take_view("extents", real);
-    const int64_t bound = std::max(element_bytes(problem.form_tensors[0].element), real);
-    problem.lowest = fields.take_view("lowest", bound);
-    problem.highest = fields.take_view("highest", bound);
-    problem.table_lowest = fields.take_view("table_lowest", real);
-    problem.table_highest = fields.take_view("table_highest", real);
-    problem.o = fields.take_view("o", element);
-    problem.lse = fields.take_view("lse", real);
-    fields.finish();
+    read_problem(fields, problem);
+    const Described table = fields.tensor("block_table");
+    problem.tolerance = fields.get<double>("tolerance");
+    problem.page_size = fields.tensor("k").size(2);
+    problem.columns = table.size(1);
+    problem.lengths = fields.tensor("lengths").data<const int64_t>();
+    problem.block_table = table.data<const int32_t>();
+    problem.centres = fields.view("centres");
+    problem.extents = fields.view("extents");
+    problem.lowest = fields.view("lowest");
+    problem.highest = fields.view("highest");
+    problem.table_lowest = fields.view("table_lowest");
+    problem.table_highest = fields.view("table_highest");
+    problem.o = fields.view("o");
+    problem.lse = fields.view("lse");
     py::gil_scoped_release release;
     active_instruction_set().kernels(problem.element).decode(problem);
 }
 
 void append(const py::dict& values) {
-    Fields fields(values);
+    const Fields fields(values);
+    const Described pages = fields.tensor("pages"), rows = fields.tensor("rows"),
+                    table = fields.tensor("block_table");
     Append problem;
-    const int64_t item_bytes = fields.take<int64_t>("item_bytes");
-    fields.take("batch", problem.batch);
-    fields.take("heads", problem.heads);
-    fields.take("tokens", problem.tokens);
-    problem.row_bytes = fields.take<int64_t>("channels") * item_bytes;
-    fields.take("page_size", problem.page_size);
-    fields.take("columns", problem.columns);
-    problem.lengths = fields.take_address<int64_t>("lengths");
-    problem.block_table = fields.take_address<int32_t>("block_table");
-    problem.rows = fields.take_view("rows", item_bytes);
-    problem.pages = fields.take_view("pages", item_bytes);
-    fields.finish();
+    problem.batch = rows.size(0);
+    problem.heads = rows.size(1);
+    problem.tokens = rows.size(2);
+    problem.row_bytes = rows.size(3) * rows.bytes();
+    problem.page_size = pages.size(2);
+    problem.columns = table.size(1);
+    problem.lengths = fields.tensor("lengths").data<const int64_t>();
+    problem.block_table = table.data<const int32_t>();
+    problem.rows = rows.view();
+    problem.pages = pages.view();
     append_rows(problem);
 }
 

@@ -226,7 +226,8 @@ def decode(q: torch.Tensor, form: Form) -> None:
     bounds = TileBounds(*KeyBounds(pages, k, form.state).tensors(), *form.extremes(64))
     where = Pages(block_table, lengths, bounds)
     launch.append(k, q, block_table, lengths)
-    launch.decode(Problem.of_pages(q, k, v, form, None, q.shape[3] ** -0.5, 1e-6, "triton", where))
+    problem = Problem(q, k, v, form, Geometry(1, 64 * pages), q.shape[3] ** -0.5, 1e-6, "triton")
+    launch.decode(problem.over_pages(k, v, form, where))
 
 
 @functools.cache

@@ -5,17 +5,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from . import operators
 from .backends import registry
+from .backends.protocol import ATTENTION
 from .forms import Form, Geometry, NoBias
 from .keywords import explains_keywords
 from .problem import Problem
 from .sequences import Sequences
-from .skipping import plans
 from .validation import (
     check_bias,
     check_derivatives,
@@ -96,13 +97,6 @@ def biased_flash_attn(
     return (o, lse) if return_lse else o
 
 
-def planned(problem: Problem) -> Problem:
-    """The problem, with a plan of skipped keys where a plan is worthwhile."""
-    if not registry.get(problem.backend).has_kernels or not plans.is_worthwhile(problem):
-        return problem
-    return replace(problem, plan=operators.plan(problem.detached()))
-
-
 def attend(problem: Problem) -> tuple[Tensor, Tensor]:
     """o and lse, differentiable with respect to q, k, v and the form's tensors."""
     backend = registry.get(problem.backend)
@@ -111,7 +105,36 @@ def attend(problem: Problem) -> tuple[Tensor, Tensor]:
         return backend.forward(problem)
     if not torch.compiler.is_compiling():
         check_derivatives(*problem.tensors())
-    return operators.forward(planned(problem))
+    return operators.forward(operators.planned(problem))
+
+
+def complete(
+    q,
+    k,
+    v,
+    place: Callable[[Tensor, Tensor, Tensor], Geometry],
+    lower: Callable[[Tensor, Geometry], Form],
+    *,
+    causal=True,
+    window=None,
+    scale=None,
+    tolerance=None,
+    backend=None,
+    call: str = ATTENTION,
+) -> Problem:
+    """Validates and completes the arguments of a call, of any kind.
+
+    place: the geometry, from q, k and v, which have been validated. lower: the form of the bias,
+    from q and the geometry. call: the kind of call, for the choice of a backend.
+    """
+    q, k, v = under_autocast(q, k, v)
+    check_tensors(q, k, v)
+    check_options(causal, window, scale, tolerance, backend)
+    geometry = place(q, k, v)
+    scale = q.shape[3] ** -0.5 if scale is None else float(scale)
+    tolerance = DEFAULT_TOLERANCES[q.dtype] if tolerance is None else float(tolerance)
+    problem = Problem(q, k, v, lower(q, geometry), geometry, scale, tolerance, "")
+    return replace(problem, backend=registry.choose(backend, problem, call))
 
 
 def prepared(
@@ -129,30 +152,43 @@ def prepared(
     sequences: Sequences | None = None,
 ) -> Problem:
     """Validates the arguments of `biased_flash_attn` and returns them as a Problem."""
-    q, k, v = under_autocast(q, k, v)
-    check_tensors(q, k, v)
-    check_options(causal, window, scale, tolerance, backend)
-    scale = q.shape[3] ** -0.5 if scale is None else float(scale)
-    tolerance = DEFAULT_TOLERANCES[q.dtype] if tolerance is None else float(tolerance)
-    if key_padding_mask is not None:
-        check_mask(key_padding_mask, q, k, causal)
-        sequences = Sequences.of_mask(key_padding_mask, q.shape[2])
-        unread = torch.compiler.is_compiling() or key_padding_mask.device.type != "cpu"
-        if not unread and sequences.seems_inverted():
-            warnings.warn(
-                "key_padding_mask hides all tokens of a sequence; it must be True for tokens, where"
-                " that of torch.nn.MultiheadAttention is True for padding: is it inverted?",
-                stacklevel=4,
-            )
-    n_query, n_key, shift = q.shape[2], k.shape[2], 0
-    if sequences is not None:
-        n_query, n_key = sequences.longest_query, sequences.longest_key
-        shift = sequences.longest_shift
-    window = None if window is None else min(window, max(1, n_key + shift))
-    geometry = Geometry(n_query, n_key, causal, window, sequences, shift)
-    form = lowered(bias, q, geometry)
-    problem = Problem(q, k, v, form, geometry, scale, tolerance, "")
-    return replace(problem, backend=registry.choose(q, backend, problem))
+
+    def place(q: Tensor, k: Tensor, v: Tensor) -> Geometry:
+        if key_padding_mask is not None:
+            given = _sequences_of_mask(key_padding_mask, q, k, causal)
+        else:
+            given = sequences
+        n_query, n_key, shift = q.shape[2], k.shape[2], 0
+        if given is not None:
+            n_query, n_key, shift = given.longest_query, given.longest_key, given.longest_shift
+        needed = None if window is None else min(window, max(1, n_key + shift))
+        return Geometry(n_query, n_key, causal, needed, given, shift)
+
+    return complete(
+        q,
+        k,
+        v,
+        place,
+        partial(lowered, bias),
+        causal=causal,
+        window=window,
+        scale=scale,
+        tolerance=tolerance,
+        backend=backend,
+    )
+
+
+def _sequences_of_mask(mask: Tensor, q: Tensor, k: Tensor, causal: bool) -> Sequences:
+    check_mask(mask, q, k, causal)
+    sequences = Sequences.of_mask(mask, q.shape[2])
+    unread = torch.compiler.is_compiling() or mask.device.type != "cpu"
+    if not unread and sequences.seems_inverted():
+        warnings.warn(
+            "key_padding_mask hides all tokens of a sequence; it must be True for tokens, where"
+            " that of torch.nn.MultiheadAttention is True for padding: is it inverted?",
+            stacklevel=7,
+        )
+    return sequences
 
 
 def lowered(bias, q: Tensor, geometry: Geometry) -> Form:

@@ -7,14 +7,16 @@ computes which keys are skipped (skipping.plans); forward and backward use the s
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
+from .arguments import SCHEMA, Arguments, flat, rebuilt
 from .backends import registry
 from .forms import of_tensors
 from .forms.gradients import IN_Q, OWN
-from .problem import PAGES_SCHEMA, SCHEMA, Problem, need_gradients
-from .sequences import empty_rows
+from .problem import Problem, need_gradients
 from .skipping import plans
 
 _LIBRARY = torch.library.Library("biased_flash_attn", "FRAGMENT")
@@ -27,7 +29,7 @@ _LIBRARY.define(
     f" {SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor[])"
 )
 _LIBRARY.define(f"plan({SCHEMA}) -> Tensor")
-_LIBRARY.define(f"decode({PAGES_SCHEMA}) -> (Tensor, Tensor)")
+_LIBRARY.define(f"decode({SCHEMA}) -> (Tensor, Tensor)")
 _LIBRARY.define(
     "append(Tensor(a!) pages, Tensor rows, Tensor block_table, Tensor lengths, str backend) -> ()"
 )
@@ -38,11 +40,12 @@ _OPERATORS = torch.ops.biased_flash_attn
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     """Returns o (B, H, Nq, Dv) in q's dtype, and lse (B, H, Nq) in float32, or float64 for
     float64."""
+    arguments = flat(problem)
     if torch.compiler.is_compiling() or problem.needs_gradients:
-        return _OPERATORS.forward.default(*problem.arguments())
+        return _OPERATORS.forward.default(*arguments)
     # Passing through the autograd implementation takes a tenth of a short call.
     with torch._C._AutoDispatchBelowAutograd():
-        return _OPERATORS.forward.default(*problem.arguments())
+        return _OPERATORS.forward.default(*arguments)
 
 
 def backward(
@@ -55,13 +58,16 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Returns the gradients of q, k, v and, with form_gradient, of the form's tensors."""
     targets = [OWN] * len(problem.form.tensors) if form_gradient else []
-    results = o, lse, grad_o, grad_lse, targets
-    return _OPERATORS.backward.default(*results, *problem.arguments())
+    arguments = flat(problem)
+    return _OPERATORS.backward.default(o, lse, grad_o, grad_lse, targets, *arguments)
 
 
-def plan(problem: Problem) -> Tensor:
-    """Returns the key ranges of the queries, (2, B, H, tiles) int32."""
-    return _OPERATORS.plan.default(*problem.arguments())
+def planned(problem: Problem) -> Problem:
+    """The problem, with a plan of skipped keys where a plan is worthwhile."""
+    if not registry.get(problem.backend).has_kernels or not plans.is_worthwhile(problem):
+        return problem
+    plan = _OPERATORS.plan.default(*flat(problem.detached()))
+    return replace(problem, plan=plan)
 
 
 def decode(problem: Problem) -> tuple[Tensor, Tensor]:
@@ -72,7 +78,7 @@ def decode(problem: Problem) -> tuple[Tensor, Tensor]:
     """
     if not torch.compiler.is_compiling():
         return _decoded(problem)
-    return _OPERATORS.decode.default(*problem.page_arguments())
+    return _OPERATORS.decode.default(*flat(problem))
 
 
 def append(pages: Tensor, rows: Tensor, block_table: Tensor, lengths: Tensor, backend: str) -> None:
@@ -83,47 +89,53 @@ def append(pages: Tensor, rows: Tensor, block_table: Tensor, lengths: Tensor, ba
 
 
 def _forward(*arguments):
-    problem = Problem.of_arguments(*arguments)
+    problem = rebuilt(*arguments)
     if problem.is_empty:
-        return _results_without_keys(problem)
+        return _without_keys(problem)
     return registry.get(problem.backend).forward(problem)
 
 
 def _backward(o, lse, grad_o, grad_lse, targets, *arguments):
-    problem = Problem.of_arguments(*arguments)
+    problem = rebuilt(*arguments)
+    tensors = problem.form.tensors
     if problem.is_empty:
-        *of_inputs, of_form = _no_gradients(problem, targets)
+        *grad_inputs, grad_form = _without_pairs(problem, targets)
     else:
-        *of_inputs, of_form = registry.get(problem.backend).backward(
+        *grad_inputs, grad_form = registry.get(problem.backend).backward(
             problem, o, lse, grad_o, grad_lse, targets=targets
         )
     for n, target in enumerate(targets):
         if target != OWN:
-            if of_form[n] is not None:
-                of_inputs[target - IN_Q].add_(of_form[n])
-            of_form[n] = problem.form.tensors[n].new_empty(0)
-    return *of_inputs, of_form
-
-
-def _no_gradients(problem, targets):
-    of_form = map(torch.zeros_like, problem.form.tensors) if targets else ()
-    return *map(_zero_rows, (problem.q, problem.k, problem.v)), [*of_form]
+            if grad_form[n] is not None:
+                grad_inputs[target - IN_Q].add_(grad_form[n])
+            grad_form[n] = tensors[n].new_empty(0)
+    return *grad_inputs, grad_form
 
 
 def _plan(*arguments):
-    problem = Problem.of_arguments(*arguments)
+    problem = rebuilt(*arguments)
     with torch.autocast(problem.q.device.type, enabled=False):
         return plans.make(problem)
 
 
 def _decode(*arguments):
-    return _decoded(Problem.of_page_arguments(*arguments))
+    return _decoded(rebuilt(*arguments))
 
 
 def _decoded(problem):
     if problem.is_empty:
-        return _results_without_keys(problem)
+        return _without_keys(problem)
     return registry.get(problem.backend).decode(problem)
+
+
+def _without_keys(problem):
+    o, lse = problem.empty_results()
+    return o.zero_(), lse.fill_(-torch.inf)
+
+
+def _without_pairs(problem, targets):
+    grad_form = [torch.zeros_like(x) for x in problem.form.tensors] if targets else []
+    return *(x.zero_() for x in problem.empty_gradients()), grad_form
 
 
 def _append(pages, rows, block_table, lengths, backend):
@@ -141,44 +153,29 @@ for _name, _implementation in {
         _LIBRARY.impl(_name, _implementation, _device)
 
 
-def _results(q, v):
-    o = empty_rows(q, v.shape[3])
-    return o, q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
-
-
-def _results_without_keys(problem):
-    o, lse = _results(problem.q, problem.v)
-    return o.zero_(), lse.fill_(-torch.inf)
-
-
-def _zero_rows(x):
-    return empty_rows(x, x.shape[3]).zero_()
-
-
-@torch.library.register_fake("biased_flash_attn::forward", lib=_LIBRARY)
-def _(q, k, v, *_):
-    return _results(q, v)
+def _empty_results(*arguments):
+    return rebuilt(*arguments).empty_results()
 
 
 @torch.library.register_fake("biased_flash_attn::backward", lib=_LIBRARY)
-def _(o, lse, grad_o, grad_lse, targets, q, k, v, form_tensors, *_):
-    of_form = [
+def _(o, lse, grad_o, grad_lse, targets, *arguments):
+    problem = rebuilt(*arguments)
+    grad_form = [
         x.new_empty(x.shape if target == OWN else 0)
-        for x, target in zip(form_tensors, targets, strict=bool(targets))
+        for x, target in zip(problem.form.tensors, targets, strict=bool(targets))
     ]
-    return *(empty_rows(x, x.shape[3]) for x in (q, k, v)), of_form
+    return *problem.empty_gradients(), grad_form
 
 
 @torch.library.register_fake("biased_flash_attn::plan", lib=_LIBRARY)
 def _(*arguments):
-    problem = Problem.of_arguments(*arguments)
+    problem = rebuilt(*arguments)
     tiles = plans.query_tiles(problem.geometry.n_query)
     return problem.q.new_empty((2, problem.batch, problem.q.shape[1], tiles), dtype=torch.int32)
 
 
-@torch.library.register_fake("biased_flash_attn::decode", lib=_LIBRARY)
-def _(q, k, v, *_):
-    return _results(q, v)
+for _name in ("forward", "decode"):
+    torch.library.register_fake(f"biased_flash_attn::{_name}", _empty_results, lib=_LIBRARY)
 
 
 @torch.library.register_fake("biased_flash_attn::append", lib=_LIBRARY)
@@ -191,41 +188,42 @@ class _Attention(torch.autograd.Function):
     flattening arguments that include a list of tensors takes 10 % of a short call."""
 
     @staticmethod
-    def forward(ctx, keyset, options, q, k, v, *form_tensors):
-        o, lse = _below_autograd(keyset, q, k, v, [*form_tensors], *options)
-        *ctx.options, plan, ctx.backend, rows = options[:8]
-        ctx.longest = options[8:]
-        ctx.targets = of_tensors(options[0], form_tensors).gradient_targets(q, k)
-        ctx.save_for_backward(o, lse, q, k, v, plan, rows, *form_tensors)
+    def forward(ctx, keyset, arguments: Arguments, q, k, v, *form_tensors):
+        o, lse = _below_autograd(keyset, arguments)
+        ctx.targets = of_tensors(arguments.form, form_tensors).gradient_targets(q, k)
+        # Autograd saves those that it differentiates; the others are not seen by the user.
+        ctx.arguments = arguments._replace(q=None, k=None, v=None, form_tensors=None)
+        ctx.save_for_backward(o, lse, q, k, v, *form_tensors)
         return o, lse
 
     @staticmethod
     def backward(ctx, grad_o, grad_lse):
-        o, lse, q, k, v, plan, rows, *form_tensors = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[5:]
+        o, lse, q, k, v, *form_tensors = ctx.saved_tensors
+        _, _, _, _, _, *wanted = ctx.needs_input_grad
         targets = ctx.targets if any(wanted) else []
-        *of_inputs, of_form = _OPERATORS.backward.default(
-            *(o, lse, grad_o, grad_lse, targets, q, k, v, form_tensors),
-            *(*ctx.options, plan, ctx.backend, rows, *ctx.longest),
+        arguments = ctx.arguments._replace(q=q, k=k, v=v, form_tensors=form_tensors)
+        *grad_inputs, grad_form = _OPERATORS.backward.default(
+            o, lse, grad_o, grad_lse, targets, *arguments
         )
-        of_form = [
+        grad_form = [
             x if wants and target == OWN else None
-            for x, wants, target in zip(of_form, wanted, targets, strict=any(wanted))
+            for x, wants, target in zip(grad_form, wanted, targets, strict=any(wanted))
         ]
-        return None, None, *of_inputs, *(of_form or [None] * len(wanted))
+        return None, None, *grad_inputs, *(grad_form or [None] * len(wanted))
 
 
-def _below_autograd(keyset, *arguments):
+def _below_autograd(keyset, arguments):
     with torch._C._AutoDispatchBelowAutograd():
         below = keyset & torch._C._after_autograd_keyset
         return _OPERATORS.forward.default.redispatch(below, *arguments)
 
 
-def _forward_and_gradients(keyset, q, k, v, form_tensors, *options):
-    tensors = q, k, v, *form_tensors
+def _forward_and_gradients(keyset, *arguments):
+    arguments = Arguments(*arguments)
+    tensors = arguments.q, arguments.k, arguments.v, *arguments.form_tensors
     if need_gradients(tensors):
-        return _Attention.apply(keyset, options, *tensors)
-    return _below_autograd(keyset, q, k, v, form_tensors, *options)
+        return _Attention.apply(keyset, arguments, *tensors)
+    return _below_autograd(keyset, arguments)
 
 
 def _refuse_second_derivatives(ctx, *grads):

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import forms
 from .forms import Form, Geometry
 from .sequences import Sequences, empty_rows
 
@@ -150,100 +149,14 @@ class Problem:
             form=self.form.of_heads(heads),
         )
 
-    def arguments(self) -> tuple:
-        """Returns the arguments of the operators: see SCHEMA."""
-        geometry, sequences = self.geometry, self.geometry.sequences
-        where = None, None, None, None
-        if sequences is not None:
-            longest = sequences.longest_query, sequences.longest_key, sequences.longest_shift
-            where = sequences.rows, *longest
-        return (
-            *(self.q, self.k, self.v, [*self.form.tensors], self.form.name, self.scale),
-            *(geometry.causal, geometry.window, self.tolerance, self.plan, self.backend),
-            *where,
-        )
-
-    @staticmethod
-    def of_arguments(
-        q,
-        k,
-        v,
-        form_tensors,
-        form,
-        scale,
-        causal,
-        window,
-        tolerance,
-        plan,
-        backend,
-        rows,
-        longest_query,
-        longest_key,
-        longest_shift,
-    ) -> Problem:
-        """Returns the problem with these `arguments`."""
-        n_query, n_key, shift, sequences = q.shape[2], k.shape[2], 0, None
-        if rows is not None:
-            is_packed, shift = q.shape[0] != rows.shape[0], longest_shift
-            sequences = Sequences(
-                rows, longest_query, longest_key, n_query, n_key, is_packed, shift
-            )
-            n_query, n_key = longest_query, longest_key
-        geometry = Geometry(n_query, n_key, causal, window, sequences, shift)
-        form = forms.of_tensors(form, form_tensors)
-        return Problem(q, k, v, form, geometry, scale, tolerance, backend, plan)
-
-    def page_arguments(self) -> tuple:
-        """Returns the arguments of the decoding operator: see PAGES_SCHEMA."""
-        form, pages = self.form, self.pages
-        return (
-            *(self.q, self.k, self.v, [*form.tensors], form.name, self.geometry.window),
-            *(self.scale, self.tolerance, self.backend),
-            *(pages.block_table, pages.lengths, [*pages.bounds]),
-        )
-
-    @staticmethod
-    def of_page_arguments(
-        q,
-        k,
-        v,
-        form_tensors,
-        form,
-        window,
-        scale,
-        tolerance,
-        backend,
-        block_table,
-        lengths,
-        bounds,
-    ) -> Problem:
-        """Returns the problem with these `page_arguments`."""
-        pages = Pages(block_table, lengths, TileBounds(*bounds))
-        form = forms.of_tensors(form, form_tensors)
-        return Problem.of_pages(q, k, v, form, window, scale, tolerance, backend, pages)
-
-    @staticmethod
-    def of_pages(q, k, v, form, window, scale, tolerance, backend, pages) -> Problem:
-        """Returns a decoding problem, whose geometry covers as many keys as the block table."""
+    def over_pages(self, k: Tensor, v: Tensor, form: Form, pages: Pages) -> Problem:
+        """Returns the decoding problem of these queries, whose geometry covers as many keys as the
+        block table."""
         most_keys = pages.block_table.shape[1] * k.shape[2]
-        geometry = Geometry(q.shape[2], most_keys, True, window)
-        return Problem(q, k, v, form, geometry, scale, tolerance, backend, pages=pages)
+        geometry = Geometry(self.q.shape[2], most_keys, True, self.geometry.window)
+        return replace(self, k=k, v=v, form=form, geometry=geometry, pages=pages)
 
 
 def need_gradients(tensors: Sequence[Tensor]) -> bool:
     """Whether autograd records an operation on tensors."""
     return torch.is_grad_enabled() and True in [x.requires_grad for x in tensors]
-
-
-# The arguments of an operator that takes a problem. There are no defaults, because PyTorch drops
-# arguments equal to their default, and there must be as many gradients as arguments.
-SCHEMA = (
-    "Tensor q, Tensor k, Tensor v, Tensor[] form_tensors, str form, float scale, bool causal,"
-    " SymInt? window, float tolerance, Tensor? plan, str backend, Tensor? sequences,"
-    " SymInt? longest_query, SymInt? longest_key, SymInt? longest_shift"
-)
-# The arguments of the decoding operator.
-PAGES_SCHEMA = (
-    "Tensor q, Tensor k, Tensor v, Tensor[] form_tensors, str form, SymInt? window, float scale,"
-    " float tolerance, str backend, Tensor block_table, Tensor lengths, Tensor?[] bounds"
-)

@@ -10,6 +10,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from biased_flash_attn import biased_flash_attn, biased_flash_attn_varlen, biases, operators
+from biased_flash_attn.arguments import flat
 from biased_flash_attn.attention import lowered, prepared
 from biased_flash_attn.forms.gradients import OWN
 from biased_flash_attn.problem import Problem
@@ -39,7 +40,7 @@ def own_targets(call: Problem) -> list[int]:
 @pytest.mark.parametrize("bias", FORMS)
 def test_opcheck_of_forward(bias):
     _, call = call_of(Case(bias, lengths=(9, 21), heads=(4, 2), window=15))
-    torch.library.opcheck(OPERATORS.forward.default, with_leaves(call).arguments())
+    torch.library.opcheck(OPERATORS.forward.default, flat(with_leaves(call)))
 
 
 @pytest.mark.parametrize("form_gradient", [True, False])
@@ -48,7 +49,7 @@ def test_opcheck_of_backward(bias, form_gradient):
     problem, call = call_of(Case(bias, lengths=(9, 21), heads=(4, 2)))
     targets = own_targets(call) if form_gradient else []
     results = *operators.forward(call), problem.grad_o, problem.grad_lse, targets
-    torch.library.opcheck(OPERATORS.backward.default, (*results, *call.arguments()))
+    torch.library.opcheck(OPERATORS.backward.default, (*results, *flat(call)))
 
 
 @pytest.mark.parametrize("bias", FORMS)
@@ -60,11 +61,11 @@ def test_opcheck_with_sequences(bias):
         *(problem.q, problem.k, problem.v, problem.called_bias(), True, 15, None, 0.0, "cpu"),
         sequences=sequences,
     ).detached()
-    torch.library.opcheck(OPERATORS.forward.default, with_leaves(call).arguments())
+    torch.library.opcheck(OPERATORS.forward.default, flat(with_leaves(call)))
     results = *operators.forward(call), problem.grad_o, problem.grad_lse, own_targets(call)
-    torch.library.opcheck(OPERATORS.backward.default, (*results, *call.arguments()))
+    torch.library.opcheck(OPERATORS.backward.default, (*results, *flat(call)))
     if bias != "none":
-        torch.library.opcheck(OPERATORS.plan.default, call.arguments())
+        torch.library.opcheck(OPERATORS.plan.default, flat(call))
 
 
 def test_opcheck_of_sequence_ranges():

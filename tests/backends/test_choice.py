@@ -12,6 +12,8 @@ from biased_flash_attn.triton_kernels import refusals
 from biased_flash_attn.triton_kernels.refusals import Refusal, refusal
 
 from biased_flash_attn import backends
+from biased_flash_attn.backends import CONTEXT_PARALLELISM, DECODING
+from biased_flash_attn.backends.protocol import ATTENTION
 from biased_flash_attn.cuda_kernels import nvrtc
 from biased_flash_attn.forms import Dense, Distance, Geometry, Linear
 from biased_flash_attn.problem import Problem
@@ -40,24 +42,27 @@ def other_gpu(monkeypatch):
     monkeypatch.setattr(refusals, "REFUSALS", ())
 
 
-def on_gpu(dtype: torch.dtype = torch.bfloat16) -> SimpleNamespace:
-    """A stand-in for q, with the attributes that the choice reads."""
-    return SimpleNamespace(dtype=dtype, device=torch.device("cuda", 0))
-
-
-def attention(dims: tuple[int, int] = (64, 64), form=None, trained: bool = False) -> Problem:
-    """A problem; the choice reads where its q is from a stand-in."""
+def on_gpu(
+    dtype: torch.dtype = torch.bfloat16,
+    dims: tuple[int, int] = (64, 64),
+    form=None,
+    trained: bool = False,
+) -> Problem:
+    """A problem on a GPU: the choice reads no more of q than this stand-in has."""
     x = torch.zeros(1, 2, 16, dims[0], requires_grad=trained)
     v = torch.zeros(1, 2, 16, dims[1])
+    q = SimpleNamespace(
+        dtype=dtype, device=torch.device("cuda", 0), shape=x.shape, requires_grad=trained
+    )
     form = Linear(torch.zeros(1, 2)) if form is None else form
-    return Problem(x, x, v, form, Geometry(16, 16), 1.0, 0.0, "")
+    return Problem(q, x, v, form, Geometry(16, 16), 1.0, 0.0, "")
 
 
-def chosen(q, backend: str | None = None, problem: Problem | None = None) -> tuple[str, list[str]]:
+def chosen(problem: Problem, call: str = ATTENTION) -> tuple[str, list[str]]:
     """The chosen backend, and the warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        name = backends.choose(q, backend, problem)
+        name = backends.choose(None, problem, call)
     return name, [str(warning.message) for warning in caught]
 
 
@@ -67,46 +72,58 @@ def chosen(q, backend: str | None = None, problem: Problem | None = None) -> tup
 def test_hopper_gpus_use_the_cuda_kernels_for_what_these_support(other_gpu, dtype, dims, trained):
     table = Distance(torch.zeros(1, 2, 16, requires_grad=trained))
     for form in (None, table):
-        problem = attention(dims, form, trained)
-        assert chosen(on_gpu(dtype), problem=problem) == ("cuda", [])
+        assert chosen(on_gpu(dtype, dims, form, trained)) == ("cuda", [])
 
 
 DENSE = Dense(torch.zeros(1, 2, 16, 16))
 
 
 @pytest.mark.parametrize(
-    ("reason", "dtype", "problem"),
+    ("reason", "problem"),
     [
-        ("has no float32; q may be bfloat16 or float16", torch.float32, attention()),
-        ("has no kernels for decoding or context parallelism", torch.float16, None),
-        ("has no kernels for the form 'dense' of the bias", torch.float16, attention(form=DENSE)),
-        ("needs a head_dim that is a multiple of 8; q has 20", torch.float16, attention((20, 64))),
-        ("needs a head_dim that is a multiple of 8; v has 3", torch.float16, attention((64, 3))),
+        ("has no float32; q may be bfloat16 or float16", on_gpu(torch.float32)),
+        ("has no kernels for the form 'dense' of the bias", on_gpu(form=DENSE)),
+        ("needs a head_dim that is a multiple of 8; q has 20", on_gpu(dims=(20, 64))),
+        ("needs a head_dim that is a multiple of 8; v has 3", on_gpu(dims=(64, 3))),
     ],
 )
-def test_triton_computes_what_the_cuda_kernels_refuse(other_gpu, reason, dtype, problem):
-    assert chosen(on_gpu(dtype), problem=problem) == ("triton", [])
+def test_triton_computes_what_the_cuda_kernels_refuse(other_gpu, reason, problem):
+    assert chosen(problem) == ("triton", [])
     with pytest.raises(backends.RefusedError, match=f"^backend='cuda' {reason}"):
-        backends.choose(on_gpu(dtype), "cuda", problem)
+        backends.choose("cuda", problem)
+
+
+@pytest.mark.parametrize(
+    ("call", "able"),
+    [
+        (DECODING, "'cpu', 'triton' or 'reference'"),
+        (CONTEXT_PARALLELISM, "'cpu' or 'triton'"),
+    ],
+)
+def test_triton_computes_calls_that_the_cuda_kernels_do_not(other_gpu, call, able):
+    assert chosen(on_gpu(), call) == ("triton", [])
+    reason = f"^backend='cuda' does not compute {call}; it may be {able}$"
+    with pytest.raises(backends.RefusedError, match=reason):
+        backends.choose("cuda", on_gpu(), call)
+
+
+def test_context_parallelism_does_not_fall_back_to_the_reference(other_gpu):
+    with pytest.raises(backends.RefusedError, match=r"'triton' has no float64.*; backend='ref"):
+        chosen(on_gpu(torch.float64), CONTEXT_PARALLELISM)
 
 
 def test_other_gpus_do_not_use_the_cuda_kernels(other_gpu, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
-    assert chosen(on_gpu(), problem=attention()) == ("triton", [])
+    assert chosen(on_gpu()) == ("triton", [])
     with pytest.raises(ValueError, match=r"^backend='cuda' needs a GPU of compute capability 9\.0"):
-        backends.choose(on_gpu(), "cuda", attention())
+        backends.choose("cuda", on_gpu())
 
 
 def test_without_a_compiler_the_cuda_kernels_are_refused(other_gpu, monkeypatch):
     monkeypatch.setattr(nvrtc, "missing", lambda: "NVRTC 11.8 is too old")
-    assert chosen(on_gpu(), problem=attention()) == ("triton", [])
+    assert chosen(on_gpu()) == ("triton", [])
     with pytest.raises(ValueError, match=r"^backend='cuda' is not available: NVRTC 11\.8 is"):
-        backends.choose(on_gpu(), "cuda", attention())
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_gpus_use_the_triton_kernels(other_gpu, dtype):
-    assert chosen(on_gpu(dtype)) == ("triton", [])
+        backends.choose("cuda", on_gpu())
 
 
 def test_float64_on_a_gpu_uses_the_reference_with_a_warning(other_gpu):
@@ -118,7 +135,7 @@ def test_float64_on_a_gpu_uses_the_reference_with_a_warning(other_gpu):
 
 def test_gpus_without_triton_use_the_reference_with_a_warning(other_gpu, monkeypatch):
     monkeypatch.setattr(backends.get("triton"), "missing", "no module named triton")
-    name, (message,) = chosen(on_gpu())
+    name, (message,) = chosen(on_gpu(), DECODING)
     assert name == "reference"
     assert "backend='triton' is not available: no module named triton" in message
 
@@ -129,11 +146,11 @@ def test_refused_compilers_are_named(other_gpu, monkeypatch):
         "backend='triton' refuses Triton 3.7.0 on sm_90: it computes wrong gradients; "
         "install triton 3.7.1 or newer"
     )
-    name, (message,) = chosen(on_gpu())
+    name, (message,) = chosen(on_gpu(), DECODING)
     assert name == "reference"
     assert message.endswith(reason)
     with pytest.raises(ValueError, match=f"^{reason}$"):
-        backends.choose(on_gpu(), "triton")
+        backends.choose("triton", on_gpu())
 
 
 def test_info_reports_a_refused_compiler(other_gpu, monkeypatch):

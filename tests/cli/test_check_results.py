@@ -190,8 +190,8 @@ def test_an_error_of_the_gpu_ends_the_process(monkeypatch, seed):
 
 
 def test_a_refused_dtype_is_not_a_failure(monkeypatch, seed):
-    def refusal(q, problem):
-        return "has no bfloat16" if q.dtype == torch.bfloat16 else ""
+    def refusal(problem):
+        return "has no bfloat16" if problem.q.dtype == torch.bfloat16 else ""
 
     monkeypatch.setattr(backends.get("cpu"), "refusal", refusal)
     found = {row.dtype: row for row in accuracy.rows("none", CALLS[0], LENGTH, seed, "cpu", "cpu")}

@@ -51,7 +51,7 @@ def test_invalid_calls_raise_on_all_ranks(results_of):
     expected = (
         "ValueError: x has 2 rows in dimension 2; on 2 ranks .* a multiple of 4",
         "ValueError: q has 7 rows and k has 7; both must be the same even number",
-        "ValueError: backend='reference' has no kernels; it must be 'cpu' or 'triton'",
+        "RefusedError: backend='reference' does not compute context parallelism; it may be",
         "TypeError: traffic is a int; it must be None or a Traffic",
         "ValueError: rank [01] called context_parallel_attention with another scale .* the same",
         "ValueError: steps has length 16; it must be the number of keys, 8",

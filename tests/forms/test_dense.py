@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from biased_flash_attn import attention_plan, backends, biased_flash_attn, biases, operators
+from biased_flash_attn.arguments import flat
 from biased_flash_attn.attention import prepared
 from biased_flash_attn.compat import scaled_dot_product_attention
 from biased_flash_attn.forms.gradients import OWN
@@ -110,9 +111,9 @@ def test_opcheck():
             *(True, case.window, None, 0.0, "cpu"),
         ).detached()
         registered = torch.ops.biased_flash_attn
-        torch.library.opcheck(registered.forward.default, with_leaves(call).arguments())
+        torch.library.opcheck(registered.forward.default, flat(with_leaves(call)))
         results = *operators.forward(call), problem.grad_o, problem.grad_lse, [OWN]
-        torch.library.opcheck(registered.backward.default, (*results, *call.arguments()))
+        torch.library.opcheck(registered.backward.default, (*results, *flat(call)))
 
 
 @pytest.mark.parametrize("window", [None, 40])

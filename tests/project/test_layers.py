@@ -20,6 +20,7 @@ LAYERS = [
     ["geometry"],
     ["forms"],
     ["problem"],
+    ["arguments"],
     ["schedule"],
     ["cuda_kernels", "triton_kernels", "biases"],
     ["backends"],

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from biased_flash_attn import backends, biased_flash_attn, biases
-from biased_flash_attn.attention import planned, prepared
+from biased_flash_attn.attention import prepared
+from biased_flash_attn.operators import planned
 from tests.sequences.packed_cases import PaddedCase, drawn_padded, padded
 from tests.support.biases import FORMS
 from tests.support.cases import DTYPES, INSTRUCTION_SETS, pairwise

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from biased_flash_attn import backends, biases
-from biased_flash_attn.attention import attend, planned, prepared
+from biased_flash_attn.attention import attend, prepared
+from biased_flash_attn.operators import planned
 from biased_flash_attn.sequences import Sequences
 from tests.kernels.cpu.test_plans import any_plan
 from tests.sequences.shifted_cases import ShiftedCase, drawn_shifted, shifted

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from biased_flash_attn import backends, biased_flash_attn, biased_flash_attn_varlen, biases
-from biased_flash_attn.attention import planned, prepared
+from biased_flash_attn.attention import prepared
+from biased_flash_attn.operators import planned
 from biased_flash_attn.sequences import Sequences
 from tests.sequences.packed_cases import PackedCase, drawn_packed, packed
 from tests.support.biases import FORMS

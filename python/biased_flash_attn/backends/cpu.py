@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import platform
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from .. import shared_constants
+from ..arguments import Arguments, flat
 from ..forms.gradients import OWN
 from ..problem import Problem
-from .protocol import Report
+from .protocol import ATTENTION, CONTEXT_PARALLELISM, DECODING, Report
 
 try:
     from .. import _C
@@ -37,7 +39,6 @@ _ELEMENTS = {
     torch.bfloat16: "bfloat16",
     torch.float16: "float16",
 }
-_UNBOUNDED = 2**40  # a window longer than any sequence
 
 
 class Cpu:
@@ -46,6 +47,7 @@ class Cpu:
     name = "cpu"
     device_type = "cpu"
     has_kernels = True
+    calls = frozenset({ATTENTION, DECODING, CONTEXT_PARALLELISM})
 
     def report(self) -> Report:
         if _MISSING:
@@ -57,17 +59,14 @@ class Cpu:
         )
         return Report(self.name, True, detail)
 
-    def refusal(self, q: Tensor, problem: Problem | None) -> str:
-        if q.device.type != "cpu":
-            return f"needs tensors on the CPU; q is on {q.device}"
+    def refusal(self, problem: Problem) -> str:
+        if problem.q.device.type != "cpu":
+            return f"needs tensors on the CPU; q is on {problem.q.device}"
         return f"is not available: {_MISSING}" if _MISSING else ""
 
     def forward(self, problem: Problem) -> tuple[Tensor, Tensor]:
         o, lse = problem.empty_results()
-        tensors = [_contiguous(x) for x in problem.form.tensors]
-        fields = _fields(problem, tensors)
-        fields["o"], fields["lse"] = _address(o), _address(lse)
-        _C.forward(fields)
+        _call(_C.forward, problem, o=o, lse=lse)
         return o, lse
 
     def backward(
@@ -83,82 +82,49 @@ class Cpu:
         # grad_o may be an expanded tensor, such as the gradient of a sum; the kernels need
         # contiguous rows.
         grad_o = grad_o if grad_o.stride(3) == 1 else grad_o.contiguous()
-        grad_lse = grad_lse.contiguous()
-        form = problem.form
         grad_q, grad_k, grad_v = problem.empty_gradients()
-        tensors = [_contiguous(x) for x in form.tensors]
         sums = _accumulators(problem, targets, grad_q, grad_k)
-        fields = _fields(problem, tensors)
-        fields |= {
-            "o": _address(o),
-            "lse": _address(lse),
-            "grad_o": _address(grad_o),
-            "grad_lse": _address(grad_lse),
-            "grad_q": _address(grad_q),
-            "grad_k": _address(grad_k),
-            "grad_v": _address(grad_v),
-            "grad_form": [_rows(x) for x in sums],
-        }
-        _C.backward(fields)
-        of_form = [
+        _call(
+            _C.backward,
+            problem,
+            o=o,
+            lse=lse,
+            grad_o=grad_o,
+            grad_lse=grad_lse.contiguous(),
+            grad_q=grad_q,
+            grad_k=grad_k,
+            grad_v=grad_v,
+            grad_form=sums,
+        )
+        grad_form = [
             x.sum_to_size(y.shape).to(y.dtype) if target == OWN else None
-            for x, y, target in zip(sums, form.tensors, targets, strict=bool(targets))
+            for x, y, target in zip(sums, problem.form.tensors, targets, strict=bool(targets))
         ]
-        return grad_q, grad_k, grad_v, of_form
+        return grad_q, grad_k, grad_v, grad_form
 
     def trim(
         self, problem: Problem, near: Tensor, fraction: float, reach: int, from_end: bool
     ) -> Tensor:
-        near, cut = near.contiguous(), problem.plan[int(from_end)].clone()
-        tensors = [_contiguous(x) for x in problem.form.tensors]
-        fields = _fields(problem, tensors)
-        fields |= {
-            "near": _address(near),
-            "cut": _address(cut),
-            "fraction": fraction,
-            "reach": reach,
-            "from_end": from_end,
-        }
-        _C.trim(fields)
+        cut = problem.plan[int(from_end)].clone()
+        _call(
+            _C.trim,
+            problem,
+            near=near.contiguous(),
+            cut=cut,
+            fraction=fraction,
+            reach=reach,
+            from_end=from_end,
+        )
         return cut
 
     def decode(self, problem: Problem) -> tuple[Tensor, Tensor]:
-        pages = problem.pages
         o, lse = problem.empty_results()
-        tensors = [_contiguous(x) for x in problem.form.tensors]
-        window = problem.geometry.window
-        fields = _operands(problem, tensors)
-        fields |= {
-            "window": _UNBOUNDED if window is None else window,
-            "tolerance": problem.tolerance,
-            "page_size": problem.k.shape[2],
-            "columns": pages.block_table.shape[1],
-            "lengths": pages.lengths.data_ptr(),
-            "block_table": pages.block_table.data_ptr(),
-            "o": _address(o),
-            "lse": _address(lse),
-        }
-        fields |= {name: _address(x) for name, x in pages.bounds._asdict().items()}
-        _C.decode(fields)
+        _call(_C.decode, problem, o=o, lse=lse)
         return o, lse
 
     def append(self, pages: Tensor, rows: Tensor, block_table: Tensor, lengths: Tensor) -> None:
-        batch, heads, tokens = rows.shape[:3]
-        _C.append(
-            {
-                "item_bytes": rows.element_size(),
-                "batch": batch,
-                "heads": heads,
-                "tokens": tokens,
-                "channels": rows.shape[3] if rows.dim() == 4 else 1,
-                "page_size": pages.shape[2],
-                "columns": block_table.shape[1],
-                "lengths": lengths.data_ptr(),
-                "block_table": block_table.data_ptr(),
-                "rows": _address(rows),
-                "pages": _address(pages),
-            }
-        )
+        given = {"pages": pages, "rows": rows, "block_table": block_table, "lengths": lengths}
+        _C.append({name: _described(x) for name, x in given.items()})
 
 
 def _accumulators(
@@ -178,72 +144,20 @@ def _accumulators(
     return [(x, grad_q, grad_k)[target] for x, target in zip(made, targets, strict=True)]
 
 
-def _fields(problem: Problem, form_tensors: list[Tensor]) -> dict:
-    """Returns the arguments that all kernels except decoding have."""
-    geometry, sequences = problem.geometry, problem.sequences
-    first_key, end_key = (None, None) if problem.plan is None else problem.plan
-    reach = geometry.n_key + geometry.shift
-    fields = _operands(problem, form_tensors)
-    fields |= {
-        "n_key": geometry.n_key,
-        "shift": geometry.shift,
-        "causal": geometry.causal,
-        "window": reach if geometry.window is None else min(geometry.window, reach),
-        "sequences": 0 if sequences is None else sequences.rows.data_ptr(),
-        "first_key": _address(first_key),
-        "end_key": _address(end_key),
-    }
-    return fields
+def _call(kernel: Callable[[dict], None], problem: Problem, **others) -> None:
+    """Calls a kernel with the arguments of the problem and the others, by name."""
+    arguments = Arguments(*flat(problem))._asdict() | others
+    tensors = [_contiguous(x) for x in problem.form.tensors]
+    arguments |= {"form_tensors": tensors, "threads": torch.get_num_threads()}
+    kernel({name: _described(x) for name, x in arguments.items()})
 
 
-def _operands(problem: Problem, form_tensors: list[Tensor]) -> dict:
-    """Returns the arguments that all kernels have, decoding included.
-
-    Addresses do not keep tensors alive; the caller must.
-    """
-    q, v = problem.q, problem.v
-    batch, heads, n_query, head_dim = q.shape
-    _, kv_heads, _, value_dim = v.shape
-    if problem.sequences is not None:
-        batch, n_query = problem.batch, problem.geometry.n_query
-    return {
-        "element": _ELEMENTS[q.dtype],
-        "form": problem.form.name,
-        "batch": batch,
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "n_query": n_query,
-        "head_dim": head_dim,
-        "value_dim": value_dim,
-        "scale": problem.scale,
-        "threads": torch.get_num_threads(),
-        "q": _address(q),
-        "k": _address(problem.k),
-        "v": _address(v),
-        "form_tensors": [_rows(x) for x in form_tensors],
-    }
-
-
-def _address(x: Tensor | None) -> tuple[int, int, int, int] | None:
-    """Returns the address and the batch, head and sequence strides; dimensions of size 1
-    broadcast."""
-    if x is None:
-        return None
-    shape, strides = x.shape, x.stride()
-    return (
-        x.data_ptr(),
-        0 if shape[0] == 1 else strides[0],
-        0 if shape[1] == 1 else strides[1],
-        strides[2] if len(strides) > 2 else 1,
-    )
-
-
-def _rows(x: Tensor) -> tuple:
-    """Returns the `_address` of a form's tensor, followed by its rows per head, the stride of its
-    channels or 0, its element type and the number of channels."""
-    rows = x.shape[2] if x.dim() > 2 else 1
-    stride, channels = (x.stride(3), x.shape[3]) if x.dim() > 3 else (0, 1)
-    return *_address(x), rows, stride, _ELEMENTS[x.dtype], channels
+def _described(x):
+    """What C++ reads of an argument: of a tensor, its address, element type, bytes per element,
+    shape and strides. An address does not keep its tensor alive."""
+    if isinstance(x, Tensor):
+        return x.data_ptr(), _ELEMENTS.get(x.dtype), x.element_size(), x.shape, x.stride()
+    return [_described(y) for y in x] if isinstance(x, list) else x
 
 
 def _contiguous(x: Tensor) -> Tensor:

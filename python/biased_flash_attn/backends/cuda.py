@@ -11,7 +11,7 @@ from ..cuda_kernels.driver import CudaDriver
 from ..cuda_kernels.launch import Launcher
 from ..cuda_kernels.variants import ELEMENTS
 from ..problem import Problem
-from .protocol import Report
+from .protocol import ATTENTION, Report
 
 _CHANNELS = 8  # those of 16 bytes, by which the addresses of rows are aligned
 
@@ -23,6 +23,7 @@ class Cuda:
     # The device type of tensors; tests that emulate a GPU set it to "cpu", and another launcher.
     device_type = "cuda"
     has_kernels = True
+    calls = frozenset({ATTENTION})
 
     def __init__(self):
         self.launcher = Launcher(CudaDriver())
@@ -36,15 +37,14 @@ class Cuda:
         detail = f"{torch.cuda.get_device_name()}; for bfloat16 and float16"
         return Report(self.name, True, detail)
 
-    def refusal(self, q: Tensor, problem: Problem | None) -> str:
+    def refusal(self, problem: Problem) -> str:
+        q = problem.q
         if q.dtype not in ELEMENTS:
             return f"has no {str(q.dtype).removeprefix('torch.')}; q may be bfloat16 or float16"
         if q.device.type != self.device_type:
             return f"needs tensors on {self.device_type}; q is on {q.device}"
         if reason := self._unsupported(q.device):
             return reason
-        if problem is None:
-            return "has no kernels for decoding or context parallelism"
         if reason := forms.refusal(problem):
             return reason
         for name, x in (("q", problem.q), ("v", problem.v)):

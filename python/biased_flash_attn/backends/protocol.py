@@ -15,6 +15,10 @@ from torch import Tensor
 
 from ..problem import Problem
 
+# The kinds of calls. A step of decoding appends to a cache, and attends to its pages; context
+# parallelism consists of problems for pairs of chunks.
+ATTENTION, DECODING, CONTEXT_PARALLELISM = "attention", "decoding", "context parallelism"
+
 
 @dataclass(frozen=True)
 class Report:
@@ -33,21 +37,20 @@ class Backend(Protocol):
         device_type: the device type of tensors for which it is the default; None if for none.
         has_kernels: whether it is a `KernelBackend`. Otherwise PyTorch differentiates `forward`,
             and every visible tile is computed.
+        calls: the kinds of calls that it computes.
     """
 
     name: str
     device_type: str | None
     has_kernels: bool
+    calls: frozenset[str]
 
     def report(self) -> Report:
         """Returns whether it can run on this machine, and on what hardware or why not."""
 
-    def refusal(self, q: Tensor, problem: Problem | None) -> str:
-        """Returns the reason why it cannot compute a problem with this q, or an empty string.
-
-        problem: None for a call that consists of several problems of any kind, such as a step of
-        decoding. The reason is phrased to follow the backend's name in an error message.
-        """
+    def refusal(self, problem: Problem) -> str:
+        """Returns the reason why it cannot compute a problem, or an empty string. The reason is
+        phrased to follow the backend's name in an error message."""
 
     def forward(self, problem: Problem) -> tuple[Tensor, Tensor]:
         """Returns o (B, H, Nq, Dv) in q's dtype, in the layout of `sequences.empty_rows`, and lse

@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 from ..geometry import Geometry
 from ..problem import Problem
 from ..sequences import Sequences, with_layout_of
-from .protocol import Report
+from .protocol import ATTENTION, DECODING, Report
 
 
 def attention(
@@ -80,11 +80,12 @@ class Reference:
     name = "reference"
     device_type = None
     has_kernels = False
+    calls = frozenset({ATTENTION, DECODING})
 
     def report(self) -> Report:
         return Report(self.name, True, "plain PyTorch on any device; O(N^2) memory")
 
-    def refusal(self, q: Tensor, problem: Problem | None) -> str:
+    def refusal(self, problem: Problem) -> str:
         return ""
 
     def forward(self, problem: Problem) -> tuple[Tensor, Tensor]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import warnings
 
-from torch import Tensor
-
 from ..problem import Problem
 from .cpu import Cpu
 from .cuda import Cuda
-from .protocol import Backend, Report
+from .protocol import ATTENTION, Backend, Report
 from .reference import Reference
 from .triton import Triton
 
@@ -33,38 +31,49 @@ class RefusedError(ValueError):
     """A named backend cannot compute a call."""
 
 
-def choose(q: Tensor, backend: str | None, problem: Problem | None = None) -> str:
-    """Returns the name of the backend that computes a call: the named one or, if that is None, the
-    best one.
+def choose(backend: str | None, problem: Problem, call: str = ATTENTION) -> str:
+    """Returns the name of the backend that computes a problem, or a call that consists of such
+    problems: the named one or, if that is None, the best one.
 
-    problem: the call's, with this q; None if it consists of several problems of any kind.
+    call: its kind, one of `protocol`.
 
     Raises:
-        RefusedError: if the named backend cannot compute it.
+        RefusedError: if the named backend, or any backend, cannot compute it.
         ValueError: if there is no backend of this name.
     """
     if backend is None:
-        return _best(q, problem)
+        return _best(problem, call)
     if backend not in NAMES:
         *others, last = map(repr, (None, *NAMES))
         raise ValueError(f"backend is {backend!r}; it may be {', '.join(others)} or {last}")
-    if reason := get(backend).refusal(q, problem):
-        raise RefusedError(f"backend={backend!r} {reason}")
+    if reason := _refusal(get(backend), problem, call):
+        raise RefusedError(reason)
     return backend
 
 
-def _best(q: Tensor, problem: Problem | None) -> str:
-    """The first backend for q's device that does not refuse it, or else the reference."""
+def _refusal(backend: Backend, problem: Problem, call: str) -> str:
+    """The reason why a backend cannot compute a problem, with its name, or an empty string."""
+    reason = backend.refusal(problem)
+    if call not in backend.calls:
+        able = [repr(name) for name, x in _BACKENDS.items() if call in x.calls]
+        reason = f"does not compute {call}; it may be {', '.join(able[:-1])} or {able[-1]}"
+    return reason and f"backend={backend.name!r} {reason}"
+
+
+def _best(problem: Problem, call: str) -> str:
+    """The first backend for q's device that does not refuse a problem, or else the reference."""
     reasons = []
     for backend in _BACKENDS.values():
-        if backend.device_type == q.device.type:
-            reason = backend.refusal(q, problem)
+        if backend.device_type == problem.q.device.type:
+            reason = _refusal(backend, problem, call)
             if not reason:
                 return backend.name
-            reasons.append(f"backend={backend.name!r} {reason}")
+            reasons.append(reason)
+    if reason := _refusal(_REFERENCE, problem, call):
+        raise RefusedError("; ".join([*reasons, reason]))
     if reasons:
         warnings.warn(
             f"running on the reference backend, in O(N^2) memory: {'; '.join(reasons)}",
-            stacklevel=5,
+            stacklevel=6,
         )
     return _REFERENCE.name

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..problem import Problem
-from .protocol import Report
+from .protocol import ATTENTION, CONTEXT_PARALLELISM, DECODING, Report
 
 
 class Triton:
@@ -16,6 +16,7 @@ class Triton:
     # The device type of tensors; tests that emulate a GPU set it to "cpu".
     device_type = "cuda"
     has_kernels = True
+    calls = frozenset({ATTENTION, DECODING, CONTEXT_PARALLELISM})
 
     def __init__(self):
         self.missing = ""
@@ -34,7 +35,8 @@ class Triton:
             return Report(self.name, False, reason)
         return Report(self.name, True, f"{torch.cuda.get_device_name()}; not for float64")
 
-    def refusal(self, q: Tensor, problem: Problem | None) -> str:
+    def refusal(self, problem: Problem) -> str:
+        q = problem.q
         if self.missing:
             return f"is not available: {self.missing}"
         if q.dtype == torch.float64:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from .. import backends, operators
 from ..attention import attend, lowered, prepared
+from ..backends import DECODING
 from ..geometry import Geometry
 from ..problem import Pages, Problem
 from ..sequences import Sequences
@@ -116,7 +117,8 @@ def flash_attn_with_kvcache(
     new = None if k is None else before[:, None] + torch.arange(k.shape[1], device=q.device)
     arguments.check_rotary(q, k, rotary_cos, rotary_sin, positions, new)
 
-    backend = backends.choose(q, None)
+    step = Step(q.transpose(1, 2), cache, begin, after, mask, slopes, softmax_scale)
+    backend = backends.choose(None, step.over_pages(), DECODING)
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
         if rotary_cos is not None:
             tables = rotary_cos, rotary_sin
@@ -124,8 +126,8 @@ def flash_attn_with_kvcache(
             k = rotated(k, *tables, new, rotary_interleaved)
         if k is not None:
             cache.write(k, v, after, backend)
-        step = Step(q.transpose(1, 2), cache, begin, after, mask, slopes, softmax_scale, backend)
-        o, lse = step.run()
+        step = replace(step, q=q.transpose(1, 2))
+        o, lse = step.run(backend)
     o = o.transpose(1, 2)
     return (o, lse) if return_softmax_lse else o
 
@@ -141,32 +143,33 @@ class Step:
     mask: Visibility
     slopes: AlibiSlopes | None
     scale: float | None
-    backend: str
 
-    def run(self) -> tuple[Tensor, Tensor]:
+    def run(self, backend: str) -> tuple[Tensor, Tensor]:
         """o (B, H, n, Dv) and lse (B, H, n)."""
         n_query = self.q.shape[2]
         sees_no_future = self.mask.shift == 0 and (self.mask.causal or n_query == 1)
         begins_at_0 = not self.begin.any()
-        if self.backend == "cpu" and self._has_few_queries and sees_no_future and begins_at_0:
-            return self._decoded()
-        return self._packed()
+        if backend == "cpu" and self._has_few_queries and sees_no_future and begins_at_0:
+            # The decoding kernel reads the keys through the table.
+            return operators.decode(replace(self.over_pages(), backend=backend))
+        return self._packed(backend)
 
     @property
     def _has_few_queries(self) -> bool:
         return self.q.shape[2] <= _FEW_QUERIES
 
-    def _decoded(self) -> tuple[Tensor, Tensor]:
-        """o and lse from the decoding kernel, which reads the keys through the table."""
+    def over_pages(self) -> Problem:
+        """The decoding problem, of all keys from the first page on."""
         q, table = self.q, self.cache.table
         k, v = (x.transpose(1, 2) for x in (self.cache.k, self.cache.v))
         scale = q.shape[3] ** -0.5 if self.scale is None else float(self.scale)
-        form = lowered(self.slopes, q, Geometry(q.shape[2], table.shape[1] * k.shape[2]))
+        geometry = Geometry(q.shape[2], table.shape[1] * k.shape[2], True, self.mask.window)
         # Without bounds of the keys nothing is skipped.
-        settings = form, self.mask.window, scale, 0.0, "cpu", Pages(table, self.end)
-        return operators.decode(Problem.of_pages(q, k, v, *settings))
+        pages = Pages(table, self.end)
+        form = lowered(self.slopes, q, geometry)
+        return Problem(q, k, v, form, geometry, scale, 0.0, "", pages=pages)
 
-    def _packed(self) -> tuple[Tensor, Tensor]:
+    def _packed(self, backend: str) -> tuple[Tensor, Tensor]:
         """o and lse from the ordinary kernels, with the cache entries as packed sequences."""
         batch, _, n_query, _ = self.q.shape
         count = self.end - self.begin
@@ -182,7 +185,7 @@ class Step:
         problem = prepared(
             *(x.transpose(0, 1)[None] for x in (q, k, v)),
             *(self.slopes, self.mask.causal, self.mask.window, self.scale),
-            *(0.0 if self._has_few_queries else None, self.backend),
+            *(0.0 if self._has_few_queries else None, backend),
             sequences=sequences,
         )
         o, lse = attend(problem)

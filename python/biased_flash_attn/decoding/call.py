@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from .. import operators
-from ..attention import DEFAULT_TOLERANCES, attend, lowered, lowered_over, under_autocast
-from ..backends import registry
+from ..attention import attend, complete, lowered, lowered_over
+from ..backends import DECODING
 from ..biases.tabulated import Tabulated
 from ..forms import Form, Geometry, NoBias
 from ..keywords import explains_keywords
@@ -17,7 +18,7 @@ from ..problem import Pages, Problem, TileBounds
 from ..sequences import Sequences
 from ..shared_constants import PEAK_DISTANCES
 from ..skipping.plans import MIN_KEYS
-from ..validation import check_bias, check_form, check_options, check_tensors, refuse_gradients
+from ..validation import check_bias, check_form, refuse_gradients
 from .distance_tables import DistanceTables, Extremes, refuse_undefined
 from .kv_cache import KVCache, layout_of
 
@@ -73,7 +74,7 @@ def biased_flash_attn_with_kvcache(
     inference", 2023; each bias names its paper.
     """
     step = _prepared(q, cache, k, v, bias, scale, tolerance, backend)
-    cache.reserve(step.k.shape[2])
+    cache.reserve(step.new.k.shape[2])
     results = _prefill(step) if step.is_prefill else _decode_steps(step)
     return results if return_lse else results[0]
 
@@ -82,43 +83,38 @@ def biased_flash_attn_with_kvcache(
 class Step:
     """A call whose arguments have been validated and completed.
 
-    form: its state is that of the new tokens, continued from earlier ones. extremes: the minima and
-    maxima of the blocks of its tables.
+    new: attention to the new tokens alone; the state of its form is continued from earlier tokens.
+    extremes: the minima and maxima of the blocks of the form's tables.
     """
 
-    q: Tensor
+    new: Problem
     cache: KVCache
-    k: Tensor
-    v: Tensor
-    form: Form
     extremes: Extremes
-    scale: float
-    tolerance: float
-    backend: str
 
     @property
     def is_prefill(self) -> bool:
         """Whether the call equals an ordinary one: all keys are new, and each has a query."""
-        tokens = self.k.shape[2]
-        return not any(self.cache.lengths) and 0 < tokens == self.q.shape[2]
+        return not any(self.cache.lengths) and 0 < self.new.k.shape[2] == self.new.q.shape[2]
 
-    def of(self, tokens: slice, queries: slice) -> Step:
+    def part(self, tokens: slice, queries: slice) -> Step:
         """Returns the step restricted to some of the new tokens and queries."""
-        return replace(
-            self,
-            q=self.q[:, :, queries],
-            k=self.k[:, :, tokens],
-            v=self.v[:, :, tokens],
-            form=self.form.of_tokens(tokens, queries),
+        new = replace(
+            self.new,
+            q=self.new.q[:, :, queries],
+            k=self.new.k[:, :, tokens],
+            v=self.new.v[:, :, tokens],
+            form=self.new.form.of_tokens(tokens, queries),
         )
+        return replace(self, new=new)
 
     def write(self) -> tuple[Tensor, Tensor | None]:
         """Writes the tokens, whose pages are reserved; returns the new lengths and the last
         state."""
-        lengths, state = self.cache.lengths_with(self.k.shape[2]), self.form.state
+        new = self.new
+        lengths, state = self.cache.lengths_with(new.k.shape[2]), new.form.state
         if state is not None:
-            state = state.expand(len(self.q), *[-1] * (state.dim() - 1))
-        return lengths, self.cache.write(self.k, self.v, state, lengths, self.backend)
+            state = state.expand(len(new.q), *[-1] * (state.dim() - 1))
+        return lengths, self.cache.write(new.k, new.v, state, lengths, new.backend)
 
 
 def _prepared(q, cache, k, v, bias, scale, tolerance, backend) -> Step:
@@ -128,40 +124,42 @@ def _prepared(q, cache, k, v, bias, scale, tolerance, backend) -> Step:
     if (k is None) != (v is None):
         given, missing = ("v", "k") if k is None else ("k", "v")
         raise ValueError(f"{given} is given and {missing} is None; new tokens need both")
+    # Without new tokens, q takes the place of k and v in the checks.
+    new = complete(
+        q,
+        *((q, q) if k is None else (k, v)),
+        partial(_new_tokens, cache, k is not None),
+        partial(_lowered, bias, cache),
+        scale=scale,
+        tolerance=tolerance,
+        backend=backend,
+        call=DECODING,
+    )
     if k is None:
-        (q,) = under_autocast(q)
-        check_tensors(q, q, q)
         k, v = (x.new_empty((cache.batch, x.shape[1], 0, x.shape[3])) for x in (cache.k, cache.v))
-    else:
-        q, k, v = under_autocast(q, k, v)
-        check_tensors(q, k, v)
-    _check_cache(q, cache, k, v)
-    check_options(True, None, scale, tolerance, backend)
-    backend = registry.choose(q, backend)
-    scale = q.shape[3] ** -0.5 if scale is None else float(scale)
-    tolerance = DEFAULT_TOLERANCES[q.dtype] if tolerance is None else float(tolerance)
-    if bias is not None:
-        check_bias(bias, q)
-    refuse_gradients({"q": q, "k": k, "v": v})
-    for x in bias.parameters() if isinstance(bias, nn.Module) else ():
-        refuse_gradients({"bias": x})
-    form, extremes = _lowered(bias, q, cache, k.shape[2])
+        new = replace(new, k=k, v=v)
+    refuse_gradients({"q": new.q, "k": new.k, "v": new.v})
+    form, extremes = new.form, _extremes(bias, cache, new.form)
     if form.state is not None and any(cache.lengths):
         form = form.continued(cache.last_state)
-    few = max(cache.lengths) + k.shape[2] < MIN_KEYS
-    tolerance = 0.0 if few or not form.may_skip else tolerance
-    return Step(q, cache, k, v, form, extremes, scale, tolerance, backend)
+    few = max(cache.lengths) + new.k.shape[2] < MIN_KEYS
+    tolerance = 0.0 if few or not form.may_skip else new.tolerance
+    return Step(replace(new, form=form, tolerance=tolerance), cache, extremes)
 
 
-def _check_cache(q: Tensor, cache: KVCache, k: Tensor, v: Tensor) -> None:
+def _new_tokens(cache: KVCache, appends: bool, q: Tensor, k: Tensor, v: Tensor) -> Geometry:
+    """Returns the geometry of the new tokens alone."""
+    tokens = k.shape[2] if appends else 0
+    _check_cache(cache, q, {"k": k, "v": v} if appends else {}, tokens)
+    return Geometry(q.shape[2], tokens, True, cache.window)
+
+
+def _check_cache(cache: KVCache, q: Tensor, appended: dict[str, Tensor], tokens: int) -> None:
     """Validates the dtypes, devices and shapes of tensors against those of the cache."""
-    _, kv_heads, _, head_dim = cache.k.shape
-    value_dim = cache.v.shape[3]
-    for name, x, heads, dim in (
-        ("q", q, None, head_dim),
-        ("k", k, kv_heads, head_dim),
-        ("v", v, kv_heads, value_dim),
-    ):
+    kv_heads = cache.k.shape[1]
+    for name, x in {"q": q, **appended}.items():
+        heads = None if name == "q" else kv_heads
+        dim = (cache.v if name == "v" else cache.k).shape[3]
         if x.dtype != cache.k.dtype:
             raise TypeError(f"{name} is {x.dtype}; the cache holds {cache.k.dtype}")
         if x.device != cache.k.device:
@@ -176,7 +174,7 @@ def _check_cache(q: Tensor, cache: KVCache, k: Tensor, v: Tensor) -> None:
         raise ValueError(
             f"q has {q.shape[1]} heads; the cache has {kv_heads}, which must divide it"
         )
-    most, n_query, tokens = cache.most_tokens, q.shape[2], k.shape[2]
+    most, n_query = cache.most_tokens, q.shape[2]
     if most is not None and n_query > max(tokens, most):
         raise ValueError(
             f"q has {n_query} queries; with {tokens} new tokens and window {cache.window} it may"
@@ -184,44 +182,51 @@ def _check_cache(q: Tensor, cache: KVCache, k: Tensor, v: Tensor) -> None:
         )
 
 
-def _lowered(bias, q: Tensor, cache: KVCache, tokens: int) -> tuple[Form, Extremes]:
-    """Returns the form of a bias, with the state of the new tokens only if it has one, and the
-    extremes of the blocks of its tables, if it has them."""
+def _lowered(bias, cache: KVCache, q: Tensor, new: Geometry) -> Form:
+    """Returns the form of a bias, with the state of the new tokens only if it has one."""
+    tokens = new.n_key
     if bias is None:
         _check_state(None, cache, tokens)
-        return NoBias(), (None, None)
+        return NoBias()
+    check_bias(bias, q)
+    for x in bias.parameters() if isinstance(bias, nn.Module) else ():
+        refuse_gradients({"bias": x})
     appended, checked = _appended(q, cache, tokens), cache.checked
     tables = cache.distance_tables if isinstance(bias, Tabulated) else None
     if tables is not None and tables.is_of(bias):
         for x in tables.sources:
             refuse_gradients({"bias": x} if isinstance(x, Tensor) else {})
-        form, extremes = tables.upto(bias.table_length(appended), bias)
+        form = tables.upto(bias.table_length(appended), bias)
         checked = form.tensors
         form = bias.over(form, appended, torch.promote_types(q.dtype, torch.float32))
         check_form(form, q, appended)
     elif isinstance(bias, Tabulated):
         tables, form = None, lowered(bias, q, appended)
     else:
-        alone = Geometry(q.shape[2], tokens)
         every = Geometry(q.shape[2], max(cache.lengths) + tokens, True, cache.window)
 
         def geometry_of(form: Form) -> Geometry:
             if form.of_pairs and form.state is None:
                 return every
-            return appended if form.of_pairs or form.of_whole_sequence else alone
+            return appended if form.of_pairs or form.of_whole_sequence else new
 
-        form = lowered_over(bias, q, alone, geometry_of)
+        form = lowered_over(bias, q, new, geometry_of)
     for x in form.tensors:
         refuse_gradients({"bias": x})
     _check_state(form.state, cache, tokens)
     refuse_undefined(form, checked)
     if not isinstance(bias, Tabulated):
         cache.checked = form.tensors
-        return form, form.extremes(PEAK_DISTANCES)
-    if tables is None:
-        cache.distance_tables = tables = DistanceTables(bias, form)
-        extremes = tables.extremes
-    return form, extremes
+    elif tables is None:
+        cache.distance_tables = DistanceTables(bias, form)
+    return form
+
+
+def _extremes(bias, cache: KVCache, form: Form) -> Extremes:
+    """Returns the extremes of the blocks of the tables of the bias's form, if it has them."""
+    if isinstance(bias, Tabulated):
+        return cache.distance_tables.extremes_upto(form.tables[0].shape[-1])
+    return form.extremes(PEAK_DISTANCES)
 
 
 def _appended(q: Tensor, cache: KVCache, tokens: int) -> Geometry:
@@ -265,13 +270,13 @@ def _described(state: Tensor) -> str:
 
 def _split(step: Step) -> list[Step]:
     """Splits a step into steps of at most as many tokens as a sliding cache can append at once."""
-    most, tokens, n_query = step.cache.most_tokens, step.k.shape[2], step.q.shape[2]
+    most, tokens, n_query = step.cache.most_tokens, step.new.k.shape[2], step.new.q.shape[2]
     if most is None or tokens <= most:
         return [step]
     before = tokens - n_query  # new tokens without a query
     ends = [*range(most, tokens, most), tokens]
     return [
-        step.of(slice(first, end), slice(max(0, first - before), max(0, end - before)))
+        step.part(slice(first, end), slice(max(0, first - before), max(0, end - before)))
         for first, end in zip([0, *ends], ends, strict=False)
     ]
 
@@ -279,12 +284,10 @@ def _split(step: Step) -> list[Step]:
 def _prefill(step: Step) -> tuple[Tensor, Tensor]:
     """Computes a prompt with the ordinary kernels, which are faster for long sequences, and caches
     it."""
-    geometry = Geometry(step.q.shape[2], step.k.shape[2], True, step.cache.window)
-    settings = step.form, geometry, step.scale, step.tolerance, step.backend
-    results = attend(Problem(step.q, step.k, step.v, *settings))
+    results = attend(step.new)
     for piece in _split(step):
         _, last_state = piece.write()
-        step.cache.advance(piece.k.shape[2], last_state)
+        step.cache.advance(piece.new.k.shape[2], last_state)
     return results
 
 
@@ -297,12 +300,11 @@ def _decode_steps(step: Step) -> tuple[Tensor, Tensor]:
 
 def _append_and_attend(step: Step) -> tuple[Tensor, Tensor]:
     """Appends tokens, whose pages are reserved, and computes their attention."""
-    cache = step.cache
+    new, cache = step.new, step.cache
     lengths, last_state = step.write()
-    form = step.form if step.form.state is None else step.form.with_state(cache.state)
+    form = new.form if new.form.state is None else new.form.with_state(cache.state)
     bounds = TileBounds(*cache.bounds.tensors(), *step.extremes)
-    settings = cache.window, step.scale, step.tolerance, step.backend
     pages = Pages(cache.table.entries, lengths, bounds)
-    results = operators.decode(Problem.of_pages(step.q, cache.k, cache.v, form, *settings, pages))
-    cache.advance(step.k.shape[2], last_state)
+    results = operators.decode(new.over_pages(cache.k, cache.v, form, pages))
+    cache.advance(new.k.shape[2], last_state)
     return results

@@ -34,13 +34,17 @@ class DistanceTables:
     def is_of(self, bias: Tabulated) -> bool:
         return self.versions == _versions(bias.table_sources())
 
-    def upto(self, length: int, bias: Tabulated) -> tuple[Form, Extremes]:
-        """Returns the form with tables of `length` distances, and the extremes of their blocks."""
+    def upto(self, length: int, bias: Tabulated) -> Form:
+        """Returns the form with tables of `length` distances."""
         if length > self.length:
             self._extend(length, bias)
+        return self.form.with_tables([x[..., :length] for x in self.tables])
+
+    def extremes_upto(self, length: int) -> Extremes:
+        """Returns the extremes of the blocks of the first `length` distances."""
         blocks = -(-length // PEAK_DISTANCES)
         lowest, highest = (None if x is None else x[..., :blocks] for x in self.extremes)
-        return self.form.with_tables([x[..., :length] for x in self.tables]), (lowest, highest)
+        return lowest, highest
 
     @torch.no_grad()
     def _extend(self, length: int, bias: Tabulated) -> None:

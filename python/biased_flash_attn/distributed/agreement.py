@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from .. import forms
 from ..attention import DEFAULT_TOLERANCES
-from ..forms import Form
+from ..problem import Problem
 from .ring import Ring
 
 
-def check_same_call(
-    ring: Ring, q: Tensor, k: Tensor, v: Tensor, form: Form, options: dict[str, float]
-) -> None:
+def check_same_call(ring: Ring, problem: Problem) -> None:
     """Raises ValueError if ranks were called with different arguments, which could deadlock or mix
     incompatible tensors."""
-    shapes = {
+    form, geometry = problem.form, problem.geometry
+    batch, heads = form.tensors[0].shape[:2] if form.tensors else (0, 0)
+    settings = {
         f"{name}.shape[{dim}]": size
-        for name, x in (("q", q), ("k", k), ("v", v))
+        for name, x in (("q", problem.q), ("k", problem.k), ("v", problem.v))
         for dim, size in enumerate(x.shape)
     }
-    batch_and_heads = form.tensors[0].shape[:2] if form.tensors else (0, 0)
-    kinds = {
-        "dtype": list(DEFAULT_TOLERANCES).index(q.dtype),
+    settings |= {
+        "dtype": list(DEFAULT_TOLERANCES).index(problem.q.dtype),
         "form of bias": forms.names().index(form.name),
-        "batch of bias": batch_and_heads[0],
-        "number of heads of bias": batch_and_heads[1],
+        "batch of bias": batch,
+        "number of heads of bias": heads,
+        "causal": geometry.causal,
+        "window": geometry.window or 0,
+        "scale": problem.scale,
+        "tolerance": problem.tolerance,
     }
-    settings = shapes | kinds | options
-    own = torch.tensor(list(settings.values()), dtype=torch.float64, device=q.device)
+    own = torch.tensor(list(settings.values()), dtype=torch.float64, device=problem.q.device)
     for rank, other in enumerate(ring.gather(own, "shapes")):
         different = [name for name, x in zip(settings, other != own, strict=True) if x]
         if different:

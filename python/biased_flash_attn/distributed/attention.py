@@ -13,7 +13,6 @@ from torch import Tensor
 from .. import operators
 from ..forms import of_tensors
 from ..forms.chunk_pairs import Pair
-from ..skipping import plans
 from .gradients import Gradients
 from .keys import Keys, Needed
 from .partition import Partition, Settings
@@ -99,7 +98,7 @@ class MergedOutput:
     def _plan(self, pair: Pair) -> Tensor | None:
         """Returns the plan of an ordinary call, if it is worthwhile."""
         problem = self.partition.problem(pair, self.partition.keys, None)
-        return operators.plan(problem) if plans.is_worthwhile(problem) else None
+        return operators.planned(problem).plan
 
     def _add(self, pair: Pair, keys: Keys, plan: Tensor | None) -> None:
         new_o, new_lse = operators.forward(self.partition.problem(pair, keys, plan))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .. import backends
-from ..attention import DEFAULT_TOLERANCES, lowered_over, under_autocast
+from ..attention import complete, lowered_over
+from ..backends import CONTEXT_PARALLELISM
 from ..forms import Form, Geometry
 from ..sequences import Sequences
-from ..validation import check_options, check_tensors
 from .agreement import check_same_call
 from .attention import RingAttention
 from .partition import Settings
@@ -76,47 +77,67 @@ def context_parallel_attention(
     The ring follows Liu et al., "Ring Attention with Blockwise Transformers for Near-Infinite
     Context", 2023.
     """
-    q, k, v = under_autocast(q, k, v)
-    check_tensors(q, k, v)
-    check_options(causal, window, scale, tolerance, backend)
+    if traffic is not None and not isinstance(traffic, Traffic):
+        raise TypeError(f"traffic is a {type(traffic).__name__}; it must be None or a Traffic")
+    ring = Ring(group, traffic)
+    whole = complete(
+        q,
+        k,
+        v,
+        partial(_own_chunks, ranks=ring.size, causal=causal, window=window),
+        partial(_lowered, bias, ring.size),
+        causal=causal,
+        window=window,
+        scale=scale,
+        tolerance=tolerance,
+        backend=backend,
+        call=CONTEXT_PARALLELISM,
+    )
+    check_same_call(ring, whole)
+    form, may_skip = whole.form, whole.tolerance > 0 and whole.form.may_skip
+    if form.per_token:
+        form = form.continued(exclusive_chunk_sums(form.state, ring))
+    settings = Settings(
+        form.name,
+        whole.scale,
+        whole.geometry.causal,
+        whole.geometry.window,
+        whole.tolerance,
+        whole.backend,
+        may_skip,
+    )
+    with torch.autocast(whole.q.device.type, enabled=False):
+        o, lse = RingAttention.apply(settings, ring, whole.q, whole.k, whole.v, *form.tensors)
+    return (o, lse) if return_lse else o
+
+
+def _own_chunks(
+    q: Tensor, k: Tensor, v: Tensor, *, ranks: int, causal: bool, window: int | None
+) -> Geometry:
+    """This rank's two chunks, as packed sequences."""
     n_local = q.shape[2]
     if k.shape[2] != n_local or n_local % 2 or n_local == 0:
         raise ValueError(
             f"q has {n_local} rows and k has {k.shape[2]}; both must be the same even number, two"
             " chunks: see shard"
         )
-    if traffic is not None and not isinstance(traffic, Traffic):
-        raise TypeError(f"traffic is a {type(traffic).__name__}; it must be None or a Traffic")
-    ring = Ring(group, traffic)
-    backend = backends.choose(q, backend)
-    if not backends.get(backend).has_kernels:
-        raise ValueError(f"backend={backend!r} has no kernels; it must be 'cpu' or 'triton'")
-    scale = q.shape[3] ** -0.5 if scale is None else float(scale)
-    tolerance = DEFAULT_TOLERANCES[q.dtype] if tolerance is None else float(tolerance)
-    window = None if window is None else min(window, n_local * ring.size)
-    form = _lowered(bias, q, ring.size, causal, window)
-    options = {"causal": causal, "window": window or 0, "scale": scale, "tolerance": tolerance}
-    check_same_call(ring, q, k, v, form, options)
-    if form.per_token:
-        form = form.continued(exclusive_chunk_sums(form.state, ring))
-    may_skip = tolerance > 0 and form.may_skip
-    settings = Settings(form.name, scale, causal, window, tolerance, backend, may_skip)
-    with torch.autocast(q.device.type, enabled=False):
-        o, lse = RingAttention.apply(settings, ring, q, k, v, *form.tensors)
-    return (o, lse) if return_lse else o
+    n = n_local // 2
+    rows = torch.tensor([[0, n, 0, n, 0], [n, n, n, n, 0]], device=q.device)
+    chunks = Sequences(rows, n, n, n_local, n_local, is_packed=True)
+    window = None if window is None else min(window, n_local * ranks)
+    return Geometry(n, n, causal, window, chunks)
 
 
-def _lowered(bias, q: Tensor, ranks: int, causal: bool, window: int | None) -> Form:
+def _lowered(bias, ranks: int, q: Tensor, chunks: Geometry) -> Form:
     """Returns the form of the whole sequence; if it is per token, that of this rank's two chunks
     separately; if it is per pair, that of this rank's queries."""
-    n = q.shape[2] // 2
-    rows = torch.tensor([[0, n, 0, n, 0], [n, n, n, n, 0]], device=q.device)
-    chunks = Sequences(rows, n, n, 2 * n, 2 * n, is_packed=True)
-    tokens, whole = Geometry(n, n, causal, window, chunks), 2 * n * ranks
+    n_local = q.shape[2]
+    whole = n_local * ranks
 
     def geometry_of(form: Form) -> Geometry:
         if form.of_pairs or form.of_whole_sequence:
-            return Geometry(2 * n if form.of_pairs else whole, whole, causal, window)
-        return tokens
+            n_query = n_local if form.of_pairs else whole
+            return Geometry(n_query, whole, chunks.causal, chunks.window)
+        return chunks
 
-    return lowered_over(bias, q, tokens, geometry_of)
+    return lowered_over(bias, q, chunks, geometry_of)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..attention import planned, prepared
+from ..attention import prepared
 from ..geometry import Geometry
+from ..operators import planned
 from ..problem import Problem
 from ..shared_constants import PLAN_QUERIES, TILE_KEYS
 from ..validation import refuse_meta

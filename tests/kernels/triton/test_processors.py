@@ -57,6 +57,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from biased_flash_attn import backends
+from biased_flash_attn.forms import Geometry, NoBias
+from biased_flash_attn.problem import Problem
 
 class Driver:
     def __init__(self, target, shared_memory):
@@ -68,6 +70,7 @@ class Driver:
 torch.cuda.device = lambda device: contextlib.nullcontext()  # there is none to switch to
 with FakeTensorMode():
     q = torch.empty(1, 1, 16, 16, device="cuda")
+problem = Problem(q, q, q, NoBias(), Geometry(16, 16), 1.0, 0.0, "")
 for target, shared_memory in [
     (GPUTarget("cuda", 75, 32), 65536),
     (GPUTarget("hip", "gfx942", 64), 65536),
@@ -76,7 +79,7 @@ for target, shared_memory in [
 ]:
     driver.set_active(Driver(target, shared_memory))
     try:
-        print(backends.choose(q, "triton"))
+        print(backends.choose("triton", problem))
     except ValueError as error:
         print(error)
 """

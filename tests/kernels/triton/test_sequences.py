@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from biased_flash_attn.attention import planned, prepared
+from biased_flash_attn.attention import prepared
+from biased_flash_attn.operators import planned
 from biased_flash_attn.sequences import Sequences
 from tests.kernels.triton.backend import EMULATED, MARKS
 from tests.kernels.triton.test_plans import random_plan
