@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from .biases import RelativeBias
 from .forms import Form, Geometry
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -214,9 +213,7 @@ def check_bias(bias, q: Tensor) -> None:
             " A module that computes its bias from hidden states is called first: bias=cable(x)"
         )
     num_heads = getattr(bias, "num_heads", q.shape[1])
-    # The tensors of a RelativeBias broadcast.
-    is_shared = num_heads == 1 and isinstance(bias, RelativeBias)
-    if num_heads != q.shape[1] and not is_shared:
+    if num_heads != q.shape[1] and not getattr(bias, "broadcasts_heads", False):
         raise ValueError(
             f"bias is for {num_heads} heads; it must be for those of q, {q.shape[1]}"
             + _ask_for_layout("q", q, num_heads)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from biased_flash_attn import forms
+from biased_flash_attn import biases, forms
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "python" / "biased_flash_attn"
@@ -104,3 +104,14 @@ def test_upward_imports_are_detected():
         > height("shared_constants")
     )
     assert "attention" in set(imported("varlen"))
+
+
+def test_classes_of_biases_are_known_in_their_package_alone():
+    """Other code asks a bias for what it can do."""
+    classes = {name for name in biases.__all__ if isinstance(getattr(biases, name), type)}
+    for module, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            is_test = isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance"
+            if is_test and not module.startswith("biases"):
+                tested = {ast.unparse(x) for x in ast.walk(node.args[1]) if isinstance(x, ast.Name)}
+                assert not tested & classes, f"{module}: {ast.unparse(node)}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from ..forms import Cumulative, Geometry
 from ..forms.cumulative import KERNELS
@@ -65,6 +66,31 @@ class CumulativeBias(ShownByShapes):
             )
         gain = None if self.gain is None else self._gain_of_queries(geometry).to(dtype)
         return Cumulative(geometry.prefix_sums(self.steps), gain, self.kernel)
+
+    def of_heads(self, heads: slice) -> CumulativeBias:
+        gain = None if self.gain is None else self.gain[:, heads]
+        return CumulativeBias(self.steps[:, heads], gain, self.kernel)
+
+    def with_places(self, places: int, end: int, n_query: int, n_key: int, padded: bool):
+        """The bias of a call whose last query, of n_query, is at position end - 1, and may be
+        before or after the last of n_key keys.
+
+        It has a step for each of `places` positions, of which later ones than end - 1 are left out.
+        padded: whether there may be padding before the first token, from which positions count.
+
+        Raises ValueError if it has other steps.
+        """
+        if self.steps.shape[-1] != places:
+            raise ValueError(
+                f"bias: its steps have length {self.steps.shape[-1]}; it must be {places}, the"
+                " number of positions"
+            )
+        steps, gain = self.steps[..., :end], self.gain
+        if padded:
+            steps = pad(steps, (0, min(n_key, end)))
+        if gain is not None and gain.shape[-1] == places:
+            gain = gain[..., end - n_query : end]
+        return CumulativeBias(steps, gain, self.kernel)
 
     def dense(self, n_query: int, n_key: int) -> Tensor:
         """The bias of every pair, (B or 1, H, n_query, n_key) float64, unmasked."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..forms import Distance, Geometry
+from ..forms import Distance, Form, Geometry
 from .base import Bias
 from .parameters import check_function, positive_int
 from .receptive_field import tail
@@ -67,6 +67,10 @@ class PositionBias(Bias):
     def curve(self, d: Tensor) -> Tensor:
         """The bias at distances d (n,) in float64, (num_heads or 1, n) float64."""
         raise NotImplementedError(f"{type(self).__name__} must define curve(d)")
+
+    def of_heads(self, heads: slice) -> PositionBias:
+        """The bias of some of the heads: see `biases.of_heads`."""
+        return PositionHeads(self, heads)
 
     @property
     def device(self) -> torch.device | None:
@@ -129,6 +133,9 @@ class DistanceBias(Tabulated, PositionBias):
         table = self._cached(key, lambda: self.logits(geometry.distances(device)).to(dtype))
         return Distance(table)
 
+    def of_heads(self, heads: slice) -> DistanceBias:
+        return DistanceHeads(self, heads)
+
     def tables(self, d: Tensor) -> tuple[Tensor]:
         return (self.logits(d),)
 
@@ -175,3 +182,36 @@ class FunctionBias(DistanceBias):
 
     def formula(self, d: Tensor) -> Tensor:
         return self.function(d if self.signed else d.abs())
+
+
+class DistanceHeads(DistanceBias):
+    """Some heads of a function of the distance."""
+
+    def __init__(self, bias: DistanceBias, heads: slice):
+        super().__init__(heads.stop - heads.start)
+        self.whole, self.heads = bias, heads
+        self.fixed = bias.fixed
+
+    def formula(self, d: Tensor) -> Tensor:
+        logits = Distance(self.whole.logits(d)).of_heads(self.heads).table[0]
+        return logits.expand(self.num_heads, -1)
+
+
+class PositionHeads(PositionBias):
+    """Some heads of a bias of positions with any form."""
+
+    def __init__(self, bias: PositionBias, heads: slice):
+        super().__init__(heads.stop - heads.start)
+        self.whole, self.heads = bias, heads
+        self.fixed, self.of_distance = bias.fixed, bias.of_distance
+
+    def lower(
+        self, geometry: Geometry, dtype: torch.dtype, device: torch.device | str | None
+    ) -> Form:
+        return self.whole.lower(geometry, dtype, device).of_heads(self.heads)
+
+    def curve(self, d: Tensor) -> Tensor:
+        return self.whole.curve(d)[self.heads]
+
+    def receptive_field(self, eps: float) -> Tensor:
+        return self.whole.receptive_field(eps)[self.heads]

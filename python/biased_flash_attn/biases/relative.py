@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -102,6 +102,35 @@ class RelativeBias(ShownByShapes, Tabulated):
             tables = self._evaluated(torch.arange(first, end, dtype=torch.float64, device=device))
         tables = [columns(x[None], begin - first, stop - begin, self.beyond) for x in tables]
         return self._form(self._of_both_terms(tables), geometry, dtype)
+
+    @property
+    def depends_on_query(self) -> bool:
+        """Whether it has vectors per query, beyond the position."""
+        return self.query_factors is not None
+
+    @property
+    def broadcasts_heads(self) -> bool:
+        """Whether it suits any number of heads."""
+        return self.num_heads == 1
+
+    def of_heads(self, heads: slice) -> RelativeBias:
+        def selected(x: Tensor | None) -> Tensor | None:
+            return x if x is None or x.shape[1] == 1 else x[:, heads]
+
+        def selected_tables(table):
+            if table is None:
+                return None
+            if not isinstance(table, Tensor):
+                return lambda d: selected_tables(table(d))
+            return table if len(table) == 1 else table[heads]
+
+        return replace(
+            self,
+            query_factors=selected(self.query_factors),
+            query_tables=selected_tables(self.query_tables),
+            key_factors=selected(self.key_factors),
+            key_tables=selected_tables(self.key_tables),
+        )
 
     def table_sources(self) -> tuple:
         owners = [getattr(x, "__self__", x) for x in self._tables()]

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ..attention import attend, prepared, under_autocast
-from ..biases import CumulativeBias, DenseBias
+from ..biases import DenseBias
 from ..sequences import Sequences
 from ..validation import check_each, check_heads
 from .arguments import check_dropout, contiguous_rows
@@ -75,8 +74,10 @@ def scaled_dot_product_attention(
         bias = _added(attn_mask, bias, query, key, is_causal)
     elif attn_mask is not None:
         mask = _mask_of_keys(attn_mask, query, key)
-    if isinstance(bias, CumulativeBias):
-        bias = _with_positions(bias, query, key, is_causal, mask)
+    if hasattr(bias, "with_places"):
+        sizes = query.shape[-2], key.shape[-2]
+        places, end = max(sizes) if is_causal else sizes[1], _end(query, key, is_causal)
+        bias = bias.with_places(places, end, *sizes, padded=mask is not None)
     if is_causal:  # later keys are not visible
         n_query = query.shape[-2]
         key, value = key[..., :n_query, :], value[..., :n_query, :]
@@ -185,23 +186,3 @@ def _sequences(q: Tensor, k: Tensor, is_causal: bool, mask: Tensor | None) -> Se
     if end == n_key:
         return None
     return Sequences.of_entries(batch, n_query, n_key, q.device).shifted(end - n_key, end - n_key)
-
-
-def _with_positions(
-    bias: CumulativeBias, query: Tensor, key: Tensor, is_causal: bool, mask: Tensor | None
-) -> CumulativeBias:
-    """The bias with steps and gain for the positions of `_sequences`."""
-    n_query, n_key = query.shape[-2], key.shape[-2]
-    places = max(n_query, n_key) if is_causal else n_key
-    if bias.steps.shape[-1] != places:
-        raise ValueError(
-            f"bias: its steps have length {bias.steps.shape[-1]}; it must be {places}, the number"
-            " of positions"
-        )
-    end = _end(query, key, is_causal)
-    steps, gain = bias.steps[..., :end], bias.gain
-    if mask is not None:
-        steps = pad(steps, (0, min(n_key, end)))  # as positions count from the first token
-    if gain is not None and gain.shape[-1] == places:
-        gain = gain[..., end - n_query : end]
-    return CumulativeBias(steps, gain, bias.kernel)

@@ -12,7 +12,7 @@ from .. import operators
 from ..attention import attend, complete, lowered, lowered_over
 from ..backends import DECODING
 from ..biases.tabulated import Tabulated
-from ..forms import Form, Geometry, NoBias
+from ..forms import DecodableForm, Form, Geometry, NoBias
 from ..keywords import explains_keywords
 from ..problem import Pages, Problem, TileBounds
 from ..sequences import Sequences
@@ -206,6 +206,8 @@ def _lowered(bias, cache: KVCache, q: Tensor, new: Geometry) -> Form:
         every = Geometry(q.shape[2], max(cache.lengths) + tokens, True, cache.window)
 
         def geometry_of(form: Form) -> Geometry:
+            if not isinstance(form, DecodableForm):
+                raise ValueError(f"bias has the form {form.name!r}, which cannot be decoded")
             if form.of_pairs and form.state is None:
                 return every
             return appended if form.of_pairs or form.of_whole_sequence else new

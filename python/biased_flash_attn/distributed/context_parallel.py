@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..attention import complete, lowered_over
 from ..backends import CONTEXT_PARALLELISM
-from ..forms import Form, Geometry
+from ..forms import DistributableForm, Form, Geometry
 from ..sequences import Sequences
 from .agreement import check_same_call
 from .attention import RingAttention
@@ -135,6 +135,8 @@ def _lowered(bias, ranks: int, q: Tensor, chunks: Geometry) -> Form:
     whole = n_local * ranks
 
     def geometry_of(form: Form) -> Geometry:
+        if not isinstance(form, DistributableForm):
+            raise ValueError(f"bias has the form {form.name!r}, which cannot be distributed")
         if form.of_pairs or form.of_whole_sequence:
             n_query = n_local if form.of_pairs else whole
             return Geometry(n_query, whole, chunks.causal, chunks.window)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor, nn
 
 from ..attention import prepared
-from ..biases import CumulativeBias, RelativeBias
 from ..biases.receptive_field import check_fraction
 from ..geometry import Geometry
 from ..nn import FusedAttention
@@ -52,9 +49,10 @@ def attention_mass(
         end = min(first + rows, n_query)
         seen = n_key - n_query + end
         logits = call.scale * call.q[:, :, first:end].double() @ keys[:, :, :seen].double().mT
-        if bias is not None:
-            logits = logits + _dense_rows(bias, first, end, seen).to(logits.device)
-        visible = Geometry(end - first, seen, True, window).visible(q.device)
+        geometry = Geometry(end - first, seen, True, window)
+        form = call.form.of_queries(slice(first, end)).of_keys(slice(0, seen))
+        logits = logits + form.dense(geometry).to(logits.device)
+        visible = geometry.visible(q.device)
         from_farthest = logits.masked_fill_(~visible, -torch.inf).softmax(-1).cumsum(-1)
         fields.append(((from_farthest >= eps) & visible).sum(-1))
     return torch.cat(fields, -1)
@@ -100,22 +98,3 @@ def attention_masses(model: nn.Module, inputs: Tensor, eps: float = 0.01) -> dic
         for hook in hooks:
             hook.remove()
     return fields
-
-
-def _dense_rows(bias, first: int, end: int, seen: int) -> Tensor:
-    """The dense bias of the queries first, ..., end - 1 over the first `seen` keys."""
-    if isinstance(bias, CumulativeBias):
-        gain = bias.gain
-        if gain is not None:
-            # One per query, or one per key, of which the last belong to the queries.
-            before = gain.shape[-1] - (bias.steps.shape[-1] - seen) - (end - first)
-            gain = gain[..., before : before + end - first]
-        bias = replace(bias, steps=bias.steps[..., :seen], gain=gain)
-    elif isinstance(bias, RelativeBias):
-        queries, keys = bias.query_factors, bias.key_factors
-        bias = replace(
-            bias,
-            query_factors=queries if queries is None else queries[:, :, first:end],
-            key_factors=keys if keys is None else keys[:, :, :seen],
-        )
-    return bias.dense(end - first, seen)

@@ -86,7 +86,7 @@ def convergence(bias: PositionBias) -> Convergence:
 
 def check_position_bias(name: str, bias) -> None:
     """Raises TypeError for biases without a formula of the distance, such as CABLE and FIRE."""
-    if not isinstance(bias, PositionBias) or not bias.of_distance:
+    if isinstance(bias, type) or not getattr(bias, "of_distance", False):
         raise TypeError(
             f"{name} is a {type(bias).__name__}; it must be a function of the distance alone, as"
             " ALiBi is. For other biases see attention_mass"

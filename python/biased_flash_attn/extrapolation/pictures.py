@@ -19,7 +19,7 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from ..biases import Bias, RelativeBias
+from ..biases import Bias
 
 HEAD_COLORS = colormaps["viridis"]
 BIAS_COLORS = colormaps["turbo"]
@@ -77,7 +77,7 @@ def of_bias(
         return bias(x, q if q is None else q[:, :, -n_query:], k)
 
     several = of_last(min(length, MAPPED))
-    if isinstance(several, RelativeBias):
+    if getattr(several, "depends_on_query", False):
         return query_dependent_bias(name, rows(several, length))
     return one_bias(name, curves(of_last(1), length), weights(several, length))
 

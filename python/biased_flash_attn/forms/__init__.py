@@ -1,20 +1,24 @@
 """The forms that biases are lowered to: the only description of a bias that kernels receive."""
 
 from ..geometry import Geometry
-from .base import Form, StateBounds, names, of_tensors
+from .base import Form, names, of_tensors
 from .cumulative import Cumulative
 from .dense import Dense
 from .distance import Distance
 from .linear import Linear
 from .none import NoBias
 from .normalized import Normalized
+from .other_tokens import DecodableForm, DistributableForm
 from .relative import Relative
+from .skippable import SkippableForm, StateBounds
 from .tail_mass import KeySide, TailMass
 
 __all__ = [
     "Cumulative",
+    "DecodableForm",
     "Dense",
     "Distance",
+    "DistributableForm",
     "Form",
     "Geometry",
     "KeySide",
@@ -22,6 +26,7 @@ __all__ = [
     "NoBias",
     "Normalized",
     "Relative",
+    "SkippableForm",
     "StateBounds",
     "TailMass",
     "names",

@@ -13,8 +13,10 @@ from torch.nn.functional import pad
 from .. import sequences
 from ..geometry import Geometry
 from ..shared_constants import LARGEST_SUM
-from .base import Layout, SkippableForm, StateBounds, register
+from .base import Layout, register
 from .chunk_pairs import Pair
+from .other_tokens import DecodableForm, DistributableForm
+from .skippable import SkippableForm, StateBounds
 from .tail_mass import KeySide, TailMass
 
 KERNELS = (None, "log1p_square")
@@ -22,7 +24,7 @@ _GAINS, _SAMPLED_GAINS = 5, 512  # gains with exact sums, and samples from which
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Cumulative(SkippableForm):
+class Cumulative(SkippableForm, DecodableForm, DistributableForm):
     """b_ij = beta, or -log(1 + beta^2) when kernel is "log1p_square", where
 
         beta = g_i (C[p_i] - C[j])    for keys up to the query's position,

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from .. import sequences
 from ..geometry import Geometry
-from .base import Form, Layout, register
+from .base import Layout, register
 from .chunk_pairs import Pair
+from .other_tokens import DecodableForm, DistributableForm
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Dense(Form):
+class Dense(DecodableForm, DistributableForm):
     """b_ij = bias[..., i, j], bias (B or 1, H or 1, query_rows, key_rows), with any strides.
 
     It is float64 for float64 inputs, else float32, bfloat16 or float16. Rows and columns are those

@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..geometry import Geometry
-from .base import Layout, SkippableForm, StateBounds, register
+from .base import Layout, register
 from .chunk_pairs import Pair
+from .other_tokens import DecodableForm, DistributableForm
+from .skippable import SkippableForm, StateBounds
 from .tail_mass import KeySide
 
 # An upper bound of what underflows in a sum of 2^40 exponentials, relative to the largest one.
@@ -19,7 +21,7 @@ _LOST = 1e-290
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Distance(SkippableForm):
+class Distance(SkippableForm, DecodableForm, DistributableForm):
     """b_ij = table[..., d - geometry.first_distance], table (B or 1, H or 1, n_distances)."""
 
     table: Tensor

@@ -8,14 +8,16 @@ import torch
 from torch import Tensor
 
 from ..geometry import Geometry
-from .base import Layout, SkippableForm, StateBounds, register
+from .base import Layout, register
 from .chunk_pairs import Pair
 from .distance import Distance, DistanceMass, mass_of_pair
+from .other_tokens import DecodableForm, DistributableForm
+from .skippable import SkippableForm, StateBounds
 from .tail_mass import KeySide
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Linear(SkippableForm):
+class Linear(SkippableForm, DecodableForm, DistributableForm):
     """b_ij = -slopes_h |d|, slopes (B or 1, H or 1)."""
 
     slopes: Tensor

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from ..geometry import Geometry
-from .base import Form, Layout, register
+from .base import Layout, register
 from .chunk_pairs import Pair
+from .other_tokens import DecodableForm, DistributableForm
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class NoBias(Form):
+class NoBias(DecodableForm, DistributableForm):
     """b_ij = 0."""
 
     name = "none"

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from .. import sequences
 from ..geometry import Geometry
-from .base import Layout, SkippableForm, StateBounds, register
+from .base import Layout, register
 from .chunk_pairs import Pair
 from .distance import Distance, block_maxima
+from .other_tokens import DecodableForm, DistributableForm
+from .skippable import SkippableForm, StateBounds
 from .tail_mass import KeySide
 
 # Errors of the kernels when they evaluate a segment, in units of 2^-23 times the sum of the
@@ -22,7 +24,7 @@ _ROUNDINGS = 4.0
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Normalized(SkippableForm):
+class Normalized(SkippableForm, DecodableForm, DistributableForm):
     """b_ij = f_h(g_i t[d]), f_h continuous and linear between the knots.
 
     For knots[s - 1] <= x < knots[s], f_h(x) = intercepts[h, s] + slopes[h, s] x. The table t is

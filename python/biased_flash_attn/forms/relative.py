@@ -13,10 +13,12 @@ from torch.nn.functional import pad
 from .. import sequences
 from ..geometry import Geometry
 from ..shared_constants import ROUNDING, rounding_of_logits
-from .base import Layout, SkippableForm, StateBounds, register
+from .base import Layout, register
 from .chunk_pairs import Pair
 from .distance import block_maxima
 from .gradients import IN_K, IN_Q, OWN
+from .other_tokens import DecodableForm, DistributableForm
+from .skippable import SkippableForm, StateBounds
 from .tail_mass import KeySide
 
 MAX_RANK = 128
@@ -26,7 +28,7 @@ _CHUNK = 2**16  # elements that are converted to float64 at a time
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Relative(SkippableForm):
+class Relative(SkippableForm, DecodableForm, DistributableForm):
     """b_ij = sum_r U[i, r] P[r, d] + sum_r W[j, r] Q[r, d], where d = p_i - j.
 
     query_factors U (B or 1, H or 1, query_rows, R) and key_factors W (B or 1, H or 1, key_rows, R')

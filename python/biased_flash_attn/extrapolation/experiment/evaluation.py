@@ -7,7 +7,6 @@ import math
 import torch
 from torch import Tensor
 
-from ...biases.distance import PositionBias
 from ...nn import CausalLM
 from ..attention_weights import attention_masses
 from ..gradients import cumulative_gradient, empirical_receptive_field
@@ -103,11 +102,7 @@ def _theory(model: CausalLM, length: int) -> dict[str, object]:
 
     Empty for models without biases that are functions of the distance.
     """
-    found = {
-        name: m
-        for name, m in model.named_modules()
-        if isinstance(m, PositionBias) and m.of_distance
-    }
+    found = {name: m for name, m in model.named_modules() if getattr(m, "of_distance", False)}
     if not found:
         return {}
     fields = {name: bias.receptive_field(EPS).tolist() for name, bias in found.items()}
