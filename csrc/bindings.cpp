@@ -115,18 +115,9 @@ private:
     size_t taken_ = 0;
 };
 
-Form form_of(const std::string& name) {
-    std::string known;
-    for (int n = 0; n < int(std::size(kForms)); ++n) {
-        if (name == kForms[n].name) return Form(n);
-        known += std::string(n ? ", " : "") + kForms[n].name;
-    }
-    throw std::invalid_argument("form is " + name + "; it may be one of " + known);
-}
-
 template <class Real>
 void refuse_undefined(const Problem& problem, const FormTensor& tensor, int64_t b,
-                      const std::string& what) {
+                      const TensorTraits& traits) {
     for (int64_t h = 0; h < (tensor.head ? problem.heads : 1); ++h) {
         const Real* x = tensor.at<Real>(b, h);
         bool nan = false, infinite = false;
@@ -134,9 +125,10 @@ void refuse_undefined(const Problem& problem, const FormTensor& tensor, int64_t 
             nan |= std::isnan(x[n]);
             infinite |= x[n] == std::numeric_limits<Real>::infinity();
         }
-        if (nan) throw std::invalid_argument("bias: its " + what + " contain NaN");
-        if (infinite && traits_of(problem.form).refuses_infinity)
-            throw std::invalid_argument("bias: its " + what +
+        const std::string values = std::string("bias: its ") + traits.name;
+        if (nan) throw std::invalid_argument(values + " contain NaN");
+        if (infinite && traits.refused == Refused::nan_and_infinity)
+            throw std::invalid_argument(values +
                                         " contain inf; they must be finite, or -inf to hide keys");
     }
 }
@@ -144,14 +136,14 @@ void refuse_undefined(const Problem& problem, const FormTensor& tensor, int64_t 
 void refuse_undefined(const Problem& problem) {
     if (problem.heads == 0) return;
     for (int64_t b = 0; b < problem.batch; ++b) {
-        const Problem one = of_sequence(problem, b);
+        const Problem one = sequence_problem(problem, b);
         for (int n = 0; n < kMaxFormTensors; ++n) {
             const FormTensor& tensor = one.form_tensors[n];
-            const char* what = traits_of(problem.form).tensors[n];
+            const TensorTraits& traits = problem.form->tensors[n];
             const bool is_new = b == 0 || tensor.batch != 0 || problem.sequences;
-            if (!tensor.data || !what || !is_new) continue;
-            tensor.element == Element::float64 ? refuse_undefined<double>(one, tensor, b, what)
-                                               : refuse_undefined<float>(one, tensor, b, what);
+            if (!tensor.data || traits.refused == Refused::nothing || !is_new) continue;
+            tensor.element == Element::float64 ? refuse_undefined<double>(one, tensor, b, traits)
+                                               : refuse_undefined<float>(one, tensor, b, traits);
         }
     }
 }
@@ -162,7 +154,7 @@ int worthwhile_threads(const Problem& problem, int threads) {
     constexpr double kMultiplicationsPerThread = 1 << 20;
     double pairs = 0;
     for (int64_t b = 0; b < problem.batch; ++b) {
-        const Sequence rows = rows_of(problem, b);
+        const Sequence rows = sequence_at(problem, b);
         pairs += double(rows.n_query) * double(std::min(rows.n_key, problem.window));
     }
     const double work = pairs * problem.heads * (problem.head_dim + problem.value_dim);
@@ -172,7 +164,7 @@ int worthwhile_threads(const Problem& problem, int threads) {
 // Reads the arguments that all kernels have, including decoding.
 void take_operands(Fields& fields, Problem& problem) {
     problem.element = element_of(fields.take<std::string>("element"));
-    problem.form = form_of(fields.take<std::string>("form"));
+    problem.form = &find_form(fields.take<std::string>("form").c_str());
     fields.take("batch", problem.batch);
     fields.take("heads", problem.heads);
     fields.take("kv_heads", problem.kv_heads);
@@ -256,7 +248,9 @@ void decode(const py::dict& values) {
     const int64_t element = element_bytes(problem.element), real = real_bytes(problem.element);
     problem.centres = fields.take_view("centres", element);
     problem.extents = fields.take_view("extents", real);
-    const int64_t bound = std::max(element_bytes(problem.form_tensors[0].element), real);
+    int64_t bound = real;  // bounds are as precise as what they bound
+    for (const FormTensor& x : problem.form_tensors)
+        bound = std::max(bound, element_bytes(x.element));
     problem.lowest = fields.take_view("lowest", bound);
     problem.highest = fields.take_view("highest", bound);
     problem.table_lowest = fields.take_view("table_lowest", real);

@@ -46,7 +46,7 @@ struct Sequence {
 
 struct Problem {
     Element element;
-    Form form;
+    const FormTraits* form;
     int64_t batch, heads, kv_heads, n_query, n_key = 0, head_dim, value_dim;
     double scale;
     bool causal = true;
@@ -58,8 +58,9 @@ struct Problem {
     // n_key and shift are then the maxima over the sequences.
     const Sequence* sequences = nullptr;
 
-    View q, k, v;                              // element type
-    FormTensor form_tensors[kMaxFormTensors];  // in the order of forms.h; data is null if absent
+    View q, k, v;  // element type
+    FormTensor
+        form_tensors[kMaxFormTensors];  // in the order of the form's traits; data is null if absent
     // Backward only: the gradients of form_tensors, real or of the same element types, zero on
     // entry. data is null if they are not requested.
     FormTensor grad_form[kMaxFormTensors];

@@ -75,8 +75,8 @@ public:
              OrderedSum<Real>& grad_query_sums, OrderedSum<Real>& form_sums,
              const PackedTableGradient<Real>& tables) {
         b_ = b, kv_head_ = kv_head;
-        if (whole_.sequences) p_ = of_sequence(whole_, b);
-        if (tables.is_per_sequence()) p_.grad_form[0] = tables.of_sequence(b);
+        if (whole_.sequences) p_ = sequence_problem(whole_, b);
+        tables.redirect(b, p_);
         padded_queries_ = padded(p_.n_query);
         const int64_t tiles = tile_count(p_);
         for (int64_t member = 0; member < group_; ++member) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "online_softmax.h"
+#include "select_form.h"
 #include "tile_selection.h"
 #include "unpacked_rows.h"
 
@@ -52,7 +53,7 @@ public:
         : p_(problem),
           depth_(round_up(problem.head_dim, kPair * kLanes<Operand>) / kPair),
           columns_(columns(problem)),
-          bias_(arena, problem, int(block_rows(problem))),
+          bias_(make_page_bias<Real>(arena, problem, int(block_rows(problem)))),
           choice_(arena, problem, int(block_rows(problem)), depth_),
           queries_(arena.take<Operand>(round_up(block_rows(problem), kRegisterRows) * depth_)),
           keys_(arena.take<Operand>(kTile * depth_)),
@@ -69,7 +70,7 @@ public:
         const int64_t padded = round_up(block.rows, kRegisterRows);
         std::memset(queries_ + block.rows * depth_, 0,
                     (padded - block.rows) * depth_ * sizeof(Operand));
-        bias_.begin_block(block);
+        bias_->begin_block(block);
     }
 
     // Returns the first of the near tiles, which are always computed.
@@ -84,7 +85,7 @@ public:
     // the number of these.
     int64_t add_near(const State& state, int32_t* taken) {
         const Range tiles = block_->tiles(p_), far = {tiles.begin, near_tile()};
-        const bool choose = p_.tolerance > 0 && p_.form != Form::none && !far.empty();
+        const bool choose = p_.tolerance > 0 && !far.empty();
         double longest = 0;
         for (int64_t tile = tiles.end - 1; tile >= far.end; --tile) {
             add_tile(state, tile);
@@ -96,7 +97,7 @@ public:
             return std::max<int64_t>(far.end - far.begin, 0);
         }
         choice_.begin_block(*block_, queries_, longest, [&](int r) { return state.lse(r); });
-        return choice_.choose(bias_, far, taken);
+        return choice_.choose(*bias_, far, taken);
     }
 
     // Adds one tile to the softmax, and prefetches `next`.
@@ -218,7 +219,7 @@ private:
             Vector<Real> largest = broadcast(-kInfinity);
             const Range visible =
                 kMasked ? block_->visible(p_, first_row + r, keys) : Range{0, width};
-            if (p_.form != Form::none) bias_.fill(first_row + r, keys, slot, visible, bias);
+            bias_->fill(first_row + r, keys, slot, visible, bias);
             for (int c = 0; c < width; c += kLane) {
                 Real* logit = logits + r * kTile + c;
                 Vector<Real> s = load(logit) * scale + load(bias + c);
@@ -246,7 +247,7 @@ private:
 
     const Decode& p_;
     const int64_t depth_, columns_;
-    PageBias<Real> bias_;
+    PageBias<Real>* const bias_;
     TileChoice<Arithmetic> choice_;
     Operand *queries_, *keys_, *keys_transposed_, *values_;
 

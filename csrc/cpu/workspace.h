@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <new>
+#include <type_traits>
 
 #include "scratch.h"
 
@@ -18,6 +20,17 @@ public:
         T* piece = reinterpret_cast<T*>(base_ + used_);
         used_ += (count * int64_t(sizeof(T)) + 63) / 64 * 64;
         return piece;
+    }
+
+    // Constructs a T, whose constructor may take pieces too and whose destructor does nothing.
+    // Returns null if this only counts bytes.
+    template <class T, class... Arguments>
+    T* make(Arguments&&... arguments) {
+        static_assert(std::is_trivially_destructible_v<T>);
+        T* piece = take<T>(1);
+        if (base_) return new (piece) T(*this, arguments...);
+        const T counted(*this, arguments...);
+        return nullptr;
     }
 
     int64_t used() const { return used_; }

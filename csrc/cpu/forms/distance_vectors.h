@@ -9,6 +9,7 @@
 
 #include "../gemm.h"
 #include "base.h"
+#include "relative_tensors.h"
 
 namespace bfa::BFA_KERNELS {
 
@@ -29,6 +30,7 @@ public:
           tensor_(tensor),
           is_reversed_(is_reversed),
           with_gradient_(with_gradient),
+          repeats_ends_(RelativeTensors::repeats_ends(problem)),
           rank_(problem.form_tensors[tensor].rows),
           count_(problem.form_tensors[tensor].columns),
           places_(exists() ? round_up(count_ + 2 * kPadding, kPanelStep) : 0),
@@ -101,7 +103,7 @@ public:
     void end_head(const FormTensor& output, int64_t b, int64_t h) const {
         constexpr int64_t kFirst = kPadding;
         const int64_t end = kFirst + count_;
-        if (repeats_ends()) {
+        if (repeats_ends_) {
             for (int64_t place = 0; place < kFirst; ++place) add_gradient(place, kFirst);
             for (int64_t place = end; place < places_; ++place) add_gradient(place, end - 1);
         }
@@ -124,7 +126,6 @@ private:
     static constexpr int64_t kPanelStep = 512, kPanel = kPanelStep + kSpan;
     static constexpr int64_t kPadding = 2 * kSpan;
 
-    bool repeats_ends() const { return problem_.form == Form::relative_last; }
     int64_t row_elements() const { return places_ + kPanel; }
     int64_t column_of(int64_t place) const {
         const int64_t column = place - kPadding;
@@ -147,8 +148,8 @@ private:
             table.column == kContiguous ? read_columns<Element>(source, kContiguous, first)
                                         : read_columns<Element>(source, table.column, first);
         });
-        std::fill(row, first, repeats_ends() ? *first : 0);
-        std::fill(end, row + row_elements(), repeats_ends() ? end[-1] : 0);
+        std::fill(row, first, repeats_ends_ ? *first : 0);
+        std::fill(end, row + row_elements(), repeats_ends_ ? end[-1] : 0);
     }
     template <class Element>
     BFA_INLINE void read_columns(const char* source, int64_t stride, Real* places) const {
@@ -199,7 +200,7 @@ private:
 
     const Problem& problem_;
     const int tensor_;
-    const bool is_reversed_, with_gradient_;
+    const bool is_reversed_, with_gradient_, repeats_ends_;
     const int64_t rank_, count_, places_;
     Operand *panels_, *along_rank_;
     Real *ends_, *rows_, *gradient_ = nullptr;  // rows_: as many rows of places as a pair has
