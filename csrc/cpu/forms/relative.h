@@ -2,8 +2,8 @@
 // terms are zero, or those of the nearest column.
 #pragma once
 
-#include "relative_page.h"
-#include "relative_tile.h"
+#include "relative/page.h"
+#include "relative/tile.h"
 
 namespace bfa::BFA_KERNELS {
 

@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include "../gemm.h"
-#include "base.h"
-#include "relative_tensors.h"
+#include "../../gemm.h"
+#include "../base.h"
+#include "tensors.h"
 
 namespace bfa::BFA_KERNELS {
 
@@ -85,11 +85,11 @@ public:
     const Real* end(int index) const { return ends_ + index * columns(); }
 
     // For products that contract the ranks, and those that contract the places.
-    RightMatrix<Operand> of_places(int64_t place) const {
+    RightMatrix<Operand> contracting_ranks(int64_t place) const {
         const int64_t panel = place / kPanelStep;
         return {panels_ + panel * depth() * kPanel + place % kPanelStep, kPanel};
     }
-    RightMatrix<Operand> of_ranks(int64_t even_place) const {
+    RightMatrix<Operand> contracting_places(int64_t even_place) const {
         return {along_rank_ + even_place / kPair * columns(), columns()};
     }
     Result<Real> gradient(int64_t place) const {
@@ -180,7 +180,7 @@ private:
     // Transposes the panels. The vectors of a few places at a time stay in the L1 cache.
     void fill_along_rank() const {
         for (int64_t begin = 0; begin < places_; begin += kLane) {
-            const RightMatrix<Operand> source = of_places(begin);
+            const RightMatrix<Operand> source = contracting_ranks(begin);
             Operand* target = along_rank_ + begin / kPair * columns();
             std::memset(target, 0, kLane / kPair * columns() * sizeof(Operand));
             for (int64_t r = 0; r < depth(); ++r) {

@@ -4,11 +4,11 @@
 
 #include <cmath>
 
-#include "../element.h"
-#include "../math.h"
-#include "../workspace.h"
-#include "page.h"
-#include "relative_tensors.h"
+#include "../../element.h"
+#include "../../math.h"
+#include "../../workspace.h"
+#include "../page.h"
+#include "tensors.h"
 
 namespace bfa::BFA_KERNELS {
 

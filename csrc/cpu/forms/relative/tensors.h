@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "../../problem.h"
+#include "../../../problem.h"
 
 namespace bfa::BFA_KERNELS {
 
