@@ -56,8 +56,8 @@ void run_backward(const Backward& problem) {
     const Buffer<int64_t> rows_before(problem.batch + 1);
     rows_before.data()[0] = 0;
     for (int64_t b = 0; b < problem.batch; ++b)
-        rows_before.data()[b + 1] =
-            rows_before.data()[b] + Head::padded(sequence_at(problem, b).n_query);
+        rows_before.data()[b + 1] = rows_before.data()[b] + HeadQueries<Arithmetic>::padded(
+                                                                sequence_at(problem, b).n_query);
     OrderedSum<Real> grad_query_sums(problem.batch * problem.heads,
                                      rows_before.data()[problem.batch] * problem.heads *
                                          round_up(problem.head_dim, kLanes<Real>),
