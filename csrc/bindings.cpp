@@ -118,7 +118,7 @@ private:
 template <class Real>
 void refuse_undefined(const Problem& problem, const FormTensor& tensor, int64_t b,
                       const TensorTraits& traits) {
-    for (int64_t h = 0; h < (tensor.head ? problem.heads : 1); ++h) {
+    for (int64_t h = 0; h < (tensor.head_stride ? problem.heads : 1); ++h) {
         const Real* x = tensor.at<Real>(b, h);
         bool nan = false, infinite = false;
         for (int64_t n = 0; n < tensor.rows; ++n) {
@@ -140,7 +140,7 @@ void refuse_undefined(const Problem& problem) {
         for (int n = 0; n < kMaxFormTensors; ++n) {
             const FormTensor& tensor = one.form_tensors[n];
             const TensorTraits& traits = problem.form->tensors[n];
-            const bool is_new = b == 0 || tensor.batch != 0 || problem.sequences;
+            const bool is_new = b == 0 || tensor.batch_stride != 0 || problem.sequences;
             if (!tensor.data || traits.refused == Refused::nothing || !is_new) continue;
             tensor.element == Element::float64 ? refuse_undefined<double>(one, tensor, b, traits)
                                                : refuse_undefined<float>(one, tensor, b, traits);

@@ -21,18 +21,18 @@ constexpr int64_t real_bytes(Element element) { return element == Element::float
 // sequence) tensor with a contiguous sequence. Strides count bytes; 0 broadcasts.
 struct View {
     char* data = nullptr;
-    int64_t batch = 0, head = 0, row = 0;
+    int64_t batch_stride = 0, head_stride = 0, row_stride = 0;
 
     template <class T = char>
     T* at(int64_t b, int64_t h, int64_t n = 0) const {
-        return reinterpret_cast<T*>(data + b * batch + h * head + n * row);
+        return reinterpret_cast<T*>(data + b * batch_stride + h * head_stride + n * row_stride);
     }
 };
 
 // A tensor of a form. Channels, if it has any, may have any stride.
 struct FormTensor : View {
-    int64_t rows = 0;    // rows per head
-    int64_t column = 0;  // stride of the channels in bytes
+    int64_t rows = 0;  // rows per head
+    int64_t column_stride = 0;
     Element element = Element::float32;
     int64_t columns = 1;  // channels
 };

@@ -24,7 +24,7 @@ static inline int64_t query_count(const Problem& whole) {
 
 static inline void advance_views(std::initializer_list<View*> views, int64_t row) {
     for (View* view : views)
-        if (view->data) view->data += row * view->row;
+        if (view->data) view->data += row * view->row_stride;
 }
 
 static inline void select_form_rows(const Problem& whole, const Sequence& rows,
@@ -33,7 +33,7 @@ static inline void select_form_rows(const Problem& whole, const Sequence& rows,
         const RowRange own =
             whole.form->tensors[n].sequence_rows(whole, rows, whole.form_tensors[n]);
         advance_views({&tensors[n]}, own.first);
-        if (tensors[n].data) tensors[n].data += own.first_column * tensors[n].column;
+        if (tensors[n].data) tensors[n].data += own.first_column * tensors[n].column_stride;
         tensors[n].rows = own.count;
     }
 }

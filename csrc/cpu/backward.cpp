@@ -70,7 +70,7 @@ void run_backward(const Backward& problem) {
 #pragma omp parallel num_threads(threads)
     {
         [[maybe_unused]] const FlushSubnormals flush_subnormals;
-        Head head = workspaces.of_thread(omp_get_thread_num());
+        Head head = workspaces.make(omp_get_thread_num());
 #pragma omp for schedule(monotonic : dynamic, 1)
         for (int64_t task = 0; task < tasks; ++task) {
             const int64_t kv_head = schedule.order.data()[task / partitions].id;

@@ -30,8 +30,8 @@ public:
 
     void begin_head(int64_t b, int64_t h) {
         const int64_t n = p_.n_query, rows = padded(n);
-        queries_.pack(p_.element, p_.q.at(b, h), p_.q.row, n, rows);
-        grad_outputs_.pack(p_.element, p_.grad_o.at(b, h), p_.grad_o.row, n, rows);
+        queries_.pack(p_.element, p_.q.at(b, h), p_.q.row_stride, n, rows);
+        grad_outputs_.pack(p_.element, p_.grad_o.at(b, h), p_.grad_o.row_stride, n, rows);
         all_finite_ = queries_.all_finite(rows) && grad_outputs_.all_finite(rows);
         for (int64_t i = 0; i < n; ++i) {
             const Real lse = p_.lse.at<Real>(b, h)[i];
@@ -83,9 +83,9 @@ public:
     void begin_tile(int64_t b, int64_t kv_head, Range keys) {
         const int64_t n = keys.end - keys.begin;
         range_ = keys, width_ = int(round_up(n, kLanes<Real> * Arithmetic::pair));
-        keys_.pack(p_.element, p_.k.at(b, kv_head, keys.begin), p_.k.row, n, width_);
+        keys_.pack(p_.element, p_.k.at(b, kv_head, keys.begin), p_.k.row_stride, n, width_);
         keys_.transpose_to(keys_transposed_, width_);
-        values_.pack(p_.element, p_.v.at(b, kv_head, keys.begin), p_.v.row, n, width_);
+        values_.pack(p_.element, p_.v.at(b, kv_head, keys.begin), p_.v.row_stride, n, width_);
         values_.transpose_to(values_transposed_, width_);
     }
 

@@ -66,7 +66,7 @@ private:
         Logits::begin_tile(keys);
         const int n = int(keys.end - keys.begin);
         const char* values = p_.v.at(b_, kv_head_, keys.begin);
-        Arithmetic::pack_row_pairs(p_.element, values, p_.v.row, n, p_.value_dim, values_,
+        Arithmetic::pack_row_pairs(p_.element, values, p_.v.row_stride, n, p_.value_dim, values_,
                                    columns_);
         const int packed = round_up(n, Arithmetic::pair) / Arithmetic::pair;
         std::memset(values_ + packed * columns_, 0,
@@ -203,7 +203,7 @@ void run_forward(const Forward& problem) {
 #pragma omp parallel num_threads(threads)
     {
         [[maybe_unused]] const FlushSubnormals flush_subnormals;
-        Block block = workspaces.of_thread(omp_get_thread_num());
+        Block block = workspaces.make(omp_get_thread_num());
 #pragma omp for schedule(monotonic : dynamic, 1)
         for (int64_t index = 0; index < blocks.size(); ++index)
             blocks.take(index,

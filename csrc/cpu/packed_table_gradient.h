@@ -17,7 +17,7 @@ public:
         : problem_(problem),
           table_(shared_tensor(*problem.form)),
           is_per_sequence_(table_ >= 0 && problem.has_form_gradient() && problem.batch > 1 &&
-                           problem.grad_form[table_].batch == 0),
+                           problem.grad_form[table_].batch_stride == 0),
           begins_(is_per_sequence_ ? problem.batch + 1 : 0),
           sums_(is_per_sequence_ ? elements() : 0) {
         if (is_per_sequence_)

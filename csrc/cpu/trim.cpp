@@ -131,7 +131,7 @@ void run_trim(const Trim& problem) {
 #pragma omp parallel num_threads(threads)
     {
         [[maybe_unused]] const FlushSubnormals flush_subnormals;
-        Block block = workspaces.of_thread(omp_get_thread_num());
+        Block block = workspaces.make(omp_get_thread_num());
         // The last queries of a head have the most keys.
 #pragma omp for schedule(monotonic : dynamic, 1)
         for (int64_t task = tasks - 1; task >= 0; --task) {

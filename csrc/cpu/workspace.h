@@ -47,7 +47,7 @@ public:
     ThreadWorkspaces(const Problem& problem, int threads)
         : problem_(problem), bytes_(bytes_of(problem)), memory_(bytes_ * threads) {}
 
-    Workspace of_thread(int thread) const {
+    Workspace make(int thread) const {
         Arena arena(memory_.data() + bytes_ * thread);
         return Workspace(arena, problem_);
     }

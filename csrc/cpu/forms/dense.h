@@ -40,15 +40,15 @@ public:
     template <class Function>
     BFA_INLINE void with_row(int64_t query, Function function) const {
         const FormTensor &tensor = problem_.form_tensors[kBias], &sum = problem_.grad_form[kBias];
-        const char* source = tensor.at<char>(b_, h_, query) + keys_.begin * tensor.column;
+        const char* source = tensor.at<char>(b_, h_, query) + keys_.begin * tensor.column_stride;
         const int n = int(keys_.end - keys_.begin);
         const bool is_whole = n == kTile;
-        const bool in_place =
-            is_whole && tensor.element == kElementOfReal && tensor.column == int64_t(sizeof(Real));
+        const bool in_place = is_whole && tensor.element == kElementOfReal &&
+                              tensor.column_stride == int64_t(sizeof(Real));
         Row row = {in_place ? reinterpret_cast<const Real*>(source) : copied(source, n), nullptr,
                    nullptr};
         if (sum.data) {
-            char* target = sum.at<char>(b_, h_, query) + keys_.begin * sum.column;
+            char* target = sum.at<char>(b_, h_, query) + keys_.begin * sum.column_stride;
             if (is_whole && sum.element == kElementOfReal) {
                 row.gradient = reinterpret_cast<Real*>(target);
             } else {
@@ -78,14 +78,14 @@ private:
         const FormTensor& tensor = problem_.form_tensors[kBias];
         with_element<Real>(tensor.element, [&](auto type) {
             using Number = decltype(type);
-            const bool is_dense = tensor.column == int64_t(sizeof(Number));
+            const bool is_dense = tensor.column_stride == int64_t(sizeof(Number));
             if (is_dense && n == kTile) {  // a constant trip count, which the compiler vectorizes
                 const auto* x = reinterpret_cast<const Number*>(source);
                 for (int c = 0; c < kTile; ++c) values_[c] = to_real(x[c]);
             } else {
                 for (int c = 0; c < n; ++c)
-                    values_[c] =
-                        to_real(*reinterpret_cast<const Number*>(source + c * tensor.column));
+                    values_[c] = to_real(
+                        *reinterpret_cast<const Number*>(source + c * tensor.column_stride));
             }
         });
         for (int c = n; c < kTile; ++c) values_[c] = 0;
@@ -108,9 +108,9 @@ public:
     void fill(int row, Range keys, const PageSlot&, Range visible, Real* out) const override {
         const FormTensor& tensor = p_.form_tensors[kBias];
         const char* values = tensor.at<char>(block_->b, block_->head(row), block_->query(row)) +
-                             keys.begin * tensor.column;
+                             keys.begin * tensor.column_stride;
         for (int64_t c = visible.begin; c < visible.end; ++c)
-            read_row(tensor.element, values + c * tensor.column, 1, out + c);
+            read_row(tensor.element, values + c * tensor.column_stride, 1, out + c);
         for (int64_t c = visible.begin; c < visible.end; ++c) out[c] *= Real(kLog2e);
     }
 };

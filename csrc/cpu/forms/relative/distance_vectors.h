@@ -145,8 +145,9 @@ private:
             using Element = decltype(type);
             const auto* source = table.at<char>(b, h, r);
             constexpr int64_t kContiguous = sizeof(Element);
-            table.column == kContiguous ? read_columns<Element>(source, kContiguous, first)
-                                        : read_columns<Element>(source, table.column, first);
+            table.column_stride == kContiguous
+                ? read_columns<Element>(source, kContiguous, first)
+                : read_columns<Element>(source, table.column_stride, first);
         });
         std::fill(row, first, repeats_ends_ ? *first : 0);
         std::fill(end, row + row_elements(), repeats_ends_ ? end[-1] : 0);

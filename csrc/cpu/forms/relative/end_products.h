@@ -26,7 +26,7 @@ public:
         for (int end = 0; end < 2; ++end)
             for (int64_t row = 0; row < count; ++row)
                 products_[end * rows_ + first + row] =
-                    dot(a.data + row * a.row, vectors.end(end), vectors.rank());
+                    dot(a.data + row * a.row_stride, vectors.end(end), vectors.rank());
     }
     void clear_gradients() { std::memset(gradients_, 0, 2 * rows_ * sizeof(Real)); }
 
@@ -46,7 +46,7 @@ public:
                 Real* row_gradient = row_gradients.data + row * row_gradients.stride;
                 for (int64_t r = 0; r < vectors.rank(); ++r) {
                     row_gradient[r] += gradient * vector[r];
-                    vector_gradient[r] += gradient * element(a.data + row * a.row, r);
+                    vector_gradient[r] += gradient * element(a.data + row * a.row_stride, r);
                 }
             }
         }

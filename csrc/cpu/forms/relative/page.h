@@ -60,7 +60,7 @@ private:
         double squares = 0;
         with_element<Real>(factors.element, [&](auto type) {
             for (int64_t r = 0; r < p_.form_tensors[kQueryTable].rows; ++r) {
-                const double x = number<decltype(type)>(query + r * factors.column);
+                const double x = number<decltype(type)>(query + r * factors.column_stride);
                 squares += x * x;
             }
         });
@@ -78,14 +78,16 @@ private:
         with_element<Real>(table.element, [&](auto type) {
             using Number = decltype(type);
             for (int64_t r = 0; r < table.rows; ++r) {
-                const double factor = number<Number>(query + r * factors.column);
+                const double factor = number<Number>(query + r * factors.column_stride);
                 const char* values = table.at<char>(block_->b, h, r);
                 if (repeats_ends_) {
-                    const double beyond = factor * number<Number>(values + last * table.column);
+                    const double beyond =
+                        factor * number<Number>(values + last * table.column_stride);
                     for (int c = begin; c < inside; ++c) out[c] += beyond;
                 }
                 for (int c = inside; c < end; ++c)
-                    out[c] += factor * number<Number>(values + (distance - c) * table.column);
+                    out[c] +=
+                        factor * number<Number>(values + (distance - c) * table.column_stride);
             }
         });
     }
@@ -104,11 +106,11 @@ private:
                 const int64_t distance = block_->position(row) - keys.begin - c;
                 const int64_t column = std::min(distance, table.columns - 1);
                 if (!repeats_ends_ && column != distance) continue;
-                const char* vector = vectors + c * factors.row;
-                const char* values = table.at<char>(block_->b, h) + column * table.column;
+                const char* vector = vectors + c * factors.row_stride;
+                const char* values = table.at<char>(block_->b, h) + column * table.column_stride;
                 for (int64_t r = 0; r < table.rows; ++r)
-                    out[c] += number<Number>(vector + r * factors.column) *
-                              number<Number>(values + r * table.row);
+                    out[c] += number<Number>(vector + r * factors.column_stride) *
+                              number<Number>(values + r * table.row_stride);
             }
         });
     }

@@ -45,7 +45,7 @@ public:
         for (int row = 0; row < kRows; row += kRowGroup) {
             const int rows = std::min(kRowGroup, kRows - row), column = kRows - row - rows;
             gemm<Arithmetic, false>(rows, round_up(kWidth + kRowGroup, kLane), vectors.depth(),
-                                    {a.data + row * a.row, a.row, a.depth},
+                                    {a.data + row * a.row_stride, a.row_stride, a.depth_stride},
                                     vectors.contracting_ranks(place_ + column),
                                     {products_ + row * kStride + column, kStride});
         }

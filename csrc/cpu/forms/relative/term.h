@@ -49,8 +49,8 @@ protected:
     // Packs the factors of `count` rows, and zeros after them.
     void pack(int64_t first, int64_t count) {
         const FormTensor& factors = problem_.form_tensors[factors_];
-        rows_.pack(factors.element, factors.template at<char>(b_, h_, first), factors.row, count,
-                   kRows);
+        rows_.pack(factors.element, factors.template at<char>(b_, h_, first), factors.row_stride,
+                   count, kRows);
     }
 
     // Locates a strip, whose span begins with `distance`, in the table.
