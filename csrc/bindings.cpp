@@ -19,28 +19,20 @@
 namespace bfa {
 namespace {
 
-Form form_of(const std::string& name) {
-    std::string known;
-    for (int n = 0; n < int(std::size(kForms)); ++n) {
-        if (name == kForms[n].name) return Form(n);
-        known += std::string(n ? ", " : "") + kForms[n].name;
-    }
-    throw std::invalid_argument("form is " + name + "; it may be one of " + known);
-}
-
 template <class Real>
 void refuse_undefined(const Problem& problem, const FormTensor& tensor, int64_t b,
-                      const std::string& what) {
-    for (int64_t h = 0; h < (tensor.head ? problem.heads : 1); ++h) {
+                      const TensorTraits& traits) {
+    for (int64_t h = 0; h < (tensor.head_stride ? problem.heads : 1); ++h) {
         const Real* x = tensor.at<Real>(b, h);
         bool nan = false, infinite = false;
         for (int64_t n = 0; n < tensor.rows; ++n) {
             nan |= std::isnan(x[n]);
             infinite |= x[n] == std::numeric_limits<Real>::infinity();
         }
-        if (nan) throw std::invalid_argument("bias: its " + what + " contain NaN");
-        if (infinite && traits_of(problem.form).refuses_infinity)
-            throw std::invalid_argument("bias: its " + what +
+        const std::string values = std::string("bias: its ") + traits.name;
+        if (nan) throw std::invalid_argument(values + " contain NaN");
+        if (infinite && traits.refused == Refused::nan_and_infinity)
+            throw std::invalid_argument(values +
                                         " contain inf; they must be finite, or -inf to hide keys");
     }
 }
@@ -48,14 +40,14 @@ void refuse_undefined(const Problem& problem, const FormTensor& tensor, int64_t 
 void refuse_undefined(const Problem& problem) {
     if (problem.heads == 0) return;
     for (int64_t b = 0; b < problem.batch; ++b) {
-        const Problem one = of_sequence(problem, b);
+        const Problem one = sequence_problem(problem, b);
         for (int n = 0; n < kMaxFormTensors; ++n) {
             const FormTensor& tensor = one.form_tensors[n];
-            const char* what = traits_of(problem.form).tensors[n];
-            const bool is_new = b == 0 || tensor.batch != 0 || problem.sequences;
-            if (!tensor.data || !what || !is_new) continue;
-            tensor.element == Element::float64 ? refuse_undefined<double>(one, tensor, b, what)
-                                               : refuse_undefined<float>(one, tensor, b, what);
+            const TensorTraits& traits = problem.form->tensors[n];
+            const bool is_new = b == 0 || tensor.batch_stride != 0 || problem.sequences;
+            if (!tensor.data || traits.refused == Refused::nothing || !is_new) continue;
+            tensor.element == Element::float64 ? refuse_undefined<double>(one, tensor, b, traits)
+                                               : refuse_undefined<float>(one, tensor, b, traits);
         }
     }
 }
@@ -66,7 +58,7 @@ int worthwhile_threads(const Problem& problem, int threads) {
     constexpr double kMultiplicationsPerThread = 1 << 20;
     double pairs = 0;
     for (int64_t b = 0; b < problem.batch; ++b) {
-        const Sequence rows = rows_of(problem, b);
+        const Sequence rows = sequence_at(problem, b);
         pairs += double(rows.n_query) * double(std::min(rows.n_key, problem.window));
     }
     const double work = pairs * problem.heads * (problem.head_dim + problem.value_dim);
@@ -77,7 +69,7 @@ int worthwhile_threads(const Problem& problem, int threads) {
 void read_problem(const Fields& fields, Problem& problem) {
     const Described q = fields.tensor("q"), k = fields.tensor("k"), v = fields.tensor("v");
     problem.element = q.element();
-    problem.form = form_of(fields.get<std::string>("form"));
+    problem.form = &find_form(fields.get<std::string>("form").c_str());
     problem.batch = q.size(0);
     problem.heads = q.size(1);
     problem.kv_heads = k.size(1);

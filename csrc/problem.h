@@ -21,18 +21,18 @@ constexpr int64_t real_bytes(Element element) { return element == Element::float
 // sequence) tensor with a contiguous sequence. Strides count bytes; 0 broadcasts.
 struct View {
     char* data = nullptr;
-    int64_t batch = 0, head = 0, row = 0;
+    int64_t batch_stride = 0, head_stride = 0, row_stride = 0;
 
     template <class T = char>
     T* at(int64_t b, int64_t h, int64_t n = 0) const {
-        return reinterpret_cast<T*>(data + b * batch + h * head + n * row);
+        return reinterpret_cast<T*>(data + b * batch_stride + h * head_stride + n * row_stride);
     }
 };
 
 // A tensor of a form. Channels, if it has any, may have any stride.
 struct FormTensor : View {
-    int64_t rows = 0;    // rows per head
-    int64_t column = 0;  // stride of the channels in bytes
+    int64_t rows = 0;  // rows per head
+    int64_t column_stride = 0;
     Element element = Element::float32;
     int64_t columns = 1;  // channels
 };
@@ -46,7 +46,7 @@ struct Sequence {
 
 struct Problem {
     Element element;
-    Form form;
+    const FormTraits* form;
     int64_t batch, heads, kv_heads, n_query, n_key = 0, head_dim, value_dim;
     double scale;
     bool causal = true;
@@ -58,8 +58,9 @@ struct Problem {
     // n_key and shift are then the maxima over the sequences.
     const Sequence* sequences = nullptr;
 
-    View q, k, v;                              // element type
-    FormTensor form_tensors[kMaxFormTensors];  // in the order of forms.h; data is null if absent
+    View q, k, v;  // element type
+    FormTensor
+        form_tensors[kMaxFormTensors];  // in the order of the form's traits; data is null if absent
     // Backward only: the gradients of form_tensors, real or of the same element types, zero on
     // entry. data is null if they are not requested.
     FormTensor grad_form[kMaxFormTensors];

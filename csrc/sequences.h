@@ -10,7 +10,7 @@
 
 namespace bfa {
 
-static inline Sequence rows_of(const Problem& whole, int64_t b) {
+static inline Sequence sequence_at(const Problem& whole, int64_t b) {
     return whole.sequences ? whole.sequences[b]
                            : Sequence{0, whole.n_query, 0, whole.n_key, whole.shift};
 }
@@ -18,21 +18,22 @@ static inline Sequence rows_of(const Problem& whole, int64_t b) {
 // The total number of queries of all sequences.
 static inline int64_t query_count(const Problem& whole) {
     int64_t sum = 0;
-    for (int64_t b = 0; b < whole.batch; ++b) sum += rows_of(whole, b).n_query;
+    for (int64_t b = 0; b < whole.batch; ++b) sum += sequence_at(whole, b).n_query;
     return sum;
 }
 
 static inline void advance_views(std::initializer_list<View*> views, int64_t row) {
     for (View* view : views)
-        if (view->data) view->data += row * view->row;
+        if (view->data) view->data += row * view->row_stride;
 }
 
 static inline void select_form_rows(const Problem& whole, const Sequence& rows,
                                     FormTensor* tensors) {
-    for (int n = 0; n < kMaxFormTensors; ++n) {
-        const FormRows own = form_rows(whole, rows, n);
+    for (int n = 0; n < kMaxFormTensors && whole.form->tensors[n].name; ++n) {
+        const RowRange own =
+            whole.form->tensors[n].sequence_rows(whole, rows, whole.form_tensors[n]);
         advance_views({&tensors[n]}, own.first);
-        if (tensors[n].data) tensors[n].data += own.first_column * tensors[n].column;
+        if (tensors[n].data) tensors[n].data += own.first_column * tensors[n].column_stride;
         tensors[n].rows = own.count;
     }
 }
@@ -57,10 +58,10 @@ static inline void select_rows(const Backward& whole, Backward& one, const Seque
 
 // Returns the problem of sequence b: its own lengths, and views that start at its first rows.
 template <class AnyProblem>
-static AnyProblem of_sequence(const AnyProblem& whole, int64_t b) {
+static AnyProblem sequence_problem(const AnyProblem& whole, int64_t b) {
     AnyProblem one = whole;
     if (!whole.sequences) return one;
-    const Sequence rows = rows_of(whole, b);
+    const Sequence rows = sequence_at(whole, b);
     one.n_query = rows.n_query, one.n_key = rows.n_key, one.shift = rows.shift;
     select_rows(whole, one, rows);
     return one;

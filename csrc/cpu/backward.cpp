@@ -8,7 +8,7 @@
 
 #include "backward_head.h"
 #include "schedule.h"
-#include "select_bias.h"
+#include "select_form.h"
 #include "subnormals.h"
 
 namespace bfa::BFA_KERNELS {
@@ -20,7 +20,7 @@ struct Schedule {
         : heads(problem.batch * problem.kv_heads), order(heads) {
         const int64_t group = problem.heads / problem.kv_heads;
         for (int64_t b = 0; b < problem.batch; ++b) {
-            const Backward sequence = of_sequence(problem, b);
+            const Backward sequence = sequence_problem(problem, b);
             Visibility visible(sequence);
             for (int64_t kv_head = 0; kv_head < problem.kv_heads; ++kv_head) {
                 double pairs = 0;
@@ -56,8 +56,8 @@ void run_backward(const Backward& problem) {
     const Buffer<int64_t> rows_before(problem.batch + 1);
     rows_before.data()[0] = 0;
     for (int64_t b = 0; b < problem.batch; ++b)
-        rows_before.data()[b + 1] =
-            rows_before.data()[b] + Head::padded(rows_of(problem, b).n_query);
+        rows_before.data()[b + 1] = rows_before.data()[b] + HeadQueries<Arithmetic>::padded(
+                                                                sequence_at(problem, b).n_query);
     OrderedSum<Real> grad_query_sums(problem.batch * problem.heads,
                                      rows_before.data()[problem.batch] * problem.heads *
                                          round_up(problem.head_dim, kLanes<Real>),
@@ -70,7 +70,7 @@ void run_backward(const Backward& problem) {
 #pragma omp parallel num_threads(threads)
     {
         [[maybe_unused]] const FlushSubnormals flush_subnormals;
-        Head head = workspaces.of_thread(omp_get_thread_num());
+        Head head = workspaces.make(omp_get_thread_num());
 #pragma omp for schedule(monotonic : dynamic, 1)
         for (int64_t task = 0; task < tasks; ++task) {
             const int64_t kv_head = schedule.order.data()[task / partitions].id;
@@ -86,7 +86,7 @@ void run_backward(const Backward& problem) {
 
 void backward(const Backward& problem) {
     if (problem.batch == 0) return;
-    select_bias<BFA_ARITHMETIC>(problem, [&](auto bias) {
+    select_tile_bias<BFA_ARITHMETIC>(problem, [&](auto bias) {
         run_backward<BFA_ARITHMETIC, typename decltype(bias)::type>(problem);
     });
 }

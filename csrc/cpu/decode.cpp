@@ -37,20 +37,20 @@ public:
     explicit Blocks(const Decode& p)
         : p_(p),
           queries_(block_queries(p)),
-          of_head_((p.n_query + queries_ - 1) / queries_),
-          count_(p.batch * p.kv_heads * of_head_) {}
+          blocks_per_head_((p.n_query + queries_ - 1) / queries_),
+          count_(p.batch * p.kv_heads * blocks_per_head_) {}
 
     int64_t count() const { return count_; }
 
     RowBlock operator[](int64_t block) const {
-        const int64_t head = block / of_head_, first = block % of_head_ * queries_;
+        const int64_t head = block / blocks_per_head_, first = block % blocks_per_head_ * queries_;
         return {p_, head / p_.kv_heads, head % p_.kv_heads,
                 Range{first, std::min(first + queries_, p_.n_query)}};
     }
 
 private:
     const Decode& p_;
-    const int64_t queries_, of_head_, count_;
+    const int64_t queries_, blocks_per_head_, count_;
 };
 
 // The tiles [begin, end) of the list of a block.
@@ -169,7 +169,7 @@ private:
 #pragma omp parallel num_threads(threads)
         {
             [[maybe_unused]] const FlushSubnormals flush_subnormals;
-            Block block = workspaces_.of_thread(omp_get_thread_num());
+            Block block = workspaces_.make(omp_get_thread_num());
 #pragma omp for schedule(dynamic, 1)
             for (int64_t n = 0; n < count; ++n) function(block, n);
         }

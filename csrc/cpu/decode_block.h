@@ -2,6 +2,7 @@
 #pragma once
 
 #include "online_softmax.h"
+#include "select_form.h"
 #include "tile_selection.h"
 #include "unpacked_rows.h"
 
@@ -52,7 +53,7 @@ public:
         : p_(problem),
           depth_(round_up(problem.head_dim, kPair * kLanes<Operand>) / kPair),
           columns_(columns(problem)),
-          bias_(arena, problem, int(block_rows(problem))),
+          bias_(make_page_bias<Real>(arena, problem, int(block_rows(problem)))),
           choice_(arena, problem, int(block_rows(problem)), depth_),
           queries_(arena.take<Operand>(round_up(block_rows(problem), kRegisterRows) * depth_)),
           keys_(arena.take<Operand>(kTile * depth_)),
@@ -69,7 +70,7 @@ public:
         const int64_t padded = round_up(block.rows, kRegisterRows);
         std::memset(queries_ + block.rows * depth_, 0,
                     (padded - block.rows) * depth_ * sizeof(Operand));
-        bias_.begin_block(block);
+        bias_->begin_block(block);
     }
 
     // Returns the first of the near tiles, which are always computed.
@@ -84,7 +85,7 @@ public:
     // the number of these.
     int64_t add_near(const State& state, int32_t* taken) {
         const Range tiles = block_->tiles(p_), far = {tiles.begin, near_tile()};
-        const bool choose = p_.tolerance > 0 && p_.form != Form::none && !far.empty();
+        const bool choose = p_.tolerance > 0 && !far.empty();
         double longest = 0;
         for (int64_t tile = tiles.end - 1; tile >= far.end; --tile) {
             add_tile(state, tile);
@@ -96,7 +97,7 @@ public:
             return std::max<int64_t>(far.end - far.begin, 0);
         }
         choice_.begin_block(*block_, queries_, longest, [&](int r) { return state.lse(r); });
-        return choice_.choose(bias_, far, taken);
+        return choice_.choose(*bias_, far, taken);
     }
 
     // Adds one tile to the softmax, and prefetches `next`.
@@ -127,16 +128,16 @@ public:
                 gemm<Arithmetic, false>(padded, width, depth_, {queries_ + row * depth_, depth_, 1},
                                         {keys_transposed_, kTile}, {logits, kTile});
             }
-            const State of_strip = state.from(row);
+            const State strip = state.from(row);
             const bool raises =
-                masked ? finish_logits<true>(of_strip, row, count, keys, slot, width, logits)
-                       : finish_logits<false>(of_strip, row, count, keys, slot, width, logits);
-            if (raises) of_strip.raise_pivots(count, width, logits, slack_);
-            of_strip.exponentiate(count, width, logits);
+                masked ? finish_logits<true>(strip, row, count, keys, slot, width, logits)
+                       : finish_logits<false>(strip, row, count, keys, slot, width, logits);
+            if (raises) strip.raise_pivots(count, width, logits, slack_);
+            strip.exponentiate(count, width, logits);
             const LeftMatrix<Operand> weights = {reinterpret_cast<Operand*>(logits), kTile, 1};
-            const Result<Real> outputs = {of_strip.outputs, columns_};
+            const Result<Real> outputs = {strip.outputs, columns_};
             if (in_place) {
-                const auto rows = rows_in_place<Arithmetic>(values, p_.v.row, next.values);
+                const auto rows = rows_in_place<Arithmetic>(values, p_.v.row_stride, next.values);
                 gemm<Arithmetic, true>(count, columns_, width / kPair, weights, rows, outputs);
             } else if (masked && !values_finite_) {
                 gemm_visible<Arithmetic>(count, columns_, weights, packed_values(), outputs,
@@ -153,8 +154,8 @@ public:
         const int64_t bytes = element_bytes(p_.element);
         return {row_at(p_.k, slot, block_->kv_head),
                 row_at(p_.v, slot, block_->kv_head),
-                p_.k.row,
-                p_.v.row,
+                p_.k.row_stride,
+                p_.v.row_stride,
                 p_.head_dim * bytes,
                 p_.value_dim * bytes};
     }
@@ -174,14 +175,15 @@ private:
         const char* source = row_at(p_.k, slot, block_->kv_head);
         const bool in_place = reads_in_place(p_.head_dim);
         if (!in_place)
-            Arithmetic::pack_rows(p_.element, source, p_.k.row, n, p_.head_dim, keys_, depth_);
+            Arithmetic::pack_rows(p_.element, source, p_.k.row_stride, n, p_.head_dim, keys_,
+                                  depth_);
         for (int j = 0; j < n; ++j)
-            rows[j] = in_place ? reinterpret_cast<const Operand*>(source + j * p_.k.row)
+            rows[j] = in_place ? reinterpret_cast<const Operand*>(source + j * p_.k.row_stride)
                                : keys_ + j * depth_;
     }
 
     void pack_keys(const PageSlot& slot, int n, int width) {
-        Arithmetic::pack_rows(p_.element, row_at(p_.k, slot, block_->kv_head), p_.k.row, n,
+        Arithmetic::pack_rows(p_.element, row_at(p_.k, slot, block_->kv_head), p_.k.row_stride, n,
                               p_.head_dim, keys_, depth_);
         std::memset(keys_ + n * depth_, 0, (width - n) * depth_ * sizeof(Operand));
         transpose(keys_, width, depth_, depth_, keys_transposed_);
@@ -193,8 +195,9 @@ private:
         for (int j = 0; j < n; j += kAtOnce) {
             const int count = std::min(kAtOnce, n - j);
             next.prefetch_values(j, j + count);
-            Arithmetic::pack_row_pairs(p_.element, source + j * p_.v.row, p_.v.row, count,
-                                       p_.value_dim, values_ + j / kPair * columns_, columns_);
+            Arithmetic::pack_row_pairs(p_.element, source + j * p_.v.row_stride, p_.v.row_stride,
+                                       count, p_.value_dim, values_ + j / kPair * columns_,
+                                       columns_);
         }
         const int packed = int(round_up(n, kPair) / kPair);
         std::memset(values_ + packed * columns_, 0,
@@ -218,7 +221,7 @@ private:
             Vector<Real> largest = broadcast(-kInfinity);
             const Range visible =
                 kMasked ? block_->visible(p_, first_row + r, keys) : Range{0, width};
-            if (p_.form != Form::none) bias_.fill(first_row + r, keys, slot, visible, bias);
+            bias_->fill(first_row + r, keys, slot, visible, bias);
             for (int c = 0; c < width; c += kLane) {
                 Real* logit = logits + r * kTile + c;
                 Vector<Real> s = load(logit) * scale + load(bias + c);
@@ -246,7 +249,7 @@ private:
 
     const Decode& p_;
     const int64_t depth_, columns_;
-    PageBias<Real> bias_;
+    PageBias<Real>* const bias_;
     TileChoice<Arithmetic> choice_;
     Operand *queries_, *keys_, *keys_transposed_, *values_;
 

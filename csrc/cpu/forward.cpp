@@ -11,7 +11,7 @@
 #include "logit_block.h"
 #include "online_softmax.h"
 #include "schedule.h"
-#include "select_bias.h"
+#include "select_form.h"
 #include "subnormals.h"
 
 namespace bfa::BFA_KERNELS {
@@ -51,7 +51,7 @@ public:
           softmax_(SoftmaxRows<Arithmetic>::take(arena, block_rows(problem), columns_)) {}
 
     void run(int64_t b, int64_t h, Range queries) {
-        if (whole_.sequences) problem_ = p_ = of_sequence(whole_, b);
+        if (whole_.sequences) problem_ = p_ = sequence_problem(whole_, b);
         softmax_.clear(Logits::begin_block(b, h, queries));
         const Range keys = {visible_.keys(queries.begin).begin, visible_.keys(queries.end - 1).end};
         if (!keys.empty()) {
@@ -66,7 +66,7 @@ private:
         Logits::begin_tile(keys);
         const int n = int(keys.end - keys.begin);
         const char* values = p_.v.at(b_, kv_head_, keys.begin);
-        Arithmetic::pack_row_pairs(p_.element, values, p_.v.row, n, p_.value_dim, values_,
+        Arithmetic::pack_row_pairs(p_.element, values, p_.v.row_stride, n, p_.value_dim, values_,
                                    columns_);
         const int packed = round_up(n, Arithmetic::pair) / Arithmetic::pair;
         std::memset(values_ + packed * columns_, 0,
@@ -155,7 +155,7 @@ public:
         : problem_(problem), rows_(rows), count_(count()), order_(count_) {
         Task* task = order_.data();
         for (int64_t b = 0; b < problem.batch; ++b) {
-            const Forward sequence = of_sequence(problem, b);
+            const Forward sequence = sequence_problem(problem, b);
             Visibility visible(sequence);
             for (int64_t block = blocks(sequence.n_query) - 1; block >= 0; --block)
                 for (int64_t h = 0; h < problem.heads; ++h) {
@@ -173,7 +173,7 @@ public:
     template <class Function>
     void take(int64_t index, Function function) const {
         const int64_t id = order_.data()[index].id, sequence = id / problem_.heads;
-        const int64_t b = sequence % problem_.batch, n_query = rows_of(problem_, b).n_query;
+        const int64_t b = sequence % problem_.batch, n_query = sequence_at(problem_, b).n_query;
         function(b, id % problem_.heads, queries(sequence / problem_.batch, n_query));
     }
 
@@ -185,7 +185,7 @@ private:
     int64_t count() const {
         int64_t sum = 0;
         for (int64_t b = 0; b < problem_.batch; ++b)
-            sum += blocks(rows_of(problem_, b).n_query) * problem_.heads;
+            sum += blocks(sequence_at(problem_, b).n_query) * problem_.heads;
         return sum;
     }
 
@@ -203,7 +203,7 @@ void run_forward(const Forward& problem) {
 #pragma omp parallel num_threads(threads)
     {
         [[maybe_unused]] const FlushSubnormals flush_subnormals;
-        Block block = workspaces.of_thread(omp_get_thread_num());
+        Block block = workspaces.make(omp_get_thread_num());
 #pragma omp for schedule(monotonic : dynamic, 1)
         for (int64_t index = 0; index < blocks.size(); ++index)
             blocks.take(index,
@@ -215,7 +215,7 @@ void run_forward(const Forward& problem) {
 
 void forward(const Forward& problem) {
     if (query_count(problem) == 0) return;
-    select_bias<BFA_ARITHMETIC>(problem, [&](auto bias) {
+    select_tile_bias<BFA_ARITHMETIC>(problem, [&](auto bias) {
         run_forward<BFA_ARITHMETIC, typename decltype(bias)::type>(problem);
     });
 }

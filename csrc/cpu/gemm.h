@@ -11,11 +11,12 @@ namespace bfa::BFA_KERNELS {
 // Vectors of columns in a register block: 6 x 4 accumulators of 32 registers, or 6 x 2 of 16.
 constexpr int kBlockVectors = kVectorBytes == 64 ? 4 : 2;
 
-// Operand (r, k) is at data[r * row + k * depth], so that a transposed matrix needs no copy.
+// Operand (r, k) is at data[r * row_stride + k * depth_stride], so that a transposed matrix needs
+// no copy.
 template <class Operand>
 struct LeftMatrix {
     const Operand* data;
-    int64_t row, depth;
+    int64_t row_stride, depth_stride;
 };
 
 // Operand (k, c) is at data[k * stride + c].
@@ -55,7 +56,7 @@ BFA_INLINE void gemm_block(int64_t depth, LeftMatrix<typename Arithmetic::Operan
         b.read(k, right);
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
-            const auto left = a.data[r * a.row + k * a.depth];
+            const auto left = a.data[r * a.row_stride + k * a.depth_stride];
 #pragma GCC unroll 4
             for (int x = 0; x < kVectors; ++x)
                 sum[r][x] = Arithmetic::dot(left, right[x], sum[r][x]);
@@ -97,8 +98,8 @@ __attribute__((noinline)) void gemm(int rows, int64_t columns, int64_t depth,
         with_constant<kBlockVectors / Right::kVectors>(vectors / Right::kVectors, [&](auto n) {
             const auto block = [&](int row, auto n_rows) {
                 gemm_block<Arithmetic, kAccumulate, n_rows, n * Right::kVectors>(
-                    depth, {a.data + row * a.row, a.row, a.depth}, b.from_column(column),
-                    {c.data + row * c.stride + column, c.stride});
+                    depth, {a.data + row * a.row_stride, a.row_stride, a.depth_stride},
+                    b.from_column(column), {c.data + row * c.stride + column, c.stride});
             };
             int row = 0;
             for (; row + kRegisterRows <= rows; row += kRegisterRows)
@@ -118,8 +119,8 @@ void gemm_visible(int rows, int64_t columns, LeftMatrix<typename Arithmetic::Ope
     for (int r = 0; r < rows; ++r) {
         const auto range = depth_range(r);
         for (int64_t k = range.begin; k < range.end; ++k) {
-            const auto left =
-                Arithmetic::element(a.data[r * a.row + k / kPair * a.depth], k % kPair);
+            const auto left = Arithmetic::element(
+                a.data[r * a.row_stride + k / kPair * a.depth_stride], k % kPair);
             const auto* right = b.data + k / kPair * b.stride;
             for (int64_t x = 0; x < columns; ++x)
                 c.data[r * c.stride + x] += left * Arithmetic::element(right[x], k % kPair);

@@ -35,8 +35,8 @@ protected:
         b_ = b, h_ = h, kv_head_ = h / (problem_.heads / problem_.kv_heads), block_ = queries;
         const int64_t count = queries.end - queries.begin;
         const int64_t padded = round_up(count, kRegisterRows);
-        Arithmetic::pack_rows(problem_.element, problem_.q.at(b, h, queries.begin), problem_.q.row,
-                              count, problem_.head_dim, queries_, depth_);
+        Arithmetic::pack_rows(problem_.element, problem_.q.at(b, h, queries.begin),
+                              problem_.q.row_stride, count, problem_.head_dim, queries_, depth_);
         std::memset(queries_ + count * depth_, 0, (padded - count) * depth_ * sizeof(Operand));
         bias_.begin_head(b, h);
         visible_.begin_head(b, h);
@@ -47,7 +47,7 @@ protected:
         const int n = int(keys.end - keys.begin);
         width_ = int(round_up(n, kLane * Arithmetic::pair));
         Arithmetic::pack_rows(problem_.element, problem_.k.at(b_, kv_head_, keys.begin),
-                              problem_.k.row, n, problem_.head_dim, keys_, depth_);
+                              problem_.k.row_stride, n, problem_.head_dim, keys_, depth_);
         std::memset(keys_ + n * depth_, 0, (width_ - n) * depth_ * sizeof(Operand));
         transpose(keys_, width_, depth_, depth_, keys_transposed_);
         bias_.begin_tile(keys);

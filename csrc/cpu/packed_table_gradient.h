@@ -15,17 +15,41 @@ class PackedTableGradient {
 public:
     explicit PackedTableGradient(const Backward& problem)
         : problem_(problem),
-          is_per_sequence_(traits_of(problem.form).is_shared && problem.has_form_gradient() &&
-                           problem.batch > 1 && problem.grad_form[0].batch == 0),
+          table_(shared_tensor(*problem.form)),
+          is_per_sequence_(table_ >= 0 && problem.has_form_gradient() && problem.batch > 1 &&
+                           problem.grad_form[table_].batch_stride == 0),
           begins_(is_per_sequence_ ? problem.batch + 1 : 0),
           sums_(is_per_sequence_ ? elements() : 0) {
         if (is_per_sequence_)
             std::memset(sums_.data(), 0, begins_.data()[problem.batch] * sizeof(Real));
     }
 
-    bool is_per_sequence() const { return is_per_sequence_; }
+    // Directs the gradient of the table in the problem of sequence b to that of the sequence.
+    void redirect(int64_t b, Problem& sequence) const {
+        if (is_per_sequence_) sequence.grad_form[table_] = private_gradient(b);
+    }
 
-    FormTensor of_sequence(int64_t b) const {
+    void add_up() const {
+        if (!is_per_sequence_) return;
+        for (int64_t b = 0; b < problem_.batch; ++b) {
+            const FormTensor gradient = sequence_problem(problem_, b).grad_form[table_];
+            for (int64_t h = 0; h < problem_.heads; ++h) {
+                const Real* own = private_gradient(b).template at<Real>(0, h);
+                Real* sum = gradient.at<Real>(0, h);
+                for (int64_t x = 0; x < gradient.rows; ++x) sum[x] += own[x];
+            }
+        }
+    }
+
+private:
+    // Returns the index of the form's tensor that sequences share, or -1.
+    static int shared_tensor(const FormTraits& form) {
+        for (int n = 0; n < kMaxFormTensors; ++n)
+            if (form.tensors[n].is_shared) return n;
+        return -1;
+    }
+
+    FormTensor private_gradient(int64_t b) const {
         const int64_t begin = begins_.data()[b], n = (begins_.data()[b + 1] - begin);
         const int64_t rows = n / problem_.heads;
         return {{reinterpret_cast<char*>(sums_.data() + begin), 0, rows * int64_t(sizeof(Real)),
@@ -33,29 +57,17 @@ public:
                 rows};
     }
 
-    void add_up() const {
-        if (!is_per_sequence_) return;
-        for (int64_t b = 0; b < problem_.batch; ++b) {
-            const Backward one = bfa::of_sequence(problem_, b);
-            for (int64_t h = 0; h < problem_.heads; ++h) {
-                const Real* own = of_sequence(b).template at<Real>(0, h);
-                Real* sum = one.grad_form[0].template at<Real>(0, h);
-                for (int64_t x = 0; x < one.grad_form[0].rows; ++x) sum[x] += own[x];
-            }
-        }
-    }
-
-private:
     int64_t elements() const {
         begins_.data()[0] = 0;
         for (int64_t b = 0; b < problem_.batch; ++b)
             begins_.data()[b + 1] =
                 begins_.data()[b] +
-                problem_.heads * bfa::of_sequence(problem_, b).grad_form[0].rows;
+                problem_.heads * sequence_problem(problem_, b).grad_form[table_].rows;
         return begins_.data()[problem_.batch];
     }
 
     const Backward& problem_;
+    const int table_;
     const bool is_per_sequence_;
     const Buffer<int64_t> begins_;
     const Buffer<Real> sums_;

@@ -10,7 +10,7 @@
 #pragma once
 
 #include "dot_products.h"
-#include "page_bias.h"
+#include "forms/page.h"
 
 namespace bfa::BFA_KERNELS {
 

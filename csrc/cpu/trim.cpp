@@ -10,7 +10,7 @@
 #include <cmath>
 
 #include "logit_block.h"
-#include "select_bias.h"
+#include "select_form.h"
 #include "subnormals.h"
 
 namespace bfa::BFA_KERNELS {
@@ -131,7 +131,7 @@ void run_trim(const Trim& problem) {
 #pragma omp parallel num_threads(threads)
     {
         [[maybe_unused]] const FlushSubnormals flush_subnormals;
-        Block block = workspaces.of_thread(omp_get_thread_num());
+        Block block = workspaces.make(omp_get_thread_num());
         // The last queries of a head have the most keys.
 #pragma omp for schedule(monotonic : dynamic, 1)
         for (int64_t task = tasks - 1; task >= 0; --task) {
@@ -147,7 +147,7 @@ void run_trim(const Trim& problem) {
 
 void trim(const Trim& problem) {
     if (problem.batch == 0 || problem.n_query == 0 || problem.n_key == 0) return;
-    select_bias<BFA_ARITHMETIC>(problem, [&](auto bias) {
+    select_tile_bias<BFA_ARITHMETIC>(problem, [&](auto bias) {
         run_trim<BFA_ARITHMETIC, typename decltype(bias)::type>(problem);
     });
 }

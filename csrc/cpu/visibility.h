@@ -58,10 +58,10 @@ public:
         double sum = 0;
         for (int64_t i = queries.begin; i < queries.end; i += constants::PLAN_QUERIES) {
             const int64_t last = std::min(i + constants::PLAN_QUERIES, queries.end) - 1;
-            const Range of_first = keys(i), of_last = keys(last);
+            const Range first_keys = keys(i), last_keys = keys(last);
             sum += 0.5 * double(last + 1 - i) *
-                   double(std::max<int64_t>(of_first.end - of_first.begin, 0) +
-                          std::max<int64_t>(of_last.end - of_last.begin, 0));
+                   double(std::max<int64_t>(first_keys.end - first_keys.begin, 0) +
+                          std::max<int64_t>(last_keys.end - last_keys.begin, 0));
         }
         return sum;
     }

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <new>
+#include <type_traits>
 
 #include "scratch.h"
 
@@ -20,6 +22,17 @@ public:
         return piece;
     }
 
+    // Constructs a T, whose constructor may take pieces too and whose destructor does nothing.
+    // Returns null if this only counts bytes.
+    template <class T, class... Arguments>
+    T* make(Arguments&&... arguments) {
+        static_assert(std::is_trivially_destructible_v<T>);
+        T* piece = take<T>(1);
+        if (base_) return new (piece) T(*this, arguments...);
+        const T counted(*this, arguments...);
+        return nullptr;
+    }
+
     int64_t used() const { return used_; }
 
 private:
@@ -34,7 +47,7 @@ public:
     ThreadWorkspaces(const Problem& problem, int threads)
         : problem_(problem), bytes_(bytes_of(problem)), memory_(bytes_ * threads) {}
 
-    Workspace of_thread(int thread) const {
+    Workspace make(int thread) const {
         Arena arena(memory_.data() + bytes_ * thread);
         return Workspace(arena, problem_);
     }

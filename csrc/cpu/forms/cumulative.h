@@ -1,14 +1,35 @@
+// The cumulative forms: beta = gain_i (sums_p - sums_j), negated where j > p; the bias is beta, or
+// -log(1 + beta^2).
 #pragma once
 
 #include "base.h"
 
 namespace bfa::BFA_KERNELS {
 
-// beta = gain_i (sums_p - sums_j), negated where j > p; the bias is beta, or -log(1 + beta^2).
+struct CumulativeTensors {
+    enum Tensor { kSums, kGains };
+};
+
+template <bool kLogSquare>
+struct CumulativeForm : FormDefaults<CumulativeForm<kLogSquare>>, CumulativeTensors {
+    static constexpr FormTraits traits = {
+        kLogSquare ? "log1p_square" : "cumulative",
+        {{"steps", rows::per_position, Refused::nan}, {"gains", rows::per_query, Refused::nan}}};
+
+    template <class Real>
+    class Tile;
+    template <class Real>
+    class Page;
+};
+
+using Cumulative = CumulativeForm<false>;
+using Log1pSquare = CumulativeForm<true>;
+
 // The prefix sums are float64. A tile uses their differences from that of its first key, rounded to
 // Real. Where these are too large to resolve neighboring keys, it also adds their rounding errors.
-template <class Real, bool kLogSquare>
-class CumulativeBias : public BiasDefaults {
+template <bool kLogSquare>
+template <class Real>
+class CumulativeForm<kLogSquare>::Tile : public TileDefaults {
 public:
     // kSimple: causal, and without the rounding errors. Without kGain, the gain is 1.
     template <bool kSimple, bool kGain>
@@ -39,7 +60,7 @@ public:
         }
     };
 
-    CumulativeBias(Arena& arena, const Problem& problem, bool with_gradient)
+    Tile(Arena& arena, const Problem& problem, bool with_gradient)
         : problem_(problem),
           key_sums_(arena.take<Real>(kTile)),
           key_roundings_(arena.take<Real>(kTile)),
@@ -51,11 +72,12 @@ public:
           gain_gradient_(with_gradient ? arena.take<double>(problem.n_query) : nullptr) {}
 
     void begin_head(int64_t b, int64_t h) {
-        const FormTensor &sums = problem_.form_tensors[0], &gain = problem_.form_tensors[1];
+        const FormTensor &sums = problem_.form_tensors[kSums],
+                         &gains = problem_.form_tensors[kGains];
         sums_ = sums.at<double>(b, h);
-        gain_ = gain.data ? gain.at<Real>(b, h) : nullptr;
+        gain_ = gains.data ? gains.at<Real>(b, h) : nullptr;
         if (sum_gradient_) {
-            std::memset(sum_gradient_, 0, problem_.form_tensors[0].rows * sizeof(double));
+            std::memset(sum_gradient_, 0, sums.rows * sizeof(double));
             std::memset(gain_gradient_, 0, problem_.n_query * sizeof(double));
         }
     }
@@ -81,8 +103,6 @@ public:
         if (!simple_) return function(row<false, true>(query));
         gain_ ? function(row<true, true>(query)) : function(row<true, false>(query));
     }
-
-    static constexpr bool has_gradient = true;
 
     template <bool kSimple, bool kGain>
     BFA_INLINE void add_gradient(Row<kSimple, kGain>& row, int column, Vector<Real> gradient) {
@@ -126,10 +146,10 @@ public:
         std::memset(key_gradient_, 0, kTile * sizeof(Real));
     }
     void end_head(const FormTensor* gradients, int64_t b, int64_t h) {
-        double* sums = gradients[0].at<double>(b, h);
-        for (int64_t j = 0; j < gradients[0].rows; ++j) sums[j] += sum_gradient_[j];
+        double* sums = gradients[kSums].at<double>(b, h);
+        for (int64_t j = 0; j < gradients[kSums].rows; ++j) sums[j] += sum_gradient_[j];
         if (!gain_) return;
-        Real* gain = gradients[1].at<Real>(b, h);
+        Real* gain = gradients[kGains].at<Real>(b, h);
         for (int64_t i = 0; i < problem_.n_query; ++i) gain[i] += Real(gain_gradient_[i]);
     }
 
@@ -169,6 +189,59 @@ private:
     double* sum_gradient_;
     double* gain_gradient_;
     double block_gradient_ = 0;  // of a block's rows and columns together: 0 up to rounding
+};
+
+template <bool kLogSquare>
+template <class Real>
+class CumulativeForm<kLogSquare>::Page final : public PageBias<Real> {
+    using PageBias<Real>::p_, PageBias<Real>::block_;
+
+public:
+    Page(Arena& arena, const Decode& problem, int rows)
+        : PageBias<Real>(problem), queries_(arena.take<Query>(rows)) {}
+
+    void begin_block(const RowBlock& block) override {
+        PageBias<Real>::begin_block(block);
+        const FormTensor &sums = p_.form_tensors[kSums], &gains = p_.form_tensors[kGains];
+        for (int r = 0; r < block.rows; ++r) {
+            const int64_t position = block.position(r);
+            queries_[r].gain =
+                gains.data ? double(*this->template query_values<Real>(gains, r)) : 1.0;
+            queries_[r].sum =
+                position < 0 ? 0
+                             : *row_at<double>(sums, slot_of(p_, block.b, position), block.head(r));
+        }
+    }
+
+    // Prefix sums are subtracted in float64, which is exact for near pairs at any position.
+    void fill(int row, Range, const PageSlot& slot, Range visible, Real* out) const override {
+        const double* sums = row_at<double>(p_.form_tensors[kSums], slot, block_->head(row));
+        const auto [sum, gain] = queries_[row];
+        for (int64_t c = visible.begin; c < visible.end; ++c) out[c] = Real(gain * (sum - sums[c]));
+        for (int c = int(visible.begin) / kLane * kLane; c < visible.end; c += kLane) {
+            const Vector<Real> beta = load(out + c);
+            store(out + c, kLogSquare ? -log2_1p(beta * beta) : beta * Real(kLog2e));
+        }
+    }
+
+    double highest(int row, Range, const PageSlot& slot) const override {
+        const int64_t h = block_->head(row);
+        const auto [sum, gain] = queries_[row];
+        const double from_low = gain * (sum - *tile_at<double>(p_.lowest, slot, h)),
+                     from_high = gain * (sum - *tile_at<double>(p_.highest, slot, h));
+        if (!kLogSquare) return std::max(from_low, from_high);
+        if ((from_low < 0) != (from_high < 0)) return 0;
+        const double least = std::min(std::abs(from_low), std::abs(from_high));
+        return -std::log1p(least * least);
+    }
+
+private:
+    static constexpr int kLane = kLanes<Real>;
+    struct Query {
+        double sum, gain;
+    };
+
+    Query* queries_;
 };
 
 }  // namespace bfa::BFA_KERNELS

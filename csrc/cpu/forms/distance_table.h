@@ -7,7 +7,7 @@
 
 namespace bfa::BFA_KERNELS {
 
-// The table is form_tensors[0]; entry d - first_distance belongs to distance d.
+// Entry d - first_distance of the table belongs to distance d.
 template <class Real>
 class DistanceTable {
 public:
@@ -17,13 +17,15 @@ public:
         Real* gradient;
     };
 
-    DistanceTable(Arena& arena, const Problem& problem, bool with_gradient)
+    // `problem` and `table` may change before begin_head.
+    DistanceTable(Arena& arena, const Problem& problem, const FormTensor& table, bool with_gradient)
         : problem_(problem),
+          table_(table),
           values_(arena.take<Real>(padded_length())),
           gradient_(with_gradient ? arena.take<Real>(padded_length()) : nullptr) {}
 
     void begin_head(int64_t b, int64_t h, Real factor) {
-        const Real* table = problem_.form_tensors[0].at<Real>(b, h);
+        const Real* table = table_.at<Real>(b, h);
         const int64_t n = length();
         std::memset(values_, 0, padded_length() * sizeof(Real));
         for (int64_t x = 0; x < n; ++x) values_[kPadding + n - 1 - x] = table[x] * factor;
@@ -50,10 +52,11 @@ public:
 private:
     // A strip with at least one visible pair reads at most a strip and a tile beyond either end.
     static constexpr int64_t kPadding = kTile + kStripRows;
-    int64_t length() const { return problem_.form_tensors[0].rows; }
+    int64_t length() const { return table_.rows; }
     int64_t padded_length() const { return length() + 2 * kPadding; }
 
     const Problem& problem_;
+    const FormTensor& table_;
     Real* values_;
     Real* gradient_;
     int64_t start_of_query_0_;

@@ -3,19 +3,39 @@
 
 #include <algorithm>
 
-#include "../math.h"
-#include "../segments.h"
-#include "../visibility.h"
-#include "../workspace.h"
 #include "base.h"
 #include "distance_table.h"
+#include "segments.h"
 
 namespace bfa::BFA_KERNELS {
 
-// Implements the interface described in base.h. Along a row x = gain_i table[d] varies slowly, so
-// that most vectors lie within one segment: the segment of the previous vector is tried first.
+struct Normalized : FormDefaults<Normalized> {
+    enum Tensor { kTable, kGains, kKnots, kSlopes, kIntercepts };
+    static constexpr FormTraits traits = {"normalized",
+                                          {{"table values", rows::per_distance, Refused::nan, true},
+                                           {"gains", rows::per_query, Refused::nan},
+                                           {"knots", rows::all, Refused::nan},
+                                           {"slopes", rows::all, Refused::nan},
+                                           {"intercepts", rows::all, Refused::nan}}};
+
+    template <class Real>
+    class Tile;
+    template <class Real>
+    class Page;
+
+    // Returns the function of one head.
+    template <class Real>
+    static Segments<Real> segments(const Problem& problem, int64_t b, int64_t h) {
+        const FormTensor* tensors = problem.form_tensors;
+        return {int(tensors[kKnots].rows) + 1, tensors[kKnots].at<Real>(b, h),
+                tensors[kSlopes].at<Real>(b, h), tensors[kIntercepts].at<Real>(b, h)};
+    }
+};
+
+// Along a row x = gain_i table[d] varies slowly, so that most vectors lie within one segment: the
+// segment of the previous vector is tried first.
 template <class Real>
-class NormalizedBias : public BiasDefaults {
+class Normalized::Tile : public TileDefaults {
     static constexpr int kLane = kLanes<Real>;
 
     // The sums over the pairs of a segment that determine the gradient of its line, one per lane.
@@ -26,7 +46,7 @@ class NormalizedBias : public BiasDefaults {
 public:
     class Row {
     public:
-        Row(const NormalizedBias& bias, int64_t query, Real gain)
+        Row(const Tile& bias, int64_t query, Real gain)
             : bias_(bias),
               table_(bias.table_.row(query)),
               gain_(broadcast(gain)),
@@ -112,7 +132,7 @@ public:
             gain_gradient_ += gradient_t * bias_.segments_.slopes[segment];
         }
 
-        const NormalizedBias& bias_;
+        const Tile& bias_;
         const typename DistanceTable<Real>::Row table_;
         const Vector<Real> gain_;
         int* nearest_;
@@ -121,10 +141,10 @@ public:
         Vector<Real> gradient_sum_ = {}, gradient_t_sum_ = {}, gain_gradient_ = {};
     };
 
-    NormalizedBias(Arena& arena, const Problem& problem, bool with_gradient)
+    Tile(Arena& arena, const Problem& problem, bool with_gradient)
         : problem_(problem),
-          table_(arena, problem, with_gradient),
-          segments_(Segments<Real>::of_head(problem, 0, 0)),
+          table_(arena, problem, problem.form_tensors[kTable], with_gradient),
+          segments_(segments<Real>(problem, 0, 0)),
           nearest_(arena.take<int>(problem.n_query)),
           sums_(with_gradient ? arena.take<Sums>(segments_.count) : nullptr),
           row_gain_gradients_(arena.take<Real>(with_gradient ? kLane * kLane : 0)),
@@ -134,8 +154,8 @@ public:
 
     void begin_head(int64_t b, int64_t h) {
         table_.begin_head(b, h, Real(1));
-        segments_ = Segments<Real>::of_head(problem_, b, h);
-        gain_ = problem_.form_tensors[1].at<Real>(b, h);
+        segments_ = segments<Real>(problem_, b, h);
+        gain_ = problem_.form_tensors[kGains].at<Real>(b, h);
         std::fill_n(nearest_, problem_.n_query, 0);
         if (!sums_) return;
         std::fill_n(sums_, segments_.count, Sums{});
@@ -151,8 +171,6 @@ public:
     BFA_INLINE void with_row(int64_t query, Function function) const {
         function(Row(*this, query, gain_[query]));
     }
-
-    static constexpr bool has_gradient = true;
 
     BFA_INLINE void add_gradient(Row& row, int column, Vector<Real> gradient) {
         row.add_gradient(column, gradient);
@@ -176,9 +194,9 @@ public:
         first_segment_ = segments_.count, last_segment_ = -1;
     }
     void end_head(const FormTensor* gradients, int64_t b, int64_t h) {
-        table_.end_head(gradients[0], b, h);
-        Real *gain = gradients[1].at<Real>(b, h), *slopes = gradients[3].at<Real>(b, h),
-             *intercepts = gradients[4].at<Real>(b, h);
+        table_.end_head(gradients[kTable], b, h);
+        Real *gain = gradients[kGains].at<Real>(b, h), *slopes = gradients[kSlopes].at<Real>(b, h),
+             *intercepts = gradients[kIntercepts].at<Real>(b, h);
         for (int64_t i = 0; i < problem_.n_query; ++i) gain[i] += Real(gain_gradients_[i]);
         for (int s = 0; s < segments_.count; ++s) {
             slopes[s] += Real(slope_gradients_[s]);
@@ -203,6 +221,55 @@ private:
     double *slope_gradients_, *intercept_gradients_, *gain_gradients_;
     const Real* gain_ = nullptr;
     mutable int first_segment_ = 0, last_segment_ = -1;  // the range of segments with sums
+};
+
+template <class Real>
+class Normalized::Page final : public PageBias<Real> {
+    using PageBias<Real>::p_, PageBias<Real>::block_;
+
+public:
+    Page(Arena& arena, const Decode& problem, int rows)
+        : PageBias<Real>(problem), queries_(arena.take<Query>(rows)) {}
+
+    void begin_block(const RowBlock& block) override {
+        PageBias<Real>::begin_block(block);
+        const FormTensor& gains = p_.form_tensors[kGains];
+        for (int r = 0; r < block.rows; ++r)
+            queries_[r] = {double(*this->template query_values<Real>(gains, r)), 0};
+    }
+
+    // In float64, so that tiles may be skipped by bounds that ignore its rounding errors.
+    void fill(int row, Range keys, const PageSlot&, Range visible, Real* out) const override {
+        const int64_t h = block_->head(row);
+        const Segments<Real> function = segments<Real>(p_, block_->b, h);
+        const Real* table = p_.form_tensors[kTable].template at<Real>(block_->b, h) +
+                            (block_->position(row) - keys.begin);
+        auto& [gain, segment] = queries_[row];
+        for (int64_t c = visible.begin; c < visible.end; ++c) {
+            const double x = gain * double(table[-c]);
+            segment = function.find(x, segment);
+            out[c] = Real(function.value(x, segment) * kLog2e);
+        }
+    }
+
+    double highest(int row, Range keys, const PageSlot&) const override {
+        const int64_t b = block_->b, h = block_->head(row);
+        const auto distances = this->distances(row, keys);
+        const double gain = queries_[row].gain,
+                     low = -gain * this->largest_in_blocks(p_.table_lowest.template at<Real>(b, h),
+                                                           distances, -1),
+                     high = gain * this->largest_in_blocks(p_.table_highest.template at<Real>(b, h),
+                                                           distances, 1);
+        return segments<Real>(p_, b, h).maximum(std::min(low, high), std::max(low, high));
+    }
+
+private:
+    struct Query {
+        double gain;
+        int segment;  // where a search begins
+    };
+
+    Query* queries_;
 };
 
 }  // namespace bfa::BFA_KERNELS

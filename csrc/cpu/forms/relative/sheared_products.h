@@ -9,7 +9,7 @@
 #include <cstring>
 #include <utility>
 
-#include "../packed_rows.h"
+#include "../../packed_rows.h"
 #include "distance_vectors.h"
 
 namespace bfa::BFA_KERNELS {
@@ -45,8 +45,8 @@ public:
         for (int row = 0; row < kRows; row += kRowGroup) {
             const int rows = std::min(kRowGroup, kRows - row), column = kRows - row - rows;
             gemm<Arithmetic, false>(rows, round_up(kWidth + kRowGroup, kLane), vectors.depth(),
-                                    {a.data + row * a.row, a.row, a.depth},
-                                    vectors.of_places(place_ + column),
+                                    {a.data + row * a.row_stride, a.row_stride, a.depth_stride},
+                                    vectors.contracting_ranks(place_ + column),
                                     {products_ + row * kStride + column, kStride});
         }
     }
@@ -89,7 +89,8 @@ public:
         for (int row = 0; row < kRows; row += kGroup) {
             const int rows = std::min(kGroup, kRows - row), column = kRows - row - rows;
             gemm<Arithmetic, true>(rows, a_gradient.stride, (rows + kWidth) / kPair,
-                                   along_row(row, column), vectors.of_ranks(place_ + column),
+                                   along_row(row, column),
+                                   vectors.contracting_places(place_ + column),
                                    {a_gradient.data + row * a_gradient.stride, a_gradient.stride});
         }
         pack_pairs_of_rows();

@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "../problem.h"
-
 namespace bfa::BFA_KERNELS {
 
 // The function of one head. On segment s, where knots[s - 1] <= x < knots[s], it is
@@ -16,12 +14,6 @@ struct Segments {
 
     int count;
     const Real *knots, *slopes, *intercepts;
-
-    static Segments of_head(const Problem& problem, int64_t b, int64_t h) {
-        const FormTensor* tensors = problem.form_tensors;
-        return {int(tensors[2].rows) + 1, tensors[2].at<Real>(b, h), tensors[3].at<Real>(b, h),
-                tensors[4].at<Real>(b, h)};
-    }
 
     Real lower(int segment) const { return segment == 0 ? -kInfinity : knots[segment - 1]; }
     Real upper(int segment) const { return segment + 1 == count ? kInfinity : knots[segment]; }

@@ -7,8 +7,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include "../gemm.h"
-#include "base.h"
+#include "../../gemm.h"
+#include "../base.h"
+#include "tensors.h"
 
 namespace bfa::BFA_KERNELS {
 
@@ -29,6 +30,7 @@ public:
           tensor_(tensor),
           is_reversed_(is_reversed),
           with_gradient_(with_gradient),
+          repeats_ends_(RelativeTensors::repeats_ends(problem)),
           rank_(problem.form_tensors[tensor].rows),
           count_(problem.form_tensors[tensor].columns),
           places_(exists() ? round_up(count_ + 2 * kPadding, kPanelStep) : 0),
@@ -83,11 +85,11 @@ public:
     const Real* end(int index) const { return ends_ + index * columns(); }
 
     // For products that contract the ranks, and those that contract the places.
-    RightMatrix<Operand> of_places(int64_t place) const {
+    RightMatrix<Operand> contracting_ranks(int64_t place) const {
         const int64_t panel = place / kPanelStep;
         return {panels_ + panel * depth() * kPanel + place % kPanelStep, kPanel};
     }
-    RightMatrix<Operand> of_ranks(int64_t even_place) const {
+    RightMatrix<Operand> contracting_places(int64_t even_place) const {
         return {along_rank_ + even_place / kPair * columns(), columns()};
     }
     Result<Real> gradient(int64_t place) const {
@@ -101,7 +103,7 @@ public:
     void end_head(const FormTensor& output, int64_t b, int64_t h) const {
         constexpr int64_t kFirst = kPadding;
         const int64_t end = kFirst + count_;
-        if (repeats_ends()) {
+        if (repeats_ends_) {
             for (int64_t place = 0; place < kFirst; ++place) add_gradient(place, kFirst);
             for (int64_t place = end; place < places_; ++place) add_gradient(place, end - 1);
         }
@@ -124,7 +126,6 @@ private:
     static constexpr int64_t kPanelStep = 512, kPanel = kPanelStep + kSpan;
     static constexpr int64_t kPadding = 2 * kSpan;
 
-    bool repeats_ends() const { return problem_.form == Form::relative_last; }
     int64_t row_elements() const { return places_ + kPanel; }
     int64_t column_of(int64_t place) const {
         const int64_t column = place - kPadding;
@@ -144,11 +145,12 @@ private:
             using Element = decltype(type);
             const auto* source = table.at<char>(b, h, r);
             constexpr int64_t kContiguous = sizeof(Element);
-            table.column == kContiguous ? read_columns<Element>(source, kContiguous, first)
-                                        : read_columns<Element>(source, table.column, first);
+            table.column_stride == kContiguous
+                ? read_columns<Element>(source, kContiguous, first)
+                : read_columns<Element>(source, table.column_stride, first);
         });
-        std::fill(row, first, repeats_ends() ? *first : 0);
-        std::fill(end, row + row_elements(), repeats_ends() ? end[-1] : 0);
+        std::fill(row, first, repeats_ends_ ? *first : 0);
+        std::fill(end, row + row_elements(), repeats_ends_ ? end[-1] : 0);
     }
     template <class Element>
     BFA_INLINE void read_columns(const char* source, int64_t stride, Real* places) const {
@@ -179,7 +181,7 @@ private:
     // Transposes the panels. The vectors of a few places at a time stay in the L1 cache.
     void fill_along_rank() const {
         for (int64_t begin = 0; begin < places_; begin += kLane) {
-            const RightMatrix<Operand> source = of_places(begin);
+            const RightMatrix<Operand> source = contracting_ranks(begin);
             Operand* target = along_rank_ + begin / kPair * columns();
             std::memset(target, 0, kLane / kPair * columns() * sizeof(Operand));
             for (int64_t r = 0; r < depth(); ++r) {
@@ -199,7 +201,7 @@ private:
 
     const Problem& problem_;
     const int tensor_;
-    const bool is_reversed_, with_gradient_;
+    const bool is_reversed_, with_gradient_, repeats_ends_;
     const int64_t rank_, count_, places_;
     Operand *panels_, *along_rank_;
     Real *ends_, *rows_, *gradient_ = nullptr;  // rows_: as many rows of places as a pair has

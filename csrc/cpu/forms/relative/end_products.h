@@ -1,0 +1,69 @@
+// Products beyond a table of the relative form, where all distances have the same vector.
+#pragma once
+
+#include <cstring>
+
+#include "distance_vectors.h"
+
+namespace bfa::BFA_KERNELS {
+
+// The products of rows of queries or keys with the vectors beyond either end of a table, and the
+// gradients of these numbers.
+template <class Arithmetic>
+class EndProducts {
+    using Real = typename Arithmetic::Real;
+    using Operand = typename Arithmetic::Operand;
+
+public:
+    EndProducts(Arena& arena, int64_t rows, bool with_gradient)
+        : rows_(rows),
+          products_(arena.take<Real>(2 * rows)),
+          gradients_(arena.take<Real>(with_gradient ? 2 * rows : 0)) {}
+
+    // Of the rows from `first` on, which are those of a.
+    void compute(int64_t first, int64_t count, const LeftMatrix<Operand>& a,
+                 const DistanceVectors<Arithmetic>& vectors) {
+        for (int end = 0; end < 2; ++end)
+            for (int64_t row = 0; row < count; ++row)
+                products_[end * rows_ + first + row] =
+                    dot(a.data + row * a.row_stride, vectors.end(end), vectors.rank());
+    }
+    void clear_gradients() { std::memset(gradients_, 0, 2 * rows_ * sizeof(Real)); }
+
+    const Real* products(int end) const { return products_ + end * rows_; }
+    Real* gradients(int end) const { return gradients_ + end * rows_; }
+
+    // Adds to the gradients of the rows of a, from `first` on, and of the vectors.
+    void add_gradients(int64_t first, int64_t count, const LeftMatrix<Operand>& a,
+                       const Result<Real>& row_gradients,
+                       const DistanceVectors<Arithmetic>& vectors) const {
+        for (int end = 0; end < 2; ++end) {
+            const Real* vector = vectors.end(end);
+            Real* vector_gradient = vectors.end_gradient(end);
+            for (int64_t row = 0; row < count; ++row) {
+                const Real gradient = gradients(end)[first + row];
+                if (gradient == 0) continue;
+                Real* row_gradient = row_gradients.data + row * row_gradients.stride;
+                for (int64_t r = 0; r < vectors.rank(); ++r) {
+                    row_gradient[r] += gradient * vector[r];
+                    vector_gradient[r] += gradient * element(a.data + row * a.row_stride, r);
+                }
+            }
+        }
+    }
+
+private:
+    static Real element(const Operand* row, int64_t r) {
+        return Arithmetic::element(row[r / Arithmetic::pair], int(r % Arithmetic::pair));
+    }
+    static Real dot(const Operand* row, const Real* vector, int64_t rank) {
+        Real sum = 0;
+        for (int64_t r = 0; r < rank; ++r) sum += element(row, r) * vector[r];
+        return sum;
+    }
+
+    const int64_t rows_;
+    Real *products_, *gradients_;
+};
+
+}  // namespace bfa::BFA_KERNELS

@@ -1,0 +1,123 @@
+// U P: its rows are the queries of a strip.
+#pragma once
+
+#include "../../visibility.h"
+#include "term.h"
+
+namespace bfa::BFA_KERNELS {
+
+template <class Arithmetic>
+class QueryTerm : public RelativeTerm<Arithmetic, kStripRows, kTile> {
+    using Term = RelativeTerm<Arithmetic, kStripRows, kTile>;
+    using Term::b_, Term::end_, Term::ends_, Term::factors_, Term::h_, Term::is_beyond,
+        Term::problem_, Term::products_, Term::repeats_ends_, Term::rows_, Term::vectors_,
+        Term::with_gradient_;
+    using typename Term::Real;
+
+public:
+    using Term::exists, Term::is_present;
+
+    QueryTerm(Arena& arena, const Problem& problem, bool with_gradient)
+        : Term(arena, problem, Term::kQueryFactors, Term::kQueryTable, true,
+               problem.n_query + kStripRows, with_gradient),
+          padded_queries_(exists() ? problem.n_query + kStripRows : 0) {}
+
+    // The gradients of U and P are in memory of the caller, who clears it for each head.
+    int64_t sum_elements() const { return factor_elements() + vectors_.gradient_elements(); }
+    void keep_sums_in(Real* sums) {
+        factor_gradients_ = sums;
+        vectors_.keep_gradient_in(sums + factor_elements());
+    }
+
+    void begin_head(int64_t b, int64_t h) {
+        if (!exists()) return;
+        b_ = b, h_ = h;
+        const bool has_other_vectors = vectors_.begin_head(b, h);
+        if (repeats_ends_ && (has_other_factors() || has_other_vectors))
+            for_each_strip([&](Range strip) {
+                ends_.compute(strip.begin, strip.end - strip.begin, rows_.left(0), vectors_);
+            });
+        if (with_gradient_) ends_.clear_gradients();
+    }
+
+    void begin_strip(Range strip, Range keys) {
+        if (!exists()) return;
+        Term::begin_strip(problem_.position(strip.begin) + kStripRows - 1 - keys.begin);
+        if (!is_present()) return;
+        const int64_t count = strip.end - strip.begin;
+        if (!is_beyond()) {
+            pack_strip(strip.begin);
+            Term::compute_products();
+        } else {
+            const Real* products = ends_.products(end_) + strip.begin;
+            for (int r = 0; r < count; ++r) products_.fill(r, products[r]);
+        }
+        // Not every entry of a part of a strip gets a gradient.
+        const bool is_whole = count == kStripRows && keys.end - keys.begin == kTile;
+        if (with_gradient_ && !is_whole) products_.clear_rows();
+    }
+
+    TermRow<Real> row(int64_t r) const { return {products_.row(r), products_.gradient_row(r)}; }
+    BFA_INLINE static void add_gradient(const TermRow<Real>& row, int column,
+                                        Vector<Real> gradient) {
+        store(row.gradient + column, gradient);
+    }
+
+    void end_strip(Range strip) {
+        if (!is_present()) return;
+        if (!is_beyond())
+            return products_.add_gradients(rows_.right(0), factor_gradients(strip.begin), vectors_);
+        Real* gradients = ends_.gradients(end_) + strip.begin;
+        for (int r = 0; r < strip.end - strip.begin; ++r)
+            gradients[r] += products_.sum_of_gradients(r);
+    }
+
+    void end_sums() {
+        if (exists() && repeats_ends_)
+            for_each_strip([&](Range strip) {
+                ends_.add_gradients(strip.begin, strip.end - strip.begin, rows_.left(0),
+                                    factor_gradients(strip.begin), vectors_);
+            });
+    }
+
+    void end_head() const {
+        if (!exists()) return;
+        Term::add_table_gradient();
+        Term::add_factor_gradients(0, problem_.n_query, factor_gradients(0));
+    }
+
+private:
+    int64_t factor_elements() const {
+        return with_gradient_ ? padded_queries_ * rows_.columns() : 0;
+    }
+    Result<Real> factor_gradients(int64_t query) const {
+        return {factor_gradients_ + query * rows_.columns(), rows_.columns()};
+    }
+
+    // Returns whether the factors are others than at the last call.
+    bool has_other_factors() {
+        const char* first = problem_.form_tensors[factors_].template at<char>(b_, h_);
+        if (first == first_factor_ && problem_.n_query == n_query_) return false;
+        first_factor_ = first, n_query_ = problem_.n_query;
+        return true;
+    }
+
+    void pack_strip(int64_t begin) {
+        Term::pack(begin, std::min<int64_t>(kStripRows, problem_.n_query - begin));
+    }
+    // Calls function(strip) for all queries of the head, with the factors of each strip packed.
+    template <class Function>
+    void for_each_strip(Function function) {
+        for (int64_t begin = 0; begin < problem_.n_query; begin += kStripRows) {
+            pack_strip(begin);
+            function(Range{begin, std::min(begin + kStripRows, problem_.n_query)});
+        }
+    }
+
+    const int64_t padded_queries_;
+    Real* factor_gradients_ = nullptr;
+    const char* first_factor_ = nullptr;  // those of ends_
+    int64_t n_query_ = 0;
+};
+
+}  // namespace bfa::BFA_KERNELS
