@@ -26,7 +26,7 @@ LAYERS = [
     ["skipping"],
     ["operators", "validation"],
     ["attention"],
-    ["varlen", "decoding", "skipping.report", "skipping.figure"],
+    ["varlen", "decoding", "skipping.report"],
     [""],
     ["nn", "distributed", "compat"],
     ["extrapolation", "integrations"],
