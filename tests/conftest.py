@@ -206,7 +206,8 @@ def emulated_gpu(request):
 def drawn_dtype(request) -> torch.dtype:
     """One of those that GPU kernels take, the same for all tests of a bias."""
     parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
-    dtype = kernel_sample.drawn_dtype(parameters.get("bias", ""), request.config.option.seed)
+    bias, backend = parameters.get("bias", ""), parameters.get("backend")
+    dtype = kernel_sample.drawn_dtype(bias, request.config.option.seed, backend)
     print(dtype)
     return dtype
 

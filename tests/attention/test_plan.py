@@ -12,7 +12,7 @@ import torch
 from biased_flash_attn import AttentionPlan, attention_plan, biases
 from biased_flash_attn.forms import Geometry
 from biased_flash_attn.shared_constants import PLAN_QUERIES
-from tests.skipping.test_certificate import kept_mask
+from tests.support.plans import kept_mask
 
 
 def two_heads(n_query: int = 1300, n_key: int = 1300, **options) -> AttentionPlan:

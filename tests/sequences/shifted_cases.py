@@ -16,9 +16,9 @@ from biased_flash_attn.attention import attend, prepared
 from biased_flash_attn.forms import Geometry, Linear
 from biased_flash_attn.sequences import Sequences
 from tests.sequences.packed_cases import dense_of
-from tests.skipping.test_certificate import kept_mask
 from tests.support.biases import FORMS, OF_QUERIES, SlopesOfSequences, of_rows
 from tests.support.cases import Case
+from tests.support.plans import kept_mask
 from tests.support.problems import Problem, drawn
 
 

@@ -223,3 +223,11 @@ def check_problem(problem: Problem, attend=fused, evaluated=evaluate) -> dict[st
         same = None if problem.q.dtype == torch.float64 else baseline[name]
         assert_close_to_float64(found, truth[name], same, name, sums[name])
     return ours
+
+
+def check_beyond_float32(problem: Problem, attend=fused) -> None:
+    """Like check_problem, for sums for which naive attention in float32 is too inexact."""
+    before = problem.double()
+    truth, sums = evaluate(before, naive), magnitudes(before, problem.q.dtype)
+    for name, actual in evaluate(problem, attend).items():
+        assert_close_to_float64(actual, truth[name], None, name, sums[name])

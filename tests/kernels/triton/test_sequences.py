@@ -12,7 +12,6 @@ import torch
 from biased_flash_attn.attention import planned, prepared
 from biased_flash_attn.sequences import Sequences
 from tests.kernels.triton.backend import EMULATED, MARKS
-from tests.kernels.triton.test_plans import random_plan
 from tests.sequences.packed_cases import (
     PackedCase,
     PaddedCase,
@@ -24,6 +23,7 @@ from tests.sequences.packed_cases import (
 from tests.sequences.shifted_cases import ShiftedCase, drawn_shifted, shifted
 from tests.support.biases import FORMS
 from tests.support.cases import Case, pairwise
+from tests.support.plans import random_plan
 from tests.support.problems import check_problem, evaluate
 
 pytestmark = MARKS
@@ -80,7 +80,7 @@ def test_every_pair_of_settings_is_exact(kind, settings):
 def test_plans_of_shifted_sequences_are_followed(bias, causal):
     settings = {"lengths": (140, 60), "shifts": (100, 30), "heads": (2, 1), "causal": causal}
     case = ShiftedCase(bias, torch.float16, **settings)
-    case = replace(case, plan=random_plan(case, 2))
+    case = replace(case, plan=random_plan(case, some_empty=False))
     check_problem(drawn_shifted(case), attend_shifted)
 
 
@@ -96,18 +96,6 @@ def test_sequences_of_realistic_sizes_are_exact(bias, dtype, dims):
         check_problem(drawn_packed(case), attend_packed)
     case = PaddedCase(lengths=(700, 700), padding=((0, 300), (500, 3)), **settings)
     check_problem(drawn_padded(case), attend_padded)
-
-
-@pytest.mark.parametrize("bias", ["none", "linear", "distance", "cumulative-gain"])
-def test_padding_does_not_affect_results(bias):
-    case = PaddedCase(bias, torch.float16, lengths=(50, 50), padding=((7, 3), (0, 20)))
-    problem = drawn_padded(case)
-    exact = evaluate(problem, attend_padded)
-    with torch.no_grad():
-        for x in (problem.q, problem.k, problem.v, problem.grad_o, problem.grad_lse):
-            x.transpose(1, 2)[~case.mask] = torch.nan
-    for name, x in evaluate(problem, attend_padded).items():
-        assert torch.equal(x, exact[name]), name
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
