@@ -12,9 +12,16 @@ from torch.nn.functional import pad
 from ... import backends
 from ...exactness import Sums, compared
 from . import calls, oracle
-from .failures import KERNEL_ERRORS, described, is_out_of_memory
 from .problems import DTYPES, Call, Problem, draw
 
+try:
+    from triton.errors import TritonError
+except ImportError:  # Triton is not installed
+    TritonError = RuntimeError
+
+# Errors of PyTorch, of the compiler, and of launches that exceed the resources of the GPU.
+KERNEL_ERRORS = (RuntimeError, TritonError)
+LONGEST = 300  # message
 # Errors are relative to the size of results in the same block of rows: early queries have large
 # outputs, which would hide errors in late tiles.
 BLOCK_ROWS = 128
@@ -126,3 +133,14 @@ def describe_place(x: Tensor, *index: int) -> str:
     *others, block = index
     first, end = block * BLOCK_ROWS, row_maxima(x).shape[-1]
     return f"[{''.join(f'{i}, ' for i in others)}{first}:{min(first + BLOCK_ROWS, end)}]"
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether the memory of the GPU or of the system was exhausted."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def described(error: Exception) -> str:
+    """The kind of an error and the first line of its message."""
+    first_line = (str(error).strip().splitlines() or ["no message"])[0]
+    return f"{type(error).__name__}: {first_line}"[:LONGEST]
