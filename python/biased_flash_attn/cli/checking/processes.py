@@ -169,9 +169,12 @@ class Worker:
         # not spin while they wait, as they would compete with the threads that they wait for.
         single = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
         patient = {"OMP_WAIT_POLICY": "passive"}
+        # Processes are killed, while Inductor may hold semaphores.
+        quiet = {"PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker"}
         arguments = log, work, theirs, settings
         self.process = SPAWN.Process(target=logged, args=arguments, daemon=True)
-        with mock.patch.dict(os.environ, (patient if alone else single) | os.environ):
+        defaults = quiet | (patient if alone else single)
+        with mock.patch.dict(os.environ, defaults | os.environ):
             self.process.start()
         theirs.close()
 
