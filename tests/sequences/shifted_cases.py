@@ -94,8 +94,15 @@ def shifted(problem: ShiftedProblem, backend: str = "cpu") -> tuple[Tensor, Tens
     if isinstance(bias, biases.RelativeBias):
         bias = of_rows(bias, keys=slice(case.lengths[1]))
     call = prepared(
-        *(problem.q, problem.k, problem.v, bias),
-        *(case.causal, case.window, case.scale, None, backend),
+        problem.q,
+        problem.k,
+        problem.v,
+        bias,
+        case.causal,
+        case.window,
+        case.scale,
+        None,
+        backend,
         sequences=case.sequences,
     )
     if case.plan is None:

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from biased_flash_attn import operators
-from biased_flash_attn.attention import prepared
 from biased_flash_attn.forms import Geometry
 from biased_flash_attn.shared_constants import PLAN_QUERIES
 from biased_flash_attn.skipping import plans
 from tests.support.cases import Case
-from tests.support.problems import Problem
+from tests.support.problems import Problem, prepared_call
 
 
 def kept_mask(plan: Tensor, geometry: Geometry) -> Tensor:
@@ -62,7 +61,5 @@ def random_plan(case: Case, *, some_empty: bool = True) -> Tensor:
 
 def planned(problem: Problem, backend: str = "cpu") -> tuple[Tensor, Tensor]:
     """The results of a problem with the plan of its case."""
-    case = problem.case
-    options = (case.causal, case.window, case.scale, 0.0, backend)
-    call = prepared(problem.q, problem.k, problem.v, problem.called_bias(), *options)
-    return operators.forward(replace(call, plan=case.plan))
+    call = prepared_call(problem, backend, tolerance=0.0)
+    return operators.forward(replace(call, plan=problem.case.plan))

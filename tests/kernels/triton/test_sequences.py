@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from biased_flash_attn.attention import planned, prepared
+from biased_flash_attn.attention import planned
 from biased_flash_attn.sequences import Sequences
 from tests.kernels.triton.backend import EMULATED, MARKS
 from tests.sequences.packed_cases import (
@@ -24,7 +24,7 @@ from tests.sequences.shifted_cases import ShiftedCase, drawn_shifted, shifted
 from tests.support.biases import FORMS
 from tests.support.cases import Case, pairwise
 from tests.support.plans import random_plan
-from tests.support.problems import check_problem, evaluate
+from tests.support.problems import check_problem, evaluate, prepared_call
 
 pytestmark = MARKS
 attend_packed = functools.partial(packed, backend="triton")
@@ -123,11 +123,7 @@ def test_plans_of_sequences_are_followed(bias, causal):
         if bias == "cumulative":
             problem.bias.steps.fill_(-0.3)
     sequences = Sequences.of_offsets(*case.offsets(), case.lengths, (None, None))
-    call = prepared(
-        *(problem.q, problem.k, problem.v, problem.called_bias()),
-        *(causal, None, None, None, "triton"),
-        sequences=sequences,
-    )
+    call = prepared_call(problem, "triton", sequences=sequences)
     plan = planned(call).plan
     assert (plan[0, 0, :, :1] == 0).all()
     assert (plan[0, 1] > 0).any()
