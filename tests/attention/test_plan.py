@@ -72,7 +72,7 @@ def test_content_bounds_the_products_with_keys():
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
-def test_plans_describe_what_is_computed(change, why):
+def test_plans_match_computed_tiles(change, why):
     plan = two_heads(**change)
     assert (plan.fraction == 1).all(), why
     assert (plan.bound == 0).all(), why

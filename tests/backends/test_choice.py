@@ -64,7 +64,7 @@ def chosen(q, backend: str | None = None, problem: Problem | None = None) -> tup
 @pytest.mark.parametrize("trained", [True, False])
 @pytest.mark.parametrize("dims", [(64, 64), (8, 256), (96, 40)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_hopper_gpus_use_the_cuda_kernels_for_what_these_support(other_gpu, dtype, dims, trained):
+def test_hopper_gpus_prefer_the_cuda_kernels(other_gpu, dtype, dims, trained):
     table = Distance(torch.zeros(1, 2, 16, requires_grad=trained))
     for form in (None, table):
         problem = attention(dims, form, trained)
@@ -84,7 +84,7 @@ DENSE = Dense(torch.zeros(1, 2, 16, 16))
         ("needs a head_dim that is a multiple of 8; v has 3", torch.float16, attention((64, 3))),
     ],
 )
-def test_triton_computes_what_the_cuda_kernels_refuse(other_gpu, reason, dtype, problem):
+def test_triton_handles_calls_that_cuda_refuses(other_gpu, reason, dtype, problem):
     assert chosen(on_gpu(dtype), problem=problem) == ("triton", [])
     with pytest.raises(backends.RefusedError, match=f"^backend='cuda' {reason}"):
         backends.choose(on_gpu(dtype), "cuda", problem)
