@@ -19,7 +19,7 @@ SANITIZER_RUNTIME = $(foreach library,libasan.so libstdc++.so,$(shell $(CXX) -pr
 COMPUTE_SANITIZER := compute-sanitizer --kernel-name kns=attn_ --kernel-name kns=_factors_kernel \
 	--report-api-errors no --error-exitcode 1
 # A few tests of the CUDA kernels; on a GPU other than Hopper they are skipped, with the reason.
-SANITIZED := "repeatable or skipped_keys"
+SANITIZED := "cuda and (repeatable or skipped_keys)"
 
 .PHONY: help demo test test-all test-kernels explore compiled lint oldest newest sanitize bench docs wheel gpu gpu-build gpu-check \
 	gpu-test gpu-sanitize gpu-bench clean
@@ -120,7 +120,7 @@ gpu-check:  ## results against float64 and times in two minutes per backend, wit
 # Most of the time goes to compiling. With pytest-xdist there it is done side by side, by as many
 # as have room: each takes up to 5 GiB of the GPU's memory.
 gpu-test:  ## tests of the GPU kernels
-	$(PYTHON) -m pytest -m kernels tests/kernels/triton tests/kernels/cuda tests/attention/test_results.py \
+	$(PYTHON) -m pytest -m kernels tests/kernels tests/attention/test_results.py \
 		$$($(PYTHON) -c "import xdist" 2>/dev/null && echo --numprocesses 10)
 
 # PyTorch's cache of memory would hide what is read or written beyond a tensor.
@@ -130,9 +130,9 @@ gpu-sanitize:  ## some of these tests under compute-sanitizer
 	$(COMPUTE_SANITIZER) --tool racecheck \
 		$(PYTHON) -m pytest tests/kernels/triton/test_attention.py -k "over_many_tiles and bfloat16"
 	PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(COMPUTE_SANITIZER) --tool memcheck \
-		$(PYTHON) -m pytest -rs tests/kernels/cuda/test_attention.py -k $(SANITIZED)
+		$(PYTHON) -m pytest -rs tests/kernels/cuda/test_attention.py tests/kernels/test_every_backend.py -k $(SANITIZED)
 	$(COMPUTE_SANITIZER) --tool racecheck \
-		$(PYTHON) -m pytest -rs tests/kernels/cuda/test_attention.py -k $(SANITIZED)
+		$(PYTHON) -m pytest -rs tests/kernels/cuda/test_attention.py tests/kernels/test_every_backend.py -k $(SANITIZED)
 
 gpu-bench:  ## time and memory against FlexAttention, SDPA and others; GPU_BENCH="--help"
 	$(PYTHON) -m bench.gpu.run $(GPU_BENCH)

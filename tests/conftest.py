@@ -80,9 +80,9 @@ def pytest_collection_modifyitems(config, items):
     n = config.option.kernel_tests
     if n is None:
         return
-    of_kernels = [item for item in items if item.get_closest_marker("kernels")]
-    chosen = kernel_sample.sample(of_kernels, most=None if n == COVERING else n)
-    deselected = set(of_kernels).difference(chosen)
+    kernel_items = [item for item in items if item.get_closest_marker("kernels")]
+    chosen = kernel_sample.sample(kernel_items, most=None if n == COVERING else n)
+    deselected = set(kernel_items).difference(chosen)
     config.hook.pytest_deselected(items=[item for item in items if item in deselected])
     items[:] = [item for item in items if item not in deselected]
 
@@ -206,7 +206,8 @@ def emulated_gpu(request):
 def drawn_dtype(request) -> torch.dtype:
     """One of those that GPU kernels take, the same for all tests of a bias."""
     parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
-    dtype = kernel_sample.drawn_dtype(parameters.get("bias", ""), request.config.option.seed)
+    bias, backend = parameters.get("bias", ""), parameters.get("backend")
+    dtype = kernel_sample.drawn_dtype(bias, request.config.option.seed, backend)
     print(dtype)
     return dtype
 

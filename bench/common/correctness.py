@@ -10,8 +10,7 @@ from torch import Tensor
 from bench.common.implementations import make_bias, ours
 from bench.common.layer import HEAD_DIM, Inputs, Training, draw
 from biased_flash_attn.backends.reference import attention
-from biased_flash_attn.cli.accuracy import Exact, errors
-from biased_flash_attn.error_bound import error_bound
+from biased_flash_attn.exactness import compared
 from biased_flash_attn.forms import Geometry
 
 LENGTH = 330  # several tiles, the last one partial
@@ -27,18 +26,25 @@ def check(bias: str | None, dtype: torch.dtype, head_dim: int = HEAD_DIM) -> Non
 
 def check_exact(inputs: Inputs, bias: str | None, backend: str) -> None:
     """Fails if our errors exceed their bounds; gradients sum over all queries."""
-    values = ours(inputs.to(torch.float64), bias, backend="reference")()
-    exact = Exact(values, sizes_of(values))
+    exact = ours(inputs.to(torch.float64), bias, backend="reference")()
+    found, baseline, sizes = ours(inputs, bias, backend)(), naive(inputs, bias)(), sizes_of(exact)
     dtype, n_queries = inputs.q.dtype, inputs.q[..., 0].numel() // inputs.q.shape[1]
-    naive_errors = errors(naive(inputs, bias)(), exact)
-    for name, error in errors(ours(inputs, bias, backend)(), exact).items():
-        allowed = error_bound(naive_errors[name], dtype, float32_roundings=n_queries)
-        assert error <= allowed, f"{bias}, {dtype}: error of {name}: {error:.2g} > {allowed:.2g}"
+    for name, x in exact.items():
+        results = found[name], x, baseline[name], sizes[name]
+        error, bound = compared(*results, dtype, float32_roundings=n_queries)
+        assert error <= bound, f"{bias}, {dtype}: error of {name}: {error:.2g} > {bound:.2g}"
 
 
-def sizes_of(values: dict[str, Tensor]) -> dict[str, float]:
+def check_float64(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Fails if float64 results differ by more than float32 constants of one side explain."""
+    for name, size in sizes_of(expected).items():
+        difference = (found[name] - expected[name]).abs().max()
+        assert difference <= 1e-6 * size, f"another result: {name}"
+
+
+def sizes_of(values: dict[str, Tensor]) -> dict[str, Tensor]:
     """The largest entry of each float64 tensor, or of any tensor if it is a rounding error."""
-    sizes = {name: float(t.abs().max()) for name, t in values.items()}
+    sizes = {name: t.abs().max() for name, t in values.items()}
     largest = max(sizes.values())
     return {name: x if x > CANCELLED * largest else largest for name, x in sizes.items()}
 

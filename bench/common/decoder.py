@@ -74,7 +74,7 @@ class Decoder:
     def whole(self) -> Tensor:
         """The result of one call over the whole sequence for the same queries."""
         return biased_flash_attn(
-            *(self.q, self.k, self.v, self.bias), tolerance=self.tolerance, backend=self.backend
+            self.q, self.k, self.v, self.bias, tolerance=self.tolerance, backend=self.backend
         )
 
     def check(self) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from bench.common.correctness import sizes_of
+from bench.common.correctness import check_float64
 from bench.common.layer import HEAD_DIM, HEADS, Inputs, Training, draw
 from bench.common.measure import alternate, seconds
 from biased_flash_attn import biased_flash_attn, biases
@@ -59,19 +59,11 @@ def plain_pytorch(inputs: Inputs) -> Training:
     return Training(inputs, attend, Pairs(pairs))
 
 
-def check(mine: Training, other: Training) -> None:
-    """Fails if results in float64 differ."""
-    expected = other()
-    found, sizes = mine(), sizes_of(expected)
-    for key, x in expected.items():
-        assert (found[key] - x).abs().max() <= 1e-6 * sizes[key], f"another result: {key}"
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
 def test_against_sdpa(benchmark, record, length, causal, dtype):
     small = draw(CHECKED, torch.float64)
-    check(ours(small, causal=causal, trained=False), sdpa(small, causal=causal))
+    check_float64(ours(small, causal=causal, trained=False)(), sdpa(small, causal=causal)())
     inputs = draw(length, getattr(torch, dtype))
     mine, theirs = alternate(
         benchmark,
@@ -88,7 +80,7 @@ def test_against_sdpa(benchmark, record, length, causal, dtype):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_with_gradient(benchmark, record, length, dtype):
     small = draw(CHECKED, torch.float64)
-    check(ours(small, causal=True, trained=True), plain_pytorch(small))
+    check_float64(ours(small, causal=True, trained=True)(), plain_pytorch(small)())
     inputs = draw(length, getattr(torch, dtype))
     mine, theirs = alternate(
         benchmark,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bench.common import implementations
-from bench.common.correctness import sizes_of
+from bench.common.correctness import check_float64
 from bench.common.layer import HEAD_DIM, draw
 from bench.common.measure import alternate, peak_memory, seconds
 from bench.common.relative import (
@@ -45,20 +45,12 @@ CASES = {
 }
 
 
-def check(name: str, head_dim: int, other) -> None:
-    """Fails if float64 results differ by more than float32 constants of the alternative explain."""
-    inputs = draw(CHECKED, torch.float64, head_dim)
-    expected = other(inputs, name)()
-    found, sizes = ours(inputs, name)(), sizes_of(expected)
-    for key, x in expected.items():
-        assert (found[key] - x).abs().max() <= 1e-6 * sizes[key], f"another result: {key}"
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("work", CASES)
 def test_faster(benchmark, record, length, work, dtype):
     (name, head_dim), other, targets = CASES[work]
-    check(name, head_dim, other)
+    inputs = draw(CHECKED, torch.float64, head_dim)
+    check_float64(ours(inputs, name)(), other(inputs, name)())
     inputs = draw(length, getattr(torch, dtype), head_dim)
     mine, theirs = alternate(benchmark, ours(inputs, name), seconds(other(inputs, name)), 3)
     ratios = [t / m for m, t in zip(mine, theirs, strict=True)]

@@ -50,17 +50,7 @@ class Decoding:
         percentages = [100 * o / (2 * m) for m, o in zip(mine, other, strict=True)]
         work = f"{work}: bytes/s against a copy's"
         return Row(
-            *(
-                work,
-                "bfloat16",
-                percentages,
-                " %",
-                AIM.comparison,
-                AIM.target,
-                mine,
-                other,
-                AIM.name,
-            )
+            work, "bfloat16", percentages, " %", AIM.comparison, AIM.target, mine, other, AIM.name
         )
 
     def against_flex(self, step: Decoder, work: str) -> Row:

@@ -130,15 +130,15 @@ def aims(rows: list[Row]) -> list[list[str]]:
     """Rows of a table with AIM_HEADINGS: how often each target was met, and its worst case."""
     lines = []
     for aim in dict.fromkeys(row.aim for row in rows if row.aim):
-        of_aim = [row for row in rows if row.aim == aim]
-        measured = sorted((row for row in of_aim if row.values), key=lambda row: row.measured)
-        at_most = of_aim[0].comparison == "<="
+        aim_results = [row for row in rows if row.aim == aim]
+        measured = sorted((row for row in aim_results if row.values), key=lambda row: row.measured)
+        at_most = aim_results[0].comparison == "<="
         worst = measured[-1 if at_most else 0] if measured else None
         lines.append(
             [
                 aim,
-                f"{of_aim[0].comparison} {of_aim[0].target}{of_aim[0].unit}",
-                f"{sum(row.met for row in measured)} of {len(of_aim)}",
+                f"{aim_results[0].comparison} {aim_results[0].target}{aim_results[0].unit}",
+                f"{sum(row.met for row in measured)} of {len(aim_results)}",
                 f"{three_digits(worst.measured)}{worst.unit}" if worst else "",
                 worst.work if worst else "",
             ]

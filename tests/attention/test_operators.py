@@ -11,14 +11,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from biased_flash_attn import biased_flash_attn, biased_flash_attn_varlen, biases, operators
 from biased_flash_attn.arguments import flat
-from biased_flash_attn.attention import lowered, prepared
+from biased_flash_attn.attention import lowered
 from biased_flash_attn.forms.gradients import OWN
 from biased_flash_attn.problem import Problem
 from biased_flash_attn.sequences import Sequences
 from tests.sequences.packed_cases import PackedCase, PaddedCase, drawn_packed, drawn_padded, padded
 from tests.support.biases import FORMS, Content
 from tests.support.cases import Case
-from tests.support.problems import drawn, with_leaves
+from tests.support.problems import drawn, prepared_call, with_leaves
 
 # Importing the default backend of torch.compile raises a warning of PyTorch's own.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -54,13 +54,10 @@ def test_opcheck_of_backward(bias, form_gradient):
 
 @pytest.mark.parametrize("bias", FORMS)
 def test_opcheck_with_sequences(bias):
-    case = PackedCase.of(((9, 21), (0, 3), (4, 4)), bias=bias, heads=(4, 2))
+    case = PackedCase.of(((9, 21), (0, 3), (4, 4)), bias=bias, heads=(4, 2), window=15)
     problem = drawn_packed(case)
     sequences = Sequences.of_offsets(*case.offsets(), case.lengths, (None, None))
-    call = prepared(
-        *(problem.q, problem.k, problem.v, problem.called_bias(), True, 15, None, 0.0, "cpu"),
-        sequences=sequences,
-    ).detached()
+    call = prepared_call(problem, tolerance=0.0, sequences=sequences).detached()
     torch.library.opcheck(OPERATORS.forward.default, flat(with_leaves(call)))
     results = *operators.forward(call), problem.grad_o, problem.grad_lse, own_targets(call)
     torch.library.opcheck(OPERATORS.backward.default, (*results, *flat(call)))
@@ -234,7 +231,12 @@ def test_packed_meta_tensors_give_shapes(longest):
     q, kv = torch.empty(20, 4, 8, device="meta"), torch.empty(30, 2, 8, device="meta")
     cu_seqlens = torch.empty(3, dtype=torch.int32, device="meta")
     o, lse = biased_flash_attn_varlen(
-        *(q, kv, kv, cu_seqlens, cu_seqlens, biases.Type1(4)),
+        q,
+        kv,
+        kv,
+        cu_seqlens,
+        cu_seqlens,
+        biases.Type1(4),
         **{"max_seqlen_q": longest, "max_seqlen_k": longest, "return_lse": True},
     )
     assert o.shape == q.shape

@@ -12,7 +12,7 @@ import torch
 from biased_flash_attn import AttentionPlan, attention_plan, biases
 from biased_flash_attn.forms import Geometry
 from biased_flash_attn.shared_constants import PLAN_QUERIES
-from tests.skipping.test_certificate import kept_mask
+from tests.support.plans import kept_mask
 
 
 def two_heads(n_query: int = 1300, n_key: int = 1300, **options) -> AttentionPlan:
@@ -72,7 +72,7 @@ def test_content_bounds_the_products_with_keys():
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
-def test_plans_describe_what_is_computed(change, why):
+def test_plans_match_computed_tiles(change, why):
     plan = two_heads(**change)
     assert (plan.fraction == 1).all(), why
     assert (plan.bound == 0).all(), why

@@ -51,7 +51,7 @@ def check_with_sink(problem: Problem, sink: Tensor, o: Tensor, lse: Tensor) -> N
 
 @pytest.mark.parametrize("per_query", [False, True], ids=["head", "query"])
 @pytest.mark.parametrize("bias", FORMS)
-def test_a_sink_is_one_more_logit(bias, per_query, backend):
+def test_sinks_equal_an_extra_logit(bias, per_query, backend):
     problem = drawn(Case(bias, lengths=(33, 70), heads=(4, 2), window=50))
     sink = torch.randn(2, 4, 33) if per_query else torch.randn(4, 1)
     check_with_sink(problem, sink, *fused(problem, backend))

@@ -69,7 +69,7 @@ def chosen(problem: Problem, call: str = ATTENTION) -> tuple[str, list[str]]:
 @pytest.mark.parametrize("trained", [True, False])
 @pytest.mark.parametrize("dims", [(64, 64), (8, 256), (96, 40)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_hopper_gpus_use_the_cuda_kernels_for_what_these_support(other_gpu, dtype, dims, trained):
+def test_hopper_gpus_prefer_the_cuda_kernels(other_gpu, dtype, dims, trained):
     table = Distance(torch.zeros(1, 2, 16, requires_grad=trained))
     for form in (None, table):
         assert chosen(on_gpu(dtype, dims, form, trained)) == ("cuda", [])
@@ -87,7 +87,7 @@ DENSE = Dense(torch.zeros(1, 2, 16, 16))
         ("needs a head_dim that is a multiple of 8; v has 3", on_gpu(dims=(64, 3))),
     ],
 )
-def test_triton_computes_what_the_cuda_kernels_refuse(other_gpu, reason, problem):
+def test_triton_handles_problems_that_cuda_refuses(other_gpu, reason, problem):
     assert chosen(problem) == ("triton", [])
     with pytest.raises(backends.RefusedError, match=f"^backend='cuda' {reason}"):
         backends.choose("cuda", problem)
@@ -100,7 +100,7 @@ def test_triton_computes_what_the_cuda_kernels_refuse(other_gpu, reason, problem
         (CONTEXT_PARALLELISM, "'cpu' or 'triton'"),
     ],
 )
-def test_triton_computes_calls_that_the_cuda_kernels_do_not(other_gpu, call, able):
+def test_triton_handles_calls_that_cuda_does_not(other_gpu, call, able):
     assert chosen(on_gpu(), call) == ("triton", [])
     reason = f"^backend='cuda' does not compute {call}; it may be {able}$"
     with pytest.raises(backends.RefusedError, match=reason):

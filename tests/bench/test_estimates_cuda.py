@@ -69,7 +69,7 @@ def test_paths_skip_masks_and_retries():
     )
 
 
-def test_paths_pass_as_many_waits_as_they_are_said_to():
+def test_paths_pass_the_stated_number_of_waits():
     """The second wait of the loop is for a tile that the last iteration does not have."""
     loop = [WAIT, PRODUCT, EXP, branch("@P1"), WAIT, RELEASE, branch("@P2"), EXIT]
     code = Code(tuple(loop), (Loop(0, 7),), ((3, 5), (6, 0)))
@@ -233,12 +233,12 @@ def test_published_timings_agree_with_quoted_rates():
     }
 
 
-def test_most_rows_of_kernels_like_ours_are_predicted():
+def test_most_rows_of_similar_kernels_are_predicted():
     fitted = [row.is_fitted for row in published.ROWS if row.alike]
     assert 0 < sum(fitted) < len(fitted) / 2
 
 
-def test_stated_error_is_that_of_predicted_rows_of_kernels_like_ours():
+def test_stated_error_is_that_of_similar_kernels():
     document = run.RESULT.read_text()
     assert "**Estimates, not measurements: none of these kernels has been timed.**" in document
     rows = (line for line in document.splitlines() if line.endswith("| predicted |"))

@@ -27,7 +27,9 @@ def steps(gpu, *instructions: Instruction) -> list:
 def test_control_fields_and_loops_are_read_from_a_listing(seed):
     made = [
         Instruction(
-            *("FADD", "R1, R2, R3", random.choice((None, "@P0", "@!PT"))),
+            "FADD",
+            "R1, R2, R3",
+            random.choice((None, "@P0", "@!PT")),
             stall=random.randrange(16),
             sets=random.randrange(8),
             sets_read=random.randrange(8),

@@ -121,7 +121,7 @@ def test_products_in_flight_at_the_end_of_a_loop_are_found_at_its_beginning():
         assert overwrites(*body, labels={0: ".L_x_0"}, branches={3: ".L_x_0"}) == expected
 
 
-def test_a_wait_on_one_of_two_paths_does_not_suffice():
+def test_a_wait_must_be_on_both_paths():
     skip = instruction("BRA", "", "@P0")
     for body, expected in (
         ([product(152), skip, wait(), write(152)], ["R152, R1, R2"]),
@@ -139,7 +139,7 @@ def test_both_paths_of_a_condition_are_followed():
         assert overwrites(*body, labels={3: ".L_x_0"}, branches=branches) == ["R152, R1, R2"]
 
 
-def test_announcing_where_lanes_meet_is_not_a_branch():
+def test_convergence_barriers_are_not_branches():
     body = [product(152), instruction("BSSY", "B0,"), wait(), write(152)]
     assert overwrites(*body, labels={3: ".L_x_0"}, branches={1: ".L_x_0"}) == []
 

@@ -18,13 +18,13 @@ def inputs() -> dict[str, torch.Tensor]:
     return {"x": torch.randn(1, N, HEADS * HEAD_DIM), "q": q, "k": k}
 
 
-def of_layer(name: str) -> biases.Bias:
+def named_bias(name: str) -> biases.Bias:
     return make(biases.NAMED[name], HEADS, HEADS * HEAD_DIM)
 
 
 @pytest.mark.parametrize("name", biases.NAMED)
-def test_a_bias_reads_its_inputs_and_no_others(name, inputs):
-    bias = of_layer(name)
+def test_biases_require_only_their_inputs(name, inputs):
+    bias = named_bias(name)
     read = [name for name in inputs if name in bias.inputs]
     whole = bias(**inputs).dense(N, N)
     assert torch.equal(bias(**{name: inputs[name] for name in read}).dense(N, N), whole)
@@ -46,7 +46,7 @@ def test_the_last_queries_have_the_last_rows(name, inputs):
 
 @pytest.mark.parametrize("name", biases.NAMED)
 def test_every_bias_draws_itself(name, inputs):
-    bias = of_layer(name)
+    bias = named_bias(name)
     read = {name: x for name, x in inputs.items() if name in bias.inputs}
     figure = bias.plot(**read, length=N)
     assert figure.get_suptitle().startswith(type(bias).__name__)
@@ -57,11 +57,11 @@ def test_every_bias_draws_itself(name, inputs):
 
 def test_applied_and_lowered_biases_are_printed_by_their_shapes(inputs):
     x, q, _ = inputs.values()
-    cable = of_layer("cable")(x)
+    cable = named_bias("cable")(x)
     assert repr(cable) == (
         "CumulativeBias(steps=float32 (1, 2, 12), gain=float32 (1, 2, 12), kernel=None)"
     )
     lowered = cable.lower(Geometry(N, N), torch.float32, None)
     assert repr(lowered).startswith("Cumulative(sums=float64 (1, 2, 12), gain=float32 (1, 2, 12)")
-    assert "query_tables=Shaw.table, key_factors=None" in repr(of_layer("shaw")(q=q))
+    assert "query_tables=Shaw.table, key_factors=None" in repr(named_bias("shaw")(q=q))
     assert repr(biases.DenseBias(x)) == "DenseBias(tensor=float32 (1, 12, 16))"

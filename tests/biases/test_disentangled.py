@@ -107,7 +107,10 @@ def check(layer, module: Disentangled, qkv, e, relative, x) -> None:
     def ours():
         q, k, v = qkv(x)
         o = REFERENCE(
-            *(q, k, v, module(q=q, k=k, embeddings=e)),
+            q,
+            k,
+            v,
+            module(q=q, k=k, embeddings=e),
             causal=False,
             scale=module.scale,
             key_padding_mask=mask,

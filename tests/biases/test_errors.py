@@ -217,7 +217,7 @@ def test_hidden_states_of_the_wrong_shape_raise(make):
 WIDTH = nn.Parameter(torch.ones(2, 1))
 
 
-def test_parameters_that_a_function_reads_are_warned_of():
+def test_captured_parameters_warn():
     width, network, table = nn.Parameter(torch.ones(2, 1)), nn.Linear(1, 2), torch.ones(2, 9)
     for name, function in {
         "width, a Parameter": lambda d: -d * width,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import signal
 import sys
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,14 +15,22 @@ from click.testing import CliRunner
 
 from biased_flash_attn import backends
 from biased_flash_attn.cli import machine, main
-from biased_flash_attn.cli.checking import processes, sizes, work
+from biased_flash_attn.cli.checking import processes, sizes
 from biased_flash_attn.cli.checking.accuracy import Error, Row
 from biased_flash_attn.cli.checking.forms import FORMS, TIMED
 from biased_flash_attn.cli.checking.problems import CALLS, DTYPES
-from biased_flash_attn.cli.checking.processes import OUT_OF_TIME, Ended, Schedule, spread
+from biased_flash_attn.cli.checking.processes import (
+    OUT_OF_TIME,
+    Ended,
+    OutOfMemory,
+    Settings,
+    Task,
+    Work,
+    schedule,
+    spread,
+)
 from biased_flash_attn.cli.checking.report import environment
 from biased_flash_attn.cli.checking.timing import FLEX, OURS, PLAIN, Timing
-from biased_flash_attn.cli.checking.work import Done, OutOfMemory, Prepare, Settings, Time
 from tests.cli.planted_faults import KERNELS, LENGTH, a_tile_missing, plant
 
 GIBIBYTE = 2**30
@@ -70,17 +79,21 @@ def these(*events):
 
 def inline(*forms: str):
     """The rows of some forms, computed in this process."""
-    return lambda settings, *_: performed(settings, *work.checks(forms))
+    return lambda settings, *_: performed(settings, *checks(replace(settings, forms=forms)))
+
+
+def checks(settings: Settings) -> list[Task]:
+    return [task for task in schedule(settings, clock) if task.kind == "check"]
 
 
 def performed(settings: Settings, *tasks):
-    own = work.Work(settings)
+    own = Work(settings)
     for task in tasks:
-        yield from (event for event in own.perform(task) if not isinstance(event, Done))
+        yield from own.perform(task)
 
 
 def test_prepared_forms_are_timed(seed):
-    tasks = Prepare("linear", with_flex=False), Prepare("none", with_flex=False), Time("linear")
+    tasks = Task("prepare", "linear"), Task("prepare", "none"), Task("time", "linear")
     (found,) = performed(settings(seed, "none", "linear"), *tasks)
     assert isinstance(found, Timing)
     assert found.form == "linear"
@@ -88,7 +101,7 @@ def test_prepared_forms_are_timed(seed):
 
 def test_refused_forms_are_not_timed(monkeypatch, seed):
     monkeypatch.setattr(backends.get("cpu"), "refusal", lambda q, problem: "has no float32")
-    tasks = Prepare("linear", with_flex=False), Time("linear")
+    tasks = Task("prepare", "linear"), Task("time", "linear")
     assert list(performed(settings(seed, "linear"), *tasks)) == []
 
 
@@ -97,7 +110,8 @@ def test_out_of_memory_ends_a_task(monkeypatch, seed):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(KERNELS, "forward", fails)
-    (event,) = performed(settings(seed, "none"), work.checks(("none",))[0])
+    asked = settings(seed, "none")
+    (event,) = performed(asked, checks(asked)[0])
     assert event == OutOfMemory("OutOfMemoryError: CUDA out of memory")
 
 
@@ -105,7 +119,7 @@ def test_processes_share_the_forms(seed):
     """Slow, as it starts two processes that import PyTorch; what they run is tested above."""
     asked = settings(seed, "none", "linear")
     events = list(spread(asked, 2, NEVER, clock))
-    expected = performed(asked, *work.checks(asked.forms))
+    expected = performed(asked, *checks(asked))
     assert {row for row in events if isinstance(row, Row)} == set(expected)
     last = max(n for n, event in enumerate(events) if isinstance(event, Row))
     timings = events[last + 1 :]
@@ -113,16 +127,23 @@ def test_processes_share_the_forms(seed):
 
 
 def test_no_row_is_started_after_the_time_limit(seed):
-    schedule = Schedule(settings(seed, "none", "linear", end=clock()), clock)
-    expected = [Prepare("none", False), Prepare("linear", False), None]
-    assert [schedule.next() for _ in range(3)] == expected
+    asked = settings(seed, "none", "linear", end=clock())
+    expected = [Task("prepare", "none"), Task("prepare", "linear")]
+    assert list(schedule(asked, clock)) == expected
+
+
+def fail(*_) -> None:
+    raise RuntimeError("CUDA error: an illegal memory access\nCompile with DSA")
+
+
+def hang(*_) -> None:
+    time.sleep(NEVER)
 
 
 def test_the_reason_of_a_failed_process_is_reported(monkeypatch, seed):
-    script = "raise RuntimeError('CUDA error: an illegal memory access\\nCompile with DSA')"
-    monkeypatch.setattr(processes, "COMMAND", [sys.executable, "-c", script])
+    monkeypatch.setattr(processes, "work", fail)
     (event,) = spread(settings(seed, "none"), 1, NEVER, clock)
-    assert event.task == "none; causal, D = 64; bfloat16, float16"
+    assert event.task == "check none; causal, D = 64; bfloat16, float16"
     reason = "a process ended with status 1: RuntimeError: CUDA error: an illegal memory access"
     assert event.reason == reason
 
@@ -135,12 +156,11 @@ def test_processes_are_terminated_after_the_time_limit(monkeypatch, seed):
             super().__init__(*arguments)
             started.append(self.process)
 
-    script = f"import time; time.sleep({NEVER})"
-    monkeypatch.setattr(processes, "COMMAND", [sys.executable, "-c", script])
+    monkeypatch.setattr(processes, "work", hang)
     monkeypatch.setattr(processes, "Worker", Worker)
     events = list(spread(settings(seed, "none", "linear"), 2, clock(), clock))
     assert [event.reason for event in events] == 2 * [OUT_OF_TIME]
-    assert [process.returncode for process in started] == 2 * [-signal.SIGKILL]
+    assert [process.exitcode for process in started] == 2 * [-signal.SIGKILL]
 
 
 def test_a_correct_machine_can_be_trusted(invoke):

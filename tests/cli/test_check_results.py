@@ -47,7 +47,7 @@ def blocks_of_longer_sequences(monkeypatch):
 def test_oracle_is_attention_over_each_whole_sequence(form, call, seed, monkeypatch):
     monkeypatch.setattr(CheckedForm, "block", 16)
     problem = draw(form, call, LENGTH, torch.float64, seed, "cpu")
-    found, _ = oracle.results(problem)
+    found = oracle.results(problem).values
     o, lse = torch.zeros_like(problem.grad_o), torch.zeros_like(problem.grad_lse)
     for entry, rows in problem.sequences:
         q, k, v = (problem.leaves[name][entry : entry + 1, :, rows] for name in ("q", "k", "v"))
@@ -203,11 +203,11 @@ def test_errors_are_relative_to_results_in_the_same_block(seed):
     """An error that is small beside the largest output counts where outputs are small."""
     problem = draw("none", CALLS[0], 2 * accuracy.BLOCK_ROWS, torch.float32, seed, "cpu")
     problem = problem.to(torch.float32)
-    exact, sizes = oracle.results(problem.to(torch.float64))
-    found = {name: x.clone() for name, x in exact.items()}
+    exact = oracle.results(problem.to(torch.float64))
+    found = {name: x.clone() for name, x in exact.values.items()}
     last = found["o"][1, 3, -1]
     last += 1e-3 * last
-    wrong = {e.result: e for e in accuracy.errors(problem, found, exact, sizes) if e.fraction > 1}
+    wrong = {e.result: e for e in accuracy.errors(problem, found, exact) if e.fraction > 1}
     assert wrong.keys() == {"o"}
     assert wrong["o"].place == "[1, 3, 128:256]"
 

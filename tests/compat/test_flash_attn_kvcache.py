@@ -146,7 +146,9 @@ def check(case: Cached) -> None:
     if case.n_new is not None:
         options |= {"k": k, "v": v}
     out, lse = flash_attn_with_kvcache(
-        *(q, held.k, held.v),
+        q,
+        held.k,
+        held.v,
         cache_seqlens=before.int(),
         alibi_slopes=slopes,
         return_softmax_lse=True,
@@ -272,7 +274,9 @@ def test_long_caches_are_not_skipped(n_query, window_size):
     q, slopes = torch.randn(2, n_query, 4, 8), 0.02 * torch.rand(4)
     k_cache, v_cache = torch.randn(2, 2, 1500, 2, 8)
     out, lse = flash_attn_with_kvcache(
-        *(q, k_cache, v_cache),
+        q,
+        k_cache,
+        v_cache,
         cache_seqlens=length,
         cache_leftpad=torch.full((2,), begin, dtype=torch.int32),
         window_size=window_size,
@@ -301,7 +305,11 @@ def test_steps_equal_one_call():
     k_cache, v_cache = torch.full((2, 2, 64, 2, 16), torch.nan)
     outs = [
         flash_attn_with_kvcache(
-            *(q[:, n : n + 1], k_cache, v_cache, k[:, n : n + 1], v[:, n : n + 1]),
+            q[:, n : n + 1],
+            k_cache,
+            v_cache,
+            k[:, n : n + 1],
+            v[:, n : n + 1],
             cache_seqlens=n,
             causal=True,
             alibi_slopes=slopes,

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from biased_flash_attn import KVCache, biased_flash_attn_with_kvcache, biases
 from tests.support.biases import (
+    ContextBias,
     Dense,
     FreeFactors,
-    OfHiddenStates,
     SlopesOfSequences,
     Steps,
     of_rows,
@@ -47,7 +47,7 @@ def make_cache(problem: Problem, storage: str, page_size: int = 16) -> KVCache:
 def bias_of(problem: Problem, tokens: slice):
     """The bias that a call is given with some tokens of a problem."""
     bias = problem.bias
-    if isinstance(bias, OfHiddenStates):
+    if isinstance(bias, ContextBias):
         return bias.module(bias.x[:, tokens])
     if isinstance(bias, Steps):
         gain = None if bias.gain is None else bias.gain[..., tokens]

@@ -198,7 +198,11 @@ def decoded(
             last = q if part.stop == n else q[:, :, :0]
             new = (others if number == 0 else k)[:, :, part]
             o, lse = biased_flash_attn_with_kvcache(
-                *(last, cache, new, new, given),
+                last,
+                cache,
+                new,
+                new,
+                given,
                 tolerance=tolerance,
                 return_lse=True,
                 backend=backend,

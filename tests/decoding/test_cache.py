@@ -302,7 +302,10 @@ def append(problem, cache, tokens: slice, of=None, **options):
     source = of or problem
     with torch.no_grad():
         return biased_flash_attn_with_kvcache(
-            *(source.q[:, :, tokens], cache, source.k[:, :, tokens], source.v[:, :, tokens]),
+            source.q[:, :, tokens],
+            cache,
+            source.k[:, :, tokens],
+            source.v[:, :, tokens],
             bias_of(problem, tokens),
             return_lse=True,
             **options,

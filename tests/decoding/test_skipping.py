@@ -38,7 +38,7 @@ def test_skipped_mass_is_within_tolerance(
     torch.manual_seed(seed)
     random.seed(seed)
     something = check_tolerance(
-        *(name, content, (n_query, n), tolerance, page_size, window, torch.float64, "cpu")
+        name, content, (n_query, n), tolerance, page_size, window, torch.float64, "cpu"
     )
     event("something is left out" if something else "nothing shows")
 

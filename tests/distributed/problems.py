@@ -11,7 +11,7 @@ from torch import Tensor
 
 from biased_flash_attn import biases
 from biased_flash_attn.distributed import context_parallel_attention, shard, unshard
-from tests.support.biases import Dense, FreeFactors, OfHiddenStates, Steps
+from tests.support.biases import ContextBias, Dense, FreeFactors, Steps
 from tests.support.problems import check_problem, evaluate
 
 
@@ -29,7 +29,7 @@ class Whole(torch.autograd.Function):
 
 def own_bias(bias):
     """The bias of this rank's tokens."""
-    if isinstance(bias, OfHiddenStates):
+    if isinstance(bias, ContextBias):
         return bias.module(shard(bias.x, 1))
     if isinstance(bias, Steps):
         gain = None if bias.gain is None else shard(bias.gain, 2)

@@ -115,7 +115,7 @@ def test_attention_mass_is_the_smallest_count_of_nearest_keys(name, entries, win
     elif name == "relative":
         factors = torch.randn(2, HEADS, n_query, 3), torch.randn(2, HEADS, n_key, 3)
         bias = biases.RelativeBias(
-            *(factors[0], torch.randn(HEADS, 3, 9), factors[1], torch.randn(1, 3, 9)), beyond="last"
+            factors[0], torch.randn(HEADS, 3, 9), factors[1], torch.randn(1, 3, 9), beyond="last"
         )
     elif name != "none":
         bias = biases.DISTANCE_BIASES[name](HEADS)

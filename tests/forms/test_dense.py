@@ -12,14 +12,13 @@ from torch.nn import functional
 
 from biased_flash_attn import attention_plan, backends, biased_flash_attn, biases, operators
 from biased_flash_attn.arguments import flat
-from biased_flash_attn.attention import prepared
 from biased_flash_attn.compat import scaled_dot_product_attention
 from biased_flash_attn.forms.gradients import OWN
 from tests.decoding.cases import STORAGES, check_decoding, decoded, make_cache
 from tests.sequences.packed_cases import PackedCase, drawn_packed, packed
 from tests.support.biases import DENSE
 from tests.support.cases import DTYPES, INSTRUCTION_SETS, LAYOUTS, Case, pairwise
-from tests.support.problems import check, check_problem, drawn, fused, with_leaves
+from tests.support.problems import check, check_problem, drawn, fused, prepared_call, with_leaves
 
 COMBINATIONS = pairwise(
     bias=[*DENSE],
@@ -106,10 +105,7 @@ def test_only_requested_gradients_are_computed(monkeypatch):
 def test_opcheck():
     for case in (Case("dense", lengths=(9, 21), heads=(4, 2), window=15), Case("dense-shared")):
         problem = drawn(case)
-        call = prepared(
-            *(problem.q, problem.k, problem.v, problem.called_bias()),
-            *(True, case.window, None, 0.0, "cpu"),
-        ).detached()
+        call = prepared_call(problem, tolerance=0.0).detached()
         registered = torch.ops.biased_flash_attn
         torch.library.opcheck(registered.forward.default, flat(with_leaves(call)))
         results = *operators.forward(call), problem.grad_o, problem.grad_lse, [OWN]

@@ -74,7 +74,10 @@ def test_finite_differences(beyond, causal):
     def attend(*tensors):
         own = dict(zip(leaves(bias), tensors, strict=True))
         return REFERENCE(
-            *(q, k, v, biases.RelativeBias(**own, first=-2, beyond=beyond)),
+            q,
+            k,
+            v,
+            biases.RelativeBias(**own, first=-2, beyond=beyond),
             causal=causal,
             return_lse=True,
         )

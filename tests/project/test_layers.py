@@ -15,7 +15,7 @@ PACKAGE = ROOT / "python" / "biased_flash_attn"
 # From the lowest to the highest; modules of one layer may import each other. The longest matching
 # prefix of a module's name determines its layer.
 LAYERS = [
-    ["shared_constants", "error_bound", "tracing", "summary", "keywords", "_C"],
+    ["shared_constants", "exactness", "tracing", "summary", "keywords", "_C"],
     ["sequences"],
     ["geometry"],
     ["forms"],
@@ -27,7 +27,7 @@ LAYERS = [
     ["skipping"],
     ["operators", "validation"],
     ["attention"],
-    ["varlen", "decoding", "skipping.report", "skipping.figure"],
+    ["varlen", "decoding", "skipping.report"],
     [""],
     ["nn", "distributed", "compat"],
     ["extrapolation", "integrations"],

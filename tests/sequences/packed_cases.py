@@ -180,7 +180,10 @@ def drawn_padded(case: PaddedCase) -> PaddedProblem:
 def padded(problem: PaddedProblem, backend: str = "cpu", **options) -> tuple[Tensor, Tensor]:
     case = problem.case
     return biased_flash_attn(
-        *(problem.q, problem.k, problem.v, problem.called_bias()),
+        problem.q,
+        problem.k,
+        problem.v,
+        problem.called_bias(),
         key_padding_mask=case.mask,
         causal=case.causal,
         window=case.window,

@@ -16,9 +16,9 @@ from biased_flash_attn.attention import attend, prepared
 from biased_flash_attn.forms import Geometry, Linear
 from biased_flash_attn.sequences import Sequences
 from tests.sequences.packed_cases import dense_of
-from tests.skipping.test_certificate import kept_mask
 from tests.support.biases import FORMS, OF_QUERIES, SlopesOfSequences, of_rows
 from tests.support.cases import Case
+from tests.support.plans import kept_mask
 from tests.support.problems import Problem, drawn
 
 
@@ -94,8 +94,15 @@ def shifted(problem: ShiftedProblem, backend: str = "cpu") -> tuple[Tensor, Tens
     if isinstance(bias, biases.RelativeBias):
         bias = of_rows(bias, keys=slice(case.lengths[1]))
     call = prepared(
-        *(problem.q, problem.k, problem.v, bias),
-        *(case.causal, case.window, case.scale, None, backend),
+        problem.q,
+        problem.k,
+        problem.v,
+        bias,
+        case.causal,
+        case.window,
+        case.scale,
+        None,
+        backend,
         sequences=case.sequences,
     )
     if case.plan is None:

@@ -149,7 +149,7 @@ def test_plans_ignore_padding(causal):
             x.transpose(1, 2)[~case.mask] = torch.nan
     options = (case.causal, None, None, None, "cpu")
     call = prepared(
-        *(problem.q, problem.k, problem.v, problem.bias, *options), key_padding_mask=case.mask
+        problem.q, problem.k, problem.v, problem.bias, *options, key_padding_mask=case.mask
     )
     plan = planned(call).plan
     first = slice(0, 1300)

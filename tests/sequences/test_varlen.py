@@ -14,7 +14,7 @@ from biased_flash_attn.sequences import Sequences
 from tests.sequences.packed_cases import PackedCase, drawn_packed, packed
 from tests.support.biases import FORMS
 from tests.support.cases import DTYPES, INSTRUCTION_SETS, pairwise
-from tests.support.problems import check_problem, evaluate
+from tests.support.problems import check_problem, evaluate, prepared_call
 
 
 def same(*lengths: int):
@@ -225,9 +225,5 @@ def plan_alone(q, k, v, bias, causal):
 def plan_of_packed(problem, offsets):
     case = problem.case
     sequences = Sequences.of_offsets(*offsets, case.lengths, (None, None))
-    bias = problem.called_bias()
-    call = prepared(
-        *(problem.q, problem.k, problem.v, bias, case.causal, None, None, None, "cpu"),
-        sequences=sequences,
-    )
+    call = prepared_call(problem, sequences=sequences)
     return planned(call).plan

@@ -14,10 +14,10 @@ from torch import Tensor
 from biased_flash_attn import attention_plan, biases
 from biased_flash_attn.forms import Cumulative, Distance, Geometry, Linear, Normalized
 from biased_flash_attn.problem import Problem
-from biased_flash_attn.shared_constants import PLAN_QUERIES
 from biased_flash_attn.skipping import plans
 from tests.support.biases import lines_through
 from tests.support.cases import DTYPES
+from tests.support.plans import kept_mask
 
 DIM = 16
 
@@ -42,14 +42,6 @@ class Call:
         k = self.k.double().repeat_interleave(self.q.shape[1] // self.k.shape[1], 1)
         s = self.scale * self.q.double() @ k.mT + self.form.dense(self.geometry)
         return s.masked_fill(~self.geometry.visible(), -torch.inf)
-
-
-def kept_mask(plan: Tensor, geometry: Geometry) -> Tensor:
-    """Whether query i attends to key j under a plan, (B, H, n_query, n_key)."""
-    tile = torch.arange(geometry.n_query) // PLAN_QUERIES
-    first, end = plan[..., tile, None]
-    j = torch.arange(geometry.n_key)
-    return (first <= j) & (j < end)
 
 
 def log_skipped_mass(call: Call, plan: Tensor) -> float:

@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from biased_flash_attn import backends
-from biased_flash_attn.attention import prepared
 from biased_flash_attn.forms import Geometry, Linear
 from biased_flash_attn.problem import Problem
 from biased_flash_attn.shared_constants import PLAN_QUERIES, TILE_KEYS
 from biased_flash_attn.skipping import plans
 from tests.support.biases import FORMS
 from tests.support.cases import DTYPES, INSTRUCTION_SETS, Case, pairwise
-from tests.support.problems import drawn
+from tests.support.problems import drawn, prepared_call
 
 REACH = 40
 SLACK = 1e-2  # relative to a sum: the exponentials of bfloat16 kernels are coarse
@@ -50,8 +49,7 @@ class Trimmed:
 
 def trimmed(case: Case, backend: str, fraction: float, from_end: bool) -> Trimmed:
     problem = drawn(case)
-    options = (case.causal, case.window, case.scale, 0.0, "reference")
-    call = prepared(problem.q, problem.k, problem.v, problem.called_bias(), *options).detached()
+    call = prepared_call(problem, "reference", tolerance=0.0).detached()
     q, k, geometry = call.q, call.k, call.geometry
     group = q.shape[1] // k.shape[1]
     s = call.scale * q.double() @ k.double().repeat_interleave(group, 1).mT

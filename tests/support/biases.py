@@ -166,7 +166,7 @@ class Steps(Content):
         return biases.CumulativeBias(self.steps, self.gain, self.kernel)
 
 
-class OfHiddenStates(Content):
+class ContextBias(Content):
     def __init__(self, module: nn.Module, x: Tensor):
         super().__init__()
         self.module = module
@@ -237,8 +237,8 @@ def position_bias(make: type[nn.Module], **settings):
 
 
 def context_bias(make: type[nn.Module]):
-    def make_with_states(case: Case) -> OfHiddenStates:
-        return OfHiddenStates(make(5, case.heads[0]), torch.randn(case.batch, case.lengths[1], 5))
+    def make_with_states(case: Case) -> ContextBias:
+        return ContextBias(make(5, case.heads[0]), torch.randn(case.batch, case.lengths[1], 5))
 
     return make_with_states
 

@@ -14,13 +14,14 @@ from tests.support.covering import covering
 DTYPES = torch.float32, torch.float16, torch.bfloat16
 
 
-def drawn_dtype(bias: str, seed: int) -> torch.dtype:
-    """One of those that GPU kernels take, for tests that run in one of them.
+def drawn_dtype(bias: str, seed: int, backend: str | None = None) -> torch.dtype:
+    """One of those that the kernels of a backend take, for tests that run in one of them.
 
     Compiling kernels for all of them takes too long. The tests of a bias have the same one for a
     seed, so that they share compiled kernels.
     """
-    return DTYPES[(zlib.crc32(bias.encode()) + seed) % len(DTYPES)]
+    dtypes = DTYPES[1:] if backend == "cuda" else DTYPES
+    return dtypes[(zlib.crc32(bias.encode()) + seed) % len(dtypes)]
 
 
 def sample(items: list[pytest.Item], most: int | None) -> list[pytest.Item]:
@@ -38,13 +39,14 @@ def skipped(item: pytest.Item) -> bool:
 
 
 def features(item: pytest.Item) -> Iterator[tuple]:
-    """The function; and, in its file, the form of bias in the dtype, trained or not."""
+    """The function and backend; and, in its file, the form of bias in the dtype, trained or not."""
     settings = dict(settings_of(item))
-    yield (item.function,)
+    backend = settings.get("backend")
+    yield item.function, backend
     if bias := settings.get("bias"):
         if "drawn_dtype" in item.fixturenames:
-            settings["dtype"] = drawn_dtype(bias, seed=0)
-        yield item.path, bias, settings.get("dtype"), settings.get("trained")
+            settings["dtype"] = drawn_dtype(bias, 0, backend)
+        yield item.path, backend, bias, settings.get("dtype"), settings.get("trained")
 
 
 def settings_of(item: pytest.Item) -> Iterator[tuple[str, object]]:

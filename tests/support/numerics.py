@@ -1,14 +1,13 @@
-"""How exact a result must be, by the rule of `biased_flash_attn.error_bound`."""
+"""How exact a result must be, by the rule of `biased_flash_attn.exactness`."""
 
 from __future__ import annotations
 
 import math
-import sys
 
 import torch
 from torch import Tensor
 
-from biased_flash_attn.error_bound import error_bound
+from biased_flash_attn.exactness import compared, largest
 
 # A result is rounded when it is stored, and once more where it is accumulated in its own dtype.
 ROUNDINGS = 2
@@ -44,21 +43,16 @@ def assert_close_to_float64(
 
     roundings = FLOAT64_ROUNDINGS if dtype == torch.float64 else ROUNDINGS
     terms = terms.detach().double().expand_as(exact)[finite]
-    size = max(largest(exact[finite]) + largest(terms) / 2, sys.float_info.min)
-    naive_error = 0.0
-    if naive is not None:
-        naive = naive.detach().double()
-        known = finite & naive.isfinite()
-        naive_error = largest(naive[known] - exact[known])
-    bound = size * error_bound(naive_error / size, dtype, roundings=roundings)
-    assert math.isfinite(bound), f"{what}: no bound follows from terms of {size:.3g}"
-    error = largest(actual[finite] - exact[finite])
+    size = largest(exact[finite]) + largest(terms) / 2
+    naive = exact if naive is None else naive.detach().double()
+    naive = torch.where(naive.isfinite(), naive, exact)
+    of_finite = (x[finite] for x in (actual, exact, naive))
+    error, bound = map(
+        float, compared(*of_finite, size, dtype, roundings=roundings, float32_roundings=0)
+    )
+    assert math.isfinite(size * bound), f"{what}: no bound follows from terms of {size:.3g}"
     ratios.append(error / bound)
-    assert error <= bound, f"{what}: error {error:.3g}, allowed {bound:.3g}"
-
-
-def largest(values: Tensor) -> float:
-    return values.abs().max().item() if values.numel() else 0.0
+    assert error <= bound, f"{what}: error {error:.3g} of the size {size:.3g}, allowed {bound:.3g}"
 
 
 # The difference of two float32 computations of one model, relative to the largest result.

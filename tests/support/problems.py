@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from biased_flash_attn import biased_flash_attn, biases
+from biased_flash_attn.attention import prepared
 from biased_flash_attn.backends.reference import attention
 from biased_flash_attn.forms import Geometry
 from biased_flash_attn.problem import Problem as Call
@@ -108,6 +109,24 @@ def fused(problem: Problem, backend: str = "cpu") -> tuple[Tensor, Tensor]:
         scale=case.scale,
         return_lse=True,
         backend=backend,
+    )
+
+
+def prepared_call(
+    problem: Problem, backend: str = "cpu", tolerance: float | None = None, **sequences
+) -> Call:
+    """The call of a problem after the preparations of the public function."""
+    return prepared(
+        problem.q,
+        problem.k,
+        problem.v,
+        problem.called_bias(),
+        problem.case.causal,
+        problem.case.window,
+        problem.case.scale,
+        tolerance,
+        backend,
+        **sequences,
     )
 
 
@@ -223,3 +242,11 @@ def check_problem(problem: Problem, attend=fused, evaluated=evaluate) -> dict[st
         same = None if problem.q.dtype == torch.float64 else baseline[name]
         assert_close_to_float64(found, truth[name], same, name, sums[name])
     return ours
+
+
+def check_beyond_float32(problem: Problem, attend=fused) -> None:
+    """Like check_problem, for sums for which naive attention in float32 is too inexact."""
+    before = problem.double()
+    truth, sums = evaluate(before, naive), magnitudes(before, problem.q.dtype)
+    for name, actual in evaluate(problem, attend).items():
+        assert_close_to_float64(actual, truth[name], None, name, sums[name])

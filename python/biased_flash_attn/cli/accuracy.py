@@ -6,35 +6,17 @@ on the sampled queries.
 """
 
 import copy
-import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from .. import biased_flash_attn
 from ..biases import Bias
-from ..error_bound import error_bound
+from ..exactness import Sums, compared, largest, summed
 from ..nn.named_biases import applied
 from .baselines import naive
 from .text import Layer
-
-SMALLEST = sys.float_info.min
-# The gradient of a parameter sums signed terms of all pairs, which largely cancel.
-SUM_ROUNDINGS = 64
-
-
-@dataclass(frozen=True)
-class Exact:
-    """Outputs and gradients in float64, and the magnitude of their terms.
-
-    Gradients are sums, and a sum with cancellation cannot be more accurate than its terms. So the
-    size of a gradient is the largest entry of the sum of its terms' absolute values.
-    """
-
-    values: dict[str, Tensor]
-    sizes: dict[str, float]
 
 
 class Sample:
@@ -60,15 +42,12 @@ class Sample:
 
     def naive(self, module: Bias, layer: Layer) -> dict[str, Tensor]:
         """The same in plain PyTorch, in the layer's dtype."""
-        totals, _ = summed(self.naive_terms(module, layer))
-        return totals
+        return summed(self.naive_terms(module, layer)).values
 
-    def exact(self, module: Bias, layer: Layer) -> Exact:
+    def exact(self, module: Bias, layer: Layer) -> Sums:
         """The same in float64."""
         module = copy.deepcopy(module).double()
-        layer = layer.to(torch.float64)
-        totals, sizes = summed(self.exact_terms(module, layer))
-        return Exact(totals, {name: float(t.abs().max()) for name, t in sizes.items()})
+        return summed(self.exact_terms(module, layer.to(torch.float64)))
 
     def naive_terms(self, module: Bias, layer: Layer) -> Iterator[dict[str, Tensor]]:
         """The contributions of each query."""
@@ -105,18 +84,6 @@ class Sample:
         return o
 
 
-def summed(parts: Iterable[dict[str, Tensor]]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The sums of each tensor and of its absolute values, in float64."""
-    totals: dict[str, Tensor] = {}
-    sizes: dict[str, Tensor] = {}
-    for part in parts:
-        for name, t in part.items():
-            t = t.double()
-            totals[name] = totals[name] + t if name in totals else t
-            sizes[name] = sizes[name] + t.abs() if name in sizes else t.abs()
-    return totals, sizes
-
-
 def attend(module: Bias, layer: Layer) -> Tensor:
     """The attention of a layer, (1, H, N, D)."""
     q, bias, scale = applied(module, layer.x, layer.q, layer.k)
@@ -139,18 +106,13 @@ def parameters_of(module: Bias) -> dict[str, Tensor]:
     return {f"bias.{name}": parameter for name, parameter in module.named_parameters()}
 
 
-def errors(found: dict[str, Tensor], exact: Exact) -> dict[str, float]:
-    """The largest error of each tensor, relative to its size."""
-    return {
-        name: float((found[name].double() - value).abs().max()) / max(exact.sizes[name], SMALLEST)
-        for name, value in exact.values.items()
-    }
-
-
-def tolerated(plain: dict[str, Tensor], exact: Exact, dtype: torch.dtype) -> dict[str, float]:
-    """The largest permitted error of each tensor, relative to its size."""
-    naive_errors = errors(plain, exact)
-    return {
-        name: error_bound(error, dtype, float32_roundings=SUM_ROUNDINGS)
-        for name, error in naive_errors.items()
-    }
+def errors(
+    found: dict[str, Tensor], naive: dict[str, Tensor], exact: Sums, dtype: torch.dtype
+) -> dict[str, tuple[float, float]]:
+    """The largest error of each tensor and its bound, relative to the size of the tensor."""
+    pairs = {}
+    for name, value in exact.values.items():
+        size = largest(exact.magnitudes[name])
+        error, bound = compared(found[name], value, naive[name], size, dtype)
+        pairs[name] = float(error), float(bound)
+    return pairs

@@ -15,13 +15,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from .. import backends
 from .checking import report, sizes
-from .checking.accuracy import Row
-from .checking.failures import described
+from .checking.accuracy import Row, described
 from .checking.forms import FORMS, TIMED
 from .checking.problems import BATCH, CALLS, DTYPES, HEADS
-from .checking.processes import OUT_OF_TIME, Ended, spread
+from .checking.processes import OUT_OF_TIME, Ended, OutOfMemory, Settings, spread
 from .checking.timing import Timing
-from .checking.work import OutOfMemory, Settings
 
 WIDTH_OF_TABLE = 100
 NOT_FINISHED = 3  # 1 is for failures, 2 for a wrong option

@@ -69,17 +69,44 @@ class AttentionPlan:
         return "\n".join(lines)
 
     def draw(self):
-        """Returns a matplotlib figure of the key ranges of each head of the first sequence.
+        """Returns a matplotlib figure of the key ranges of each head of the first sequence, and the
+        fraction of tiles computed.
 
         Raises ModuleNotFoundError if matplotlib is not installed.
         """
-        try:
-            from . import figure
+        try:  # optional dependencies
+            import numpy as np
+            from matplotlib import colormaps
+            from matplotlib.figure import Figure
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
                 f"{error.name} is missing: pip install 'biased-flash-attn[plot]'"
             ) from error
-        return figure.draw(self)
+        geometry, heads = self.geometry, self.fraction.shape[1]
+        figure = Figure(figsize=(11, 4.6), layout="constrained")
+        figure.suptitle(f"computed tiles at tolerance {self.tolerance:.3g}")
+        keys, tiles = figure.subplots(1, 2)
+        colors = colormaps["viridis"](np.linspace(0, 1, heads))
+        fraction, first_key, end_key = (
+            x[0].cpu().numpy() for x in (100 * self.fraction, self.first_key, self.end_key)
+        )
+        queries = np.arange(first_key.shape[1]) * PLAN_QUERIES
+        if geometry.causal:
+            position = queries + geometry.n_key - geometry.n_query
+            end_key = np.minimum(end_key, position + PLAN_QUERIES)
+        for first, end, color in zip(first_key, end_key, colors, strict=True):
+            keys.step(queries, first, color=color, where="post")
+            keys.fill_between(queries, first, end, color=color, alpha=0.15, step="post")
+        keys.set(xlabel="query", ylabel="key range", ylim=(0, max(geometry.n_key, 1)))
+
+        tiles.bar(range(heads), fraction, color=colors)
+        tiles.set(xlabel="head", ylabel="tiles computed, %", ylim=(0, 112), xticks=range(heads))
+        for h in range(heads):
+            field = "" if self.receptive_field is None else f"\n{self.receptive_field[h]:.3g}"
+            label = f"{self.window[0, h]}{field}"
+            tiles.annotate(label, (h, fraction[h]), ha="center", va="bottom", fontsize=7)
+        tiles.set_title("above each bar: window, receptive field of the bias", fontsize=9)
+        return figure
 
 
 @torch.no_grad()

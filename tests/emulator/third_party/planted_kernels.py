@@ -46,7 +46,12 @@ def product() -> tuple[Tensor, Tensor]:
     c = torch.empty(ROWS, COLUMNS).half()
     grid = triton.cdiv(ROWS, 64), triton.cdiv(COLUMNS, 64)
     matmul_kernel[grid](
-        *(a, b, c, ROWS, INNER, COLUMNS),
+        a,
+        b,
+        c,
+        ROWS,
+        INNER,
+        COLUMNS,
         BLOCK_M=64,
         BLOCK_N=64,
         BLOCK_K=32,

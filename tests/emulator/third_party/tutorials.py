@@ -75,7 +75,12 @@ def matmul(dtype: torch.dtype, blocks: tuple[int, int, int], **options: int):
         c = torch.empty(rows, columns, dtype=HALF)
         block_m, block_n, block_k = blocks
         module.matmul_kernel[(-(-rows // block_m) * -(-columns // block_n),)](
-            *(a, b, c, rows, columns, inner),
+            a,
+            b,
+            c,
+            rows,
+            columns,
+            inner,
             *(stride for tensor in (a, b, c) for stride in tensor.stride()),
             BLOCK_SIZE_M=block_m,
             BLOCK_SIZE_N=block_n,
@@ -98,7 +103,7 @@ def layer_norm(module) -> Iterator:
     y, grad_x = torch.empty_like(x), torch.empty_like(x)
     mean, rstd = torch.empty(rows), torch.empty(rows)
     module._layer_norm_fwd_fused[(rows,)](
-        *(x, y, weight, bias, mean, rstd, columns, columns, 1e-5), BLOCK_SIZE=1024, num_warps=4
+        x, y, weight, bias, mean, rstd, columns, columns, 1e-5, BLOCK_SIZE=1024, num_warps=4
     )
     leaves = [t.double().requires_grad_() for t in (x, weight, bias)]
     exact = torch.nn.functional.layer_norm(leaves[0], (columns,), *leaves[1:])
@@ -108,15 +113,29 @@ def layer_norm(module) -> Iterator:
     locks = torch.zeros(2 * groups, dtype=torch.int32)
     partial_weight, partial_bias = torch.zeros(2, groups, columns)
     module._layer_norm_bwd_dx_fused[(rows,)](
-        *(grad_x, grad_y, partial_weight, partial_bias, x, weight, mean, rstd, locks),
-        *(columns, columns),
+        grad_x,
+        grad_y,
+        partial_weight,
+        partial_bias,
+        x,
+        weight,
+        mean,
+        rstd,
+        locks,
+        columns,
+        columns,
         GROUP_SIZE_M=groups,
         BLOCK_SIZE_N=1024,
         num_warps=4,
     )
     grad_weight, grad_bias = torch.empty(2, columns)
     module._layer_norm_bwd_dwdb[(-(-columns // 128),)](
-        *(partial_weight, partial_bias, grad_weight, grad_bias, groups, columns),
+        partial_weight,
+        partial_bias,
+        grad_weight,
+        grad_bias,
+        groups,
+        columns,
         BLOCK_SIZE_M=32,
         BLOCK_SIZE_N=128,
     )
@@ -139,7 +158,10 @@ def attention(causal: bool, host_descriptors: bool, backward: bool):
             return TensorDescriptor(x, shape, [width, 1], [rows, width]) if host_descriptors else x
 
         module._attn_fwd[(n // 128, batch * heads)](
-            *(scale, lse, batch, heads),
+            scale,
+            lse,
+            batch,
+            heads,
             *(described(x, rows) for x, rows in ((q, 128), (k, 64), (v, 64), (o, 128))),
             N_CTX=n,
             HEAD_DIM=width,
@@ -173,7 +195,17 @@ def attention_backward(module, q, k, v, o, lse, grad_o, scale, causal, exact) ->
     grads = [torch.empty_like(x) for x in (q, k, v)]
     scaled = k * (scale * 1.4426950408889634)  # the kernel takes exponentials to the base 2
     module._attn_bwd[(n // 128, 1, batch * heads)](
-        *(q, scaled, v, scale, grad_o, *grads, lse, delta, *q.stride(), heads, n),
+        q,
+        scaled,
+        v,
+        scale,
+        grad_o,
+        *grads,
+        lse,
+        delta,
+        *q.stride(),
+        heads,
+        n,
         BLOCK_M1=32,
         BLOCK_N1=128,
         BLOCK_M2=128,
@@ -208,7 +240,8 @@ def persistent(kernel: str, **constants):
         if kernel == "matmul_kernel_persistent":
             sizes += (*a.stride(), *b.T.stride(), *c.stride())
         getattr(module, kernel)[(constants.get("NUM_SMS", 9),)](
-            *(*tensors, *sizes),
+            *tensors,
+            *sizes,
             BLOCK_SIZE_M=128,
             BLOCK_SIZE_N=64,
             BLOCK_SIZE_K=64,

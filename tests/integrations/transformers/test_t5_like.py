@@ -38,7 +38,7 @@ def pix2struct():
     return model._from_config(config, attn_implementation="eager").eval()
 
 
-def of_a_page() -> dict:
+def page_inputs() -> dict:
     """Words with their boxes, and an image, whose patches follow the padding of the words."""
     corners = torch.rand(3, 40, 2) * 0.5
     boxes = torch.cat([corners, corners + 0.4 * torch.rand(3, 40, 2)], 2)
@@ -46,27 +46,27 @@ def of_a_page() -> dict:
     return {"input_ids": tokens(3, 40), "bbox": boxes, "pixel_values": image}
 
 
-def of_words() -> dict:
-    inputs = of_a_page()
+def word_inputs() -> dict:
+    inputs = page_inputs()
     del inputs["pixel_values"]
     return inputs
 
 
-def of_music() -> dict:
+def music_inputs() -> dict:
     return {"inputs_embeds": torch.randn(3, 40, 64)}
 
 
-def of_patches() -> dict:
+def patch_inputs() -> dict:
     """Each patch begins with its row and column."""
     places = torch.randint(1, 40, (3, 40, 2)).float()
     return {"flattened_patches": torch.cat([places, torch.randn(3, 40, 12)], 2)}
 
 
 MODELS = {
-    "udop": (udop, of_a_page),
-    "udop, words": (udop, of_words),
-    "pop2piano": (pop2piano, of_music),
-    "pix2struct": (pix2struct, of_patches),
+    "udop": (udop, page_inputs),
+    "udop, words": (udop, word_inputs),
+    "pop2piano": (pop2piano, music_inputs),
+    "pix2struct": (pix2struct, patch_inputs),
 }
 
 

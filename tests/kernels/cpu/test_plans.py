@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -11,59 +10,20 @@ from torch import Tensor
 
 from biased_flash_attn import attention_plan, backends, biased_flash_attn, biases, operators
 from biased_flash_attn.arguments import flat
-from biased_flash_attn.attention import prepared
-from biased_flash_attn.forms import Geometry, Linear
+from biased_flash_attn.forms import Linear
 from biased_flash_attn.forms.gradients import OWN
 from biased_flash_attn.problem import Problem
 from biased_flash_attn.skipping import plans
-from tests.skipping.test_certificate import kept_mask
 from tests.support.biases import FORMS
 from tests.support.cases import DTYPES, INSTRUCTION_SETS, Case, pairwise
 from tests.support.numerics import assert_close_to_float64
+from tests.support.plans import PlannedCase, planned, random_plan
 from tests.support.problems import check_problem, drawn, evaluate, magnitudes, naive, with_leaves
-
-
-@dataclass(frozen=True)
-class PlannedGeometry(Geometry):
-    """Visibility that differs between heads. Only the reference reads it."""
-
-    plan: Tensor | None = None
-
-    def visible(self, device: torch.device | None = None) -> Tensor:
-        return super().visible(device) & kept_mask(self.plan, self)
-
-
-@dataclass(frozen=True)
-class PlannedCase(Case):
-    """A case that is restricted to some plan."""
-
-    plan: Tensor | None = None
-
-    @property
-    def geometry(self) -> Geometry:
-        return PlannedGeometry(*self.lengths, self.causal, self.window, plan=self.plan)
-
-
-def any_plan(case: Case) -> Tensor:
-    """Random key ranges, whose ends never decrease. Some are empty."""
-    tiles = plans.query_tiles(case.lengths[0])
-    shape = (2, case.batch, case.heads[0], tiles)
-    first, end = torch.randint(case.lengths[1] + 1, shape).sort(-1).values
-    end = torch.where(torch.rand(()) < 0.7, torch.maximum(first, end), end)
-    end = torch.where(torch.rand(()) < 0.3, case.lengths[1], end)
-    return torch.stack([first, end.cummax(-1).values]).int()
-
-
-def planned(problem) -> tuple[Tensor, Tensor]:
-    case = problem.case
-    options = (case.causal, case.window, case.scale, 0.0, "cpu")
-    call = prepared(problem.q, problem.k, problem.v, problem.called_bias(), *options)
-    return operators.forward(dataclasses.replace(call, plan=case.plan))
 
 
 def check_with_any_plan(case: Case) -> dict[str, Tensor]:
     problem = drawn(case)
-    problem.case = PlannedCase(**vars(case), plan=any_plan(case))
+    problem.case = PlannedCase(**vars(case), plan=random_plan(case))
     return check_problem(problem, planned)
 
 

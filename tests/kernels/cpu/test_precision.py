@@ -152,52 +152,6 @@ def test_table_gradients_sum_to_those_of_lse():
     assert_close_to_float64(actual, exact, None, "sum of dS", terms)
 
 
-def one_large_step(case: Case, step: float) -> Problem:
-    """A large step in the middle of a tile, as between two documents or at a closed gate."""
-    problem = drawn(case)
-    with torch.no_grad():
-        problem.bias.steps[..., 70] = step
-        if problem.bias.gain is not None:
-            problem.bias.gain.abs_()  # a penalty, not a logit too large for float32
-    return problem
-
-
-def check_beyond_float32(problem: Problem, attend=fused) -> None:
-    """Like check_problem, for sums for which naive attention in float32 is too inexact."""
-    before = problem.double()
-    truth, sums = evaluate(before, naive), magnitudes(before, problem.q.dtype)
-    for name, actual in evaluate(problem, attend).items():
-        assert_close_to_float64(actual, truth[name], None, name, sums[name])
-
-
-@pytest.mark.parametrize("step", [-1e3, -1e6, -1e9])
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("bias", ["cumulative-gain", "log1p_square"])
-def test_steps_next_to_a_large_one_are_exact(bias, causal, step):
-    case = Case(bias, lengths=(200, 200), batch=1, causal=causal)
-    check_beyond_float32(one_large_step(case, step))
-
-
-def cancellation_residual(attend, bias: str, dims: tuple[int, int], causal: bool) -> float:
-    """The gradient of the first step in bfloat16, relative to those of the others.
-
-    The first step shifts all sums equally, so that its gradient is 0: the terms of a pair in the
-    sums of its query and of its key cancel, unless they are rounded differently. Such errors would
-    accumulate in the gradients of all steps, which are sums over later queries and keys. If two
-    products of tiles differ in the last bit, a pair halfway between two numbers is also rounded
-    differently, in some of the heads.
-    """
-    settings = {"lengths": (140, 140), "dims": dims, "heads": (5, 5), "batch": 1, "causal": causal}
-    gradient = evaluate(drawn(Case(bias, torch.bfloat16, **settings)), attend)["gradient of steps"]
-    return (gradient[..., 0].abs() / gradient.square().mean(-1).sqrt()).median().item()
-
-
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
-@pytest.mark.parametrize("bias", ["cumulative", "cumulative-gain"])
-def test_query_and_key_terms_cancel_in_step_gradients(bias, causal):
-    assert cancellation_residual(fused, bias, (16, 16), causal) <= 2**-12
-
-
 @pytest.mark.parametrize("with_gain", [False, True])
 @pytest.mark.parametrize("causal", [True, False])
 def test_early_step_gradients_are_free_of_later_rounding(causal, with_gain, seed):

@@ -5,38 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import torch
 
 from biased_flash_attn.cuda_kernels import cache, nvrtc
 from biased_flash_attn.cuda_kernels.launch import Launcher
-from tests.conftest import EXECUTED
 from tests.emulator import Fault
 from tests.emulator.cuda_backend import emulated
 from tests.emulator.cuda_driver import EmulatedDriver
 from tests.kernels.cuda.planted import WRONG, Planted
 
 RUNS = 20  # with different interleavings, until a planted fault is found
-
-
-@pytest.fixture(scope="session")
-def emulated_hopper(request):
-    """Stands in for the driver; keeps what it has loaded."""
-    driver = EmulatedDriver()
-    yield Launcher(driver)
-    request.config.stash[EXECUTED].update(cuda_launches=driver.launches)
-
-
-@pytest.fixture
-def hopper(request, seed):
-    """backend="cuda" runs on the GPU, or on an emulated one with tensors on the CPU."""
-    if torch.cuda.is_available():
-        with torch.device("cuda"):
-            yield
-        return
-    launcher = request.getfixturevalue("emulated_hopper")
-    launcher.driver.seed = seed
-    with emulated(launcher):
-        yield
 
 
 @pytest.fixture

@@ -8,9 +8,7 @@ import random
 import pytest
 import torch
 
-from biased_flash_attn import attention_plan
 from tests.kernels.cuda.backend import EMULATED, FORMS, MARKS, attend, check
-from tests.kernels.triton.test_plans import check_plan, random_plan
 from tests.sequences.packed_cases import (
     PackedCase,
     PaddedCase,
@@ -21,7 +19,7 @@ from tests.sequences.packed_cases import (
 )
 from tests.sequences.shifted_cases import ShiftedCase, drawn_shifted, shifted
 from tests.support.cases import LAYOUTS, Case, pairwise
-from tests.support.problems import drawn, evaluate, naive
+from tests.support.problems import drawn, evaluate
 
 pytestmark = MARKS
 DTYPES = [torch.bfloat16, torch.float16]
@@ -86,32 +84,6 @@ def test_sequences_of_different_lengths_are_exact(kind, bias, causal):
         call = shifted
     print(problem.case)
     check(problem, functools.partial(call, backend="cuda"))
-
-
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
-@pytest.mark.parametrize(
-    "bias",
-    [
-        *("none", "linear", "distance", "cumulative-gain", "log1p_square"),
-        "relative-rank3-fixed",
-    ],
-)
-def test_skipped_keys_do_not_affect_results(bias, causal):
-    window = 150 if bias == "linear" else None
-    bias, fixed, _ = bias.partition("-fixed")
-    settings = {"causal": causal, "window": window, "trained": not fixed}
-    case = Case(bias, torch.float16, (290, 330), (64, 64), heads=(2, 1), batch=1, **settings)
-    check_plan(drawn(case), random_plan(case, 2), "cuda")
-
-
-def test_calls_skip_provably_negligible_keys():
-    problem = drawn(Case("type2", torch.float16, (1100, 1100), (64, 64), (1, 1), batch=1))
-    with torch.no_grad():
-        plan = attention_plan(problem.q, problem.k, problem.bias, backend="cuda")
-        o, _ = attend(problem)
-    assert plan.fraction < 0.7
-    error = (o.double() - naive(problem.double())[0]).abs().max()
-    assert error <= 2**-11 * problem.v.abs().max()
 
 
 @pytest.mark.parametrize("bias", ["linear", "distance"])

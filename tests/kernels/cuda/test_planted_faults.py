@@ -161,7 +161,9 @@ OF_PADDING += [
 TABLE = Case(
     "distance",
     torch.float16,
-    *((300, 300), (8, 8), (1, 1)),
+    (300, 300),
+    (8, 8),
+    (1, 1),
     **{"batch": 1, "causal": False},
 )
 OF_TABLES = [

@@ -16,11 +16,11 @@ from biased_flash_attn.forms import Distance, Geometry
 from biased_flash_attn.forms.gradients import OWN
 from biased_flash_attn.problem import Problem
 from tests.kernels.cuda.backend import MARKS, check
-from tests.kernels.triton.test_plans import check_plan, random_plan
 from tests.sequences.packed_cases import PackedCase, drawn_packed, packed
 from tests.support import problems
 from tests.support.cases import Case
 from tests.support.numerics import assert_close_to_float64
+from tests.support.plans import PlannedCase, planned, random_plan
 from tests.support.problems import drawn, magnitudes
 
 pytestmark = MARKS
@@ -51,7 +51,9 @@ def test_sums_of_several_launches_are_exact(batch, launches):
 
 def test_sums_of_several_launches_of_a_plan_are_exact(launches):
     case = Case(lengths=(500, 300), heads=(2, 1), batch=1, **SETTINGS)
-    check_plan(drawn(case), random_plan(case, 2), "cuda")
+    problem = drawn(case)
+    problem.case = PlannedCase(**vars(case), plan=random_plan(case, some_empty=False))
+    check(problem, functools.partial(planned, backend="cuda"))
     assert launches == [2]
 
 

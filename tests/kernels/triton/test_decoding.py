@@ -95,7 +95,7 @@ def test_bounds_hold_for_keys_at_their_limit(name):
     tolerance, page_size = random.choice([1e-2, 2.0**-12]), random.choice([16, 64])
     print(lengths, window, tolerance, page_size)
     check_tolerance(
-        *(name, AT_THE_LIMIT, lengths, tolerance, page_size, window, torch.float32, "triton")
+        name, AT_THE_LIMIT, lengths, tolerance, page_size, window, torch.float32, "triton"
     )
 
 
@@ -132,7 +132,11 @@ def test_a_chunk_may_fill_a_ring(monkeypatch):
             for part in (slice(0, first), slice(first, n)):
                 queries = q[:, :, part] if part.stop == n else q[:, :, :0]
                 step = biased_flash_attn_with_kvcache(
-                    *(queries, cache, k[:, :, part], k[:, :, part], bias),
+                    queries,
+                    cache,
+                    k[:, :, part],
+                    k[:, :, part],
+                    bias,
                     tolerance=tolerance,
                     backend="triton",
                 )

@@ -10,12 +10,18 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ... import backends
-from ...error_bound import error_bound
-from ..accuracy import SMALLEST, SUM_ROUNDINGS
+from ...exactness import Sums, compared
 from . import calls, oracle
-from .failures import KERNEL_ERRORS, described, is_out_of_memory
 from .problems import DTYPES, Call, Problem, draw
 
+try:
+    from triton.errors import TritonError
+except ImportError:  # Triton is not installed
+    TritonError = RuntimeError
+
+# Errors of PyTorch, of the compiler, and of launches that exceed the resources of the GPU.
+KERNEL_ERRORS = (RuntimeError, TritonError)
+LONGEST = 300  # message
 # Errors are relative to the size of results in the same block of rows: early queries have large
 # outputs, which would hide errors in late tiles.
 BLOCK_ROWS = 128
@@ -72,8 +78,8 @@ def rows(
         dtype = DTYPES[name]
         if dtype.itemsize not in drawn:
             double = draw(form, call, length, dtype, seed, device)
-            drawn[dtype.itemsize] = double, *oracle.results(double)
-        double, exact, sizes = drawn[dtype.itemsize]
+            drawn[dtype.itemsize] = double, oracle.results(double)
+        double, exact = drawn[dtype.itemsize]
         problem = double.to(dtype)
         where = form, str(call), name
         try:
@@ -91,19 +97,16 @@ def rows(
                 raise  # the GPU context is unusable after an error
             continue
         repeats = all(torch.equal(again[result], x) for result, x in found.items())
-        yield Row(*where, tuple(errors(problem, found, exact, sizes)), repeats)
+        yield Row(*where, tuple(errors(problem, found, exact)), repeats)
 
 
-def errors(
-    problem: Problem, found: dict[str, Tensor], exact: dict[str, Tensor], sizes: dict[str, Tensor]
-) -> Iterator[Error]:
-    """The worst error of each result, by the rule of `error_bound`."""
-    dtype = problem.leaves["q"].dtype
-    naive, _ = oracle.results(problem)
-    for name, value in exact.items():
-        size = block_maxima(sizes[name]).clamp(min=SMALLEST)
-        error, of_naive = (block_maxima(x[name].double() - value) / size for x in (found, naive))
-        bound = error_bound(of_naive, dtype, float32_roundings=SUM_ROUNDINGS)
+def errors(problem: Problem, found: dict[str, Tensor], exact: Sums) -> Iterator[Error]:
+    """The worst error of each result."""
+    dtype, naive = problem.leaves["q"].dtype, oracle.results(problem).values
+    for name, value in exact.values.items():
+        size = block_maxima(exact.magnitudes[name])
+        results = found[name], value, naive[name]
+        error, bound = compared(*results, size, dtype, maxima=block_maxima)
         fraction = (error / bound).nan_to_num(torch.inf, torch.inf)
         worst = torch.unravel_index(fraction.argmax(), fraction.shape)
         # JSON cannot represent NaN.
@@ -130,3 +133,14 @@ def describe_place(x: Tensor, *index: int) -> str:
     *others, block = index
     first, end = block * BLOCK_ROWS, row_maxima(x).shape[-1]
     return f"[{''.join(f'{i}, ' for i in others)}{first}:{min(first + BLOCK_ROWS, end)}]"
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether the memory of the GPU or of the system was exhausted."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def described(error: Exception) -> str:
+    """The kind of an error and the first line of its message."""
+    first_line = (str(error).strip().splitlines() or ["no message"])[0]
+    return f"{type(error).__name__}: {first_line}"[:LONGEST]

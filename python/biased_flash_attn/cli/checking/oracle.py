@@ -12,17 +12,14 @@ import torch
 from torch import Tensor
 
 from ...backends.reference import attention
+from ...exactness import Sums, summed
 from ...geometry import Geometry
-from ..accuracy import summed
 from .checked_form import KEYS, QUERIES, TOKENS
 from .problems import DECODING_STEPS, Problem
 
 
-def results(problem: Problem) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The results in the problem's dtype, by name, and the sums of their absolute terms.
-
-    The terms are the contributions of blocks of queries. Both are summed in float64.
-    """
+def results(problem: Problem) -> Sums:
+    """The results in the problem's dtype, as sums over blocks of queries."""
     return summed(contributions(problem))
 
 

@@ -19,7 +19,7 @@ from ... import biased_flash_attn
 from ...forms import Geometry
 from ..clock import CpuClock, GpuClock, medians
 from ..flex import captured, score_mod
-from .failures import described
+from .accuracy import described
 from .oracle import dense_bias
 from .problems import BATCH, HEADS, KV_HEADS, Call, Problem, draw
 
