@@ -88,6 +88,8 @@ __device__ void accumulate_over_keys(const BackwardParams& params, Shared& share
             for_each_sum<Tile::kKeys>([&](int n, int r, int) {
                 const float p = exp2_approximate(s[n] * logits.multiplier - lse[r]);
                 grad_s[n] = p * (grad_s[n] - delta[r]);
+                // Rows of padding may contain NaN, and share diagonals with those of the sequence.
+                if (kTrained && Form::kTrainsTable && lse[r] == kInfinity) grad_s[n] = 0;
             });
             if constexpr (kTrained) logits.add_gradients(gradients, grad_s, numbers, j);
             if constexpr (kTrained && Form::kTrainsTable) {
