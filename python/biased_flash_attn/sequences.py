@@ -167,13 +167,13 @@ class Sequences:
         Raises ValueError if a sequence has more queries than keys, or queries beyond its last key.
         """
         if self.longest_shift:
-            raise ValueError("queries stand beyond the keys; gain must have one number a query")
+            raise ValueError("queries extend past the last key; pass one gain per query")
         if not self.is_packed:
             return keys[..., self.key_rows - self.query_rows :]
         if not torch.compiler.is_compiling() and (self.rows[:, 1] > self.rows[:, 3]).any():
             raise ValueError(
-                "gain has one number a key and a sequence has more queries than keys;"
-                f" it must have one a query, {self.query_rows}"
+                "gain has one number per key and a sequence has more queries than keys; pass one"
+                f" per query, {self.query_rows}"
             )
         return keys[..., self.keys_of_queries()]
 

@@ -173,13 +173,14 @@ def check_scale(name: str, scale) -> None:
 
 def refuse_gradients(tensors: dict[str, Tensor]) -> None:
     """Raises ValueError if a tensor requires gradients while autograd records: decoding has
-    none."""
+    no backward pass."""
     if not torch.is_grad_enabled():
         return
     for name, x in tensors.items():
         if x.requires_grad:
             raise ValueError(
-                f"{name} requires gradients, which decoding has not; call it under torch.no_grad()"
+                f"{name} requires gradients, but decoding has no backward pass; call it under"
+                " torch.no_grad()"
             )
 
 

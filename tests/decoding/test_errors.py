@@ -102,22 +102,22 @@ WRONG = {
     ),
     "bias is lowered to sums": (
         ValueError,
-        "bias has steps, but the cache holds tokens that were appended without them",
+        "bias has steps, but the cache was filled with a bias without them",
         {"bias": LoweredToSums()},
     ),
     "steps where there were none": (
         ValueError,
-        "bias has steps, but the cache holds tokens that were appended without them",
+        "bias has steps, but the cache was filled with a bias without them",
         {"bias": sums(3)},
     ),
     "key factors where there were none": (
         ValueError,
-        "bias has key factors, but the cache holds tokens that were appended without them",
+        "bias has key factors, but the cache was filled with a bias without them",
         {"bias": of_keys(3)},
     ),
     "q needs gradients": (
         ValueError,
-        r"q requires gradients, which decoding has not; call it under torch.no_grad\(\)",
+        r"q requires gradients, but decoding has no backward pass; call it under",
         {"q": NEEDS_GRADIENT},
     ),
     "bias needs gradients": (
@@ -128,7 +128,7 @@ WRONG = {
 }
 
 WRONG_WITH_SUMS = {
-    "no steps": (ValueError, "bias has no steps, but the cache holds tokens with them", {}),
+    "no steps": (ValueError, "the cache was filled with a bias with steps; this bias has none", {}),
     "too many steps": (
         ValueError,
         "steps has length 4; it must be the number of keys, 3",
@@ -153,12 +153,12 @@ WRONG_WITH_SUMS = {
 WRONG_WITH_FACTORS = {
     "no factors": (
         ValueError,
-        "bias has no key factors, but the cache holds tokens with them",
+        "the cache was filled with a bias with key factors; this bias has none",
         {"bias": biases.RelativeBias(torch.randn(B, H, 3, 2), torch.randn(1, 2, 9))},
     ),
     "steps": (
         ValueError,
-        "bias has steps, but the cache holds tokens that were appended without them",
+        "bias has steps, but the cache was filled with a bias without them",
         {"bias": sums(3)},
     ),
     "factors of all keys": (

@@ -134,7 +134,7 @@ WRONG_PACKED = {
     ),
     "gains per key with more queries than keys": (
         ValueError,
-        "gain has one number a key and a sequence has more queries than keys",
+        "gain has one number per key and a sequence has more queries than keys",
         {
             "bias": biases.CumulativeBias(torch.zeros(1, 4, 9), torch.zeros(1, 4, 9)),
             "cu_seqlens_k": offsets(0, 1, 9),

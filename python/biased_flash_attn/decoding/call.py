@@ -67,7 +67,7 @@ def biased_flash_attn_with_kvcache(
         for float64. A query without visible keys has o = 0 and lse = -inf.
 
     Raises:
-        TypeError, ValueError: naming the argument, the value it had, and the values it may have.
+        TypeError, ValueError: naming the argument, its value and the permitted values.
             The cache is then unchanged.
 
     Splitting the keys of a query over threads follows Dao et al., "Flash-Decoding for long-context
@@ -249,10 +249,10 @@ def _check_state(state: Tensor | None, cache: KVCache, tokens: int) -> None:
     if not any(cache.lengths) or (state is None and (held is None or not tokens)):
         return
     if state is None:
-        raise ValueError(f"bias has no {_kind(held)}, but the cache holds tokens with them")
+        raise ValueError(f"the cache was filled with a bias with {_kind(held)}; this bias has none")
     if held is None or _kind(held) != _kind(state):
         raise ValueError(
-            f"bias has {_kind(state)}, but the cache holds tokens that were appended without them"
+            f"bias has {_kind(state)}, but the cache was filled with a bias without them"
         )
     if layout_of(held) != layout_of(state):
         raise ValueError(

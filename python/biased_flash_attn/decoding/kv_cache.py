@@ -39,7 +39,7 @@ class KVCache:
             window, of page block_table[b, j // page_size % columns]. It is copied.
 
     Raises:
-        TypeError, ValueError: naming the argument, the value it had, and the values it may have.
+        TypeError, ValueError: naming the argument, its value and the permitted values.
     """
 
     def __init__(

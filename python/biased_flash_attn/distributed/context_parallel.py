@@ -70,7 +70,7 @@ def context_parallel_attention(
         float64 for float64. A query without visible keys has o = 0 and lse = -inf.
 
     Raises:
-        TypeError, ValueError: naming the argument, the value it had, and the values it may have.
+        TypeError, ValueError: naming the argument, its value and the permitted values.
         RuntimeError: if a rank has exited, or did not respond within the timeout that was passed to
             `init_process_group`; it names the ranks and the hop.
 
