@@ -1,7 +1,8 @@
 """The operands of the kernels: addresses with strides, the sizes of the problem, and its bias.
 
-A tuple that contains Rows must end with a constexpr, because Triton 3.6 otherwise loses integers in
-them that equal 1. The Rows of a plan, inside a problem, contain no 1.
+A tuple that contains tuples with integers must end with a constexpr, because Triton 3.6 otherwise
+loses integers in them that equal 1: it updates the type of a tuple only when it sets one of its own
+compile-time values. The Rows of a plan, inside a problem, contain no 1.
 """
 
 from __future__ import annotations
@@ -166,6 +167,19 @@ class Bias(NamedTuple):
     only_far: tl.constexpr = tl.constexpr(False)
     ahead: tl.constexpr = tl.constexpr(False)
     sum_columns: tl.constexpr = tl.constexpr(8)
+
+
+class Head(NamedTuple):
+    """One head of one sequence: the operands, and the numbers of batch entry and head.
+
+    It must be passed as an argument directly, as its fields must (sequences.py).
+    """
+
+    bias: Bias
+    problem: Problem
+    b: int
+    h: int
+    end: tl.constexpr = tl.constexpr(None)  # see the top of this file
 
 
 def problem_of(

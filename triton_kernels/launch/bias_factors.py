@@ -9,7 +9,7 @@ from triton.language import constexpr
 
 from ...sequences import Sequences
 from .. import configs
-from ..bias.factors import key_factors_kernel, query_factors_kernel
+from ..bias.factor_kernels import key_factors_kernel, query_factors_kernel
 from ..bias.table_polynomials import TABLE_ROWS, interpolation, table_factors_kernel
 from ..operands import Bias, Factors, Problem, per_head, rows
 from ..primitives import FACTORS
