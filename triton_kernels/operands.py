@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 import triton.language as tl
 from torch import Tensor
+from triton.runtime.jit import JITFunction
 
 from .. import problem as calls
 from .configs import LARGEST_TILE
@@ -129,16 +130,48 @@ class VectorTables(NamedTuple):
     last: tl.constexpr
 
 
+class FormFunctions(NamedTuple):
+    """The device functions of a form, or None where it has no bias, bound or gradients.
+
+    They are passed with the operands, so that Triton's keys of compiled kernels include their
+    source. A field of a constexpr would be represented by its name alone.
+
+    tile_bias(head, queries, keys, pairs, sees, KEYS_FIRST): the bias of a tile in base 2, [BLOCK_M,
+        BLOCK_N], or its transpose with KEYS_FIRST; arbitrary where sees is False.
+    page_bias(head, queries, keys, sees): the same for keys of a page.
+    highest_bias(head, lows, highs, queries, tiles): an upper bound on the bias of tiles of keys, in
+        natural logarithms, [BLOCK_M, BLOCK_N]; float64, as large terms of opposite sign cancel.
+    no_query_gradients(head, BLOCK_M): the QueryGradients of a block, 0; by default, [BLOCK_M] each.
+    add_query_gradients(head, queries, keys, tile, gradients, grad_pairs, IN_TWO): adds the
+        PairGradients of a tile, [BLOCK_M, BLOCK_N].
+    store_query_gradients(head, first, queries, gradients, grad_gain, grad_others)
+    no_key_gradients(head, BLOCK_N): the gradients of a block of keys, 0; by default, [BLOCK_N].
+    add_key_gradients(head, queries, keys, grad_s, gradients, IN_TWO): adds those of a tile,
+        [BLOCK_N, BLOCK_M].
+    store_key_gradients(head, first, gradients, grad_keys)
+    grad_beta(head, pairs, difference, grad_s, IN_TWO): the gradient of beta (forms/beta.py).
+    """
+
+    tile_bias: JITFunction | None = None
+    page_bias: JITFunction | None = None
+    highest_bias: JITFunction | None = None
+    no_query_gradients: JITFunction | None = None
+    add_query_gradients: JITFunction | None = None
+    store_query_gradients: JITFunction | None = None
+    no_key_gradients: JITFunction | None = None
+    add_key_gradients: JITFunction | None = None
+    store_key_gradients: JITFunction | None = None
+    grad_beta: JITFunction | None = None
+
+
 class Bias(NamedTuple):
-    """The operands of a bias. Kernels do not know its form, but ask which operands are not None;
-    launch/forms.py has those of each form.
+    """The device functions and the operands of a form: see forms/.
 
     slopes: one per head. sums: float64 prefix sums; high, low: two float32 numbers whose sum is the
     prefix sum. table: values by distance, padded by padded_table and, without `function`, in base
     2; in decoding, they are neither, and a relative bias has a table per query. function: maps the
     product of a gain and an entry of the table to the bias. of_pairs: the bias of every pair.
     query_vectors, key_vectors, vector_tables: those of a relative bias (bias/relative.py).
-    exists: whether the bias has any operands, and is not 0. squared: it is -log(1 + beta^2).
     factored: unmasked tiles use query_factors and key_factors (bias/factors.py) or, beyond the band
     of a relative bias, have none. only_far: they do so only far from the queries: beyond that band
     or, with a table, at or beyond the two table indices in far (B or 1, H or 1, 2):
@@ -147,8 +180,7 @@ class Bias(NamedTuple):
     sum_columns: the number of columns of factors that gradients of sums use.
     """
 
-    exists: tl.constexpr
-    squared: tl.constexpr
+    form: FormFunctions
     factored: tl.constexpr = tl.constexpr(False)
     slopes: Rows | None = None
     sums: Rows | None = None

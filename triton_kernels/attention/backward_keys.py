@@ -8,12 +8,7 @@ import triton
 import triton.language as tl
 
 from ..bias.factors import gain_factors, key_gradient_sums, times_factors
-from ..bias.gradients import (
-    add_key_gradients,
-    key_product_factors,
-    no_key_gradients,
-    store_key_gradients,
-)
+from ..bias.gradients import key_product_factors, no_key_gradients
 from ..bias.products import (
     first_tile_factors,
     next_tile_factors,
@@ -86,8 +81,7 @@ def accumulate_over_queries(head, block, sums, part):
     # the same sign.
     PRODUCTS: tl.constexpr = (
         block.trained
-        and head.bias.factored
-        and head.bias.vector_tables is None
+        and head.bias.query_factors is not None
         and (part.factored or head.problem.causal)
         and has_registers(HAS_GAIN, BLOCK_D + BLOCK_DV, head.bias.ahead)
     )
@@ -132,7 +126,7 @@ def accumulate_over_queries(head, block, sums, part):
         if PRODUCTS:
             products = times_factors(pairs.grad_s, product_factors, products, IN_TWO)
         elif block.trained and (part.has_factors or not part.factored):
-            gradients = add_key_gradients(
+            gradients = head.bias.form.add_key_gradients(
                 head, queries, block.keys, pairs.grad_s, gradients, IN_TWO
             )
         factors = next_tile_factors(head, block.keys, factors, i, part)
@@ -165,13 +159,13 @@ def add_head(
         accumulate_over_queries,
         head,
         KeyBlock(q, grad_o, lse_in_base_2, delta, tile_k, tile_v, keys, BIAS_GRADIENT),
-        KeySums(dk, dv, no_key_gradients(head.bias, BLOCK_N)),
+        KeySums(dk, dv, no_key_gradients(head, BLOCK_N)),
         first,
         BLOCK_M,
         BLOCK_N,
     )
     if BIAS_GRADIENT:
-        store_key_gradients(head, first, sums.bias, grad_bias)
+        head.bias.form.store_key_gradients(head, first, sums.bias, grad_bias)
     return sums.dk, sums.dv
 
 
@@ -247,7 +241,7 @@ def attn_bwd_dkv_kernel(
 ):
     """dv_j = sum_i P_ij grad_o_i and dk_j = scale sum_i dS_ij q_i, summed over all query heads that
     share the key head; with BIAS_GRADIENT, also the gradient of the keys' operand for each query
-    head (bias/gradients.py): grad_bias_j = sum_i dS_ij dbeta_ij/dC[j] if the bias is a function of
+    head (forms/): grad_bias_j = sum_i dS_ij dbeta_ij/dC[j] if the bias is a function of
     beta.
 
     Invariant: after each query tile, the accumulators hold these sums over the queries so far.

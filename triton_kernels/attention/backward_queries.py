@@ -10,11 +10,9 @@ import triton.language as tl
 from ..bias.factors import shared_key_factors
 from ..bias.gradients import (
     QueryGradients,
-    add_query_gradients,
     add_query_products,
     no_query_gradients,
     no_query_products,
-    store_query_gradients,
     with_query_products,
 )
 from ..bias.products import (
@@ -104,7 +102,7 @@ def accumulate_over_keys(head, block, sums, part):
                 head, queries, terms, key_terms, shared, j, part, pairs.grad_s, products, IN_TWO
             )
         elif block.trained and not part.factored:
-            gradients = add_query_gradients(
+            gradients = head.bias.form.add_query_gradients(
                 head, queries, keys, pairs, gradients, block.grad_pairs, IN_TWO
             )
         key_terms = next_key_terms(head, queries, terms, key_terms, j, part)
@@ -144,15 +142,17 @@ def backward_block(
         accumulate_over_keys,
         head,
         QueryBlock(k, v, grad_gain, first, tile_q, tile_do, statistics, queries, BIAS_GRADIENT),
-        QuerySums(tl.zeros([BLOCK_M, BLOCK_D], tl.float32), no_query_gradients(head.bias, BLOCK_M)),
+        QuerySums(tl.zeros([BLOCK_M, BLOCK_D], tl.float32), no_query_gradients(head, BLOCK_M)),
         first,
         BLOCK_M,
         BLOCK_N,
     )
     dq, n_query = sums.dq * head.problem.scale, head.problem.n_query
     store_tile(grad_q, head.b, head.h, first, n_query, dq, head.problem.head_dim)
-    if BIAS_GRADIENT:
-        store_query_gradients(head, first, queries, sums.bias, grad_gain, grad_others)
+    if BIAS_GRADIENT and head.bias.form.store_query_gradients is not None:
+        head.bias.form.store_query_gradients(
+            head, first, queries, sums.bias, grad_gain, grad_others
+        )
 
 
 @triton.jit
@@ -175,7 +175,7 @@ def attn_bwd_dq_kernel(
     BIAS_GRADIENT: tl.constexpr,
 ):
     """dq_i = scale sum_j dS_ij k_j and, with BIAS_GRADIENT, the gradients of the queries' operands
-    (bias/gradients.py). If the bias is a function of beta, these are grad_gain_i = sum_j dS_ij
+    (forms/). If the bias is a function of beta, these are grad_gain_i = sum_j dS_ij
     dbeta_ij/dg_i and grad_others_i = sum_j dS_ij dbeta_ij/dC[p_i], (B, H, Nq) each.
 
     Invariant: after each key tile, the accumulators hold these sums over the keys so far.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from ..bias.tile import pairs_of, tile_bias
+from ..bias.tile import pairs_of
 from ..primitives import INFINITY, dot, visible
 
 
@@ -41,11 +41,14 @@ def tile_logits(
         x = dot(tile_k, tl.trans(tile_q), initial)
     else:
         x = dot(tile_q, tl.trans(tile_k), initial)
-    if not FACTORED and (MASKED or head.bias.exists or not head.problem.positive_scale):
+    HAS_BIAS: tl.constexpr = head.bias.form.tile_bias is not None
+    if not FACTORED and (MASKED or HAS_BIAS or not head.problem.positive_scale):
         pairs = pairs_of(head, queries, keys, KEYS_FIRST)
         if MASKED:
             sees = visible(head.problem, pairs.p, pairs.j, queries.first_key, queries.end_key)
-        values = tile_bias(head, queries, keys, pairs, sees, KEYS_FIRST)
+        values = 0.0
+        if HAS_BIAS:
+            values = head.bias.form.tile_bias(head, queries, keys, pairs, sees, KEYS_FIRST)
         x = x * multiplier + values
         if MASKED:
             x = tl.where(sees, x, -INFINITY)

@@ -202,7 +202,7 @@ def over_keys(accumulate, head, block, sums, first, BLOCK_M: tl.constexpr, BLOCK
     """
     FACTORED: tl.constexpr = head.bias.factored
     TWO_SIDED: tl.constexpr = not head.problem.causal
-    HAS_FACTORS: tl.constexpr = FACTORED and head.bias.vector_tables is None
+    HAS_FACTORS: tl.constexpr = head.bias.query_factors is not None
     # Whether all other tiles have distances of both signs.
     MIXED: tl.constexpr = FACTORED and not head.bias.only_far
     BLOCK: tl.constexpr = pairwise_block(BLOCK_N, FACTORED)
@@ -230,7 +230,7 @@ def over_queries(
     see over_keys. block: the operands of the keys."""
     FACTORED: tl.constexpr = head.bias.factored
     TWO_SIDED: tl.constexpr = not head.problem.causal
-    HAS_FACTORS: tl.constexpr = FACTORED and head.bias.vector_tables is None
+    HAS_FACTORS: tl.constexpr = head.bias.query_factors is not None
     # Whether all other tiles have distances of both signs.
     MIXED: tl.constexpr = FACTORED and not head.bias.only_far
     BLOCK: tl.constexpr = pairwise_block(BLOCK_M, FACTORED)

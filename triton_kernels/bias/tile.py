@@ -1,4 +1,4 @@
-"""The bias of a tile, computed from the operands of a form.
+"""What the bias of a tile depends on: its queries, its keys, and their pairs.
 
 A bias with slopes or prefix sums is beta = g_i (C[p_i] - C[j]), negated for keys after the query.
 With slopes, the gain is -slope and C[j] = j.
@@ -10,11 +10,8 @@ from typing import NamedTuple
 
 import triton
 import triton.language as tl
-from triton.language.extra import libdevice
 
-from ..primitives import LOG2E, along, load_numbers, plan_range, position, row_address
-from .relative import relative_bias
-from .segments import values_of
+from ..primitives import along, load_numbers, plan_range, position, row_address
 
 
 class PrefixSums(NamedTuple):
@@ -168,35 +165,8 @@ def pairs_of(head, queries, keys, KEYS_FIRST: tl.constexpr):
 
 
 @triton.jit
-def tile_bias(head, queries, keys, pairs, sees, KEYS_FIRST: tl.constexpr):
-    """Returns the bias of a tile in base 2, [BLOCK_M, BLOCK_N], or its transpose with KEYS_FIRST.
-    Where sees is False, the value is arbitrary."""
-    values = 0.0
-    if head.bias.vector_tables is not None:
-        values = LOG2E * relative_bias(head, queries, keys, KEYS_FIRST)
-    elif head.bias.of_pairs is not None:
-        address, exists = pair_address(head.bias.of_pairs, head, pairs)
-        values = tl.load(address, exists & sees, other=0.0).to(tl.float32) * LOG2E
-    elif head.bias.function is not None:
-        x = pairs.gain * table_values(head, pairs, sees, 0.0)
-        values = values_of(head.bias.function, head.b, head.h, x) * LOG2E
-    elif head.bias.table is not None:
-        values = table_values(head, pairs, sees, None)
-    elif head.bias.exists:
-        beta = pairs.gain * negate_future(head.problem, pairs.difference, pairs)
-        values = -log2(1 + beta * beta) if head.bias.squared else beta * LOG2E
-    return values
-
-
-@triton.jit
 def pair_address(x, head, pairs):
     """Returns the addresses of pairs in a tensor x (B, H, Nq, Nk), and which pairs exist."""
     i = pairs.p - position(head.problem, 0)
     exists = (i < head.problem.n_query) & (pairs.j < head.problem.n_key)
     return row_address(x, head.b, head.h, 0) + (tl.cast(i, tl.int64) * x.row + pairs.j), exists
-
-
-@triton.jit
-def log2(x):
-    """log2(x), accurate to 2^-22. tl.log2 is more accurate, but takes eighteen instructions."""
-    return libdevice.fast_log2f(x)

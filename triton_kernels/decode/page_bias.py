@@ -8,12 +8,8 @@ import triton
 import triton.language as tl
 
 from ... import shared_constants
-from ..bias.relative import page_key_terms
-from ..bias.segments import largest_value, values_of
-from ..bias.tile import log2
-from ..operands import Rows
-from ..primitives import INFINITY, LN2, LOG2E, dot, row_address
-from .pages import page_of, query_at
+from ..primitives import INFINITY, dot, row_address
+from .pages import page_of
 
 PEAK_DISTANCES = tl.constexpr(shared_constants.PEAK_DISTANCES)
 
@@ -36,20 +32,17 @@ class PageKeys(NamedTuple):
     j: tl.tensor
 
 
-class TileBounds(NamedTuple):
-    """The minima and maxima of prefix sums or of the blocks of a table, as in
-    biased_flash_attn.problem.TileBounds; for a relative bias, those of each query's terms."""
+class KeyTiles(NamedTuple):
+    """Tiles of keys: their pages and places in them, [BLOCK_N] each; their distances to queries,
+    and the blocks of a table that these are in, of which there are at most two per tile, [BLOCK_M,
+    BLOCK_N] each."""
 
-    lows: Rows | None
-    highs: Rows | None
-
-
-class Tiles(NamedTuple):
-    """Tiles of keys: their first keys, and their pages and places in them. [BLOCK_N] each."""
-
-    first: tl.tensor
     page: tl.tensor
     place: tl.tensor
+    nearest: tl.tensor
+    farthest: tl.tensor
+    near_block: tl.tensor
+    far_block: tl.tensor
 
 
 @triton.jit
@@ -69,93 +62,19 @@ def block_queries(head, i, p, exists):
 
 
 @triton.jit
-def page_bias(head, queries, keys, sees):
-    """Returns the bias of a tile in base 2, [BLOCK_M, BLOCK_N]. Where sees is False, the value is
-    arbitrary."""
-    values = 0.0
-    p, j, gain = queries.p[:, None], keys.j[None, :], queries.gain[:, None]
-    if head.bias.vector_tables is not None:
-        values = tl.zeros(sees.shape, tl.float32)
-        if head.bias.table is not None:
-            i = query_at(head.problem, head.b, p)
-            table = row_address(head.bias.table, head.b, head.h[:, None], i)
-            column = tl.minimum(p - j, head.bias.vector_tables.columns)
-            values += tl.load(table + column, sees, 0.0)
-        if head.bias.key_vectors is not None:
-            values += page_key_terms(head, queries, keys, sees)
-        values *= LOG2E
-    elif head.bias.of_pairs is not None:
-        i = query_at(head.problem, head.b, p)
-        address = row_address(head.bias.of_pairs, head.b, head.h, 0)[:, None]
-        address += tl.cast(i, tl.int64) * head.bias.of_pairs.row + j
-        values = tl.load(address, sees, 0.0).to(tl.float32) * LOG2E
-    elif head.bias.function is not None:
-        # In float64, so that tiles may be skipped by bounds that ignore its rounding errors.
-        table = row_address(head.bias.table, head.b, head.h, 0)[:, None]
-        x = gain.to(tl.float64) * tl.load(table + (p - j), sees, 0.0)
-        values = values_of(head.bias.function, head.b, head.h[:, None], x)
-        values = (values * LOG2E).to(tl.float32)
-    elif head.bias.table is not None:
-        table = row_address(head.bias.table, head.b, head.h, 0)[:, None]
-        values = tl.load(table + (p - j), sees, 0.0) * LOG2E
-    elif head.bias.exists:
-        if head.bias.sums is None:
-            difference = (p - j).to(tl.float32)
-        else:
-            # Prefix sums are subtracted in float64, which is exact for near pairs at any position.
-            address = row_address(head.bias.sums, keys.page, head.h, keys.row)[:, None]
-            sums = tl.load(address + tl.arange(0, j.shape[1])[None, :], sees, 0.0)
-            difference = (queries.sums[:, None] - sums).to(tl.float32)
-        beta = gain * difference
-        values = -log2(1 + beta * beta) if head.bias.squared else beta * LOG2E
-    return values
+def highest_bias(head, lows, highs, queries, first, page, place):
+    """Returns upper bounds on the bias of the tiles of keys that start at `first`, in a place of a
+    page, in natural logarithms. [BLOCK_M, BLOCK_N], float64
 
-
-@triton.jit
-def highest_bias(head, bounds, queries, tiles):
-    """Returns upper bounds on the bias of tiles, in natural logarithms. [BLOCK_M, BLOCK_N]
-
-    The bound is float64, because large terms of opposite sign cancel.
+    lows, highs: the minima and maxima of prefix sums or of the blocks of a table, as in
+    biased_flash_attn.problem.TileBounds; for a relative bias, those of each query's terms.
     """
-    h, p, gain = head.h[:, None], queries.p[:, None], queries.gain[:, None]
-    first, last = tiles.first[None, :], tiles.first[None, :] + head.problem.tile_keys - 1
+    p, last = queries.p[:, None], first[None, :] + head.problem.tile_keys - 1
     nearest = tl.minimum(p - last, head.problem.window - 1)
-    farthest = tl.minimum(p - first, head.problem.window - 1)
-    # The distances of a tile are in at most two blocks of a table.
-    near, far = nearest // PEAK_DISTANCES, farthest // PEAK_DISTANCES
-    if head.bias.vector_tables is not None:
-        table = row_address(bounds.highs, head.b, h, query_at(head.problem, head.b, p))
-        beyond = (head.bias.vector_tables.columns - 1) // PEAK_DISTANCES + 1
-        at_nearest = tl.load(table + tl.minimum(near, beyond))
-        at_farthest = tl.load(table + tl.minimum(far, beyond))
-        highest = tl.maximum(at_nearest, at_farthest).to(tl.float64)
-    elif head.bias.function is not None:
-        low = row_address(bounds.lows, head.b, h, 0)
-        high = row_address(bounds.highs, head.b, h, 0)
-        low = tl.minimum(tl.load(low + near), tl.load(low + far)).to(tl.float64)
-        high = tl.maximum(tl.load(high + near), tl.load(high + far)).to(tl.float64)
-        low, high = gain.to(tl.float64) * low, gain.to(tl.float64) * high
-        low, high = tl.minimum(low, high), tl.maximum(low, high)
-        highest = largest_value(head.bias.function, head.b, h, low, high)
-    elif head.bias.table is not None:
-        table = row_address(bounds.highs, head.b, h, 0)
-        highest = tl.maximum(tl.load(table + near), tl.load(table + far)).to(tl.float64)
-    elif head.bias.slopes is not None:
-        slope = gain.to(tl.float64)  # the negative of the slope
-        highest = slope * tl.where(slope < 0, nearest, farthest).to(tl.float64)
-    else:
-        page, place, sums = tiles.page[None, :], tiles.place[None, :], queries.sums[:, None]
-        low = tl.load(row_address(bounds.lows, page, h, 0) + place)
-        high = tl.load(row_address(bounds.highs, page, h, 0) + place)
-        gain = gain.to(tl.float64)
-        from_low, from_high = gain * (sums - low), gain * (sums - high)
-        highest = tl.maximum(from_low, from_high)
-        if head.bias.squared:
-            least = tl.minimum(tl.abs(from_low), tl.abs(from_high))
-            least = tl.where((from_low < 0) == (from_high < 0), least, 0.0)
-            least = tl.minimum(least, 1e18).to(tl.float32)  # so that its square is finite
-            highest = (-log2(1 + least * least) * LN2).to(tl.float64)
-    return highest
+    farthest = tl.minimum(p - first[None, :], head.problem.window - 1)
+    near_block, far_block = nearest // PEAK_DISTANCES, farthest // PEAK_DISTANCES
+    tiles = KeyTiles(page, place, nearest, farthest, near_block, far_block)
+    return head.bias.form.highest_bias(head, lows, highs, queries, tiles)
 
 
 @triton.jit
@@ -164,5 +83,6 @@ def page_logits(head, tile_q, tile_k, queries, keys):
     p, j = queries.p[:, None], keys.j[None, :]
     sees = queries.exists[:, None] & (j <= p) & (p - j < head.problem.window)
     s = dot(tile_q, tl.trans(tile_k)) * head.problem.scale_in_base_2
-    s += page_bias(head, queries, keys, sees)
+    if head.bias.form.page_bias is not None:
+        s += head.bias.form.page_bias(head, queries, keys, sees)
     return tl.where(sees, s, -INFINITY)

@@ -14,8 +14,6 @@ from ..operands import Head
 from ..primitives import INFINITY, LN2, LOG2E, dot, row_address
 from .page_bias import (
     PageKeys,
-    TileBounds,
-    Tiles,
     block_queries,
     highest_bias,
     page_logits,
@@ -111,9 +109,7 @@ def attn_choose_kernel(
         extent = row_address(extents, page, kv_head, place)
         radius = tl.load(extent) + rounding * tl.load(extent + 1)
         # Before the product, which leaves few registers. [BLOCK_M, BLOCK_N]
-        highest = highest_bias(
-            Head(bias, problem, b, h), TileBounds(lows, highs), queries, Tiles(key, page, place)
-        )
+        highest = highest_bias(Head(bias, problem, b, h), lows, highs, queries, key, page, place)
         logits = dot(tile_q, tl.trans(tile_centres)) * (problem.scale_in_base_2 * LN2)
         logits = (
             logits.to(tl.float64) + (query_norm[:, None] * radius[None, :]).to(tl.float64) + highest

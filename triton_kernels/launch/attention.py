@@ -20,11 +20,11 @@ from ..attention.backward_queries import attn_bwd_dq_kernel
 from ..attention.forward import attn_fwd_kernel
 from ..attention.trim import attn_trim_kernel
 from ..configs import Config
+from ..forms import Gathered, kernels_of
 from ..operands import Plan, PlanOfKeys, Problem, Rows, problem_of, rows
 from . import plans
 from .bias_factors import with_factors
 from .configured import Configured, configure
-from .forms import Gathered, empty_gradients, kernels_of
 from .options import SUMS_OVER_LANES, on_its_device, start
 from .relative_gradient import tables_gradients
 from .table_gradient import table_gradient
@@ -78,7 +78,7 @@ def backward(
     of_table = table_gradient if bias.vector_tables is None else tables_gradients
     gathered = Gathered(
         problem,
-        *empty_gradients(bias, problem, grid[1], of_pairs=form_gradient),
+        *kernels.empty_gradients(bias, problem, grid[1], trained=form_gradient),
         partial(of_table, problem, plan, given, bias),
     )
     trained = form_gradient and kernels.trains_queries and gathered.grad_others.numel() > 0

@@ -10,9 +10,9 @@ import triton
 from ... import problem as calls
 from .. import configs
 from ..configs import Config, Features
+from ..forms import PAIRWISE, kernels_of
 from ..operands import Rows
 from ..processors import Family, processor
-from .forms import PAIRWISE, kernels_of
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from ...shared_constants import PEAK_DISTANCES, rounding_of_logits
 from ..decode.append import attn_append_kernel
 from ..decode.attention import attn_decode_kernel, attn_decode_merge_kernel
 from ..decode.selection import attn_choose_kernel
+from ..forms import kernels_of
 from ..operands import Bias, Rows, per_head, rows
 from ..primitives import LOG2E
-from .forms import kernels_of
 from .options import OPTIONS, SUMS_OVER_LANES, on_its_device
 
 _MAX_KEYS, _TILE_BYTES = 64, 2**14  # limits of a tile, set by the number of registers
