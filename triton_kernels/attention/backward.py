@@ -15,8 +15,31 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from ..primitives import INFINITY, LOG2E, along, dot, load_numbers, load_tile, row_address
+from ..operands import Rows
+from ..primitives import (
+    INFINITY,
+    LOG2E,
+    along,
+    dot,
+    load_keys,
+    load_numbers,
+    load_queries,
+    load_tile,
+    row_address,
+)
+from ..sequences import sequence_keys, sequence_queries
 from .logits import tile_logits
+
+
+class Inputs(NamedTuple):
+    """What the backward kernels read, restricted to one sequence."""
+
+    q: Rows
+    k: Rows
+    v: Rows
+    grad_o: Rows
+    lse_in_base_2: Rows
+    delta: Rows
 
 
 class Statistics(NamedTuple):
@@ -82,12 +105,37 @@ def attn_bwd_delta_kernel(
 
 
 @triton.jit
-def query_statistics(
-    lse_in_base_2, delta, head, first, BLOCK_M: tl.constexpr, EDGE: tl.constexpr = True
+def sequence_inputs(q, k, v, grad_o, lse_in_base_2, delta, problem, b):
+    """Returns the Inputs of sequence b."""
+    return Inputs(
+        sequence_queries(q, problem, b),
+        sequence_keys(k, problem, b),
+        sequence_keys(v, problem, b),
+        sequence_queries(grad_o, problem, b),
+        sequence_queries(lse_in_base_2, problem, b),
+        sequence_queries(delta, problem, b),
+    )
+
+
+@triton.jit
+def load_tiles(
+    inputs, head, i, j, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr
 ):
+    """Returns the Tiles of queries i, i + 1, ... and keys j, j + 1, ..."""
+    # [BLOCK, BLOCK_D], [BLOCK, BLOCK_DV]
+    return Tiles(
+        load_queries(inputs.q, head, i, head.problem.head_dim, BLOCK, BLOCK_D),
+        load_keys(inputs.k, head, j, head.problem.head_dim, BLOCK, BLOCK_D),
+        load_keys(inputs.v, head, j, head.problem.value_dim, BLOCK, BLOCK_DV),
+        load_queries(inputs.grad_o, head, i, head.problem.value_dim, BLOCK, BLOCK_DV),
+    )
+
+
+@triton.jit
+def query_statistics(inputs, head, first, BLOCK_M: tl.constexpr, EDGE: tl.constexpr = True):
     """Returns the Statistics of queries first, first + 1, ..., inf and 0 beyond the last query."""
-    lse = load_numbers(lse_in_base_2, head, first, INFINITY, BLOCK_M, EDGE)
-    return Statistics(lse, load_numbers(delta, head, first, 0.0, BLOCK_M, EDGE))
+    lse = load_numbers(inputs.lse_in_base_2, head, first, INFINITY, BLOCK_M, EDGE)
+    return Statistics(lse, load_numbers(inputs.delta, head, first, 0.0, BLOCK_M, EDGE))
 
 
 @triton.jit

@@ -32,9 +32,15 @@ from ..sequences import (
     per_token_operands,
     sequence_keys,
     sequence_lengths,
-    sequence_queries,
 )
-from .backward import Tiles, delta_and_gain, query_statistics, weights_and_gradients
+from .backward import (
+    Inputs,
+    Tiles,
+    delta_and_gain,
+    query_statistics,
+    sequence_inputs,
+    weights_and_gradients,
+)
 from .tile_ranges import next_queries, over_queries
 
 
@@ -44,10 +50,8 @@ class KeyBlock(NamedTuple):
     trained: whether gradients of the bias are computed.
     """
 
-    q: Rows
+    inputs: Inputs
     grad_o: Rows
-    lse_in_base_2: Rows
-    delta: Rows
     k: tl.tensor
     v: tl.tensor
     keys: Keys
@@ -95,14 +99,12 @@ def accumulate_over_queries(head, block, sums, part):
     dk, dv, gradients = sums.dk, sums.dv, sums.bias
     for i in range(part.begin, part.end, part.block):
         # [block, BLOCK_D], [block, BLOCK_DV]
-        tile_q = next_queries(block.q, head, i, part, head.problem.head_dim, BLOCK_D)
+        tile_q = next_queries(block.inputs.q, head, i, part, head.problem.head_dim, BLOCK_D)
         tile_do = next_queries(block.grad_o, head, i, part, head.problem.value_dim, BLOCK_DV)
-        lse, delta = query_statistics(
-            block.lse_in_base_2, block.delta, head, i, part.block, part.masked
-        )
+        lse, delta = query_statistics(block.inputs, head, i, part.block, part.masked)
         gain = shared
         if HAS_GAIN:
-            delta, gain = delta_and_gain(block.delta, head, i, part.block, part.masked)
+            delta, gain = delta_and_gain(block.inputs.delta, head, i, part.block, part.masked)
         queries = queries_from(head, i, gain)
         factors = with_query_product(head, block.keys, factors, i, part)
         if PRODUCTS:
@@ -137,10 +139,8 @@ def accumulate_over_queries(head, block, sums, part):
 
 @triton.jit
 def add_head(
-    q,
+    inputs,
     grad_o,
-    lse_in_base_2,
-    delta,
     grad_bias,
     head,
     first,
@@ -158,7 +158,7 @@ def add_head(
     sums = over_queries(
         accumulate_over_queries,
         head,
-        KeyBlock(q, grad_o, lse_in_base_2, delta, tile_k, tile_v, keys, BIAS_GRADIENT),
+        KeyBlock(inputs, grad_o, tile_k, tile_v, keys, BIAS_GRADIENT),
         KeySums(dk, dv, no_key_gradients(head, BLOCK_N)),
         first,
         BLOCK_M,
@@ -171,12 +171,7 @@ def add_head(
 
 @triton.jit
 def backward_block(
-    q,
-    k,
-    v,
-    grad_o,
-    lse_in_base_2,
-    delta,
+    inputs,
     grad_k,
     grad_v,
     grad_bias,
@@ -192,19 +187,22 @@ def backward_block(
     BIAS_GRADIENT: tl.constexpr,
 ):
     """Computes attn_bwd_dkv_kernel for the keys first ... first + BLOCK_N - 1 of one sequence."""
+    grad_o = inputs.grad_o
     if problem.same_row_stride:
-        grad_o = Rows(grad_o.start, grad_o.batch, grad_o.head, q.row)
+        grad_o = Rows(grad_o.start, grad_o.batch, grad_o.head, inputs.q.row)
     # [BLOCK_N, BLOCK_D], [BLOCK_N, BLOCK_DV]
-    tile_k = load_tile(k, b, kv_head, first, problem.n_key, problem.head_dim, BLOCK_N, BLOCK_D)
-    tile_v = load_tile(v, b, kv_head, first, problem.n_key, problem.value_dim, BLOCK_N, BLOCK_DV)
+    tile_k = load_tile(
+        inputs.k, b, kv_head, first, problem.n_key, problem.head_dim, BLOCK_N, BLOCK_D
+    )
+    tile_v = load_tile(
+        inputs.v, b, kv_head, first, problem.n_key, problem.value_dim, BLOCK_N, BLOCK_DV
+    )
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
     for h in range(kv_head * problem.group, (kv_head + 1) * problem.group):
         dk, dv = add_head(
-            q,
+            inputs,
             grad_o,
-            lse_in_base_2,
-            delta,
             grad_bias,
             Head(bias, problem, b, h),
             first,
@@ -251,13 +249,9 @@ def attn_bwd_dkv_kernel(
     b, kv_head, first = group // kv_heads, group % kv_heads, block * BLOCK_N
     if is_past_end(problem, b, first, N_KEY):
         return
+    inputs = sequence_inputs(q, k, v, grad_o, lse_in_base_2, delta, problem, b)
     backward_block(
-        sequence_queries(q, problem, b),
-        sequence_keys(k, problem, b),
-        sequence_keys(v, problem, b),
-        sequence_queries(grad_o, problem, b),
-        sequence_queries(lse_in_base_2, problem, b),
-        sequence_queries(delta, problem, b),
+        inputs,
         sequence_keys(grad_k, problem, b),
         sequence_keys(grad_v, problem, b),
         sequence_keys(grad_bias, problem, b),

@@ -31,12 +31,11 @@ from ..sequences import (
     SequenceProblem,
     is_past_end,
     per_token_operands,
-    sequence_keys,
     sequence_lengths,
     sequence_pairs,
     sequence_queries,
 )
-from .backward import Statistics, Tiles, query_statistics, weights_and_gradients
+from .backward import Statistics, Tiles, query_statistics, sequence_inputs, weights_and_gradients
 from .tile_ranges import next_keys, over_keys
 
 
@@ -113,12 +112,7 @@ def accumulate_over_keys(head, block, sums, part):
 
 @triton.jit
 def backward_block(
-    q,
-    k,
-    v,
-    grad_o,
-    lse_in_base_2,
-    delta,
+    inputs,
     grad_q,
     grad_gain,
     grad_others,
@@ -131,17 +125,20 @@ def backward_block(
     BIAS_GRADIENT: tl.constexpr,
 ):
     """Computes attn_bwd_dq_kernel for the queries first ... first + BLOCK_M - 1 of one sequence."""
+    v = inputs.v
     if head.problem.same_row_stride:
-        v = Rows(v.start, v.batch, v.head, k.row)
+        v = Rows(v.start, v.batch, v.head, inputs.k.row)
     # [BLOCK_M, BLOCK_D], [BLOCK_M, BLOCK_DV]
-    tile_q = load_queries(q, head, first, head.problem.head_dim, BLOCK_M, BLOCK_D)
-    tile_do = load_queries(grad_o, head, first, head.problem.value_dim, BLOCK_M, BLOCK_DV)
-    statistics = query_statistics(lse_in_base_2, delta, head, first, BLOCK_M)
+    tile_q = load_queries(inputs.q, head, first, head.problem.head_dim, BLOCK_M, BLOCK_D)
+    tile_do = load_queries(inputs.grad_o, head, first, head.problem.value_dim, BLOCK_M, BLOCK_DV)
+    statistics = query_statistics(inputs, head, first, BLOCK_M)
     queries = queries_from(head, first, gains(head, first, BLOCK_M))
     sums = over_keys(
         accumulate_over_keys,
         head,
-        QueryBlock(k, v, grad_gain, first, tile_q, tile_do, statistics, queries, BIAS_GRADIENT),
+        QueryBlock(
+            inputs.k, v, grad_gain, first, tile_q, tile_do, statistics, queries, BIAS_GRADIENT
+        ),
         QuerySums(tl.zeros([BLOCK_M, BLOCK_D], tl.float32), no_query_gradients(head, BLOCK_M)),
         first,
         BLOCK_M,
@@ -184,13 +181,9 @@ def attn_bwd_dq_kernel(
     b, h, first = group // problem.heads, group % problem.heads, block * BLOCK_M
     if is_past_end(problem, b, first, N_QUERY):
         return
+    inputs = sequence_inputs(q, k, v, grad_o, lse_in_base_2, delta, problem, b)
     backward_block(
-        sequence_queries(q, problem, b),
-        sequence_keys(k, problem, b),
-        sequence_keys(v, problem, b),
-        sequence_queries(grad_o, problem, b),
-        sequence_queries(lse_in_base_2, problem, b),
-        sequence_queries(delta, problem, b),
+        inputs,
         sequence_queries(grad_q, problem, b),
         sequence_queries(grad_gain, problem, b)
         if bias.of_pairs is None

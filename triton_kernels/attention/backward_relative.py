@@ -8,26 +8,19 @@ import triton.language as tl
 from ..bias.relative import key_vectors, padded_rank, query_vectors, unshear
 from ..bias.tile import keys_from, queries_from
 from ..operands import Head
-from ..primitives import dot, load_keys, load_queries, row_address
+from ..primitives import dot, row_address
 from ..sequences import (
     SequenceBias,
     SequenceProblem,
     per_token_operands,
-    sequence_keys,
     sequence_lengths,
-    sequence_queries,
 )
-from .backward import Tiles, query_statistics, weights_and_gradients
+from .backward import load_tiles, query_statistics, sequence_inputs, weights_and_gradients
 
 
 @triton.jit
 def tile_gradients(
-    q,
-    k,
-    v,
-    grad_o,
-    lse_in_base_2,
-    delta,
+    inputs,
     head,
     queries,
     i,
@@ -40,15 +33,11 @@ def tile_gradients(
 ):
     """Adds the tile of queries i, i + 1, ... and keys j, j + 1, ... to the gradients of the tables,
     [2 BLOCK, padded rank] each."""
-    # [BLOCK, BLOCK_D], [BLOCK, BLOCK_DV]
-    tile_q = load_queries(q, head, i, head.problem.head_dim, BLOCK, BLOCK_D)
-    tile_do = load_queries(grad_o, head, i, head.problem.value_dim, BLOCK, BLOCK_DV)
-    tile_k = load_keys(k, head, j, head.problem.head_dim, BLOCK, BLOCK_D)
-    tile_v = load_keys(v, head, j, head.problem.value_dim, BLOCK, BLOCK_DV)
-    statistics = query_statistics(lse_in_base_2, delta, head, i, BLOCK)
+    tiles = load_tiles(inputs, head, i, j, BLOCK, BLOCK_D, BLOCK_DV)
+    statistics = query_statistics(inputs, head, i, BLOCK)
     grad_s = weights_and_gradients(
         head,
-        Tiles(tile_q, tile_k, tile_v, tile_do),
+        tiles,
         queries,
         keys_from(head, j, BLOCK),
         -statistics.lse,
@@ -71,12 +60,7 @@ def tile_gradients(
 
 @triton.jit
 def diagonal_sums(
-    q,
-    k,
-    v,
-    grad_o,
-    lse_in_base_2,
-    delta,
+    inputs,
     partial_queries,
     partial_keys,
     diagonal,
@@ -102,12 +86,7 @@ def diagonal_sums(
         queries = queries_from(head, i, gain)
         if (queries.first_key < j + BLOCK) & (j < queries.end_key):
             grad_queries, grad_keys = tile_gradients(
-                q,
-                k,
-                v,
-                grad_o,
-                lse_in_base_2,
-                delta,
+                inputs,
                 head,
                 queries,
                 i,
@@ -160,13 +139,9 @@ def attn_bwd_relative_kernel(
     b, h = tl.program_id(0) // problem.heads, tl.program_id(0) % problem.heads
     diagonal = tl.program_id(1)
     diagonal += first_diagonal if problem.sequences is None else tl.load(first_diagonal + b)
+    inputs = sequence_inputs(q, k, v, grad_o, lse_in_base_2, delta, problem, b)
     diagonal_sums(
-        sequence_queries(q, problem, b),
-        sequence_keys(k, problem, b),
-        sequence_keys(v, problem, b),
-        sequence_queries(grad_o, problem, b),
-        sequence_queries(lse_in_base_2, problem, b),
-        sequence_queries(delta, problem, b),
+        inputs,
         partial_queries,
         partial_keys,
         diagonal,

@@ -12,8 +12,6 @@ from ..primitives import (
     INFINITY,
     LOG2E,
     dot,
-    load_keys,
-    load_queries,
     plan_range,
     position,
     row_address,
@@ -22,21 +20,14 @@ from ..sequences import (
     SequenceBias,
     SequenceProblem,
     per_token_operands,
-    sequence_keys,
     sequence_lengths,
-    sequence_queries,
 )
-from .backward import query_statistics
+from .backward import load_tiles, query_statistics, sequence_inputs
 
 
 @triton.jit
 def tile_gradient(
-    q,
-    k,
-    v,
-    grad_o,
-    lse_in_base_2,
-    delta,
+    inputs,
     head,
     i,
     j,
@@ -55,14 +46,10 @@ def tile_gradient(
         gain = gains(head, i, BLOCK)[:, None]
         tile_bias = values_of(head.bias.function, head.b, head.h, gain * table) * LOG2E
         tile_bias = tl.where(in_table, tile_bias, -INFINITY)
-    # [BLOCK, BLOCK_D], [BLOCK, BLOCK_DV]
-    tile_q = load_queries(q, head, i, head.problem.head_dim, BLOCK, BLOCK_D)
-    tile_do = load_queries(grad_o, head, i, head.problem.value_dim, BLOCK, BLOCK_DV)
-    tile_k = load_keys(k, head, j, head.problem.head_dim, BLOCK, BLOCK_D)
-    tile_v = load_keys(v, head, j, head.problem.value_dim, BLOCK, BLOCK_DV)
-    statistics = query_statistics(lse_in_base_2, delta, head, i, BLOCK)
-    x = dot(tile_q, tl.trans(tile_k)) * head.problem.scale_in_base_2 + tile_bias
-    grad_p = dot(tile_do, tl.trans(tile_v))
+    tiles = load_tiles(inputs, head, i, j, BLOCK, BLOCK_D, BLOCK_DV)
+    statistics = query_statistics(inputs, head, i, BLOCK)
+    x = dot(tiles.q, tl.trans(tiles.k)) * head.problem.scale_in_base_2 + tile_bias
+    grad_p = dot(tiles.grad_o, tl.trans(tiles.v))
     grad_s = tl.exp2(x - statistics.lse[:, None]) * (grad_p - statistics.delta[:, None])
     IS_BOUNDED: tl.constexpr = head.problem.plan is None and head.problem.sequences is None
     if not IS_BOUNDED or not head.problem.causal:
@@ -75,12 +62,7 @@ def tile_gradient(
 
 @triton.jit
 def diagonal_sums(
-    q,
-    k,
-    v,
-    grad_o,
-    lse_in_base_2,
-    delta,
+    inputs,
     partial,
     diagonal,
     head,
@@ -109,12 +91,7 @@ def diagonal_sums(
         first_key, end_key = plan_range(head, i)
         if head.problem.plan is None or (first_key < j + BLOCK) & (j < end_key):
             acc += tile_gradient(
-                q,
-                k,
-                v,
-                grad_o,
-                lse_in_base_2,
-                delta,
+                inputs,
                 head,
                 i,
                 j,
@@ -164,13 +141,9 @@ def attn_bwd_table_kernel(
     b, h = tl.program_id(0) // problem.heads, tl.program_id(0) % problem.heads
     diagonal = tl.program_id(1)
     diagonal += first_diagonal if problem.sequences is None else tl.load(first_diagonal + b)
+    inputs = sequence_inputs(q, k, v, grad_o, lse_in_base_2, delta, problem, b)
     diagonal_sums(
-        sequence_queries(q, problem, b),
-        sequence_keys(k, problem, b),
-        sequence_keys(v, problem, b),
-        sequence_queries(grad_o, problem, b),
-        sequence_queries(lse_in_base_2, problem, b),
-        sequence_queries(delta, problem, b),
+        inputs,
         partial,
         diagonal,
         Head(
