@@ -2,7 +2,7 @@
 
 A tuple that contains tuples with integers must end with a constexpr, because Triton 3.6 otherwise
 loses integers in them that equal 1: it updates the type of a tuple only when it sets one of its own
-compile-time values. The Rows of a plan, inside a problem, contain no 1.
+compile-time values. The tensors of a plan, inside a problem, have no stride of 1.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .primitives import LOG2E
 ROW_LIMIT = 2**24
 
 
-class Rows(NamedTuple):
-    """A (batch, heads, sequence, channels) or (batch, heads, sequence) tensor.
+class Strided(NamedTuple):
+    """A (batch, heads, sequence, channels) or (batch, heads, sequence) tensor with its strides.
 
     The last dimension is contiguous. Strides count elements; 0 broadcasts.
     """
@@ -52,7 +52,7 @@ class Plan(NamedTuple):
     bound decreases from tile to tile. order (programs,): program numbers by decreasing work.
     """
 
-    keys: Rows
+    keys: Strided
     order: Tensor
 
 
@@ -63,9 +63,9 @@ class PlanOfKeys(NamedTuple):
     least one key of the tile; [2] and [3] the range of queries that attend to all of them.
     """
 
-    keys: Rows
+    keys: Strided
     order: Tensor
-    queries: Rows
+    queries: Strided
 
 
 class Problem(NamedTuple):
@@ -107,9 +107,9 @@ class Function(NamedTuple):
     segments: the smallest power of two that exceeds knot_count.
     """
 
-    knots: Rows
-    slopes: Rows
-    intercepts: Rows
+    knots: Strided
+    slopes: Strided
+    intercepts: Strided
     knot_count: int
     segments: tl.constexpr
 
@@ -122,8 +122,8 @@ class VectorTables(NamedTuple):
     nearest row is used; otherwise the bias is 0 there.
     """
 
-    queries: Rows
-    keys: Rows
+    queries: Strided
+    keys: Strided
     columns: int
     query_rank: tl.constexpr
     key_rank: tl.constexpr
@@ -182,20 +182,20 @@ class Bias(NamedTuple):
 
     form: FormFunctions
     factored: tl.constexpr = tl.constexpr(False)
-    slopes: Rows | None = None
-    sums: Rows | None = None
-    table: Rows | None = None
-    of_pairs: Rows | None = None
-    gain: Rows | None = None
-    high: Rows | None = None
-    low: Rows | None = None
+    slopes: Strided | None = None
+    sums: Strided | None = None
+    table: Strided | None = None
+    of_pairs: Strided | None = None
+    gain: Strided | None = None
+    high: Strided | None = None
+    low: Strided | None = None
     function: Function | None = None
-    query_vectors: Rows | None = None
-    key_vectors: Rows | None = None
+    query_vectors: Strided | None = None
+    key_vectors: Strided | None = None
     vector_tables: VectorTables | None = None
     query_factors: Factors | None = None
     key_factors: Factors | None = None
-    far: Rows | None = None
+    far: Strided | None = None
     only_far: tl.constexpr = tl.constexpr(False)
     ahead: tl.constexpr = tl.constexpr(False)
     sum_columns: tl.constexpr = tl.constexpr(8)
@@ -249,24 +249,24 @@ def padded_table(table: Tensor) -> Tensor:
     return padded[: table.numel()].view(table.shape)
 
 
-def per_head(x: Tensor | None) -> Rows | None:
-    """Returns the Rows of a tensor (B or 1, H or 1, ...), broadcast over batch and heads."""
+def per_head(x: Tensor | None) -> Strided | None:
+    """Returns a tensor (B or 1, H or 1, ...) with its strides, broadcast over batch and heads."""
     if x is None:
         return None
     x = x if x.dim() < 3 or x.stride(-1) == 1 else x.contiguous()
     batch, head = (0 if x.shape[n] == 1 else x.stride(n) for n in (0, 1))
-    return Rows(x, batch, head, x.stride(2) if x.dim() > 2 else 1)
+    return Strided(x, batch, head, x.stride(2) if x.dim() > 2 else 1)
 
 
-def of_entries(x: Rows | None, entries: slice) -> Rows | None:
+def of_entries(x: Strided | None, entries: slice) -> Strided | None:
     """Selects batch entries, unless x broadcasts over the batch."""
     return x if x is None or x.batch == 0 else x._replace(start=x.start[entries])
 
 
-def rows(x: Tensor) -> Rows:
-    """Returns the Rows of x (B, H, N, D), (B, H, N) or (B, H), broadcast over the batch if B is
-    1."""
+def strided(x: Tensor) -> Strided:
+    """Returns x (B, H, N, D), (B, H, N) or (B, H) with its strides, broadcast over the batch if B
+    is 1."""
     if x.dim() == 4 and x.stride(2) >= ROW_LIMIT:
         x = x.contiguous()
     batch = 0 if x.shape[0] == 1 else x.stride(0)
-    return Rows(x, batch, x.stride(1), x.stride(2) if x.dim() > 2 else 1)
+    return Strided(x, batch, x.stride(1), x.stride(2) if x.dim() > 2 else 1)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from .operands import Bias, Factors, Problem, Rows
+from .operands import Bias, Factors, Problem, Strided
 
 COLUMNS = tl.constexpr(5)
 FIRST_QUERY, N_QUERY, FIRST_KEY, N_KEY, SHIFT = map(tl.constexpr, range(COLUMNS.value))
@@ -36,13 +36,13 @@ class PerToken(NamedTuple):
     """The operands of a bias that have values per query, key or pair; () for those that are
     absent."""
 
-    sums: Rows | tuple
-    of_pairs: Rows | tuple
-    gain: Rows | tuple
-    high: Rows | tuple
-    low: Rows | tuple
-    query_vectors: Rows | tuple
-    key_vectors: Rows | tuple
+    sums: Strided | tuple
+    of_pairs: Strided | tuple
+    gain: Strided | tuple
+    high: Strided | tuple
+    low: Strided | tuple
+    query_vectors: Strided | tuple
+    key_vectors: Strided | tuple
     query_factors: Factors | tuple
     key_factors: Factors | tuple
 
@@ -106,12 +106,12 @@ def sequence_pairs(x, problem, b):
 @triton.jit
 def pairs_from(x, problem, b):
     first = tl.cast(number(problem, b, FIRST_QUERY), tl.int64) * x.row
-    return Rows(x.start + (first + number(problem, b, FIRST_KEY)), x.batch, x.head, x.row)
+    return Strided(x.start + (first + number(problem, b, FIRST_KEY)), x.batch, x.head, x.row)
 
 
 @triton.jit
 def rows_from(x, row):
-    return Rows(x.start + tl.cast(row, tl.int64) * x.row, x.batch, x.head, x.row)
+    return Strided(x.start + tl.cast(row, tl.int64) * x.row, x.batch, x.head, x.row)
 
 
 @triton.jit

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from ..operands import Rows
+from ..operands import Strided
 from ..primitives import (
     INFINITY,
     LOG2E,
@@ -34,12 +34,12 @@ from .logits import tile_logits
 class Inputs(NamedTuple):
     """What the backward kernels read, restricted to one sequence."""
 
-    q: Rows
-    k: Rows
-    v: Rows
-    grad_o: Rows
-    lse_in_base_2: Rows
-    delta: Rows
+    q: Strided
+    k: Strided
+    v: Strided
+    grad_o: Strided
+    lse_in_base_2: Strided
+    delta: Strided
 
 
 class Statistics(NamedTuple):

@@ -16,7 +16,7 @@ from ..bias.products import (
     with_query_product,
 )
 from ..bias.tile import Keys, keys_from, queries_from, shared_gain
-from ..operands import Head, Rows
+from ..operands import Head, Strided
 from ..primitives import (
     FACTORS,
     dot,
@@ -51,7 +51,7 @@ class KeyBlock(NamedTuple):
     """
 
     inputs: Inputs
-    grad_o: Rows
+    grad_o: Strided
     k: tl.tensor
     v: tl.tensor
     keys: Keys
@@ -189,7 +189,7 @@ def backward_block(
     """Computes attn_bwd_dkv_kernel for the keys first ... first + BLOCK_N - 1 of one sequence."""
     grad_o = inputs.grad_o
     if problem.same_row_stride:
-        grad_o = Rows(grad_o.start, grad_o.batch, grad_o.head, inputs.q.row)
+        grad_o = Strided(grad_o.start, grad_o.batch, grad_o.head, inputs.q.row)
     # [BLOCK_N, BLOCK_D], [BLOCK_N, BLOCK_DV]
     tile_k = load_tile(
         inputs.k, b, kv_head, first, problem.n_key, problem.head_dim, BLOCK_N, BLOCK_D

@@ -23,7 +23,7 @@ from ..bias.products import (
     with_key_product,
 )
 from ..bias.tile import Queries, gains, keys_from, queries_from
-from ..operands import Head, Rows
+from ..operands import Head, Strided
 from ..primitives import dot, group_and_block, load_queries, store_tile
 from ..sequences import (
     N_QUERY,
@@ -46,9 +46,9 @@ class QueryBlock(NamedTuple):
     the bias are computed.
     """
 
-    k: Rows
-    v: Rows
-    grad_pairs: Rows
+    k: Strided
+    v: Strided
+    grad_pairs: Strided
     first: tl.tensor
     q: tl.tensor
     grad_o: tl.tensor
@@ -127,7 +127,7 @@ def backward_block(
     """Computes attn_bwd_dq_kernel for the queries first ... first + BLOCK_M - 1 of one sequence."""
     v = inputs.v
     if head.problem.same_row_stride:
-        v = Rows(v.start, v.batch, v.head, inputs.k.row)
+        v = Strided(v.start, v.batch, v.head, inputs.k.row)
     # [BLOCK_M, BLOCK_D], [BLOCK_M, BLOCK_DV]
     tile_q = load_queries(inputs.q, head, first, head.problem.head_dim, BLOCK_M, BLOCK_D)
     tile_do = load_queries(inputs.grad_o, head, first, head.problem.value_dim, BLOCK_M, BLOCK_DV)

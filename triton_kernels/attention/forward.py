@@ -15,7 +15,7 @@ from ..bias.products import (
     with_key_product,
 )
 from ..bias.tile import Queries, gains, keys_from, queries_from
-from ..operands import Head, Rows
+from ..operands import Head, Strided
 from ..primitives import (
     INFINITY,
     LN2,
@@ -46,8 +46,8 @@ MAX_FLOAT16_EXPONENT = tl.constexpr(15)
 class QueryBlock(NamedTuple):
     """A block of queries from `first` on, and the operands that it attends to."""
 
-    k: Rows
-    v: Rows
+    k: Strided
+    v: Strided
     first: tl.tensor
     q: tl.tensor
     queries: Queries
@@ -119,7 +119,7 @@ def attend(
 ):
     """Computes attn_fwd_kernel for the queries first ... first + BLOCK_M - 1 of one sequence."""
     if head.problem.same_row_stride:
-        v = Rows(v.start, v.batch, v.head, k.row)
+        v = Strided(v.start, v.batch, v.head, k.row)
     # [BLOCK_M, BLOCK_D]
     tile_q = load_queries(q, head, first, head.problem.head_dim, BLOCK_M, BLOCK_D)
     queries = queries_from(head, first, gains(head, first, BLOCK_M))
@@ -159,7 +159,7 @@ def attn_fwd_kernel(
     """o_i = sum_j exp(s_ij - lse_i) v_j and lse_i = log sum_j exp(s_ij), for BLOCK_M queries.
 
     Invariant: after each key tile, o_i = acc / l and lse_i = ln(2) (m + log2 l) over the keys so
-    far. Rows without visible keys, or with only logits of -inf, have m = LOWEST and l = 0.
+    far. Strided without visible keys, or with only logits of -inf, have m = LOWEST and l = 0.
     """
     group, block = group_and_block(problem, LAST_FIRST=True)
     b, h, first = group // problem.heads, group % problem.heads, block * BLOCK_M

@@ -11,7 +11,7 @@ from ...sequences import Sequences
 from .. import configs
 from ..bias.factor_kernels import key_factors_kernel, query_factors_kernel
 from ..bias.table_polynomials import TABLE_ROWS, interpolation, table_factors_kernel
-from ..operands import Bias, Factors, Problem, per_head, rows
+from ..operands import Bias, Factors, Problem, per_head, strided
 from ..primitives import FACTORS
 from ..processors import processor
 from .configured import Configured
@@ -45,7 +45,7 @@ def with_factors(
     if bias.table is not None:
         return _with_table_factors(bias, problem, config.block_m)
 
-    lse = None if lse_in_base_2 is None else rows(lse_in_base_2)
+    lse = None if lse_in_base_2 is None else strided(lse_in_base_2)
     per_query = [x for x in (lse_in_base_2, bias.gain and bias.gain.start) if x is not None]
     if per_query:
         shape = (*per_query[0].shape[:2], problem.n_query)
@@ -112,8 +112,16 @@ def _with_table_factors(bias: Bias, problem: Problem, block_m: int) -> Bias:
     unfactored = of_keys.new_empty((batch, heads, blocks, 2), dtype=torch.int32)
     nodes, weights = interpolation(block_m)
     table_factors_kernel[batch, heads, blocks](
-        *(rows(of_rows), rows(of_keys), rows(unfactored), bias, problem, length),
-        *(block_m, TABLE_ROWS, nodes, weights),
+        strided(of_rows),
+        strided(of_keys),
+        strided(unfactored),
+        bias,
+        problem,
+        length,
+        ROWS=block_m,
+        BLOCK=TABLE_ROWS,
+        NODES=nodes,
+        INTERPOLATION=weights,
         **OPTIONS,
     )
     far = torch.stack([unfactored[..., 1].amax(2) + 1, unfactored[..., 0].amin(2) - 1], 2)

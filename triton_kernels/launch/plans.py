@@ -9,7 +9,7 @@ from ... import problem as calls
 from ... import schedule
 from ...shared_constants import PLAN_QUERIES
 from .. import operands
-from ..operands import Plan, PlanOfKeys, Rows, rows
+from ..operands import Plan, PlanOfKeys, Strided, strided
 
 
 def of_entries(plan: Plan | None, entries: slice) -> Plan | None:
@@ -46,5 +46,5 @@ def of_keys(problem: calls.Problem, block: int) -> PlanOfKeys | None:
     return PlanOfKeys(_interleaved(problem.plan), order, _interleaved(reach))
 
 
-def _interleaved(numbers: Tensor) -> Rows:
-    return rows(numbers.movedim(0, -1).contiguous())
+def _interleaved(numbers: Tensor) -> Strided:
+    return strided(numbers.movedim(0, -1).contiguous())
