@@ -224,14 +224,14 @@ def problem_of(
     """Returns the kernel's view of a problem. plan: the problem's plan in the layout of the
     kernel."""
     q, v, geometry, scale = problem.q, problem.v, problem.geometry, problem.scale
-    reach = geometry.n_key + geometry.shift
+    longest_window = geometry.n_key + geometry.shift
     flags = q.shape[3], v.shape[3], geometry.causal, geometry.window is not None, scale > 0
     return Problem(
         q.shape[1],
         q.shape[1] // problem.k.shape[1],
         geometry.n_query,
         geometry.n_key,
-        reach if geometry.window is None else min(geometry.window, reach),
+        longest_window if geometry.window is None else min(geometry.window, longest_window),
         scale,
         scale * LOG2E.value,
         *map(tl.constexpr, flags),

@@ -113,7 +113,7 @@ def backward(
 
 @on_its_device
 def trim(
-    problem: calls.Problem, near: Tensor, fraction: float, reach: int, from_end: bool
+    problem: calls.Problem, near: Tensor, fraction: float, near_keys: int, from_end: bool
 ) -> Tensor:
     """Returns the shortened ranges of the plan: their ends if from_end, else their beginnings. See
     `backends.protocol`."""
@@ -128,7 +128,7 @@ def trim(
         kernels_of(problem).bias(problem.form.tensors, q.dtype),
         problem_of(problem, plans.of_queries(problem, block_m)),
         fraction,
-        reach,
+        near_keys,
         from_end,
         **configured.blocks,
     )

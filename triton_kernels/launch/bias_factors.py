@@ -50,20 +50,20 @@ def with_factors(
     if per_query:
         shape = (*per_query[0].shape[:2], problem.n_query)
         apart = sequences and (sequences.query_rows, sequences.is_packed)
-        of_queries = _factors(
+        query_factors = _factors(
             query_factors_kernel, shape, config.block_m, apart, bias, problem, lse
         )
     else:
         heads = (1, 1) if bias.slopes is None else bias.slopes.start.shape[:2]
         shape = (*heads, config.block_m)
-        of_queries = _row_independent(query_factors_kernel, shape, bias, problem, lse)
+        query_factors = _row_independent(query_factors_kernel, shape, bias, problem, lse)
     if bias.sums is None:
-        of_keys = _row_independent(key_factors_kernel, (1, 1, config.block_n), bias, problem)
+        key_factors = _row_independent(key_factors_kernel, (1, 1, config.block_n), bias, problem)
     else:
         shape = (*bias.sums.start.shape[:2], problem.n_key)
         apart = sequences and (sequences.key_rows, sequences.is_packed)
-        of_keys = _factors(key_factors_kernel, shape, config.block_n, apart, bias, problem)
-    return bias._replace(query_factors=of_queries, key_factors=of_keys)
+        key_factors = _factors(key_factors_kernel, shape, config.block_n, apart, bias, problem)
+    return bias._replace(query_factors=query_factors, key_factors=key_factors)
 
 
 def _row_independent(kernel, shape, bias: Bias, problem: Problem, *more) -> Factors:
@@ -106,14 +106,14 @@ def _factors(kernel, shape, block: int, of_entry, bias: Bias, problem: Problem, 
 
 def _with_table_factors(bias: Bias, problem: Problem, block_m: int) -> Bias:
     batch, heads, length = bias.table.start.shape
-    of_rows = _empty_factors(bias, 1, 1, block_m)
-    of_keys = _empty_factors(bias, batch, heads, length - block_m + 1)
-    blocks = triton.cdiv(of_keys.shape[2], TABLE_ROWS)
-    unfactored = of_keys.new_empty((batch, heads, blocks, 2), dtype=torch.int32)
+    row_factors = _empty_factors(bias, 1, 1, block_m)
+    key_factors = _empty_factors(bias, batch, heads, length - block_m + 1)
+    blocks = triton.cdiv(key_factors.shape[2], TABLE_ROWS)
+    unfactored = key_factors.new_empty((batch, heads, blocks, 2), dtype=torch.int32)
     nodes, weights = interpolation(block_m)
     table_factors_kernel[batch, heads, blocks](
-        strided(of_rows),
-        strided(of_keys),
+        strided(row_factors),
+        strided(key_factors),
         strided(unfactored),
         bias,
         problem,
@@ -126,8 +126,8 @@ def _with_table_factors(bias: Bias, problem: Problem, block_m: int) -> Bias:
     )
     far = torch.stack([unfactored[..., 1].amax(2) + 1, unfactored[..., 0].amin(2) - 1], 2)
     return bias._replace(
-        query_factors=Factors(*per_head(of_rows)),
-        key_factors=Factors(*per_head(of_keys)),
+        query_factors=Factors(*per_head(row_factors)),
+        key_factors=Factors(*per_head(key_factors)),
         far=per_head(far),
     )
 

@@ -41,9 +41,9 @@ def of_keys(problem: calls.Problem, block: int) -> PlanOfKeys | None:
     """Returns the plan for a kernel with one program per block of keys of each key head."""
     if problem.plan is None:
         return None
-    reach = schedule.reach_of_keys(problem, block)
-    order = schedule.of_keys(problem, block, reach)
-    return PlanOfKeys(_interleaved(problem.plan), order, _interleaved(reach))
+    queries = schedule.reach_of_keys(problem, block)
+    order = schedule.of_keys(problem, block, queries)
+    return PlanOfKeys(_interleaved(problem.plan), order, _interleaved(queries))
 
 
 def _interleaved(numbers: Tensor) -> Strided:
