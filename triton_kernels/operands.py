@@ -1,7 +1,8 @@
 """The operands of the kernels: addresses with strides, the sizes of the problem, and its bias.
 
-A tuple that contains Rows must end with a constexpr, because Triton 3.6 otherwise loses integers in
-them that equal 1. The Rows of a plan, inside a problem, contain no 1.
+A tuple that contains tuples with integers must end with a constexpr, because Triton 3.6 otherwise
+loses integers in them that equal 1: it updates the type of a tuple only when it sets one of its own
+compile-time values. The tensors of a plan, inside a problem, have no stride of 1.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import NamedTuple
 import torch
 import triton.language as tl
 from torch import Tensor
+from triton.runtime.jit import JITFunction
 
 from .. import problem as calls
 from .configs import LARGEST_TILE
@@ -20,8 +22,8 @@ from .primitives import LOG2E
 ROW_LIMIT = 2**24
 
 
-class Rows(NamedTuple):
-    """A (batch, heads, sequence, channels) or (batch, heads, sequence) tensor.
+class Strided(NamedTuple):
+    """A (batch, heads, sequence, channels) or (batch, heads, sequence) tensor with its strides.
 
     The last dimension is contiguous. Strides count elements; 0 broadcasts.
     """
@@ -50,7 +52,7 @@ class Plan(NamedTuple):
     bound decreases from tile to tile. order (programs,): program numbers by decreasing work.
     """
 
-    keys: Rows
+    keys: Strided
     order: Tensor
 
 
@@ -61,9 +63,9 @@ class PlanOfKeys(NamedTuple):
     least one key of the tile; [2] and [3] the range of queries that attend to all of them.
     """
 
-    keys: Rows
+    keys: Strided
     order: Tensor
-    queries: Rows
+    queries: Strided
 
 
 class Problem(NamedTuple):
@@ -105,9 +107,9 @@ class Function(NamedTuple):
     segments: the smallest power of two that exceeds knot_count.
     """
 
-    knots: Rows
-    slopes: Rows
-    intercepts: Rows
+    knots: Strided
+    slopes: Strided
+    intercepts: Strided
     knot_count: int
     segments: tl.constexpr
 
@@ -120,24 +122,56 @@ class VectorTables(NamedTuple):
     nearest row is used; otherwise the bias is 0 there.
     """
 
-    queries: Rows
-    keys: Rows
+    queries: Strided
+    keys: Strided
     columns: int
     query_rank: tl.constexpr
     key_rank: tl.constexpr
     last: tl.constexpr
 
 
+class FormFunctions(NamedTuple):
+    """The device functions of a form, or None where it has no bias, bound or gradients.
+
+    They are passed with the operands, so that Triton's keys of compiled kernels include their
+    source. A field of a constexpr would be represented by its name alone.
+
+    tile_bias(head, queries, keys, pairs, sees, KEYS_FIRST): the bias of a tile in base 2, [BLOCK_M,
+        BLOCK_N], or its transpose with KEYS_FIRST; arbitrary where sees is False.
+    page_bias(head, queries, keys, sees): the same for keys of a page.
+    highest_bias(head, lows, highs, queries, tiles): an upper bound on the bias of tiles of keys, in
+        natural logarithms, [BLOCK_M, BLOCK_N]; float64, as large terms of opposite sign cancel.
+    no_query_gradients(head, BLOCK_M): the QueryGradients of a block, 0; by default, [BLOCK_M] each.
+    add_query_gradients(head, queries, keys, tile, gradients, grad_pairs, IN_TWO): adds the
+        PairGradients of a tile, [BLOCK_M, BLOCK_N].
+    store_query_gradients(head, first, queries, gradients, grad_gain, grad_others)
+    no_key_gradients(head, BLOCK_N): the gradients of a block of keys, 0; by default, [BLOCK_N].
+    add_key_gradients(head, queries, keys, grad_s, gradients, IN_TWO): adds those of a tile,
+        [BLOCK_N, BLOCK_M].
+    store_key_gradients(head, first, gradients, grad_keys)
+    grad_beta(head, pairs, difference, grad_s, IN_TWO): the gradient of beta (forms/beta.py).
+    """
+
+    tile_bias: JITFunction | None = None
+    page_bias: JITFunction | None = None
+    highest_bias: JITFunction | None = None
+    no_query_gradients: JITFunction | None = None
+    add_query_gradients: JITFunction | None = None
+    store_query_gradients: JITFunction | None = None
+    no_key_gradients: JITFunction | None = None
+    add_key_gradients: JITFunction | None = None
+    store_key_gradients: JITFunction | None = None
+    grad_beta: JITFunction | None = None
+
+
 class Bias(NamedTuple):
-    """The operands of a bias. Kernels do not know its form, but ask which operands are not None;
-    launch/forms.py has those of each form.
+    """The device functions and the operands of a form: see forms/.
 
     slopes: one per head. sums: float64 prefix sums; high, low: two float32 numbers whose sum is the
     prefix sum. table: values by distance, padded by padded_table and, without `function`, in base
     2; in decoding, they are neither, and a relative bias has a table per query. function: maps the
     product of a gain and an entry of the table to the bias. of_pairs: the bias of every pair.
     query_vectors, key_vectors, vector_tables: those of a relative bias (bias/relative.py).
-    exists: whether the bias has any operands, and is not 0. squared: it is -log(1 + beta^2).
     factored: unmasked tiles use query_factors and key_factors (bias/factors.py) or, beyond the band
     of a relative bias, have none. only_far: they do so only far from the queries: beyond that band
     or, with a table, at or beyond the two table indices in far (B or 1, H or 1, 2):
@@ -146,26 +180,38 @@ class Bias(NamedTuple):
     sum_columns: the number of columns of factors that gradients of sums use.
     """
 
-    exists: tl.constexpr
-    squared: tl.constexpr
+    form: FormFunctions
     factored: tl.constexpr = tl.constexpr(False)
-    slopes: Rows | None = None
-    sums: Rows | None = None
-    table: Rows | None = None
-    of_pairs: Rows | None = None
-    gain: Rows | None = None
-    high: Rows | None = None
-    low: Rows | None = None
+    slopes: Strided | None = None
+    sums: Strided | None = None
+    table: Strided | None = None
+    of_pairs: Strided | None = None
+    gain: Strided | None = None
+    high: Strided | None = None
+    low: Strided | None = None
     function: Function | None = None
-    query_vectors: Rows | None = None
-    key_vectors: Rows | None = None
+    query_vectors: Strided | None = None
+    key_vectors: Strided | None = None
     vector_tables: VectorTables | None = None
     query_factors: Factors | None = None
     key_factors: Factors | None = None
-    far: Rows | None = None
+    far: Strided | None = None
     only_far: tl.constexpr = tl.constexpr(False)
     ahead: tl.constexpr = tl.constexpr(False)
     sum_columns: tl.constexpr = tl.constexpr(8)
+
+
+class Head(NamedTuple):
+    """One head of one sequence: the operands, and the numbers of batch entry and head.
+
+    It must be passed as an argument directly, as its fields must (sequences.py).
+    """
+
+    bias: Bias
+    problem: Problem
+    b: int
+    h: int
+    end: tl.constexpr = tl.constexpr(None)  # see the top of this file
 
 
 def problem_of(
@@ -178,14 +224,14 @@ def problem_of(
     """Returns the kernel's view of a problem. plan: the problem's plan in the layout of the
     kernel."""
     q, v, geometry, scale = problem.q, problem.v, problem.geometry, problem.scale
-    reach = geometry.n_key + geometry.shift
+    longest_window = geometry.n_key + geometry.shift
     flags = q.shape[3], v.shape[3], geometry.causal, geometry.window is not None, scale > 0
     return Problem(
         q.shape[1],
         q.shape[1] // problem.k.shape[1],
         geometry.n_query,
         geometry.n_key,
-        reach if geometry.window is None else min(geometry.window, reach),
+        longest_window if geometry.window is None else min(geometry.window, longest_window),
         scale,
         scale * LOG2E.value,
         *map(tl.constexpr, flags),
@@ -203,24 +249,24 @@ def padded_table(table: Tensor) -> Tensor:
     return padded[: table.numel()].view(table.shape)
 
 
-def per_head(x: Tensor | None) -> Rows | None:
-    """Returns the Rows of a tensor (B or 1, H or 1, ...), broadcast over batch and heads."""
+def per_head(x: Tensor | None) -> Strided | None:
+    """Returns a tensor (B or 1, H or 1, ...) with its strides, broadcast over batch and heads."""
     if x is None:
         return None
     x = x if x.dim() < 3 or x.stride(-1) == 1 else x.contiguous()
     batch, head = (0 if x.shape[n] == 1 else x.stride(n) for n in (0, 1))
-    return Rows(x, batch, head, x.stride(2) if x.dim() > 2 else 1)
+    return Strided(x, batch, head, x.stride(2) if x.dim() > 2 else 1)
 
 
-def of_entries(x: Rows | None, entries: slice) -> Rows | None:
+def of_entries(x: Strided | None, entries: slice) -> Strided | None:
     """Selects batch entries, unless x broadcasts over the batch."""
     return x if x is None or x.batch == 0 else x._replace(start=x.start[entries])
 
 
-def rows(x: Tensor) -> Rows:
-    """Returns the Rows of x (B, H, N, D), (B, H, N) or (B, H), broadcast over the batch if B is
-    1."""
+def strided(x: Tensor) -> Strided:
+    """Returns x (B, H, N, D), (B, H, N) or (B, H) with its strides, broadcast over the batch if B
+    is 1."""
     if x.dim() == 4 and x.stride(2) >= ROW_LIMIT:
         x = x.contiguous()
     batch = 0 if x.shape[0] == 1 else x.stride(0)
-    return Rows(x, batch, x.stride(1), x.stride(2) if x.dim() > 2 else 1)
+    return Strided(x, batch, x.stride(1), x.stride(2) if x.dim() > 2 else 1)

@@ -102,14 +102,27 @@ def load_tile(
 
 
 @triton.jit
-def load_numbers(x, problem, b, h, first, other, BLOCK_M: tl.constexpr, EDGE: tl.constexpr = True):
+def load_queries(x, head, first, DIM: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
+    """Loads queries first, first + 1, ... of a head, as load_tile does."""
+    return load_tile(x, head.b, head.h, first, head.problem.n_query, DIM, ROWS, CHANNELS)
+
+
+@triton.jit
+def load_keys(x, head, first, DIM: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
+    """Loads keys first, first + 1, ... of the key head of a head, as load_tile does."""
+    kv_head = head.h // head.problem.group
+    return load_tile(x, head.b, kv_head, first, head.problem.n_key, DIM, ROWS, CHANNELS)
+
+
+@triton.jit
+def load_numbers(x, head, first, other, BLOCK_M: tl.constexpr, EDGE: tl.constexpr = True):
     """Loads one number per query, `other` beyond the last query. [BLOCK_M]
 
     Without EDGE, all queries must exist.
     """
     n = tl.arange(0, BLOCK_M)
-    exists = first + n < problem.n_query if EDGE else tl.full([BLOCK_M], True, tl.int1)
-    return tl.load(row_address(x, b, h, first) + n * x.row, exists, other=other)
+    exists = first + n < head.problem.n_query if EDGE else tl.full([BLOCK_M], True, tl.int1)
+    return tl.load(row_address(x, head.b, head.h, first) + n * x.row, exists, other=other)
 
 
 @triton.jit
@@ -123,23 +136,23 @@ def store_tile(x, b, h, first, n_rows, tile, DIM: tl.constexpr):
 
 
 @triton.jit
-def plan_range(problem, b, h, first):
+def plan_range(head, first):
     """Returns the key range [begin, end) of the plan for the queries from `first` on; without a
     plan, all keys."""
-    begin, end = 0, problem.n_key
-    if problem.plan is not None:
-        keys = row_address(problem.plan.keys, b, h, first // PLAN_TILE)
+    begin, end = 0, head.problem.n_key
+    if head.problem.plan is not None:
+        keys = row_address(head.problem.plan.keys, head.b, head.h, first // PLAN_TILE)
         begin, end = tl.load(keys), tl.load(keys + 1)
     return begin, end
 
 
 @triton.jit
-def visible(problem, p, j, begin, end):
+def visible(problem, p, j, first_key, end_key):
     """Returns the mask of pairs: whether the query at position p exists and attends to key j, which
-    must be in [begin, end)."""
-    sees = (j < end) & (p < problem.n_key + problem.shift)
+    must be in [first_key, end_key)."""
+    sees = (j < end_key) & (p < problem.n_key + problem.shift)
     if problem.plan is not None:
-        sees &= j >= begin
+        sees &= j >= first_key
     if problem.causal:
         sees &= j <= p
     if problem.windowed:

@@ -13,33 +13,47 @@ evaluates, from the tensors that functions return.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
-from .operands import Bias, Factors, Problem, Rows
+from .operands import Bias, Factors, Problem, Strided
 
 COLUMNS = tl.constexpr(5)
 FIRST_QUERY, N_QUERY, FIRST_KEY, N_KEY, SHIFT = map(tl.constexpr, range(COLUMNS.value))
 
 
-class OwnProblem(Problem):
+class SequenceProblem(Problem):
     """A problem with n_query, n_key and shift replaced by `lengths`."""
 
     def __new__(cls, problem, lengths):
-        own = dict(zip(("n_query", "n_key", "shift"), lengths, strict=True))
-        return Problem(**dict(zip(Problem._fields, problem, strict=True)) | own)
+        replaced = dict(zip(("n_query", "n_key", "shift"), lengths, strict=True))
+        return Problem(**dict(zip(Problem._fields, problem, strict=True)) | replaced)
 
 
-class OwnBias(Bias):
-    """A bias with its per-token operands replaced by `rows`, a result of own_rows."""
+class PerToken(NamedTuple):
+    """The operands of a bias that have values per query, key or pair; () for those that are
+    absent."""
 
-    def __new__(cls, bias, rows):
-        names = (
-            *("sums", "of_pairs", "gain", "high", "low"),
-            *("query_vectors", "key_vectors", "query_factors", "key_factors"),
-        )
-        own = {name: x for name, x in zip(names, rows, strict=True) if len(x)}
-        return Bias(**dict(zip(Bias._fields, bias, strict=True)) | own)
+    sums: Strided | tuple
+    of_pairs: Strided | tuple
+    gain: Strided | tuple
+    high: Strided | tuple
+    low: Strided | tuple
+    query_vectors: Strided | tuple
+    key_vectors: Strided | tuple
+    query_factors: Factors | tuple
+    key_factors: Factors | tuple
+
+
+class SequenceBias(Bias):
+    """A bias with its per-token operands replaced."""
+
+    def __new__(cls, bias, per_token):
+        operands = zip(PerToken._fields, per_token, strict=True)
+        replaced = {name: x for name, x in operands if len(x)}
+        return Bias(**dict(zip(Bias._fields, bias, strict=True)) | replaced)
 
 
 @triton.jit
@@ -58,7 +72,7 @@ def is_past_end(problem, b, first, COLUMN: tl.constexpr):
 
 
 @triton.jit
-def own_lengths(problem, b):
+def sequence_lengths(problem, b):
     """Returns the number of queries, the number of keys and the shift of sequence b."""
     lengths = problem.n_query, problem.n_key, problem.shift
     if problem.sequences is not None:
@@ -67,22 +81,24 @@ def own_lengths(problem, b):
 
 
 @triton.jit
-def own(x, problem, b, FIRST: tl.constexpr):
+def from_row(x, problem, b, FIRST: tl.constexpr):
     return x if problem.sequences is None else rows_from(x, number(problem, b, FIRST))
 
 
 @triton.jit
-def own_queries(x, problem, b):
-    return () if x is None else own(x, problem, b, FIRST_QUERY)
+def sequence_queries(x, problem, b):
+    """Restricts x (B, H, Nq, ...) to the queries of sequence b."""
+    return () if x is None else from_row(x, problem, b, FIRST_QUERY)
 
 
 @triton.jit
-def own_keys(x, problem, b):
-    return () if x is None else own(x, problem, b, FIRST_KEY)
+def sequence_keys(x, problem, b):
+    """Restricts x (B, H, Nk, ...) to the keys of sequence b."""
+    return () if x is None else from_row(x, problem, b, FIRST_KEY)
 
 
 @triton.jit
-def own_pairs(x, problem, b):
+def sequence_pairs(x, problem, b):
     """Restricts x (B, H, Nq, Nk) to the pairs of sequence b."""
     return () if x is None else x if problem.sequences is None else pairs_from(x, problem, b)
 
@@ -90,12 +106,12 @@ def own_pairs(x, problem, b):
 @triton.jit
 def pairs_from(x, problem, b):
     first = tl.cast(number(problem, b, FIRST_QUERY), tl.int64) * x.row
-    return Rows(x.start + (first + number(problem, b, FIRST_KEY)), x.batch, x.head, x.row)
+    return Strided(x.start + (first + number(problem, b, FIRST_KEY)), x.batch, x.head, x.row)
 
 
 @triton.jit
 def rows_from(x, row):
-    return Rows(x.start + tl.cast(row, tl.int64) * x.row, x.batch, x.head, x.row)
+    return Strided(x.start + tl.cast(row, tl.int64) * x.row, x.batch, x.head, x.row)
 
 
 @triton.jit
@@ -104,24 +120,23 @@ def factors_from(x, row):
 
 
 @triton.jit
-def own_rows(bias, problem, b):
-    """Returns the operands that OwnBias replaces, restricted to sequence b; () for those that are
-    None or not per token."""
-    return (
-        own_keys(bias.sums, problem, b),
-        own_pairs(bias.of_pairs, problem, b),
-        own_queries(bias.gain, problem, b),
-        own_keys(bias.high, problem, b),
-        own_keys(bias.low, problem, b),
-        own_queries(bias.query_vectors, problem, b),
-        own_keys(bias.key_vectors, problem, b),
-        own_factors(bias, bias.query_factors, problem, b, FIRST_QUERY),
-        own_factors(bias, bias.key_factors, problem, b, FIRST_KEY),
+def per_token_operands(bias, problem, b):
+    """Returns the operands that SequenceBias replaces, restricted to sequence b."""
+    return PerToken(
+        sums=sequence_keys(bias.sums, problem, b),
+        of_pairs=sequence_pairs(bias.of_pairs, problem, b),
+        gain=sequence_queries(bias.gain, problem, b),
+        high=sequence_keys(bias.high, problem, b),
+        low=sequence_keys(bias.low, problem, b),
+        query_vectors=sequence_queries(bias.query_vectors, problem, b),
+        key_vectors=sequence_keys(bias.key_vectors, problem, b),
+        query_factors=sequence_factors(bias.query_factors, bias, problem, b, FIRST_QUERY),
+        key_factors=sequence_factors(bias.key_factors, bias, problem, b, FIRST_KEY),
     )
 
 
 @triton.jit
-def own_factors(bias, x, problem, b, FIRST: tl.constexpr):
+def sequence_factors(x, bias, problem, b, FIRST: tl.constexpr):
     factors = ()
     # The factors of tables are per distance, not per token.
     if x is not None and bias.table is None:

@@ -91,8 +91,8 @@ def test_only_the_registry_and_the_block_sizes_of_the_triton_kernels_name_forms(
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and node.value in forms.names()
     }
-    assert "triton_kernels.launch.forms" in naming
-    allowed = ("triton_kernels.launch.forms", "triton_kernels.configs")
+    assert "triton_kernels.forms" in naming
+    allowed = ("triton_kernels.forms", "triton_kernels.configs")
     assert {module for module in naming if not module.startswith(allowed)} == set()
 
 

@@ -10,11 +10,60 @@ recomputes P and dS, so that every output is written by one program, without ato
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
-from ..primitives import INFINITY, LOG2E, along, dot, load_numbers, load_tile, row_address
+from ..operands import Strided
+from ..primitives import (
+    INFINITY,
+    LOG2E,
+    along,
+    dot,
+    load_keys,
+    load_numbers,
+    load_queries,
+    load_tile,
+    row_address,
+)
+from ..sequences import sequence_keys, sequence_queries
 from .logits import tile_logits
+
+
+class Inputs(NamedTuple):
+    """What the backward kernels read, restricted to one sequence."""
+
+    q: Strided
+    k: Strided
+    v: Strided
+    grad_o: Strided
+    lse_in_base_2: Strided
+    delta: Strided
+
+
+class Statistics(NamedTuple):
+    """lse in base 2 and D of the queries of a tile."""
+
+    lse: tl.tensor
+    delta: tl.tensor
+
+
+class Tiles(NamedTuple):
+    """The tiles of the inputs that P and dS are computed from."""
+
+    q: tl.tensor
+    k: tl.tensor
+    v: tl.tensor
+    grad_o: tl.tensor
+
+
+class PairGradients(NamedTuple):
+    """P, dS and the visibility mask of a tile."""
+
+    p: tl.tensor
+    grad_s: tl.tensor
+    sees: tl.tensor
 
 
 @triton.jit
@@ -56,55 +105,77 @@ def attn_bwd_delta_kernel(
 
 
 @triton.jit
-def query_statistics(
-    lse_in_base_2, delta, problem, b, h, first, BLOCK_M: tl.constexpr, EDGE: tl.constexpr = True
-):
-    """Returns lse in base 2 and D, [BLOCK_M] each, or inf and 0 beyond the last query."""
-    lse = load_numbers(lse_in_base_2, problem, b, h, first, INFINITY, BLOCK_M, EDGE)
-    return lse, load_numbers(delta, problem, b, h, first, 0.0, BLOCK_M, EDGE)
+def sequence_inputs(q, k, v, grad_o, lse_in_base_2, delta, problem, b):
+    """Returns the Inputs of sequence b."""
+    return Inputs(
+        sequence_queries(q, problem, b),
+        sequence_keys(k, problem, b),
+        sequence_keys(v, problem, b),
+        sequence_queries(grad_o, problem, b),
+        sequence_queries(lse_in_base_2, problem, b),
+        sequence_queries(delta, problem, b),
+    )
 
 
 @triton.jit
-def delta_and_gain(delta, problem, b, h, first, BLOCK_M: tl.constexpr, EDGE: tl.constexpr):
+def load_tiles(
+    inputs, head, i, j, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr
+):
+    """Returns the Tiles of queries i, i + 1, ... and keys j, j + 1, ..."""
+    # [BLOCK, BLOCK_D], [BLOCK, BLOCK_DV]
+    return Tiles(
+        load_queries(inputs.q, head, i, head.problem.head_dim, BLOCK, BLOCK_D),
+        load_keys(inputs.k, head, j, head.problem.head_dim, BLOCK, BLOCK_D),
+        load_keys(inputs.v, head, j, head.problem.value_dim, BLOCK, BLOCK_DV),
+        load_queries(inputs.grad_o, head, i, head.problem.value_dim, BLOCK, BLOCK_DV),
+    )
+
+
+@triton.jit
+def query_statistics(inputs, head, first, BLOCK_M: tl.constexpr, EDGE: tl.constexpr = True):
+    """Returns the Statistics of queries first, first + 1, ..., inf and 0 beyond the last query."""
+    lse = load_numbers(inputs.lse_in_base_2, head, first, INFINITY, BLOCK_M, EDGE)
+    return Statistics(lse, load_numbers(inputs.delta, head, first, 0.0, BLOCK_M, EDGE))
+
+
+@triton.jit
+def delta_and_gain(delta, head, first, BLOCK_M: tl.constexpr, EDGE: tl.constexpr):
     """Returns D and the gains interleaved with it, [BLOCK_M] each, or 0 beyond the last query."""
     n = tl.arange(0, BLOCK_M)[:, None]
-    exists = first + n < problem.n_query if EDGE else tl.full([BLOCK_M, 1], True, tl.int1)
-    address = row_address(delta, b, h, 0) + 2 * first + (2 * n + tl.arange(0, 2)[None, :])
+    exists = first + n < head.problem.n_query if EDGE else tl.full([BLOCK_M, 1], True, tl.int1)
+    address = row_address(delta, head.b, head.h, 0) + 2 * first
+    address += 2 * n + tl.arange(0, 2)[None, :]
     return tl.split(tl.load(address, exists, other=0.0))
 
 
 @triton.jit
 def weights_and_gradients(
-    bias,
-    problem,
-    b,
-    h,
-    tile_q,
-    tile_k,
-    tile_v,
-    tile_do,
-    offset,
-    delta,
+    head,
+    tiles,
     queries,
     keys,
+    offset,
+    delta,
     initial,
     MASKED: tl.constexpr,
     FACTORED: tl.constexpr,
     KEYS_FIRST: tl.constexpr,
 ):
-    """Returns P, dS and the visibility mask of a tile, [BLOCK_M, BLOCK_N], or [BLOCK_N, BLOCK_M]
-    with KEYS_FIRST. P and dS are 0 where masked.
+    """Returns the PairGradients of a tile, [BLOCK_M, BLOCK_N], or [BLOCK_N, BLOCK_M] with
+    KEYS_FIRST. P and dS are 0 where masked.
 
     offset: the terms of the logits in base 2 that are constant along the keys, -lse included;
-    [BLOCK_M] or a scalar.
+    [BLOCK_M] or a scalar. initial: see tile_logits.
     """
-    x, multiplier, sees = tile_logits(
-        *(bias, problem, b, h, tile_q, tile_k, queries, keys, initial),
-        *(MASKED, FACTORED, KEYS_FIRST),
+    logits = tile_logits(
+        head, tiles.q, tiles.k, queries, keys, initial, MASKED, FACTORED, KEYS_FIRST
     )
-    p = tl.exp2(x * multiplier + along(offset, KEYS_FIRST))
-    grad_p = dot(tile_v, tl.trans(tile_do)) if KEYS_FIRST else dot(tile_do, tl.trans(tile_v))
+    p = tl.exp2(logits.x * logits.multiplier + along(offset, KEYS_FIRST))
+    if KEYS_FIRST:
+        grad_p = dot(tiles.v, tl.trans(tiles.grad_o))
+    else:
+        grad_p = dot(tiles.grad_o, tl.trans(tiles.v))
     grad_s = p * (grad_p - along(delta, KEYS_FIRST))
     if MASKED:
-        p, grad_s = tl.where(sees, p, 0.0), tl.where(sees, grad_s, 0.0)
-    return p, grad_s, sees
+        p, grad_s = tl.where(logits.sees, p, 0.0), tl.where(logits.sees, grad_s, 0.0)
+    return PairGradients(p, grad_s, logits.sees)

@@ -2,169 +2,121 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
-from ..bias.factors import (
-    key_origin,
-    key_product,
-    next_tile,
-    query_gradient_sums,
-    query_origin,
-    shared_key_factors,
-    tile_key_factors,
-    tile_query_factors,
-    times_factors,
+from ..bias.factors import shared_key_factors
+from ..bias.gradients import (
+    QueryGradients,
+    add_query_products,
+    no_query_gradients,
+    no_query_products,
+    with_query_products,
 )
-from ..bias.gradients import add_query_gradients, query_gradients, store_query_gradients
-from ..bias.tile import gains, prefix_difference
-from ..operands import Rows
-from ..primitives import (
-    LOG2E,
-    dot,
-    group_and_block,
-    load_tile,
-    store_tile,
+from ..bias.products import (
+    first_key_terms,
+    key_offset,
+    next_key_terms,
+    query_terms,
+    with_key_product,
 )
+from ..bias.tile import Queries, gains, keys_from, queries_from
+from ..operands import Head, Strided
+from ..primitives import dot, group_and_block, load_queries, store_tile
 from ..sequences import (
     N_QUERY,
-    OwnBias,
-    OwnProblem,
+    SequenceBias,
+    SequenceProblem,
     is_past_end,
-    own_keys,
-    own_lengths,
-    own_pairs,
-    own_queries,
-    own_rows,
+    per_token_operands,
+    sequence_lengths,
+    sequence_pairs,
+    sequence_queries,
 )
-from .backward import query_statistics, weights_and_gradients
-from .logits import key_side, query_side
-from .tile_ranges import (
-    KEY_PARTS,
-    key_part_exists,
-    key_part_is_factored,
-    key_part_is_masked,
-    key_part_side,
-    key_ranges,
-    part_block,
-)
+from .backward import Statistics, Tiles, query_statistics, sequence_inputs, weights_and_gradients
+from .tile_ranges import next_keys, over_keys
+
+
+class QueryBlock(NamedTuple):
+    """A block of queries from `first` on, and the operands that it attends to.
+
+    grad_pairs: where dS is stored, if it is the gradient of the bias. trained: whether gradients of
+    the bias are computed.
+    """
+
+    k: Strided
+    v: Strided
+    grad_pairs: Strided
+    first: tl.tensor
+    q: tl.tensor
+    grad_o: tl.tensor
+    statistics: Statistics
+    queries: Queries
+    trained: tl.constexpr
+
+
+class QuerySums(NamedTuple):
+    """dq / scale, and the gradients of the bias."""
+
+    dq: tl.tensor
+    bias: QueryGradients
 
 
 @triton.jit
-def accumulate_over_keys(
-    k,
-    v,
-    bias,
-    problem,
-    b,
-    h,
-    first,
-    tile_q,
-    tile_do,
-    statistics,
-    queries,
-    begin,
-    end,
-    dq,
-    gradients,
-    grad_gain,
-    BLOCK_N: tl.constexpr,
-    MASKED: tl.constexpr,
-    FACTORED: tl.constexpr,
-    SIDE: tl.constexpr,
-    BIAS_GRADIENT: tl.constexpr,
-):
-    """Adds the key tiles in [begin, end) to dq / scale and to the gradients of the bias; see
-    attn_bwd_dq_kernel."""
-    BLOCK_M: tl.constexpr = tile_q.shape[0]
-    BLOCK_D: tl.constexpr = tile_q.shape[1]
-    BLOCK_DV: tl.constexpr = tile_do.shape[1]
-    kv_head = h // problem.group
-    lse, delta = statistics
-    HAS_FACTORS: tl.constexpr = FACTORED and bias.vector_tables is None
-    AHEAD: tl.constexpr = HAS_FACTORS and bias.ahead
-    PRODUCTS: tl.constexpr = BIAS_GRADIENT and HAS_FACTORS
-    if PRODUCTS and bias.gain is None:
-        factors = shared_key_factors(BLOCK_N, SIDE, bias.sum_columns)
-    initial = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    if HAS_FACTORS:
-        q_factors = tile_query_factors(bias, b, h, first, BLOCK_M, SIDE)
-        from_queries = query_origin(bias, problem, b, h, queries[0], BLOCK_M, SIDE)
-        query_difference = prefix_difference(from_queries, queries[2])
-        slope = (SIDE * LOG2E) * queries[1]
-        intercept = slope * query_difference - lse
-        from_keys = key_origin(bias, problem, b, h, begin, BLOCK_N, SIDE)
-    if AHEAD:
-        initial = key_product(
-            bias, problem, b, h, q_factors, queries[0], begin, BLOCK_N, SIDE, end - begin
-        )
-    # dS times key factors, summed over tiles; and the same sum weighted by each tile's
-    # `difference`.
-    products = tl.zeros([BLOCK_M, bias.sum_columns], tl.float32)
-    carried = tl.zeros([BLOCK_M, bias.sum_columns], tl.float32)
-    difference = 0.0
-    for j in range(begin, end, BLOCK_N):
-        # [BLOCK_N, BLOCK_D], [BLOCK_N, BLOCK_DV]
-        tile_k = load_tile(
-            *(k, b, kv_head, j, problem.n_key, problem.head_dim, BLOCK_N, BLOCK_D),
-            *(MASKED, problem.narrow_offsets),
-        )
-        tile_v = load_tile(
-            *(v, b, kv_head, j, problem.n_key, problem.value_dim, BLOCK_N, BLOCK_DV),
-            *(MASKED, problem.narrow_offsets),
-        )
-        keys = key_side(bias, problem, b, h, j, BLOCK_N)
-        offset = -lse
-        if HAS_FACTORS and not AHEAD:
-            initial = key_product(bias, problem, b, h, q_factors, queries[0], j, BLOCK_N, SIDE)
-        if HAS_FACTORS and bias.table is None:
-            difference = (from_queries - from_keys).to(tl.float32)
-            offset = intercept + slope * difference
-        _, grad_s, sees = weights_and_gradients(
-            *(bias, problem, b, h, tile_q, tile_k, tile_v, tile_do, offset, delta),
-            *(queries, keys, initial, MASKED, FACTORED),
+def accumulate_over_keys(head, block, sums, part):
+    """Adds the key tiles of a part to the sums of attn_bwd_dq_kernel."""
+    BLOCK_M: tl.constexpr = block.q.shape[0]
+    BLOCK_D: tl.constexpr = block.q.shape[1]
+    BLOCK_DV: tl.constexpr = block.grad_o.shape[1]
+    IN_TWO: tl.constexpr = block.q.dtype == tl.float16
+    queries = block.queries
+    terms = query_terms(head, queries, block.first, block.statistics.lse, part)
+    key_terms = first_key_terms(head, queries, terms, part)
+    shared = shared_key_factors(part.block, part.side, head.bias.sum_columns)
+    products = no_query_products(head.bias, BLOCK_M)
+    dq, gradients = sums.dq, sums.bias
+    for j in range(part.begin, part.end, part.block):
+        # [block, BLOCK_D], [block, BLOCK_DV]
+        tile_k = next_keys(block.k, head, j, part, head.problem.head_dim, BLOCK_D)
+        tile_v = next_keys(block.v, head, j, part, head.problem.value_dim, BLOCK_DV)
+        keys = keys_from(head, j, part.block)
+        key_terms = with_key_product(head, queries, terms, key_terms, j, part)
+        pairs = weights_and_gradients(
+            head,
+            Tiles(block.q, tile_k, tile_v, block.grad_o),
+            queries,
+            keys,
+            key_offset(head, terms, key_terms, part),
+            block.statistics.delta,
+            key_terms.product,
+            MASKED=part.masked,
+            FACTORED=part.factored,
             KEYS_FIRST=False,
         )
-        dq = dot(grad_s.to(tile_k.dtype), tile_k, dq)
-        if PRODUCTS:
-            before = products
-            if bias.gain is not None:
-                factors = tile_key_factors(
-                    bias, problem, b, h, queries[0], j, BLOCK_N, SIDE, COLUMNS=bias.sum_columns
-                )
-            products = times_factors(grad_s, factors, products, tile_k.dtype == tl.float16)
-            carried += (products - before) * difference
-        elif BIAS_GRADIENT and not FACTORED:
-            gradients = add_query_gradients(
-                *(bias, problem, b, h, queries, keys, sees, grad_s, gradients, grad_gain),
-                IN_TWO=tile_k.dtype == tl.float16,
+        dq = dot(pairs.grad_s.to(tile_k.dtype), tile_k, dq)
+        if block.trained and part.has_factors:
+            products = add_query_products(
+                head, queries, terms, key_terms, shared, j, part, pairs.grad_s, products, IN_TWO
             )
-        if HAS_FACTORS:
-            next_j = next_tile(j, end, BLOCK_N)
-            from_keys = key_origin(bias, problem, b, h, next_j, BLOCK_N, SIDE)
-        if AHEAD:
-            initial = key_product(bias, problem, b, h, q_factors, queries[0], next_j, BLOCK_N, SIDE)
-    if PRODUCTS:
-        of_gain, of_sums = query_gradient_sums(products, carried, query_difference, SIDE)
-        gradients = gradients[0] + of_gain, gradients[1] + of_sums
-    return dq, gradients
+        elif block.trained and not part.factored:
+            gradients = head.bias.form.add_query_gradients(
+                head, queries, keys, pairs, gradients, block.grad_pairs, IN_TWO
+            )
+        key_terms = next_key_terms(head, queries, terms, key_terms, j, part)
+    if block.trained and part.has_factors:
+        gradients = with_query_products(gradients, products, terms.difference, part.side)
+    return QuerySums(dq, gradients)
 
 
 @triton.jit
-def backward_tile(
-    q,
-    k,
-    v,
-    grad_o,
-    lse_in_base_2,
-    delta,
+def backward_block(
+    inputs,
     grad_q,
     grad_gain,
     grad_others,
-    bias,
-    problem,
-    b,
-    h,
+    head,
     first,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -173,37 +125,30 @@ def backward_tile(
     BIAS_GRADIENT: tl.constexpr,
 ):
     """Computes attn_bwd_dq_kernel for the queries first ... first + BLOCK_M - 1 of one sequence."""
-    if problem.same_row_stride:
-        v = Rows(v.start, v.batch, v.head, k.row)
+    v = inputs.v
+    if head.problem.same_row_stride:
+        v = Strided(v.start, v.batch, v.head, inputs.k.row)
     # [BLOCK_M, BLOCK_D], [BLOCK_M, BLOCK_DV]
-    tile_q = load_tile(q, b, h, first, problem.n_query, problem.head_dim, BLOCK_M, BLOCK_D)
-    tile_do = load_tile(grad_o, b, h, first, problem.n_query, problem.value_dim, BLOCK_M, BLOCK_DV)
-    statistics = query_statistics(lse_in_base_2, delta, problem, b, h, first, BLOCK_M)
-    gain = gains(bias, problem, b, h, first, BLOCK_M)
-    queries = query_side(bias, problem, b, h, first, gain, BLOCK_M)
-    bounds = key_ranges(problem, bias, b, h, first, BLOCK_M, BLOCK_N)
-
-    dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    gradients = query_gradients(bias, BLOCK_M)
-    for PART in tl.static_range(KEY_PARTS):
-        if key_part_exists(
-            *(PART, problem.causal, problem.windowed or problem.plan is not None),
-            *(bias.factored, bias.only_far),
-        ):
-            dq, gradients = accumulate_over_keys(
-                *(k, v, bias, problem, b, h, first, tile_q, tile_do, statistics, queries),
-                *(bounds[PART], bounds[PART + 1], dq, gradients, grad_gain),
-                BLOCK_N=part_block(BLOCK_N, key_part_is_factored(PART), bias.factored),
-                MASKED=key_part_is_masked(PART, bias.factored, bias.only_far),
-                FACTORED=key_part_is_factored(PART),
-                SIDE=key_part_side(PART),
-                BIAS_GRADIENT=BIAS_GRADIENT,
-            )
-
-    store_tile(grad_q, b, h, first, problem.n_query, dq * problem.scale, problem.head_dim)
-    if BIAS_GRADIENT:
-        store_query_gradients(
-            *(bias, problem, b, h, first, queries[1], gradients, grad_gain, grad_others)
+    tile_q = load_queries(inputs.q, head, first, head.problem.head_dim, BLOCK_M, BLOCK_D)
+    tile_do = load_queries(inputs.grad_o, head, first, head.problem.value_dim, BLOCK_M, BLOCK_DV)
+    statistics = query_statistics(inputs, head, first, BLOCK_M)
+    queries = queries_from(head, first, gains(head, first, BLOCK_M))
+    sums = over_keys(
+        accumulate_over_keys,
+        head,
+        QueryBlock(
+            inputs.k, v, grad_gain, first, tile_q, tile_do, statistics, queries, BIAS_GRADIENT
+        ),
+        QuerySums(tl.zeros([BLOCK_M, BLOCK_D], tl.float32), no_query_gradients(head, BLOCK_M)),
+        first,
+        BLOCK_M,
+        BLOCK_N,
+    )
+    dq, n_query = sums.dq * head.problem.scale, head.problem.n_query
+    store_tile(grad_q, head.b, head.h, first, n_query, dq, head.problem.head_dim)
+    if BIAS_GRADIENT and head.bias.form.store_query_gradients is not None:
+        head.bias.form.store_query_gradients(
+            head, first, queries, sums.bias, grad_gain, grad_others
         )
 
 
@@ -227,7 +172,7 @@ def attn_bwd_dq_kernel(
     BIAS_GRADIENT: tl.constexpr,
 ):
     """dq_i = scale sum_j dS_ij k_j and, with BIAS_GRADIENT, the gradients of the queries' operands
-    (bias/gradients.py). If the bias is a function of beta, these are grad_gain_i = sum_j dS_ij
+    (forms/). If the bias is a function of beta, these are grad_gain_i = sum_j dS_ij
     dbeta_ij/dg_i and grad_others_i = sum_j dS_ij dbeta_ij/dC[p_i], (B, H, Nq) each.
 
     Invariant: after each key tile, the accumulators hold these sums over the keys so far.
@@ -236,19 +181,24 @@ def attn_bwd_dq_kernel(
     b, h, first = group // problem.heads, group % problem.heads, block * BLOCK_M
     if is_past_end(problem, b, first, N_QUERY):
         return
-    backward_tile(
-        own_queries(q, problem, b),
-        own_keys(k, problem, b),
-        own_keys(v, problem, b),
-        own_queries(grad_o, problem, b),
-        own_queries(lse_in_base_2, problem, b),
-        own_queries(delta, problem, b),
-        own_queries(grad_q, problem, b),
-        own_queries(grad_gain, problem, b)
+    inputs = sequence_inputs(q, k, v, grad_o, lse_in_base_2, delta, problem, b)
+    backward_block(
+        inputs,
+        sequence_queries(grad_q, problem, b),
+        sequence_queries(grad_gain, problem, b)
         if bias.of_pairs is None
-        else own_pairs(grad_gain, problem, b),
-        own_queries(grad_others, problem, b) if bias.function is None else grad_others,
-        OwnBias(bias, own_rows(bias, problem, b)),
-        OwnProblem(problem, own_lengths(problem, b)),
-        *(b, h, first, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV, BIAS_GRADIENT),
+        else sequence_pairs(grad_gain, problem, b),
+        sequence_queries(grad_others, problem, b) if bias.function is None else grad_others,
+        Head(
+            SequenceBias(bias, per_token_operands(bias, problem, b)),
+            SequenceProblem(problem, sequence_lengths(problem, b)),
+            b,
+            h,
+        ),
+        first,
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_D,
+        BLOCK_DV,
+        BIAS_GRADIENT,
     )

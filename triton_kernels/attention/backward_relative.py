@@ -6,97 +6,101 @@ import triton
 import triton.language as tl
 
 from ..bias.relative import key_vectors, padded_rank, query_vectors, unshear
-from ..primitives import dot, load_tile, row_address
-from ..sequences import OwnBias, OwnProblem, own_keys, own_lengths, own_queries, own_rows
-from .backward import query_statistics, weights_and_gradients
-from .logits import key_side, query_side
+from ..bias.tile import keys_from, queries_from
+from ..operands import Head
+from ..primitives import dot, row_address
+from ..sequences import (
+    SequenceBias,
+    SequenceProblem,
+    per_token_operands,
+    sequence_lengths,
+)
+from .backward import load_tiles, query_statistics, sequence_inputs, weights_and_gradients
 
 
 @triton.jit
 def tile_gradients(
-    q,
-    k,
-    v,
-    grad_o,
-    lse_in_base_2,
-    delta,
-    bias,
-    problem,
-    b,
-    h,
+    inputs,
+    head,
     queries,
     i,
     j,
-    of_queries,
-    of_keys,
+    grad_queries,
+    grad_keys,
     BLOCK: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
     """Adds the tile of queries i, i + 1, ... and keys j, j + 1, ... to the gradients of the tables,
     [2 BLOCK, padded rank] each."""
-    kv_head = h // problem.group
-    # [BLOCK, BLOCK_D], [BLOCK, BLOCK_DV]
-    tile_q = load_tile(q, b, h, i, problem.n_query, problem.head_dim, BLOCK, BLOCK_D)
-    tile_do = load_tile(grad_o, b, h, i, problem.n_query, problem.value_dim, BLOCK, BLOCK_DV)
-    tile_k = load_tile(k, b, kv_head, j, problem.n_key, problem.head_dim, BLOCK, BLOCK_D)
-    tile_v = load_tile(v, b, kv_head, j, problem.n_key, problem.value_dim, BLOCK, BLOCK_DV)
-    lse, d = query_statistics(lse_in_base_2, delta, problem, b, h, i, BLOCK)
-    _, grad_s, _ = weights_and_gradients(
-        *(bias, problem, b, h, tile_q, tile_k, tile_v, tile_do, -lse, d),
-        *(queries, key_side(bias, problem, b, h, j, BLOCK), tl.zeros([BLOCK, BLOCK], tl.float32)),
+    tiles = load_tiles(inputs, head, i, j, BLOCK, BLOCK_D, BLOCK_DV)
+    statistics = query_statistics(inputs, head, i, BLOCK)
+    grad_s = weights_and_gradients(
+        head,
+        tiles,
+        queries,
+        keys_from(head, j, BLOCK),
+        -statistics.lse,
+        statistics.delta,
+        tl.zeros([BLOCK, BLOCK], tl.float32),
         MASKED=True,
         FACTORED=False,
         KEYS_FIRST=False,
-    )
-    if bias.query_vectors is not None:
-        vectors = query_vectors(bias, problem, b, h, i, BLOCK)
+    ).grad_s
+    if head.bias.query_vectors is not None:
+        vectors = query_vectors(head, i, BLOCK)
         by_distance = unshear(grad_s, OF_KEYS=False).to(vectors.dtype)
-        of_queries = dot(tl.trans(by_distance), vectors, of_queries)
-    if bias.key_vectors is not None:
-        vectors = key_vectors(bias, problem, b, h, j, BLOCK)
+        grad_queries = dot(tl.trans(by_distance), vectors, grad_queries)
+    if head.bias.key_vectors is not None:
+        vectors = key_vectors(head, j, BLOCK)
         by_distance = unshear(tl.trans(grad_s), OF_KEYS=True).to(vectors.dtype)
-        of_keys = dot(tl.trans(by_distance), vectors, of_keys)
-    return of_queries, of_keys
+        grad_keys = dot(tl.trans(by_distance), vectors, grad_keys)
+    return grad_queries, grad_keys
 
 
 @triton.jit
 def diagonal_sums(
-    q,
-    k,
-    v,
-    grad_o,
-    lse_in_base_2,
-    delta,
-    partial_of_queries,
-    partial_of_keys,
+    inputs,
+    partial_queries,
+    partial_keys,
     diagonal,
-    bias,
-    problem,
-    b,
-    h,
+    head,
     BLOCK: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
     """Computes attn_bwd_relative_kernel for one sequence."""
     begin = tl.maximum(diagonal, 0)
-    end = tl.minimum(tl.cdiv(problem.n_query, BLOCK), tl.cdiv(problem.n_key, BLOCK) + diagonal)
-    of_queries = tl.zeros([2 * BLOCK, padded_rank(bias.vector_tables.query_rank)], tl.float32)
-    of_keys = tl.zeros([2 * BLOCK, padded_rank(bias.vector_tables.key_rank)], tl.float32)
+    query_tiles, key_tiles = (
+        tl.cdiv(head.problem.n_query, BLOCK),
+        tl.cdiv(head.problem.n_key, BLOCK),
+    )
+    end = tl.minimum(query_tiles, key_tiles + diagonal)
+    QUERY_RANK: tl.constexpr = head.bias.vector_tables.query_rank
+    KEY_RANK: tl.constexpr = head.bias.vector_tables.key_rank
+    grad_queries = tl.zeros([2 * BLOCK, padded_rank(QUERY_RANK)], tl.float32)
+    grad_keys = tl.zeros([2 * BLOCK, padded_rank(KEY_RANK)], tl.float32)
     gain = tl.full([BLOCK], 1.0, tl.float32)
     for tile in range(begin, end):
         i, j = tile * BLOCK, (tile - diagonal) * BLOCK
-        queries = query_side(bias, problem, b, h, i, gain, BLOCK)
-        if (queries[3] < j + BLOCK) & (j < queries[4]):
-            of_queries, of_keys = tile_gradients(
-                *(q, k, v, grad_o, lse_in_base_2, delta, bias, problem, b, h, queries, i, j),
-                *(of_queries, of_keys, BLOCK, BLOCK_D, BLOCK_DV),
+        queries = queries_from(head, i, gain)
+        if (queries.first_key < j + BLOCK) & (j < queries.end_key):
+            grad_queries, grad_keys = tile_gradients(
+                inputs,
+                head,
+                queries,
+                i,
+                j,
+                grad_queries,
+                grad_keys,
+                BLOCK,
+                BLOCK_D,
+                BLOCK_DV,
             )
-    if bias.query_vectors is not None:
-        store_sums(partial_of_queries, of_queries, bias.vector_tables.query_rank)
-    if bias.key_vectors is not None:
-        store_sums(partial_of_keys, of_keys, bias.vector_tables.key_rank)
+    if head.bias.query_vectors is not None:
+        store_sums(partial_queries, grad_queries, QUERY_RANK)
+    if head.bias.key_vectors is not None:
+        store_sums(partial_keys, grad_keys, KEY_RANK)
 
 
 @triton.jit
@@ -115,8 +119,8 @@ def attn_bwd_relative_kernel(
     grad_o,
     lse_in_base_2,
     delta,
-    partial_of_queries,
-    partial_of_keys,
+    partial_queries,
+    partial_keys,
     first_diagonal,
     bias,
     problem,
@@ -135,15 +139,19 @@ def attn_bwd_relative_kernel(
     b, h = tl.program_id(0) // problem.heads, tl.program_id(0) % problem.heads
     diagonal = tl.program_id(1)
     diagonal += first_diagonal if problem.sequences is None else tl.load(first_diagonal + b)
+    inputs = sequence_inputs(q, k, v, grad_o, lse_in_base_2, delta, problem, b)
     diagonal_sums(
-        own_queries(q, problem, b),
-        own_keys(k, problem, b),
-        own_keys(v, problem, b),
-        own_queries(grad_o, problem, b),
-        own_queries(lse_in_base_2, problem, b),
-        own_queries(delta, problem, b),
-        *(partial_of_queries, partial_of_keys, diagonal),
-        OwnBias(bias, own_rows(bias, problem, b)),
-        OwnProblem(problem, own_lengths(problem, b)),
-        *(b, h, BLOCK, BLOCK_D, BLOCK_DV),
+        inputs,
+        partial_queries,
+        partial_keys,
+        diagonal,
+        Head(
+            SequenceBias(bias, per_token_operands(bias, problem, b)),
+            SequenceProblem(problem, sequence_lengths(problem, b)),
+            b,
+            h,
+        ),
+        BLOCK,
+        BLOCK_D,
+        BLOCK_DV,
     )

@@ -7,23 +7,28 @@ import triton.language as tl
 
 from ..bias.segments import slopes_of, values_of
 from ..bias.tile import first_distance, gains
-from ..primitives import INFINITY, LOG2E, dot, load_tile, plan_range, position, row_address
-from ..sequences import OwnBias, OwnProblem, own_keys, own_lengths, own_queries, own_rows
-from .backward import query_statistics
+from ..operands import Head
+from ..primitives import (
+    INFINITY,
+    LOG2E,
+    dot,
+    plan_range,
+    position,
+    row_address,
+)
+from ..sequences import (
+    SequenceBias,
+    SequenceProblem,
+    per_token_operands,
+    sequence_lengths,
+)
+from .backward import load_tiles, query_statistics, sequence_inputs
 
 
 @triton.jit
 def tile_gradient(
-    q,
-    k,
-    v,
-    grad_o,
-    lse_in_base_2,
-    delta,
-    problem,
-    bias,
-    b,
-    h,
+    inputs,
+    head,
     i,
     j,
     table,
@@ -36,42 +41,31 @@ def tile_gradient(
     """Returns the gradient of the table's entries from the tile of queries i, i + 1, ... and keys
     j, j + 1, ..., whose entries are `table`; 0 where masked."""
     BLOCK: tl.constexpr = table.shape[0]
-    kv_head = h // problem.group
     tile_bias = table
-    if bias.function is not None:
-        gain = gains(bias, problem, b, h, i, BLOCK)[:, None]
-        tile_bias = values_of(bias.function, b, h, gain * table) * LOG2E
+    if head.bias.function is not None:
+        gain = gains(head, i, BLOCK)[:, None]
+        tile_bias = values_of(head.bias.function, head.b, head.h, gain * table) * LOG2E
         tile_bias = tl.where(in_table, tile_bias, -INFINITY)
-    # [BLOCK, BLOCK_D], [BLOCK, BLOCK_DV]
-    tile_q = load_tile(q, b, h, i, problem.n_query, problem.head_dim, BLOCK, BLOCK_D)
-    tile_do = load_tile(grad_o, b, h, i, problem.n_query, problem.value_dim, BLOCK, BLOCK_DV)
-    tile_k = load_tile(k, b, kv_head, j, problem.n_key, problem.head_dim, BLOCK, BLOCK_D)
-    tile_v = load_tile(v, b, kv_head, j, problem.n_key, problem.value_dim, BLOCK, BLOCK_DV)
-    lse, d = query_statistics(lse_in_base_2, delta, problem, b, h, i, BLOCK)
-    x = dot(tile_q, tl.trans(tile_k)) * problem.scale_in_base_2 + tile_bias
-    grad_s = tl.exp2(x - lse[:, None]) * (dot(tile_do, tl.trans(tile_v)) - d[:, None])
-    if problem.plan is not None or problem.sequences is not None or not problem.causal:
+    tiles = load_tiles(inputs, head, i, j, BLOCK, BLOCK_D, BLOCK_DV)
+    statistics = query_statistics(inputs, head, i, BLOCK)
+    x = dot(tiles.q, tl.trans(tiles.k)) * head.problem.scale_in_base_2 + tile_bias
+    grad_p = dot(tiles.grad_o, tl.trans(tiles.v))
+    grad_s = tl.exp2(x - statistics.lse[:, None]) * (grad_p - statistics.delta[:, None])
+    IS_BOUNDED: tl.constexpr = head.problem.plan is None and head.problem.sequences is None
+    if not IS_BOUNDED or not head.problem.causal:
         key = (j + tl.arange(0, BLOCK))[None, :]
         grad_s = tl.where((first_key <= key) & (key < end_key), grad_s, 0.0)
-    if bias.function is not None:
-        grad_s *= gain * slopes_of(bias.function, b, h, gain * table)
+    if head.bias.function is not None:
+        grad_s *= gain * slopes_of(head.bias.function, head.b, head.h, gain * table)
     return grad_s
 
 
 @triton.jit
 def diagonal_sums(
-    q,
-    k,
-    v,
-    grad_o,
-    lse_in_base_2,
-    delta,
+    inputs,
     partial,
     diagonal,
-    bias,
-    problem,
-    b,
-    h,
+    head,
     length,
     BLOCK: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -79,28 +73,35 @@ def diagonal_sums(
 ):
     """Computes attn_bwd_table_kernel for one sequence."""
     begin = tl.maximum(diagonal, 0)
-    end = tl.minimum(tl.cdiv(problem.n_query, BLOCK), tl.cdiv(problem.n_key, BLOCK) + diagonal)
+    query_tiles, key_tiles = (
+        tl.cdiv(head.problem.n_query, BLOCK),
+        tl.cdiv(head.problem.n_key, BLOCK),
+    )
+    end = tl.minimum(query_tiles, key_tiles + diagonal)
     r, c = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
     # The table contains exactly the distances of visible pairs. [BLOCK, BLOCK]
-    place = position(problem, diagonal * BLOCK) + r - c - first_distance(problem)
+    place = position(head.problem, diagonal * BLOCK) + r - c - first_distance(head.problem)
     in_table = (place >= 0) & (place < length)
-    missing = 0.0 if bias.function is not None else -INFINITY
-    table = tl.load(row_address(bias.table, b, h, 0) + place, in_table, other=missing)
+    missing = 0.0 if head.bias.function is not None else -INFINITY
+    address = row_address(head.bias.table, head.b, head.h, 0) + place
+    table = tl.load(address, in_table, other=missing)
     acc = tl.zeros([BLOCK, BLOCK], tl.float32)
     for tile in range(begin, end):
         i, j = tile * BLOCK, (tile - diagonal) * BLOCK
-        if problem.plan is None:
+        first_key, end_key = plan_range(head, i)
+        if head.problem.plan is None or (first_key < j + BLOCK) & (j < end_key):
             acc += tile_gradient(
-                *(q, k, v, grad_o, lse_in_base_2, delta, problem, bias, b, h, i, j),
-                *(table, in_table, 0, problem.n_key, BLOCK_D, BLOCK_DV),
+                inputs,
+                head,
+                i,
+                j,
+                table,
+                in_table,
+                first_key,
+                end_key,
+                BLOCK_D,
+                BLOCK_DV,
             )
-        else:
-            first_key, end_key = plan_range(problem, b, h, i)
-            if (first_key < j + BLOCK) & (j < end_key):
-                acc += tile_gradient(
-                    *(q, k, v, grad_o, lse_in_base_2, delta, problem, bias, b, h, i, j),
-                    *(table, in_table, first_key, end_key, BLOCK_D, BLOCK_DV),
-                )
 
     # Rotate row r right by r + 1: each column then holds one value of r - c modulo BLOCK.
     rotated = tl.gather(acc, (r - c - 1) & (BLOCK - 1), 1)
@@ -140,15 +141,19 @@ def attn_bwd_table_kernel(
     b, h = tl.program_id(0) // problem.heads, tl.program_id(0) % problem.heads
     diagonal = tl.program_id(1)
     diagonal += first_diagonal if problem.sequences is None else tl.load(first_diagonal + b)
+    inputs = sequence_inputs(q, k, v, grad_o, lse_in_base_2, delta, problem, b)
     diagonal_sums(
-        own_queries(q, problem, b),
-        own_keys(k, problem, b),
-        own_keys(v, problem, b),
-        own_queries(grad_o, problem, b),
-        own_queries(lse_in_base_2, problem, b),
-        own_queries(delta, problem, b),
-        *(partial, diagonal),
-        OwnBias(bias, own_rows(bias, problem, b)),
-        OwnProblem(problem, own_lengths(problem, b)),
-        *(b, h, length, BLOCK, BLOCK_D, BLOCK_DV),
+        inputs,
+        partial,
+        diagonal,
+        Head(
+            SequenceBias(bias, per_token_operands(bias, problem, b)),
+            SequenceProblem(problem, sequence_lengths(problem, b)),
+            b,
+            h,
+        ),
+        length,
+        BLOCK,
+        BLOCK_D,
+        BLOCK_DV,
     )

@@ -5,9 +5,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..bias.tile import gains
-from ..primitives import LOG2E, group_and_block, load_tile, round_down, round_up, row_address
-from .logits import key_side, query_side, tile_logits
+from ..bias.tile import gains, keys_from, queries_from
+from ..operands import Head
+from ..primitives import (
+    LOG2E,
+    group_and_block,
+    load_keys,
+    load_queries,
+    round_down,
+    round_up,
+    row_address,
+)
+from .logits import tile_logits
 
 CHUNK = tl.constexpr(8)  # tiles computed between checks whether to continue
 
@@ -21,7 +30,7 @@ def attn_trim_kernel(
     bias,
     problem,
     fraction,
-    reach,
+    near_keys,
     FROM_END: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -31,28 +40,29 @@ def attn_trim_kernel(
     """Computes the beginning of the keys that BLOCK_M queries need, or their end with FROM_END.
 
     From the far end of the key range, tiles are removed while, for every query, the sum of exp(s_ij
-    - near_i) over all removed keys is at most `fraction` and none of its `reach` nearest past keys
-    is removed. A sum of NaN ends the removal.
+    - near_i) over all removed keys is at most `fraction` and none of its `near_keys` nearest past
+    keys is removed. A sum of NaN ends the removal.
     """
     group, block = group_and_block(problem, LAST_FIRST=True)
     b, h, first = group // problem.heads, group % problem.heads, block * BLOCK_M
-    tile_q = load_tile(q, b, h, first, problem.n_query, problem.head_dim, BLOCK_M, BLOCK_D)
-    gain = gains(bias, problem, b, h, first, BLOCK_M)
-    queries = query_side(bias, problem, b, h, first, gain, BLOCK_M)
+    # [BLOCK_M, BLOCK_D]
+    tile_q = load_queries(q, Head(bias, problem, b, h), first, problem.head_dim, BLOCK_M, BLOCK_D)
+    gain = gains(Head(bias, problem, b, h), first, BLOCK_M)
+    queries = queries_from(Head(bias, problem, b, h), first, gain)
     i = first + tl.arange(0, BLOCK_M)
     exists = i < problem.n_query
     pivot = tl.load(row_address(near, b, h, 0) + i, exists, other=0.0) * LOG2E
 
-    p_first, begin, end = queries[0], queries[3], queries[4]
+    begin, end = queries.first_key, queries.end_key
     if FROM_END:
-        p_last = tl.minimum(first + BLOCK_M, problem.n_query) - 1 + p_first - first
+        p_last = tl.minimum(first + BLOCK_M, problem.n_query) - 1 + queries.first - first
         edge = round_up(end, BLOCK_N)
         origin, tiles = edge - BLOCK_N, (edge - round_up(p_last + 1, BLOCK_N)) // BLOCK_N
     else:
         if problem.windowed:
-            begin = tl.maximum(begin, p_first - problem.window + 1)
+            begin = tl.maximum(begin, queries.first - problem.window + 1)
         edge = round_down(begin, BLOCK_N)
-        origin, tiles = edge, (round_down(p_first - reach + 1, BLOCK_N) - edge) // BLOCK_N
+        origin, tiles = edge, (round_down(queries.first - near_keys + 1, BLOCK_N) - edge) // BLOCK_N
     STEP: tl.constexpr = -BLOCK_N if FROM_END else BLOCK_N
 
     sums = tl.zeros([BLOCK_M], tl.float32)
@@ -63,20 +73,22 @@ def attn_trim_kernel(
         for tile in range(computed, tl.minimum(computed + CHUNK, tiles)):
             j = origin + tile * STEP
             # [BLOCK_N, BLOCK_D]
-            tile_k = load_tile(
-                k, b, h // problem.group, j, problem.n_key, problem.head_dim, BLOCK_N, BLOCK_D
-            )
-            keys = key_side(bias, problem, b, h, j, BLOCK_N)
-            x, multiplier, _ = tile_logits(
-                *(bias, problem, b, h, tile_q, tile_k, queries, keys, initial),
+            tile_k = load_keys(k, Head(bias, problem, b, h), j, problem.head_dim, BLOCK_N, BLOCK_D)
+            logits = tile_logits(
+                Head(bias, problem, b, h),
+                tile_q,
+                tile_k,
+                queries,
+                keys_from(Head(bias, problem, b, h), j, BLOCK_N),
+                initial,
                 MASKED=True,
                 FACTORED=False,
                 KEYS_FIRST=False,
             )
-            sums += tl.sum(tl.exp2(x * multiplier - pivot[:, None]), 1)
+            sums += tl.sum(tl.exp2(logits.x * logits.multiplier - pivot[:, None]), 1)
             within = tl.min((~exists | (sums <= fraction)).to(tl.int32), 0)
             removed += within
         computed = tl.minimum(computed + CHUNK, tiles)
     edge += removed * STEP
-    edge = tl.minimum(edge, end) if FROM_END else tl.maximum(edge, queries[3])
+    edge = tl.minimum(edge, end) if FROM_END else tl.maximum(edge, queries.first_key)
     tl.store(row_address(cut, b, h, block), edge)

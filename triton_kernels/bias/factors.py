@@ -23,22 +23,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..primitives import FACTORS, LOG2E, dot, position, row_address, tile_addresses
-from ..sequences import (
-    N_KEY,
-    N_QUERY,
-    OwnBias,
-    OwnProblem,
-    is_past_end,
-    own_keys,
-    own_lengths,
-    own_queries,
-    own_rows,
-)
-from .tile import first_distance, gains, load_prefix_sums, prefix_difference, prefix_sum_at
-
-# The logit of a query without visible keys: finite, so that its bfloat16 parts are finite too.
-MIN_LOGIT = tl.constexpr(-1e30)
+from ..primitives import FACTORS, dot, row_address, tile_addresses
+from .tile import first_distance, prefix_sum_at
 
 
 @triton.jit
@@ -73,9 +59,7 @@ def key_factors(x, COLUMNS: tl.constexpr = FACTORS):
 
 @triton.jit
 def tile_query_factors(
-    bias,
-    b,
-    h,
+    head,
     first,
     BLOCK_M: tl.constexpr,
     SIDE: tl.constexpr,
@@ -86,18 +70,16 @@ def tile_query_factors(
 
     remaining: see load_if.
     """
+    factors = head.bias.query_factors
     # The factors of a table depend only on the query's row in the tile.
-    row = first if bias.table is None else 0
-    address = tile_addresses(bias.query_factors, b, h, row, BLOCK_M, COLUMNS)
-    return load_if(address + (bias.query_factors.side if SIDE < 0 else 0), remaining)
+    row = first if head.bias.table is None else 0
+    address = tile_addresses(factors, head.b, head.h, row, BLOCK_M, COLUMNS)
+    return load_if(address + (factors.side if SIDE < 0 else 0), remaining)
 
 
 @triton.jit
 def tile_key_factors(
-    bias,
-    problem,
-    b,
-    h,
+    head,
     p,
     j,
     BLOCK_N: tl.constexpr,
@@ -110,37 +92,14 @@ def tile_key_factors(
 
     remaining: see load_if.
     """
+    factors = head.bias.key_factors
     row, step = j, FACTORS
-    if bias.table is not None:
-        row, step = p - j - first_distance(problem), -FACTORS
-    address = row_address(bias.key_factors, b, h, 0) + row * bias.key_factors.row
-    address += bias.key_factors.side if SIDE < 0 else 0
+    if head.bias.table is not None:
+        row, step = p - j - first_distance(head.problem), -FACTORS
+    address = row_address(factors, head.b, head.h, 0) + row * factors.row
+    address += factors.side if SIDE < 0 else 0
     n = tl.arange(0, BLOCK_N)[:, None]
     return load_if(address + (n * step + tl.arange(0, COLUMNS)[None, :]), remaining)
-
-
-@triton.jit
-def key_product(
-    bias, problem, b, h, q_factors, p, j, BLOCK_N: tl.constexpr, SIDE: tl.constexpr, remaining=None
-):
-    """Returns the product of the factors of queries, whose first position is p, and of keys j, j +
-    1, ...: the initial accumulator of the logits. [BLOCK_M, BLOCK_N]"""
-    k_factors = tile_key_factors(bias, problem, b, h, p, j, BLOCK_N, SIDE, remaining)
-    return dot(q_factors, tl.trans(k_factors))
-
-
-@triton.jit
-def query_product(
-    bias, problem, b, h, i, p, j, q_factors, k_factors, BLOCK_M: tl.constexpr, SIDE: tl.constexpr
-):
-    """Returns the factors of queries i, i + 1, ..., whose first position is p, and of keys j, j +
-    1, ..., and their product, [BLOCK_N, BLOCK_M]. Of the given factors of another tile of queries
-    and the same keys, one is the same."""
-    if bias.table is None:
-        q_factors = tile_query_factors(bias, b, h, i, BLOCK_M, SIDE)
-    else:
-        k_factors = tile_key_factors(bias, problem, b, h, p, j, k_factors.shape[0], SIDE)
-    return q_factors, k_factors, dot(k_factors, tl.trans(q_factors))
 
 
 @triton.jit
@@ -156,100 +115,16 @@ def load_if(address, remaining):
 
 
 @triton.jit
-def next_tile(first, end, BLOCK: tl.constexpr):
-    """Returns the start of the tile after the one at `first`, or of the last tile again."""
-    # The result is never negative; stating so lets the compiler simplify addresses.
-    return tl.maximum(tl.minimum(first + BLOCK, end - BLOCK), 0)
-
-
-@triton.jit
-def key_origin(bias, problem, b, h, j, BLOCK_N: tl.constexpr, SIDE: tl.constexpr):
+def key_origin(head, j, BLOCK_N: tl.constexpr, SIDE: tl.constexpr):
     """Returns C at the origin of a tile of keys j, j + 1, ...: its key nearest to the queries."""
-    return prefix_sum_at(bias, problem, b, h, j + BLOCK_N - 1 if SIDE > 0 else j)
+    return prefix_sum_at(head, j + BLOCK_N - 1 if SIDE > 0 else j)
 
 
 @triton.jit
-def query_origin(
-    bias, problem, b, h, p, BLOCK_M: tl.constexpr, SIDE: tl.constexpr, EXISTS: tl.constexpr = False
-):
+def query_origin(head, p, BLOCK_M: tl.constexpr, SIDE: tl.constexpr, EXISTS: tl.constexpr = False):
     """Returns C at the origin of a tile of queries whose first position is p: its query nearest to
     the keys."""
-    return prefix_sum_at(bias, problem, b, h, p if SIDE > 0 else p + BLOCK_M - 1, EXISTS)
-
-
-@triton.jit
-def store_query_factors(
-    factors, bias, problem, lse_in_base_2, b, h, first, BLOCK_M: tl.constexpr, SIDE: tl.constexpr
-):
-    """Computes query_factors_kernel for one block of one sequence."""
-    p_first = position(problem, first)
-    i = first + tl.arange(0, BLOCK_M)
-    gain = gains(bias, problem, b, h, first, BLOCK_M)
-    rest = tl.zeros([BLOCK_M], tl.float32)
-    if lse_in_base_2 is not None:
-        lse = tl.load(row_address(lse_in_base_2, b, h, 0) + i, i < problem.n_query, other=0.0)
-        sums = load_prefix_sums(bias, problem, b, h, p_first, BLOCK_M)
-        difference = prefix_difference(
-            query_origin(bias, problem, b, h, p_first, BLOCK_M, SIDE), sums
-        )
-        rest = ((SIDE * LOG2E) * gain * difference - lse) / problem.scale_in_base_2
-        rest = tl.maximum(rest, MIN_LOGIT)
-    values = query_factors((gain * (-SIDE / problem.scale))[:, None], rest[:, None])
-    tl.store(tile_addresses(factors, b, h, first, BLOCK_M, FACTORS), values)
-
-
-@triton.jit
-def query_factors_kernel(
-    factors, bias, problem, lse_in_base_2, BLOCK_M: tl.constexpr, SIDE: tl.constexpr
-):
-    """factors[b, h, i] = query_factors(-SIDE g_i / scale, rest_i), where rest_i combines the first
-    term of beta and -lse if lse_in_base_2 is given, and is 0 otherwise.
-
-    factors (B or 1, H or 1, n, FACTORS), n a multiple of BLOCK_M: one row per query, or BLOCK_M
-    rows if all queries have the same.
-    """
-    b, h = tl.program_id(0), tl.program_id(1)
-    first = tl.program_id(2) * BLOCK_M
-    if is_past_end(problem, b, first, N_QUERY):
-        return
-    store_query_factors(
-        own_queries(factors, problem, b),
-        OwnBias(bias, own_rows(bias, problem, b)),
-        OwnProblem(problem, own_lengths(problem, b)),
-        None if lse_in_base_2 is None else own_queries(lse_in_base_2, problem, b),
-        *(b, h, first, BLOCK_M, SIDE),
-    )
-
-
-@triton.jit
-def store_key_factors(
-    factors, bias, problem, b, h, first, BLOCK_N: tl.constexpr, SIDE: tl.constexpr
-):
-    """Computes key_factors_kernel for one block of one sequence."""
-    origin = key_origin(bias, problem, b, h, first, BLOCK_N, SIDE)
-    difference = prefix_difference(origin, load_prefix_sums(bias, problem, b, h, first, BLOCK_N))
-    tl.store(
-        tile_addresses(factors, b, h, first, BLOCK_N, FACTORS), key_factors(difference[:, None])
-    )
-
-
-@triton.jit
-def key_factors_kernel(factors, bias, problem, BLOCK_N: tl.constexpr, SIDE: tl.constexpr):
-    """factors[b, h, j] = key_factors(C[j] - C[o]), where o is the origin of the tile of BLOCK_N
-    keys.
-
-    factors (B or 1, H or 1, n, FACTORS), n a multiple of BLOCK_N.
-    """
-    b, h = tl.program_id(0), tl.program_id(1)
-    first = tl.program_id(2) * BLOCK_N
-    if is_past_end(problem, b, first, N_KEY):
-        return
-    store_key_factors(
-        own_keys(factors, problem, b),
-        OwnBias(bias, own_rows(bias, problem, b)),
-        OwnProblem(problem, own_lengths(problem, b)),
-        *(b, h, first, BLOCK_N, SIDE),
-    )
+    return prefix_sum_at(head, p if SIDE > 0 else p + BLOCK_M - 1, EXISTS)
 
 
 @triton.jit
@@ -288,19 +163,17 @@ def gain_factors(problem, gain, SIDE: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def query_gradient_sums(sums, carried, difference, SIDE: tl.constexpr):
+def query_gradient_sums(plain, weighted, difference, SIDE: tl.constexpr):
     """Returns the gradient of the gain, and the gradient of C[p] divided by the gain. [BLOCK_M]
     each.
 
-    sums: dS times key factors, summed over tiles. carried: the same sum, in which each tile is
-    weighted by C at the queries' origin minus C at the tile's origin. difference: C[p] minus C at
-    the queries' origin.
+    plain, weighted: see QueryProducts. difference: C[p] minus C at the queries' origin.
     """
-    column = tl.arange(0, sums.shape[1])[None, :]
-    of_ones = tl.sum(tl.where(column == 6, sums, 0.0), 1)
-    of_keys = tl.sum(tl.where(column < 3, sums, 0.0), 1)
-    of_origins = tl.sum(tl.where(column == 6, carried, 0.0), 1)
-    return SIDE * (difference * of_ones + of_origins - of_keys), SIDE * of_ones
+    column = tl.arange(0, plain.shape[1])[None, :]
+    ones = tl.sum(tl.where(column == 6, plain, 0.0), 1)
+    keys = tl.sum(tl.where(column < 3, plain, 0.0), 1)
+    origins = tl.sum(tl.where(column == 6, weighted, 0.0), 1)
+    return SIDE * (difference * ones + origins - keys), SIDE * ones
 
 
 @triton.jit

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..primitives import dot, load_tile, position, row_address
+from ..primitives import dot, load_queries, load_tile, position, row_address
 
 
 @triton.constexpr_function
@@ -28,43 +28,51 @@ def distances_of(block_m, block_n):
 
 
 @triton.jit
-def first_column(bias, problem):
+def first_column(head):
     """Returns the distance of the first row of the tables."""
-    return 0 if problem.causal else -(bias.vector_tables.columns // 2)
+    return 0 if head.problem.causal else -(head.bias.vector_tables.columns // 2)
 
 
 @triton.jit
-def may_be_biased(bias, problem, smallest, COUNT: tl.constexpr):
+def may_be_biased(head, smallest, COUNT: tl.constexpr):
     """Returns whether the bias may differ from 0 at the distances smallest, smallest + 1, ..."""
-    first = first_column(bias, problem)
-    inside = (smallest + COUNT > first) & (smallest < first + bias.vector_tables.columns)
-    return inside | bias.vector_tables.last
+    first = first_column(head)
+    inside = (smallest + COUNT > first) & (smallest < first + head.bias.vector_tables.columns)
+    return inside | head.bias.vector_tables.last
 
 
 @triton.jit
-def table_rows(bias, problem, table, h, smallest, RANK: tl.constexpr, COUNT: tl.constexpr):
+def distance_vectors(head, table, smallest, RANK: tl.constexpr, COUNT: tl.constexpr):
     """Returns the vectors of the distances smallest, smallest + 1, ... [COUNT, padded rank]"""
-    n = smallest - first_column(bias, problem) + tl.arange(0, COUNT)[:, None]
-    nearest = tl.minimum(tl.maximum(n, 0), bias.vector_tables.columns - 1)
+    n = smallest - first_column(head) + tl.arange(0, COUNT)[:, None]
+    nearest = tl.minimum(tl.maximum(n, 0), head.bias.vector_tables.columns - 1)
     channel = tl.arange(0, padded_rank(RANK))[None, :]
-    exists = ((n == nearest) | bias.vector_tables.last) & (channel < RANK)
-    return tl.load(row_address(table, 0, h, 0) + (nearest * table.row + channel), exists, other=0.0)
+    exists = ((n == nearest) | head.bias.vector_tables.last) & (channel < RANK)
+    address = row_address(table, 0, head.h, 0) + (nearest * table.row + channel)
+    return tl.load(address, exists, other=0.0)
 
 
 @triton.jit
-def query_vectors(bias, problem, b, h, first, BLOCK_M: tl.constexpr):
+def query_vectors(head, first, BLOCK_M: tl.constexpr):
     """Returns the vectors of queries first, first + 1, ... [BLOCK_M, padded rank]"""
-    RANK: tl.constexpr = bias.vector_tables.query_rank
-    return load_tile(
-        bias.query_vectors, b, h, first, problem.n_query, RANK, BLOCK_M, padded_rank(RANK)
-    )
+    RANK: tl.constexpr = head.bias.vector_tables.query_rank
+    return load_queries(head.bias.query_vectors, head, first, RANK, BLOCK_M, padded_rank(RANK))
 
 
 @triton.jit
-def key_vectors(bias, problem, b, h, first, BLOCK_N: tl.constexpr):
+def key_vectors(head, first, BLOCK_N: tl.constexpr):
     """Returns the vectors of keys first, first + 1, ... [BLOCK_N, padded rank]"""
-    RANK: tl.constexpr = bias.vector_tables.key_rank
-    return load_tile(bias.key_vectors, b, h, first, problem.n_key, RANK, BLOCK_N, padded_rank(RANK))
+    RANK: tl.constexpr = head.bias.vector_tables.key_rank
+    return load_tile(
+        head.bias.key_vectors,
+        head.b,
+        head.h,
+        first,
+        head.problem.n_key,
+        RANK,
+        BLOCK_N,
+        padded_rank(RANK),
+    )
 
 
 @triton.jit
@@ -91,71 +99,59 @@ def unshear(tile, OF_KEYS: tl.constexpr):
 
 
 @triton.jit
-def relative_bias(bias, problem, b, h, queries, keys, KEYS_FIRST: tl.constexpr):
+def relative_bias(head, queries, keys, KEYS_FIRST: tl.constexpr):
     """Returns the bias of a tile, [BLOCK_M, BLOCK_N], or its transpose with KEYS_FIRST."""
-    p_first, gain, _, _, _ = queries
-    j_first, key_sums = keys
-    BLOCK_M: tl.constexpr = gain.shape[0]
-    BLOCK_N: tl.constexpr = key_sums[0].shape[0]
+    BLOCK_M: tl.constexpr = queries.gain.shape[0]
+    BLOCK_N: tl.constexpr = keys.sums.high.shape[0]
     COUNT: tl.constexpr = distances_of(BLOCK_M, BLOCK_N)
-    smallest = p_first - j_first - (BLOCK_N - 1)
+    QUERY_RANK: tl.constexpr = head.bias.vector_tables.query_rank
+    KEY_RANK: tl.constexpr = head.bias.vector_tables.key_rank
+    smallest = queries.first - keys.first - (BLOCK_N - 1)
     values = tl.zeros([BLOCK_N, BLOCK_M] if KEYS_FIRST else [BLOCK_M, BLOCK_N], tl.float32)
-    if may_be_biased(bias, problem, smallest, COUNT):
-        if bias.query_vectors is not None:
-            rows = table_rows(
-                *(bias, problem, bias.vector_tables.queries, h, smallest),
-                *(bias.vector_tables.query_rank, COUNT),
-            )
-            vectors = query_vectors(bias, problem, b, h, p_first - position(problem, 0), BLOCK_M)
-            of_queries = shear(dot(vectors, tl.trans(rows)), BLOCK_N, OF_KEYS=False)
-            values += tl.trans(of_queries) if KEYS_FIRST else of_queries
-        if bias.key_vectors is not None:
-            rows = table_rows(
-                *(bias, problem, bias.vector_tables.keys, h, smallest),
-                *(bias.vector_tables.key_rank, COUNT),
-            )
-            vectors = key_vectors(bias, problem, b, h, j_first, BLOCK_N)
-            of_keys = shear(dot(vectors, tl.trans(rows)), BLOCK_M, OF_KEYS=True)
-            values += of_keys if KEYS_FIRST else tl.trans(of_keys)
+    if may_be_biased(head, smallest, COUNT):
+        if head.bias.query_vectors is not None:
+            table = head.bias.vector_tables.queries
+            distances = distance_vectors(head, table, smallest, QUERY_RANK, COUNT)
+            vectors = query_vectors(head, queries.first - position(head.problem, 0), BLOCK_M)
+            query_terms = shear(dot(vectors, tl.trans(distances)), BLOCK_N, OF_KEYS=False)
+            values += tl.trans(query_terms) if KEYS_FIRST else query_terms
+        if head.bias.key_vectors is not None:
+            table = head.bias.vector_tables.keys
+            distances = distance_vectors(head, table, smallest, KEY_RANK, COUNT)
+            vectors = key_vectors(head, keys.first, BLOCK_N)
+            key_terms = shear(dot(vectors, tl.trans(distances)), BLOCK_M, OF_KEYS=True)
+            values += key_terms if KEYS_FIRST else tl.trans(key_terms)
     return values
 
 
 @triton.jit
 def add_vector_gradients(
-    bias,
-    problem,
-    h,
-    table,
-    queries,
-    keys,
-    grad_s,
-    gradients,
-    RANK: tl.constexpr,
-    OF_KEYS: tl.constexpr,
+    head, table, queries, keys, grad_s, grad_vectors, RANK: tl.constexpr, OF_KEYS: tl.constexpr
 ):
     """Adds to the gradients [rows, padded rank] of the vectors of a tile's rows what its dS
     contributes. grad_s is [BLOCK_M, BLOCK_N], or its transpose with OF_KEYS."""
     BLOCK_N: tl.constexpr = grad_s.shape[0] if OF_KEYS else grad_s.shape[1]
     COUNT: tl.constexpr = distances_of(grad_s.shape[0], grad_s.shape[1])
-    smallest = queries[0] - keys[0] - (BLOCK_N - 1)
-    if may_be_biased(bias, problem, smallest, COUNT):
-        rows = table_rows(bias, problem, table, h, smallest, RANK, COUNT)
-        gradients = dot(unshear(grad_s, OF_KEYS).to(rows.dtype), rows, gradients)
-    return gradients
+    smallest = queries.first - keys.first - (BLOCK_N - 1)
+    if may_be_biased(head, smallest, COUNT):
+        distances = distance_vectors(head, table, smallest, RANK, COUNT)
+        by_distance = unshear(grad_s, OF_KEYS).to(distances.dtype)
+        grad_vectors = dot(by_distance, distances, grad_vectors)
+    return grad_vectors
 
 
 @triton.jit
-def key_terms(bias, h, p, page, row, j, sees):
-    """Returns the products of the vectors of keys j [1, BLOCK_N], which start at a row of a page,
-    and those of the distances to positions p [BLOCK_M, 1] that are not negative, for few queries. h
-    is [BLOCK_M, 1]."""
-    rows = tl.arange(0, j.shape[1]).to(tl.int64)[None, :] * bias.key_vectors.row
-    vectors = row_address(bias.key_vectors, page, h, row) + rows
-    column = tl.minimum(p - j, bias.vector_tables.columns - 1)
-    table = row_address(bias.vector_tables.keys, 0, h, column)
-    exists = sees & ((p - j == column) | bias.vector_tables.last)
+def page_key_terms(head, queries, keys, sees):
+    """Returns the products of the vectors of the keys of a page and those of the distances to few
+    queries, which are not negative. [BLOCK_M, BLOCK_N]"""
+    h, distance = head.h[:, None], queries.p[:, None] - keys.j[None, :]
+    rows = tl.arange(0, keys.j.shape[0]).to(tl.int64)[None, :] * head.bias.key_vectors.row
+    vectors = row_address(head.bias.key_vectors, keys.page, h, keys.row) + rows
+    column = tl.minimum(distance, head.bias.vector_tables.columns - 1)
+    table = row_address(head.bias.vector_tables.keys, 0, h, column)
+    exists = sees & ((distance == column) | head.bias.vector_tables.last)
     values = tl.zeros(sees.shape, tl.float32)
-    for r in range(bias.vector_tables.key_rank):
-        of_keys = tl.load(vectors + r, exists, 0.0).to(tl.float32)
-        values += of_keys * tl.load(table + r, exists, 0.0).to(tl.float32)
+    for r in range(head.bias.vector_tables.key_rank):
+        of_key = tl.load(vectors + r, exists, 0.0).to(tl.float32)
+        values += of_key * tl.load(table + r, exists, 0.0).to(tl.float32)
     return values

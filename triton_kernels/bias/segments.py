@@ -64,20 +64,21 @@ def largest_value(function, b, h, low, high):
 
 
 @triton.jit
-def add_segment_gradients(function, b, h, t, gain, grad_s, grad_gain, grad_lines):
+def add_segment_gradients(head, t, gain, grad_s, grad_gain, grad_lines):
     """Adds the gradients that a tile of dS contributes to the gains, and to the intercepts [0] and
     the slopes [1] of the segments; t holds the table's values. [BLOCK_M], [2, segments]"""
     x = gain[:, None] * t
-    first, last = segment_range(function, x, x)
-    slopes = row_address(function.slopes, b, h, 0)
-    segment = tl.arange(0, function.segments)[None, :]
+    first, last = segment_range(head.bias.function, x, x)
+    slopes = row_address(head.bias.function.slopes, head.b, head.h, 0)
+    segment = tl.arange(0, head.bias.function.segments)[None, :]
     is_slope = tl.arange(0, 2)[:, None] == 1
     for s in range(first, last + 1):
-        lower = tl.load(function.knots.start + (s - 1), s > first, other=-INFINITY)
-        upper = tl.load(function.knots.start + s, s < last, other=INFINITY)
-        own = tl.where((lower <= x) & (x < upper), grad_s, 0.0)
-        of_table = tl.sum(own * t, 1)
-        grad_gain += tl.load(slopes + s) * of_table
-        of_line = tl.where(is_slope, tl.sum(of_table * gain, 0), tl.sum(tl.sum(own, 1), 0))
-        grad_lines += tl.where(segment == s, of_line, 0.0)
+        lower = tl.load(head.bias.function.knots.start + (s - 1), s > first, other=-INFINITY)
+        upper = tl.load(head.bias.function.knots.start + s, s < last, other=INFINITY)
+        grad_values = tl.where((lower <= x) & (x < upper), grad_s, 0.0)
+        grad_x = tl.sum(grad_values * t, 1)
+        grad_gain += tl.load(slopes + s) * grad_x
+        grad_slope, grad_intercept = tl.sum(grad_x * gain, 0), tl.sum(tl.sum(grad_values, 1), 0)
+        grad_line = tl.where(is_slope, grad_slope, grad_intercept)
+        grad_lines += tl.where(segment == s, grad_line, 0.0)
     return grad_gain, grad_lines

@@ -5,8 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..operands import Head
 from ..primitives import INFINITY, LN2, dot, row_address
-from .page_bias import page_logits, query_bias
+from .page_bias import PageKeys, block_queries, page_logits
 from .pages import (
     add_logits,
     block_number,
@@ -55,7 +56,7 @@ def attn_decode_kernel(
     tiles_per_part = tl.cdiv(count, tl.num_programs(2))
 
     tile_q = load_queries(q, problem, b, h, i, exists, BLOCK_D)
-    gain, query_sums = query_bias(bias, problem, b, h, i, p, exists)
+    queries = block_queries(Head(bias, problem, b, h), i, p, exists)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     m = tl.full([BLOCK_M], -INFINITY, tl.float32)
     l = tl.zeros([BLOCK_M], tl.float32)
@@ -70,9 +71,8 @@ def attn_decode_kernel(
         # [BLOCK_N, BLOCK_D], [BLOCK_N, BLOCK_DV]
         tile_k = load_rows(k, page, kv_head, row, held, problem.head_dim, BLOCK_N, BLOCK_D)
         tile_v = load_rows(v, page, kv_head, row, held, problem.value_dim, BLOCK_N, BLOCK_DV)
-        s = page_logits(
-            *(tile_q, tile_k, bias, problem, b, h, p, gain, query_sums, exists, page, row, j)
-        )
+        keys = PageKeys(page, row, j)
+        s = page_logits(Head(bias, problem, b, h), tile_q, tile_k, queries, keys)
         weights, rescale, m, l = add_logits(s, m, l)
         acc = dot(weights.to(tile_v.dtype), tile_v, acc * rescale[:, None])
 
@@ -100,9 +100,9 @@ def attn_decode_merge_kernel(
     part = tl.arange(0, PARTS).to(tl.int64)
     exists = part < parts
     # [PARTS]
-    of_parts = tl.load(m + part * rows + number, exists, -INFINITY)
-    highest = tl.max(of_parts, 0)
-    weights = tl.exp2(of_parts - tl.where(highest == -INFINITY, 0.0, highest))
+    part_m = tl.load(m + part * rows + number, exists, -INFINITY)
+    highest = tl.max(part_m, 0)
+    weights = tl.exp2(part_m - tl.where(highest == -INFINITY, 0.0, highest))
     total = tl.sum(weights * tl.load(l + part * rows + number, exists, 0.0), 0)
     # [PARTS, BLOCK_DV]
     channel = tl.arange(0, BLOCK_DV)

@@ -10,8 +10,14 @@ import triton
 import triton.language as tl
 
 from ... import shared_constants
+from ..operands import Head
 from ..primitives import INFINITY, LN2, LOG2E, dot, row_address
-from .page_bias import highest_bias, page_logits, query_bias
+from .page_bias import (
+    PageKeys,
+    block_queries,
+    highest_bias,
+    page_logits,
+)
 from .pages import (
     add_logits,
     block_number,
@@ -63,26 +69,25 @@ def attn_choose_kernel(
     begin, end, first_position = range_of_tiles(problem, p, exists, length, SIZE)
     near = tl.minimum(tl.maximum((first_position - NEAR_KEYS + 1) // SIZE, begin), end)
     tile_q = load_queries(q, problem, b, h, i, exists, BLOCK_D)
-    gain, query_sums = query_bias(bias, problem, b, h, i, p, exists)
+    queries = block_queries(Head(bias, problem, b, h), i, p, exists)
 
     m = tl.full([BLOCK_M], -INFINITY, tl.float32)
     l = tl.zeros([BLOCK_M], tl.float32)
-    longest = 0.0
+    largest_square = 0.0
     for first in range(near * SIZE, tl.minimum(end * SIZE, length), BLOCK_N):
         j = first + tl.arange(0, BLOCK_N)
         page, row = page_of(problem, b, first)
         # [BLOCK_N, BLOCK_D]
         tile_k = load_rows(k, page, kv_head, row, j < length, problem.head_dim, BLOCK_N, BLOCK_D)
-        s = page_logits(
-            *(tile_q, tile_k, bias, problem, b, h, p, gain, query_sums, exists, page, row, j)
-        )
+        keys = PageKeys(page, row, j)
+        s = page_logits(Head(bias, problem, b, h), tile_q, tile_k, queries, keys)
         _, _, m, l = add_logits(s, m, l)
         squares = tile_k.to(tl.float32) * tile_k.to(tl.float32)
-        longest = tl.maximum(longest, tl.max(tl.sum(squares, 1), 0))
+        largest_square = tl.maximum(largest_square, tl.max(tl.sum(squares, 1), 0))
     lse = (m + tl.log2(l)) * LN2
     squares = tile_q.to(tl.float32) * tile_q.to(tl.float32)
-    reach = tl.abs(problem.scale_in_base_2) * LN2 * tl.sqrt(tl.sum(squares, 1))
-    uncertain = ROUNDING_FLOOR + rounding * (1 + reach * tl.sqrt(longest) + tl.abs(lse))
+    query_norm = tl.abs(problem.scale_in_base_2) * LN2 * tl.sqrt(tl.sum(squares, 1))
+    uncertain = ROUNDING_FLOOR + rounding * (1 + query_norm * tl.sqrt(largest_square) + tl.abs(lse))
     budget = (lse + log_fraction - uncertain).to(tl.float64)
 
     chosen = problem.lists + block_number() * problem.max_tiles
@@ -104,12 +109,11 @@ def attn_choose_kernel(
         extent = row_address(extents, page, kv_head, place)
         radius = tl.load(extent) + rounding * tl.load(extent + 1)
         # Before the product, which leaves few registers. [BLOCK_M, BLOCK_N]
-        highest = highest_bias(
-            *(bias, lows, highs, problem, b, h[:, None], p[:, None], gain[:, None]),
-            *(query_sums[:, None], key[None, :], page[None, :], place[None, :]),
-        )
+        highest = highest_bias(Head(bias, problem, b, h), lows, highs, queries, key, page, place)
         logits = dot(tile_q, tl.trans(tile_centres)) * (problem.scale_in_base_2 * LN2)
-        logits = logits.to(tl.float64) + (reach[:, None] * radius[None, :]).to(tl.float64) + highest
+        logits = (
+            logits.to(tl.float64) + (query_norm[:, None] * radius[None, :]).to(tl.float64) + highest
+        )
         bound = tl.exp2(((logits - budget[:, None]) * LOG2E).to(tl.float32))
         bound = tl.where(exists[:, None], bound, 0.0)
         small = tl.min((bound <= MAX_TILE_FRACTION).to(tl.int32), 0) == 1

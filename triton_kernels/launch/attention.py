@@ -20,11 +20,11 @@ from ..attention.backward_queries import attn_bwd_dq_kernel
 from ..attention.forward import attn_fwd_kernel
 from ..attention.trim import attn_trim_kernel
 from ..configs import Config
-from ..operands import Plan, PlanOfKeys, Problem, Rows, problem_of, rows
+from ..forms import Gathered, kernels_of
+from ..operands import Plan, PlanOfKeys, Problem, Strided, problem_of, strided
 from . import plans
 from .bias_factors import with_factors
 from .configured import Configured, configure
-from .forms import Gathered, empty_gradients, kernels_of
 from .options import SUMS_OVER_LANES, on_its_device, start
 from .relative_gradient import tables_gradients
 from .table_gradient import table_gradient
@@ -35,7 +35,7 @@ def forward(problem: calls.Problem) -> tuple[Tensor, Tensor]:
     """Returns o (B, H, Nq, Dv) in q's dtype and lse (B, H, Nq) in float32."""
     q, k, v = problem.q, problem.k, problem.v
     o, lse = problem.empty_results()
-    tensors = [rows(x) for x in (q, k, v, o, lse)]
+    tensors = [strided(x) for x in (q, k, v, o, lse)]
     configured = configure("forward", problem, (*tensors[1:3], problem.geometry.n_key))
     block_m = configured.config.block_m
     own = _kernel_problem(problem, configured, plans.of_queries(problem, block_m))
@@ -69,7 +69,7 @@ def backward(
     given = (q, k, v, grad_o, *statistics)
 
     grad_q, grad_k, grad_v = problem.empty_gradients()
-    streamed = rows(k), rows(v), problem.geometry.n_key
+    streamed = strided(k), strided(v), problem.geometry.n_key
     configured = configure("backward_queries", problem, streamed)
     block_m = configured.config.block_m
     own = _kernel_problem(problem, configured, plans.of_queries(problem, block_m))
@@ -78,25 +78,25 @@ def backward(
     of_table = table_gradient if bias.vector_tables is None else tables_gradients
     gathered = Gathered(
         problem,
-        *empty_gradients(bias, problem, grid[1], of_pairs=form_gradient),
+        *kernels.empty_gradients(bias, problem, grid[1], trained=form_gradient),
         partial(of_table, problem, plan, given, bias),
     )
     trained = form_gradient and kernels.trains_queries and gathered.grad_others.numel() > 0
     start(attn_bwd_dq_kernel, grid, configured.config)(
-        *map(rows, (*given, grad_q, gathered.grad_gain, gathered.grad_others)),
+        *map(strided, (*given, grad_q, gathered.grad_gain, gathered.grad_others)),
         with_factors(bias, own, configured, problem.sequences),
         own,
         **configured.blocks,
         BIAS_GRADIENT=trained,
     )
     trained = form_gradient and kernels.trains_keys and gathered.grad_keys.numel() > 0
-    streamed = rows(q), rows(grad_o), problem.geometry.n_query
+    streamed = strided(q), strided(grad_o), problem.geometry.n_query
     configured = configure("backward_keys", problem, streamed, trained=trained)
     block_n = configured.config.block_n
     own = _kernel_problem(problem, configured, plans.of_keys(problem, block_n))
     grid = problem.batch * k.shape[1], triton.cdiv(own.n_key, block_n)
     start(attn_bwd_dkv_kernel, grid, configured.config)(
-        *map(rows, (*given, grad_k, grad_v, gathered.grad_keys)),
+        *map(strided, (*given, grad_k, grad_v, gathered.grad_keys)),
         with_factors(bias, own, configured, problem.sequences, statistics[0]),
         own,
         **configured.blocks,
@@ -113,7 +113,7 @@ def backward(
 
 @on_its_device
 def trim(
-    problem: calls.Problem, near: Tensor, fraction: float, reach: int, from_end: bool
+    problem: calls.Problem, near: Tensor, fraction: float, near_keys: int, from_end: bool
 ) -> Tensor:
     """Returns the shortened ranges of the plan: their ends if from_end, else their beginnings. See
     `backends.protocol`."""
@@ -124,11 +124,11 @@ def trim(
     blocks = triton.cdiv(problem.geometry.n_query, block_m)
     cut = problem.plan.new_empty((*q.shape[:2], blocks))
     start(attn_trim_kernel, (q.shape[0] * q.shape[1], blocks), configured.config)(
-        *map(rows, (q, k, near.contiguous(), cut)),
+        *map(strided, (q, k, near.contiguous(), cut)),
         kernels_of(problem).bias(problem.form.tensors, q.dtype),
         problem_of(problem, plans.of_queries(problem, block_m)),
         fraction,
-        reach,
+        near_keys,
         from_end,
         **configured.blocks,
     )
@@ -142,14 +142,14 @@ def _kernel_problem(
     return problem_of(problem, plan, narrow_offsets=narrow, same_row_stride=same_stride)
 
 
-def _delta(problem: calls.Problem, gain: Rows | None, o: Tensor, *tensors: Tensor) -> None:
+def _delta(problem: calls.Problem, gain: Strided | None, o: Tensor, *tensors: Tensor) -> None:
     """Launches attn_bwd_delta_kernel for all rows, ignoring the division into sequences."""
     block_dv = max(16, triton.next_power_of_2(o.shape[3]))
     config, (batch, heads, n_query, _) = Config(16, 0, num_warps=4), o.shape
     geometry = replace(problem.geometry, n_query=n_query, sequences=None)
     grid = batch * heads, triton.cdiv(n_query, config.block_m)
     start(attn_bwd_delta_kernel, grid, config, SUMS_OVER_LANES)(
-        *map(rows, (o, *tensors)),
+        *map(strided, (o, *tensors)),
         gain,
         problem_of(replace(problem, geometry=geometry)),
         BLOCK_M=config.block_m,

@@ -9,9 +9,9 @@ from triton.language import constexpr
 
 from ...sequences import Sequences
 from .. import configs
-from ..bias.factors import key_factors_kernel, query_factors_kernel
+from ..bias.factor_kernels import key_factors_kernel, query_factors_kernel
 from ..bias.table_polynomials import TABLE_ROWS, interpolation, table_factors_kernel
-from ..operands import Bias, Factors, Problem, per_head, rows
+from ..operands import Bias, Factors, Problem, per_head, strided
 from ..primitives import FACTORS
 from ..processors import processor
 from .configured import Configured
@@ -45,25 +45,25 @@ def with_factors(
     if bias.table is not None:
         return _with_table_factors(bias, problem, config.block_m)
 
-    lse = None if lse_in_base_2 is None else rows(lse_in_base_2)
+    lse = None if lse_in_base_2 is None else strided(lse_in_base_2)
     per_query = [x for x in (lse_in_base_2, bias.gain and bias.gain.start) if x is not None]
     if per_query:
         shape = (*per_query[0].shape[:2], problem.n_query)
         apart = sequences and (sequences.query_rows, sequences.is_packed)
-        of_queries = _factors(
+        query_factors = _factors(
             query_factors_kernel, shape, config.block_m, apart, bias, problem, lse
         )
     else:
         heads = (1, 1) if bias.slopes is None else bias.slopes.start.shape[:2]
         shape = (*heads, config.block_m)
-        of_queries = _row_independent(query_factors_kernel, shape, bias, problem, lse)
+        query_factors = _row_independent(query_factors_kernel, shape, bias, problem, lse)
     if bias.sums is None:
-        of_keys = _row_independent(key_factors_kernel, (1, 1, config.block_n), bias, problem)
+        key_factors = _row_independent(key_factors_kernel, (1, 1, config.block_n), bias, problem)
     else:
         shape = (*bias.sums.start.shape[:2], problem.n_key)
         apart = sequences and (sequences.key_rows, sequences.is_packed)
-        of_keys = _factors(key_factors_kernel, shape, config.block_n, apart, bias, problem)
-    return bias._replace(query_factors=of_queries, key_factors=of_keys)
+        key_factors = _factors(key_factors_kernel, shape, config.block_n, apart, bias, problem)
+    return bias._replace(query_factors=query_factors, key_factors=key_factors)
 
 
 def _row_independent(kernel, shape, bias: Bias, problem: Problem, *more) -> Factors:
@@ -106,20 +106,28 @@ def _factors(kernel, shape, block: int, of_entry, bias: Bias, problem: Problem, 
 
 def _with_table_factors(bias: Bias, problem: Problem, block_m: int) -> Bias:
     batch, heads, length = bias.table.start.shape
-    of_rows = _empty_factors(bias, 1, 1, block_m)
-    of_keys = _empty_factors(bias, batch, heads, length - block_m + 1)
-    blocks = triton.cdiv(of_keys.shape[2], TABLE_ROWS)
-    unfactored = of_keys.new_empty((batch, heads, blocks, 2), dtype=torch.int32)
+    row_factors = _empty_factors(bias, 1, 1, block_m)
+    key_factors = _empty_factors(bias, batch, heads, length - block_m + 1)
+    blocks = triton.cdiv(key_factors.shape[2], TABLE_ROWS)
+    unfactored = key_factors.new_empty((batch, heads, blocks, 2), dtype=torch.int32)
     nodes, weights = interpolation(block_m)
     table_factors_kernel[batch, heads, blocks](
-        *(rows(of_rows), rows(of_keys), rows(unfactored), bias, problem, length),
-        *(block_m, TABLE_ROWS, nodes, weights),
+        strided(row_factors),
+        strided(key_factors),
+        strided(unfactored),
+        bias,
+        problem,
+        length,
+        ROWS=block_m,
+        BLOCK=TABLE_ROWS,
+        NODES=nodes,
+        INTERPOLATION=weights,
         **OPTIONS,
     )
     far = torch.stack([unfactored[..., 1].amax(2) + 1, unfactored[..., 0].amin(2) - 1], 2)
     return bias._replace(
-        query_factors=Factors(*per_head(of_rows)),
-        key_factors=Factors(*per_head(of_keys)),
+        query_factors=Factors(*per_head(row_factors)),
+        key_factors=Factors(*per_head(key_factors)),
         far=per_head(far),
     )
 

@@ -10,9 +10,9 @@ import triton
 from ... import problem as calls
 from .. import configs
 from ..configs import Config, Features
-from ..operands import Rows
+from ..forms import PAIRWISE, kernels_of
+from ..operands import Strided
 from ..processors import Family, processor
-from .forms import PAIRWISE, kernels_of
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Configured:
 def configure(
     kernel: str,
     problem: calls.Problem,
-    streamed: tuple[Rows, Rows, int] | None = None,
+    streamed: tuple[Strided, Strided, int] | None = None,
     *,
     trained: bool = False,
 ) -> Configured:
@@ -102,6 +102,6 @@ def configure(
     )
 
 
-def _needs_wide_offsets(x: Rows, y: Rows, n: int) -> bool:
+def _needs_wide_offsets(x: Strided, y: Strided, n: int) -> bool:
     """Whether offsets within the n rows of a head of x or y, padded by a tile, take 64 bits."""
     return (n + configs.LARGEST_TILE) * max(x.row, y.row) >= 2**31

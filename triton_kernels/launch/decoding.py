@@ -17,9 +17,9 @@ from ...shared_constants import PEAK_DISTANCES, rounding_of_logits
 from ..decode.append import attn_append_kernel
 from ..decode.attention import attn_decode_kernel, attn_decode_merge_kernel
 from ..decode.selection import attn_choose_kernel
-from ..operands import Bias, Rows, per_head, rows
+from ..forms import kernels_of
+from ..operands import Bias, Strided, per_head, strided
 from ..primitives import LOG2E
-from .forms import kernels_of
 from .options import OPTIONS, SUMS_OVER_LANES, on_its_device
 
 _MAX_KEYS, _TILE_BYTES = 64, 2**14  # limits of a tile, set by the number of registers
@@ -81,7 +81,7 @@ def decode(problem: calls.Problem) -> tuple[Tensor, Tensor]:
     if chooses:
         paged = _with_lists(paged, blocks)
         attn_choose_kernel[blocks](
-            *(rows(q), rows(k), *_bounds(problem.pages.bounds, bias), bias, paged),
+            *(strided(q), strided(k), *_bounds(problem.pages.bounds, bias), bias, paged),
             math.log(problem.tolerance / paged.tile_keys.value),
             rounding_of_logits(q.shape[3]),
             # The bounds of a function take registers for each tile.
@@ -94,7 +94,7 @@ def decode(problem: calls.Problem) -> tuple[Tensor, Tensor]:
     acc = lse.new_empty((parts, *o.shape))
     m, l = lse.new_empty((2, parts, *lse.shape))
     attn_decode_kernel[(*blocks, parts)](
-        *map(rows, (q, k, v)),
+        *map(strided, (q, k, v)),
         *(acc, m, l, bias, paged),
         BLOCK_N=block_n,
         BLOCK_DV=block_dv,
@@ -103,7 +103,7 @@ def decode(problem: calls.Problem) -> tuple[Tensor, Tensor]:
         **options,
     )
     attn_decode_merge_kernel[(lse.numel(),)](
-        *(acc, m, l, rows(o), rows(lse), paged, parts),
+        *(acc, m, l, strided(o), strided(lse), paged, parts),
         PARTS=triton.next_power_of_2(parts),
         BLOCK_DV=block_dv,
         **SUMS_OVER_LANES,
@@ -118,7 +118,7 @@ def append(pages: Tensor, x: Tensor, block_table: Tensor, lengths: Tensor) -> No
     batch, heads, tokens = x.shape[:3]
     channels = x.shape[3] if x.dim() == 4 else 1
     attn_append_kernel[(batch * heads * triton.cdiv(tokens, _TOKENS),)](
-        *(rows(pages), rows(x), block_table, lengths, block_table.shape[1], pages.shape[2]),
+        *(strided(pages), strided(x), block_table, lengths, block_table.shape[1], pages.shape[2]),
         *(heads, tokens, channels),
         TOKENS=_TOKENS,
         CHANNELS=triton.next_power_of_2(channels),
@@ -148,14 +148,14 @@ def _with_lists(problem: Pages, blocks: tuple[int, int]) -> Pages:
     return problem._replace(max_tiles=most, lists=lists, counts=lists.new_empty(len(lists)))
 
 
-def _bounds(bounds: calls.TileBounds, bias: Bias) -> list[Rows | None]:
-    """Returns the Rows of centres, extents, and lowest and highest values, where they exist."""
+def _bounds(bounds: calls.TileBounds, bias: Bias) -> list[Strided | None]:
+    """Returns centres, extents, and lowest and highest values, where they exist."""
     extremes = bounds.table_lowest, bounds.table_highest
     if bias.vector_tables is not None:
         extremes = None, _largest_terms(bias)
     elif bounds.highest is not None:
         extremes = bounds.lowest, bounds.highest
-    return [rows(bounds.centres), rows(bounds.extents), *map(per_head, extremes)]
+    return [strided(bounds.centres), strided(bounds.extents), *map(per_head, extremes)]
 
 
 def _largest_terms(bias: Bias) -> Tensor:

@@ -9,7 +9,7 @@ from ... import problem as calls
 from ... import schedule
 from ...shared_constants import PLAN_QUERIES
 from .. import operands
-from ..operands import Plan, PlanOfKeys, Rows, rows
+from ..operands import Plan, PlanOfKeys, Strided, strided
 
 
 def of_entries(plan: Plan | None, entries: slice) -> Plan | None:
@@ -41,10 +41,10 @@ def of_keys(problem: calls.Problem, block: int) -> PlanOfKeys | None:
     """Returns the plan for a kernel with one program per block of keys of each key head."""
     if problem.plan is None:
         return None
-    reach = schedule.reach_of_keys(problem, block)
-    order = schedule.of_keys(problem, block, reach)
-    return PlanOfKeys(_interleaved(problem.plan), order, _interleaved(reach))
+    queries = schedule.reach_of_keys(problem, block)
+    order = schedule.of_keys(problem, block, queries)
+    return PlanOfKeys(_interleaved(problem.plan), order, _interleaved(queries))
 
 
-def _interleaved(numbers: Tensor) -> Rows:
-    return rows(numbers.movedim(0, -1).contiguous())
+def _interleaved(numbers: Tensor) -> Strided:
+    return strided(numbers.movedim(0, -1).contiguous())

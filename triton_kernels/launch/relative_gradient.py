@@ -8,7 +8,7 @@ from torch.nn.functional import pad
 
 from ... import problem as calls
 from ..attention.backward_relative import attn_bwd_relative_kernel
-from ..operands import Bias, Plan, Rows, of_entries, rows
+from ..operands import Bias, Plan, Strided, of_entries, strided
 from .configured import configure
 from .diagonals import diagonals
 from .options import start
@@ -36,8 +36,8 @@ def tables_gradients(
         shape = part.batch, part.problem.heads, part.count, 2 * block
         sums = [problem.q.new_empty((*shape, rank), dtype=torch.float32) for rank in ranks]
         start(attn_bwd_relative_kernel, part.grid, configured.config)(
-            *map(rows, given),
-            *(Rows(x, *x.flatten(0, 1).stride()[:3]) for x in sums),
+            *map(strided, given),
+            *(Strided(x, *x.flatten(0, 1).stride()[:3]) for x in sums),
             part.first,
             bias._replace(
                 query_vectors=of_entries(bias.query_vectors, part.entries),

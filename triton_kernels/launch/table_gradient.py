@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ... import problem as calls
 from ..attention.backward_table import attn_bwd_table_kernel
-from ..operands import Bias, Plan, of_entries, rows
+from ..operands import Bias, Plan, of_entries, strided
 from .configured import configure
 from .diagonals import diagonals
 from .options import start
@@ -28,7 +28,7 @@ def table_gradient(
         shape = part.batch, part.problem.heads, part.count, 2 * block, 1
         sums = problem.q.new_empty(shape, dtype=torch.float32)
         start(attn_bwd_table_kernel, part.grid, configured.config)(
-            *map(rows, given),
+            *map(strided, given),
             sums,
             part.first,
             bias._replace(table=of_entries(bias.table, part.entries)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from importlib import import_module
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from tests.support.problems import fused
 
 TRITON = backends.get("triton")
 KERNELS = None if TRITON.missing else TRITON.kernels
+# The forms that the kernels compute.
+KERNEL_FORMS = KERNELS and import_module("biased_flash_attn.triton_kernels.forms")
 Config = KERNELS and KERNELS.attention.Config
 EMULATED = not torch.cuda.is_available()
 # The marks of every test module that runs kernels.

@@ -15,7 +15,7 @@ from biased_flash_attn.problem import Problem
 from tests.kernels.cpu.test_precision import (
     check_beyond_float32,
 )
-from tests.kernels.triton.backend import EMULATED, KERNELS, MARKS, Config, attend
+from tests.kernels.triton.backend import EMULATED, KERNEL_FORMS, KERNELS, MARKS, Config, attend
 from tests.support.biases import DENSE, FORMS
 from tests.support.cases import LAYOUTS, Case, pairwise
 from tests.support.problems import check, check_problem, drawn, evaluate
@@ -97,7 +97,7 @@ def table_factors(table: torch.Tensor, causal: bool, n_query: int, block: int):
     geometry, form = Geometry(n_query, n_query, causal), Distance(table[None, None])
     call = Problem(q, k, k, form, geometry, 0.25, 0.0, "triton")
     problem = KERNELS.attention.problem_of(call)
-    bias = KERNELS.forms.kernels_of(call).bias(form.tensors, q.dtype)
+    bias = KERNEL_FORMS.kernels_of(call).bias(form.tensors, q.dtype)
     configured = KERNELS.configured.Configured(Config(block, 16), 16, 16, factored=True)
     made = KERNELS.bias_factors.with_factors(bias, problem, configured, None)
     of_rows, of_keys = made.query_factors.start[0, 0], made.key_factors.start[0, 0]
@@ -157,7 +157,7 @@ def test_out_of_bounds_reads_fault(causal, monkeypatch):
     """Such as those of a table without padding, for queries beyond the last one."""
     from tests.emulator import Fault
 
-    monkeypatch.setattr(KERNELS.forms, "padded_table", lambda table: table)
+    monkeypatch.setattr(KERNEL_FORMS.distance, "padded_table", lambda table: table)
     problem = drawn(Case("distance", lengths=(33, 70), batch=1, causal=causal))
     with pytest.raises(Fault, match="lies in no tensor of the launch"):
         attend(problem)
@@ -204,7 +204,7 @@ def test_tensors_on_other_devices_are_refused():
 
 
 def test_forms_without_kernels_are_refused(monkeypatch):
-    monkeypatch.delitem(KERNELS.forms.FORMS, "relative")
+    monkeypatch.delitem(KERNEL_FORMS.FORMS, "relative")
     problem = drawn(Case("relative", torch.float16))
     with pytest.raises(ValueError, match="the form 'relative', for which backend 'triton' has no"):
         attend(problem)
