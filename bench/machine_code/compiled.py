@@ -29,7 +29,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from biased_flash_attn.decoding.key_bounds import KeyBounds
-from biased_flash_attn.forms import Form, Geometry, of_tensors
+from biased_flash_attn.forms import Form, Geometry, from_tensors
 from biased_flash_attn.problem import Pages, Problem, TileBounds
 from biased_flash_attn.sequences import Sequences
 from biased_flash_attn.shared_constants import NEAR_KEYS, PLAN_QUERIES
@@ -201,7 +201,7 @@ def attend(form: str, dtype: torch.dtype, head_dim: int, bias_gradient: bool) ->
         gain = [torch.empty(batch, heads, n)] if "gain" in words else []
         tensors = [torch.empty(batch, heads, n).double(), *gain]
     lowered, geometry = (
-        of_tensors(form, tensors),
+        from_tensors(form, tensors),
         Geometry(longest, longest, causal, window, sequences),
     )
     problem = Problem(q, k, v, lowered, geometry, head_dim**-0.5, 0.0, "triton", plan)
@@ -218,8 +218,8 @@ def decode(q: torch.Tensor, form: Form) -> None:
     """Launches a decoding step: one query, 64 pages of 64 keys, and a quarter as many key heads."""
     heads, pages = q.shape[1], 64
     k, v = (q.new_empty(pages, heads // 4, 64, q.shape[3]) for _ in range(2))
-    if form.per_token or form.of_pairs:
-        form = form.of_queries(slice(0, 1))
+    if form.per_token or form.per_pair:
+        form = form.for_queries(slice(0, 1))
     if form.state is not None:
         form = form.with_state(form.state.view(pages, heads, 64, *form.state.shape[3:]))
     block_table, lengths = torch.empty(1, pages).int(), torch.empty(1).long()

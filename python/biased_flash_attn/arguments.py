@@ -14,7 +14,7 @@ from typing import NamedTuple, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 
-from .forms import Form, of_tensors
+from .forms import Form, from_tensors
 from .problem import Problem
 
 _SCHEMA_TYPES = {Tensor: "Tensor", float: "float", bool: "bool", str: "str", int: "SymInt"}
@@ -73,7 +73,7 @@ def _construction(record: type, classes: dict[str, Callable]) -> str:
     found = []
     for field in _fields(record):
         if field.cls is Form:
-            found.append("of_tensors(form, form_tensors)")
+            found.append("from_tensors(form, form_tensors)")
         elif field.cls in _SCHEMA_TYPES:
             found.append(field.name)
         else:
@@ -84,7 +84,7 @@ def _construction(record: type, classes: dict[str, Callable]) -> str:
 
 
 _TYPES = _arguments(Problem)
-_CLASSES: dict[str, Callable] = {"of_tensors": of_tensors}
+_CLASSES: dict[str, Callable] = {"from_tensors": from_tensors}
 # There are no defaults, because PyTorch drops arguments equal to their default, and there must be
 # as many gradients as arguments.
 SCHEMA = ", ".join(f"{kind} {name}" for name, kind in _TYPES.items())

@@ -180,7 +180,7 @@ def prepared(
 
 def _sequences_of_mask(mask: Tensor, q: Tensor, k: Tensor, causal: bool) -> Sequences:
     check_mask(mask, q, k, causal)
-    sequences = Sequences.of_mask(mask, q.shape[2])
+    sequences = Sequences.from_mask(mask, q.shape[2])
     unread = torch.compiler.is_compiling() or mask.device.type != "cpu"
     if not unread and sequences.seems_inverted():
         warnings.warn(

@@ -81,11 +81,11 @@ class Geometry:
             return steps.double().cumsum(-1)
         return self.sequences.prefix_sums(steps)
 
-    def of_queries(self, keys: Tensor) -> Tensor:
+    def at_queries(self, keys: Tensor) -> Tensor:
         """Selects from keys (..., key_rows) the entries at the positions of the queries."""
         if self.sequences is None:
             return keys[..., self.n_key - self.n_query :]
-        return self.sequences.of_queries(keys)
+        return self.sequences.at_queries(keys)
 
     def pair_distances(self, device: torch.device | None = None) -> Tensor:
         """Returns p_i - j, (n_query, n_key) int64."""

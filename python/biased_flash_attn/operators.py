@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .arguments import SCHEMA, Arguments, flat, rebuilt
 from .backends import registry
-from .forms import of_tensors
+from .forms import from_tensors
 from .forms.gradients import IN_Q, OWN
 from .problem import Problem, need_gradients
 from .skipping import plans
@@ -190,7 +190,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, keyset, arguments: Arguments, q, k, v, *form_tensors):
         o, lse = _below_autograd(keyset, arguments)
-        ctx.targets = of_tensors(arguments.form, form_tensors).gradient_targets(q, k)
+        ctx.targets = from_tensors(arguments.form, form_tensors).gradient_targets(q, k)
         # Autograd saves those that it differentiates; the others are not seen by the user.
         ctx.arguments = arguments._replace(q=None, k=None, v=None, form_tensors=None)
         ctx.save_for_backward(o, lse, q, k, v, *form_tensors)

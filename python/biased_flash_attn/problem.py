@@ -133,11 +133,11 @@ class Problem:
                 q=rows.queries(self.q),
                 k=rows.keys(self.k),
                 v=rows.keys(self.v),
-                form=self.form.of_sequence(rows, whole, own),
+                form=self.form.for_sequence(rows, whole, own),
                 geometry=own,
             )
 
-    def of_kv_heads(self, kv_heads: Tensor) -> Problem:
+    def for_kv_heads(self, kv_heads: Tensor) -> Problem:
         """Returns the problem restricted to some key heads and the query heads that share them."""
         group = self.q.shape[1] // self.k.shape[1]
         heads = (kv_heads[:, None] * group + torch.arange(group, device=kv_heads.device)).flatten()
@@ -146,7 +146,7 @@ class Problem:
             q=self.q[:, heads],
             k=self.k[:, kv_heads],
             v=self.v[:, kv_heads],
-            form=self.form.of_heads(heads),
+            form=self.form.for_heads(heads),
         )
 
     def over_pages(self, k: Tensor, v: Tensor, form: Form, pages: Pages) -> Problem:

@@ -32,23 +32,23 @@ class Sequence(NamedTuple):
     n_key: int
     shift: int
 
-    def of_entry(self, x: Tensor) -> Tensor:
+    def batch_entry(self, x: Tensor) -> Tensor:
         """Selects the batch entry of x: (B or 1, ...) to (1, ...)."""
         return x if x.shape[0] == 1 else x[self.entry : self.entry + 1]
 
     def queries(self, x: Tensor) -> Tensor:
         """Selects the queries of x: (B or 1, H or 1, query_rows, ...) to (1, H or 1, n_query,
         ...)."""
-        return self.of_entry(x)[:, :, self.first_query : self.first_query + self.n_query]
+        return self.batch_entry(x)[:, :, self.first_query : self.first_query + self.n_query]
 
     def keys(self, x: Tensor) -> Tensor:
         """Selects the keys of x: (B or 1, H or 1, key_rows, ...) to (1, H or 1, n_key, ...)."""
-        return self.of_entry(x)[:, :, self.first_key : self.first_key + self.n_key]
+        return self.batch_entry(x)[:, :, self.first_key : self.first_key + self.n_key]
 
     def places(self, x: Tensor) -> Tensor:
         """Like `keys`, for steps and their prefix sums, which extend to the last query."""
         count = self.n_key + self.shift
-        return self.of_entry(x)[:, :, self.first_key : self.first_key + count]
+        return self.batch_entry(x)[:, :, self.first_key : self.first_key + count]
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,13 +69,13 @@ class Sequences:
     longest_shift: int = 0
 
     @staticmethod
-    def of_entries(batch: int, n_query: int, n_key: int, device=None) -> Sequences:
+    def from_entries(batch: int, n_query: int, n_key: int, device=None) -> Sequences:
         """Returns sequences that consist of all rows of their batch entries."""
         rows = torch.tensor([[0, n_query, 0, n_key, 0]], device=device).expand(batch, 5)
         return Sequences(rows.contiguous(), n_query, n_key, n_query, n_key, is_packed=False)
 
     @staticmethod
-    def of_offsets(
+    def from_offsets(
         cu_seqlens_q: Tensor,
         cu_seqlens_k: Tensor,
         totals: tuple[int, int],
@@ -97,7 +97,7 @@ class Sequences:
         return Sequences(rows, *longest, *totals, is_packed=True)
 
     @staticmethod
-    def of_mask(mask: Tensor, n_query: int, name: str = "key_padding_mask") -> Sequences:
+    def from_mask(mask: Tensor, n_query: int, name: str = "key_padding_mask") -> Sequences:
         """Returns the sequences of a padded batch, given by a mask (B, n_key) bool, True for
         tokens.
 
@@ -160,7 +160,7 @@ class Sequences:
         is_token = ((first <= j) & (j < first + count))[:, None]
         return torch.where(is_token, steps.double(), 0).cumsum(-1)
 
-    def of_queries(self, keys: Tensor) -> Tensor:
+    def at_queries(self, keys: Tensor) -> Tensor:
         """Selects from keys (..., key_rows) the entries at the positions of the queries
         (..., query_rows).
 

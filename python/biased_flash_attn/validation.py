@@ -51,19 +51,19 @@ def check_heads(
     q: Tensor, k: Tensor, heads_at: int = 1, names: tuple[str, str] = ("q", "k")
 ) -> None:
     """Validates the numbers of heads, in dimension heads_at, and the head_dims of q and k."""
-    (heads, kv_heads), (of_q, of_k) = (x.shape[heads_at] for x in (q, k)), names
+    (heads, kv_heads), (q_name, k_name) = (x.shape[heads_at] for x in (q, k)), names
     if heads < 1 or kv_heads < 1:
         raise ValueError(
-            f"{of_q} has {heads} heads and {of_k} has {kv_heads}; both need at least one"
+            f"{q_name} has {heads} heads and {k_name} has {kv_heads}; both need at least one"
         )
     if k.shape[-1] != q.shape[-1]:
         raise ValueError(
-            f"{of_k} has head_dim {k.shape[-1]}; it must be that of {of_q}, {q.shape[-1]}"
+            f"{k_name} has head_dim {k.shape[-1]}; it must be that of {q_name}, {q.shape[-1]}"
         )
     if heads % kv_heads:
         raise ValueError(
-            f"{of_k} has {kv_heads} heads; their number must divide that of {of_q}, {heads}"
-            + (_ask_for_layout(of_q, q, kv_heads) if heads_at == 1 else "")
+            f"{k_name} has {kv_heads} heads; their number must divide that of {q_name}, {heads}"
+            + (_ask_for_layout(q_name, q, kv_heads) if heads_at == 1 else "")
         )
 
 
@@ -228,7 +228,7 @@ def check_form(form, q: Tensor, geometry: Geometry) -> None:
     if not isinstance(form, Form):
         raise TypeError(f"bias was lowered to a {type(form).__name__}; it must be to a form")
     # Packed sequences share one batch entry, but a bias of positions may have one entry for each.
-    shares_entry = geometry.sequences is None or form.of_rows
+    shares_entry = geometry.sequences is None or form.per_row
     batch = q.shape[0] if shares_entry else len(geometry.sequences.rows)
     real = torch.promote_types(q.dtype, torch.float32)
     for x, dtype, rows in form.layouts(geometry, real):

@@ -57,7 +57,7 @@ def biased_flash_attn_varlen(
         TypeError, ValueError: naming the argument, its value and the permitted values.
     """
     check_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    sequences = Sequences.of_offsets(
+    sequences = Sequences.from_offsets(
         cu_seqlens_q,
         cu_seqlens_k,
         (q.shape[0], k.shape[0]),

@@ -56,7 +56,7 @@ def test_opcheck_of_backward(bias, form_gradient):
 def test_opcheck_with_sequences(bias):
     case = PackedCase.of(((9, 21), (0, 3), (4, 4)), bias=bias, heads=(4, 2), window=15)
     problem = drawn_packed(case)
-    sequences = Sequences.of_offsets(*case.offsets(), case.lengths, (None, None))
+    sequences = Sequences.from_offsets(*case.offsets(), case.lengths, (None, None))
     call = prepared_call(problem, tolerance=0.0, sequences=sequences).detached()
     torch.library.opcheck(OPERATORS.forward.default, flat(with_leaves(call)))
     results = *operators.forward(call), problem.grad_o, problem.grad_lse, own_targets(call)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from biased_flash_attn.forms import Distance, Form, of_tensors
+from biased_flash_attn.forms import Distance, Form, from_tensors
 from biased_flash_attn.forms.chunk_pairs import Pair
 
 N, DIM, HEADS, KV_HEADS, TRIALS, TOLERANCE = 192, 8, 4, 2, 64, 0.5
@@ -71,5 +71,5 @@ def test_requested_keys_of_prefix_sums_suffice(pair, form):
     gain = torch.randn(TRIALS, HEADS, 1).expand(-1, -1, N)
     beta = gain.double()[..., None] * (of_queries[..., None] - of_keys[..., None, :])
     bias = -beta.square().log1p() if form == "log1p_square" else beta * (1 if pair.is_past else -1)
-    form = of_tensors(form, [of_queries, gain])
+    form = from_tensors(form, [of_queries, gain])
     check(pair, q, k, products + bias, form, of_queries, of_keys)

@@ -113,7 +113,7 @@ def test_forms_can_be_rebuilt_from_name_and_tensors():
     for beyond, terms in itertools.product(("zero", "last"), TERMS):
         geometry = Geometry(5, 6, one_of(True, False))
         form = drawn(geometry, beyond=beyond, terms=terms).lower(geometry, torch.float64, None)
-        again = forms.of_tensors(form.name, form.tensors)
+        again = forms.from_tensors(form.name, form.tensors)
         assert len(form.tensors) == 4
         assert torch.equal(again.dense(geometry), form.dense(geometry))
 

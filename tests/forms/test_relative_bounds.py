@@ -91,13 +91,13 @@ def test_bounds_of_other_chunks_are_never_below_their_mass():
             if causal and not pair.is_past:
                 continue
             at = slice(pair.query_chunk * n, (pair.query_chunk + 1) * n)
-            of_queries = form.of_queries(at)
-            dense = of_queries.of_pair(pair, None).dense(pair.geometry).detach().expand(1, 2, n, n)
+            of_queries = form.for_queries(at)
+            dense = of_queries.for_pair(pair, None).dense(pair.geometry).detach().expand(1, 2, n, n)
             i = torch.arange(n)
             side = KeySide(n + i, n)
             if not pair.is_past:
                 side = KeySide(2 * n - 1 - i, n, -n % TILE_KEYS, True)
-            exact, mass = exact_masses(dense, side), of_queries.mass_of_pair(pair, side, None)
+            exact, mass = exact_masses(dense, side), of_queries.mass_for_pair(pair, side, None)
             for tile in range(side.tiles + 1):
                 found = mass.log_mass(slice(None), torch.full((1, 2, n), tile))
                 assert (found >= exact[..., tile] - 1e-9).all()
@@ -133,9 +133,9 @@ def test_bounds_are_those_of_the_nearest_key(terms):
         side = (
             KeySide(n + i, n) if pair.is_past else KeySide(2 * n - 1 - i, n, -n % TILE_KEYS, True)
         )
-        part = form.of_queries(slice(pair.query_chunk * n, (pair.query_chunk + 1) * n))
-        dense = part.of_pair(pair, None).dense(pair.geometry)
-        assert_bound_of_nearest_key(part.mass_of_pair(pair, side, None), dense, side)
+        part = form.for_queries(slice(pair.query_chunk * n, (pair.query_chunk + 1) * n))
+        dense = part.for_pair(pair, None).dense(pair.geometry)
+        assert_bound_of_nearest_key(part.mass_for_pair(pair, side, None), dense, side)
 
 
 def test_a_key_counts_only_before_the_cut():

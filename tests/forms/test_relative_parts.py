@@ -86,7 +86,7 @@ def test_pairs_of_chunks_are_parts_of_the_whole(first, extent, beyond, causal):
             first=first,
             beyond=beyond,
         )
-        form = part.lower(own, torch.float64, None).of_pair(pair, None)
+        form = part.lower(own, torch.float64, None).for_pair(pair, None)
         ours, exact = form.dense(pair.geometry), dense[:, :, at, keys]
         seen = pair.geometry.visible()
         assert form.n_columns <= 2 * max(2 * n, abs(first) + extent)
@@ -99,7 +99,7 @@ def test_queries_and_keys_are_parts_of_the_whole(first):
     form = drawn(geometry, first=first).lower(geometry, torch.float64, None)
     dense = form.dense(geometry)
     at = slice(3, 8)
-    part = form.of_queries(at).of_keys(at)
+    part = form.for_queries(at).for_keys(at)
     own = Geometry(5, 5, first == 0)
     assert torch.equal(part.dense(own), dense[:, :, at, at])
     near = form.within(geometry, Geometry(8, 8, True, 3))

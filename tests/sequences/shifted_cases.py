@@ -51,7 +51,7 @@ class ShiftedCase(Case):
 
     @property
     def sequences(self) -> Sequences:
-        return Sequences.of_entries(self.batch, *self.lengths).shifted(torch.tensor(self.shifts))
+        return Sequences.from_entries(self.batch, *self.lengths).shifted(torch.tensor(self.shifts))
 
 
 class ShiftedProblem(Problem):

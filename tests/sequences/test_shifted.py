@@ -67,7 +67,7 @@ def test_packed_sequences_equal_separate_calls(bias):
     totals = tuple(map(sum, zip(*lengths, strict=True)))
     problem = drawn_shifted(ShiftedCase(bias, lengths=totals, batch=1, shifts=(80,)))
     offsets = [torch.tensor(side).cumsum(0).int() for side in zip((0, 0), *lengths, strict=True)]
-    sequences = Sequences.of_offsets(*offsets, totals, (None, None)).shifted(shifts)
+    sequences = Sequences.from_offsets(*offsets, totals, (None, None)).shifted(shifts)
     leaves = (problem.q, problem.k, problem.v)
 
     def attended(q, k, v, sequences):
@@ -81,7 +81,7 @@ def test_packed_sequences_equal_separate_calls(bias):
     for (n_query, n_key), shift in zip(lengths, shifts, strict=True):
         rows = [slice(i, i + n_query), slice(j, j + n_key), slice(j, j + n_key)]
         own = [x[:, :, at].detach().requires_grad_() for x, at in zip(leaves, rows, strict=True)]
-        alone = attended(*own, Sequences.of_entries(1, n_query, n_key).shifted(shift))
+        alone = attended(*own, Sequences.from_entries(1, n_query, n_key).shifted(shift))
         own_cotangents = tuple(x[:, :, rows[0]] for x in cotangents)
         own_gradients = torch.autograd.grad(alone, own, own_cotangents)
         for whole, one in zip(results, alone, strict=True):
@@ -103,7 +103,7 @@ def test_plans_are_followed(bias, causal):
 def test_certified_plans_do_not_skip_their_keys():
     """Bounds need the lse of the nearest keys, which these queries do not have."""
     q, k, v = torch.randn(3, 2, 1, 1100, 8)
-    sequences = Sequences.of_entries(2, 1100, 1100).shifted(torch.tensor([0, 5]))
+    sequences = Sequences.from_entries(2, 1100, 1100).shifted(torch.tensor([0, 5]))
     options = (biases.Type2(1), True, None, None, 0.01, "cpu")
     first_key, end_key = planned(prepared(q, k, v, *options, sequences=sequences)).plan
     assert (first_key[0] > 0).any()
@@ -112,7 +112,7 @@ def test_certified_plans_do_not_skip_their_keys():
 
 
 def test_errors_name_the_argument():
-    entries = Sequences.of_entries(2, 5, 5)
+    entries = Sequences.from_entries(2, 5, 5)
     with pytest.raises(ValueError, match="shift is -1; it must be 0 or more"):
         entries.shifted(torch.tensor([3, -1]))
     q, k, v = torch.randn(3, 2, 1, 5, 4)
@@ -124,7 +124,7 @@ def test_errors_name_the_argument():
     with pytest.raises(ValueError, match="gain has length 8; it must be the number of queries, 5"):
         prepared(q, k, v, longer, *options, sequences=entries.shifted(3))
     offsets = torch.tensor([0, 5], dtype=torch.int32)
-    packed = Sequences.of_offsets(offsets, offsets, (5, 5), (5, 5)).shifted(3)
+    packed = Sequences.from_offsets(offsets, offsets, (5, 5), (5, 5)).shifted(3)
     one = biases.CumulativeBias(torch.randn(1, 1, 5))
     with pytest.raises(ValueError, match="no steps for queries beyond their keys"):
         prepared(q[:1], k[:1], v[:1], one, *options, sequences=packed)

@@ -224,6 +224,6 @@ def plan_alone(q, k, v, bias, causal):
 
 def plan_of_packed(problem, offsets):
     case = problem.case
-    sequences = Sequences.of_offsets(*offsets, case.lengths, (None, None))
+    sequences = Sequences.from_offsets(*offsets, case.lengths, (None, None))
     call = prepared_call(problem, sequences=sequences)
     return planned(call).plan

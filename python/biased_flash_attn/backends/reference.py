@@ -153,12 +153,12 @@ def _of_pages(problem: Problem, b: int, length: int) -> Problem:
     if form.state is not None:
         form = form.with_state(stored(form.state))
     else:
-        form = form.of_keys(slice(first, length))
+        form = form.for_keys(slice(first, length))
     return replace(
         problem,
         q=problem.q[b : b + 1],
         k=stored(problem.k),
         v=stored(problem.v),
-        form=form.of_entry(b),
+        form=form.for_entry(b),
         geometry=Geometry(n_query, length - first, True, window),
     )

@@ -67,7 +67,7 @@ class CumulativeBias(ShownByShapes):
         gain = None if self.gain is None else self._gain_of_queries(geometry).to(dtype)
         return Cumulative(geometry.prefix_sums(self.steps), gain, self.kernel)
 
-    def of_heads(self, heads: slice) -> CumulativeBias:
+    def for_heads(self, heads: slice) -> CumulativeBias:
         gain = None if self.gain is None else self.gain[:, heads]
         return CumulativeBias(self.steps[:, heads], gain, self.kernel)
 
@@ -106,7 +106,7 @@ class CumulativeBias(ShownByShapes):
                 f"gain has length {n_gain}; it must be the number of queries, {n_query}, "
                 f"or of keys, {n_key}, of which the last {n_query} are used"
             )
-        return geometry.of_queries(self.gain)
+        return geometry.at_queries(self.gain)
 
 
 def per_head(x: Tensor, *linears: nn.Linear) -> tuple[Tensor, ...]:

@@ -68,7 +68,7 @@ class PositionBias(Bias):
         """The bias at distances d (n,) in float64, (num_heads or 1, n) float64."""
         raise NotImplementedError(f"{type(self).__name__} must define curve(d)")
 
-    def of_heads(self, heads: slice) -> PositionBias:
+    def for_heads(self, heads: slice) -> PositionBias:
         """The bias of some of the heads: see `biases.of_heads`."""
         return PositionHeads(self, heads)
 
@@ -133,7 +133,7 @@ class DistanceBias(Tabulated, PositionBias):
         table = self._cached(key, lambda: self.logits(geometry.distances(device)).to(dtype))
         return Distance(table)
 
-    def of_heads(self, heads: slice) -> DistanceBias:
+    def for_heads(self, heads: slice) -> DistanceBias:
         return DistanceHeads(self, heads)
 
     def tables(self, d: Tensor) -> tuple[Tensor]:
@@ -193,7 +193,7 @@ class DistanceHeads(DistanceBias):
         self.fixed = bias.fixed
 
     def formula(self, d: Tensor) -> Tensor:
-        logits = Distance(self.whole.logits(d)).of_heads(self.heads).table[0]
+        logits = Distance(self.whole.logits(d)).for_heads(self.heads).table[0]
         return logits.expand(self.num_heads, -1)
 
 
@@ -208,7 +208,7 @@ class PositionHeads(PositionBias):
     def lower(
         self, geometry: Geometry, dtype: torch.dtype, device: torch.device | str | None
     ) -> Form:
-        return self.whole.lower(geometry, dtype, device).of_heads(self.heads)
+        return self.whole.lower(geometry, dtype, device).for_heads(self.heads)
 
     def curve(self, d: Tensor) -> Tensor:
         return self.whole.curve(d)[self.heads]

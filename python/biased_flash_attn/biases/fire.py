@@ -75,8 +75,8 @@ class NormalizedBias(Tabulated, PositionBias):
     def lower(
         self, geometry: Geometry, dtype: torch.dtype, device: torch.device | str | None
     ) -> Normalized:
-        knots, *of_heads = self.pieces(self._largest(geometry))
-        pieces = knots.detach()[None, None], *(x[None] for x in of_heads)
+        knots, *per_head = self.pieces(self._largest(geometry))
+        pieces = knots.detach()[None, None], *(x[None] for x in per_head)
         tensors = *self.tables(geometry.distances(device)), self._gain(geometry, device), *pieces
         return Normalized(*(x.to(dtype) for x in tensors))
 

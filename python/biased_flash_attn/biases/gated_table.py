@@ -50,8 +50,8 @@ class GatedTable(Bias):
         """The bias for the queries of hidden states x (B, N, dim): those of the last Nq if q is
         given."""
         x = states_of_queries(x, q, self.dim)
-        of_heads = x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-        sums = self.gate(of_heads).unflatten(-1, (2, 4)).sum(-1)
+        per_head = x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        sums = self.gate(per_head).unflatten(-1, (2, 4)).sum(-1)
         a, b = torch.sigmoid(sums).chunk(2, dim=-1)
         factors = a * (b * self.c[:, None, None] - 1) + 2
         # Larger distances are in the last bucket too.

@@ -15,7 +15,7 @@ def of_heads(bias, start: int, stop: int):
 
     Raises TypeError for other arguments, and ValueError for an invalid range of heads.
     """
-    if isinstance(bias, type) or not hasattr(bias, "of_heads"):
+    if isinstance(bias, type) or not hasattr(bias, "for_heads"):
         raise TypeError(
             f"bias is a {type(bias).__name__}; it must be a bias of positions, a CumulativeBias or"
             " a RelativeBias"
@@ -25,4 +25,4 @@ def of_heads(bias, start: int, stop: int):
             f"start and stop are {start} and {stop}; they must be 0 <= start < stop <="
             f" {bias.num_heads}, the number of heads of the bias"
         )
-    return bias.of_heads(slice(start, stop))
+    return bias.for_heads(slice(start, stop))

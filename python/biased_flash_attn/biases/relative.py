@@ -113,7 +113,7 @@ class RelativeBias(ShownByShapes, Tabulated):
         """Whether it suits any number of heads."""
         return self.num_heads == 1
 
-    def of_heads(self, heads: slice) -> RelativeBias:
+    def for_heads(self, heads: slice) -> RelativeBias:
         def selected(x: Tensor | None) -> Tensor | None:
             return x if x is None or x.shape[1] == 1 else x[:, heads]
 

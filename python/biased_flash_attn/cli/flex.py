@@ -71,9 +71,9 @@ def normalized(
     return modify
 
 
-def relative_last(of_queries: Tensor | None, of_keys: Tensor | None) -> Callable:
+def relative_last(per_query: Tensor | None, per_key: Tensor | None) -> Callable:
     def modify(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        for x, row in ((of_queries, i), (of_keys, j)):
+        for x, row in ((per_query, i), (per_key, j)):
             if x is not None:
                 score = score + x[b, h, row, (i - j).clamp(0, x.shape[-1] - 1)]
         return score

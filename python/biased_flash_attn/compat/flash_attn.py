@@ -74,7 +74,7 @@ def flash_attn_func(
     bias = alibi(alibi_slopes, mask.shift, q, batch, heads)
     sequences = None
     if mask.shift:
-        sequences = Sequences.of_entries(batch, n_query, n_key, q.device)
+        sequences = Sequences.from_entries(batch, n_query, n_key, q.device)
         sequences = sequences.shifted(mask.shift, mask.shift)
     problem = prepared(
         *(x.transpose(1, 2) for x in (q, k, v)),
@@ -142,7 +142,7 @@ def flash_attn_varlen_func(
     mask = visibility(causal, window_size, max_seqlen_q, max_seqlen_k)
     bias = alibi(alibi_slopes, mask.shift, q, len(cu_seqlens_q) - 1, q.shape[1])
     totals, longest = (q.shape[0], k.shape[0]), (max_seqlen_q, max_seqlen_k)
-    sequences = Sequences.of_offsets(cu_seqlens_q, cu_seqlens_k, totals, longest)
+    sequences = Sequences.from_offsets(cu_seqlens_q, cu_seqlens_k, totals, longest)
     if mask.shift:
         sequences = sequences.shifted(mask.shift, mask.shift)
     problem = prepared(

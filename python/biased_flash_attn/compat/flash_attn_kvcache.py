@@ -176,8 +176,8 @@ class Step:
         longest = int(count.max()) if batch else 0
         k, v, first = self.cache.packed(self.end)
         same = torch.full_like(first, n_query)
-        of_keys = first + self.begin, count
-        rows = torch.stack([same.cumsum(0) - same, same, *of_keys, torch.zeros_like(first)], 1)
+        keys = first + self.begin, count
+        rows = torch.stack([same.cumsum(0) - same, same, *keys, torch.zeros_like(first)], 1)
         sequences = Sequences(rows, n_query, longest, batch * n_query, len(k), is_packed=True)
         if self.mask.shift:
             sequences = sequences.shifted(self.mask.shift, self.mask.shift)

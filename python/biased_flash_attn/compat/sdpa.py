@@ -131,19 +131,19 @@ def _mask_of_keys(attn_mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
             f"{name} is {attn_mask.dtype}; it must be torch.bool, True for keys that take part, or"
             " floating point, added to logits"
         )
-    of_keys = (*query.shape[:-3], 1, 1, n_key)
-    missing = len(of_keys) - attn_mask.dim()
+    expected = (*query.shape[:-3], 1, 1, n_key)
+    missing = len(expected) - attn_mask.dim()
     shape = (1,) * missing + tuple(attn_mask.shape)
-    if missing < 0 or any(n not in (1, m) for n, m in zip(shape, of_keys, strict=True)):
+    if missing < 0 or any(n not in (1, m) for n, m in zip(shape, expected, strict=True)):
         raise ValueError(
             f"{name} has shape {tuple(attn_mask.shape)}; it must mask keys for all queries and"
-            f" heads and broadcast to {of_keys}"
+            f" heads and broadcast to {expected}"
         )
     if attn_mask.device != query.device:
         raise ValueError(
             f"{name} is on {attn_mask.device}; it must be on the device of query, {query.device}"
         )
-    return attn_mask.expand(of_keys).flatten(0, -2)
+    return attn_mask.expand(expected).flatten(0, -2)
 
 
 def _added(attn_mask: Tensor, bias, query: Tensor, key: Tensor, is_causal: bool) -> DenseBias:
@@ -151,12 +151,12 @@ def _added(attn_mask: Tensor, bias, query: Tensor, key: Tensor, is_causal: bool)
     if bias is not None:
         raise ValueError("bias is given with an attn_mask that is added to logits; pass their sum")
     n_query, n_key = query.shape[-2], key.shape[-2]
-    of_pairs = (*query.shape[:-2], n_query, n_key)
+    expected = (*query.shape[:-2], n_query, n_key)
     missing = query.dim() - attn_mask.dim()
     shape = (1,) * missing + tuple(attn_mask.shape)
-    if missing < 0 or any(n not in (1, m) for n, m in zip(shape, of_pairs, strict=True)):
+    if missing < 0 or any(n not in (1, m) for n, m in zip(shape, expected, strict=True)):
         raise ValueError(
-            f"attn_mask has shape {tuple(attn_mask.shape)}; it must broadcast to {of_pairs}"
+            f"attn_mask has shape {tuple(attn_mask.shape)}; it must broadcast to {expected}"
         )
     added = attn_mask.view(shape).expand(*shape[:-2], n_query, n_key)
     if query.dim() > 4 and any(n > 1 for n in shape[:-3]):
@@ -176,13 +176,13 @@ def _sequences(q: Tensor, k: Tensor, is_causal: bool, mask: Tensor | None) -> Se
     (batch, _, n_query, _), n_key = q.shape, k.shape[2]
     end = _end(q, k, is_causal)
     if mask is not None:
-        of_tokens = Sequences.of_mask(mask, n_key, "attn_mask")
-        first, count = of_tokens.rows[:, 2], of_tokens.rows[:, 3]
+        tokens = Sequences.from_mask(mask, n_key, "attn_mask")
+        first, count = tokens.rows[:, 2], tokens.rows[:, 3]
         queries = torch.zeros_like(first), torch.full_like(first, n_query)
         rows = torch.stack([*queries, first, count, end - first - count], 1)
         return replace(
-            of_tokens, rows=rows, longest_query=n_query, query_rows=n_query, longest_shift=end
+            tokens, rows=rows, longest_query=n_query, query_rows=n_query, longest_shift=end
         )
     if end == n_key:
         return None
-    return Sequences.of_entries(batch, n_query, n_key, q.device).shifted(end - n_key, end - n_key)
+    return Sequences.from_entries(batch, n_query, n_key, q.device).shifted(end - n_key, end - n_key)

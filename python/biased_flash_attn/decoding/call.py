@@ -103,7 +103,7 @@ class Step:
             q=self.new.q[:, :, queries],
             k=self.new.k[:, :, tokens],
             v=self.new.v[:, :, tokens],
-            form=self.new.form.of_tokens(tokens, queries),
+            form=self.new.form.for_tokens(tokens, queries),
         )
         return replace(self, new=new)
 
@@ -208,9 +208,9 @@ def _lowered(bias, cache: KVCache, q: Tensor, new: Geometry) -> Form:
         def geometry_of(form: Form) -> Geometry:
             if not isinstance(form, DecodableForm):
                 raise ValueError(f"bias has the form {form.name!r}, which cannot be decoded")
-            if form.of_pairs and form.state is None:
+            if form.per_pair and form.state is None:
                 return every
-            return appended if form.of_pairs or form.of_whole_sequence else new
+            return appended if form.per_pair or form.spans_sequence else new
 
         form = lowered_over(bias, q, new, geometry_of)
     for x in form.tensors:

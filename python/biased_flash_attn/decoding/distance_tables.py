@@ -24,7 +24,7 @@ class DistanceTables:
         # The sources are kept alive, so that no others can have their addresses.
         self.sources = bias.table_sources()
         self.versions = _versions(self.sources)
-        form = form.of_queries(slice(0, 0)).of_keys(slice(0, 0))
+        form = form.for_queries(slice(0, 0)).for_keys(slice(0, 0))
         # Copies do not keep the tensors of the call's tokens alive.
         self.form = form.with_tensors([x.clone() for x in form.tensors])
         self.tables = self.form.tables

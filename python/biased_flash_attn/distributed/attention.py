@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import operators
-from ..forms import of_tensors
+from ..forms import from_tensors
 from ..forms.chunk_pairs import Pair
 from .gradients import Gradients
 from .keys import Keys, Needed
@@ -30,7 +30,7 @@ class RingAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, settings: Settings, ring: Ring, q, k, v, *form_tensors):
-        partition = Partition(q, k, v, of_tensors(settings.form, form_tensors), settings, ring)
+        partition = Partition(q, k, v, from_tensors(settings.form, form_tensors), settings, ring)
         merged = MergedOutput(partition)
         plans = merged.add_own_chunks()
         needed = exchange_requests(partition, merged.lse.clone())
@@ -46,18 +46,18 @@ class RingAttention(torch.autograd.Function):
         q, k, v, *form_tensors = tensors
         wanted = ctx.needs_input_grad[5:]
         with torch.no_grad():
-            form = of_tensors(ctx.settings.form, form_tensors)
+            form = from_tensors(ctx.settings.form, form_tensors)
             partition = Partition(q, k, v, form, ctx.settings, ctx.ring)
             gradients = Gradients(partition, grad_o, grad_lse, o, lse, any(wanted))
             gradients.add_own_chunks(ctx.plans)
             gradients.add_other_chunks(ctx.needed)
-            of_inputs = gradients.of_inputs(wanted)
+            grad_inputs = gradients.input_gradients(wanted)
         if torch.is_grad_enabled():
-            of_inputs = [
+            grad_inputs = [
                 None if x is None else Constant.apply(x, grad_o, grad_lse, *tensors)
-                for x in of_inputs
+                for x in grad_inputs
             ]
-        return None, None, *of_inputs
+        return None, None, *grad_inputs
 
 
 class Constant(torch.autograd.Function):

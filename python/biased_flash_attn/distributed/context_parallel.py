@@ -137,8 +137,8 @@ def _lowered(bias, ranks: int, q: Tensor, chunks: Geometry) -> Form:
     def geometry_of(form: Form) -> Geometry:
         if not isinstance(form, DistributableForm):
             raise ValueError(f"bias has the form {form.name!r}, which cannot be distributed")
-        if form.of_pairs or form.of_whole_sequence:
-            n_query = n_local if form.of_pairs else whole
+        if form.per_pair or form.spans_sequence:
+            n_query = n_local if form.per_pair else whole
             return Geometry(n_query, whole, chunks.causal, chunks.window)
         return chunks
 

@@ -44,65 +44,67 @@ class Gradients:
     def __init__(self, partition: Partition, grad_o, grad_lse, o, lse, trained: bool):
         self.partition, self.trained = partition, trained
         self.results = o, lse, grad_o, grad_lse
-        self.of_q = torch.zeros_like(partition.q, dtype=lse.dtype)
-        self.of_keys = KeyGradients(partition.keys)
-        self.of_form = [torch.zeros_like(x) for x in partition.form.tensors]
+        self.grad_q = torch.zeros_like(partition.q, dtype=lse.dtype)
+        self.key_gradients = KeyGradients(partition.keys)
+        self.grad_form = [torch.zeros_like(x) for x in partition.form.tensors]
 
     def add_own_chunks(self, plans: dict[Pair, Tensor | None]) -> None:
         for pair, plan in plans.items():
-            self._add(pair, self.partition.keys, self.of_keys, plan)
+            self._add(pair, self.partition.keys, self.key_gradients, plan)
 
     def add_other_chunks(self, needed: list[Needed]) -> None:
         partition, gradient_return = self.partition, GradientReturn(self, needed)
         for hop, keys in partition.hops(needed):
-            of_keys = self.of_keys
+            key_gradients = self.key_gradients
             if hop > 0:
-                of_keys = None if keys is None else KeyGradients(keys)
+                key_gradients = None if keys is None else KeyGradients(keys)
             for pair, plan in partition.pairs(needed, keys):
-                self._add(pair, keys, of_keys, plan)
+                self._add(pair, keys, key_gradients, plan)
             if hop > 0:
-                gradient_return.begin(hop, of_keys)
+                gradient_return.begin(hop, key_gradients)
         gradient_return.arrive()
 
-    def of_inputs(self, wanted: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
+    def input_gradients(self, wanted: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
         """Returns the gradients of q, k, v and of those of the form's tensors that are `wanted`."""
-        partition, keys = self.partition, self.of_keys
+        partition, keys = self.partition, self.key_gradients
         q, k, v = partition.q, partition.keys.k, partition.keys.v
-        of_form = [
+        grad_form = [
             (keys.sums if x is partition.state else grad) if wants else None
-            for x, grad, wants in zip(partition.form.tensors, self.of_form, wanted, strict=True)
+            for x, grad, wants in zip(partition.form.tensors, self.grad_form, wanted, strict=True)
         ]
-        return self.of_q.to(q.dtype), keys.k.to(k.dtype), keys.v.to(v.dtype), *of_form
+        return self.grad_q.to(q.dtype), keys.k.to(k.dtype), keys.v.to(v.dtype), *grad_form
 
-    def _add(self, pair: Pair, keys: Keys, of_keys: KeyGradients, plan: Tensor | None) -> None:
+    def _add(
+        self, pair: Pair, keys: Keys, key_gradients: KeyGradients, plan: Tensor | None
+    ) -> None:
         partition = self.partition
         queries, at = partition.keys.rows.of(pair.query_chunk), keys.rows.of(pair.key_chunk)
         results = [x[:, :, queries] for x in self.results]
-        of_q, of_k, of_v, of_form = operators.backward(
+        grad_q, grad_k, grad_v, grad_form = operators.backward(
             partition.problem(pair, keys, plan), *results, self.trained
         )
-        self.of_q[:, :, queries] += of_q
-        of_keys.k[:, :, at] += of_k
-        of_keys.v[:, :, at] += of_v
-        if of_form:
-            self._add_to_form(pair, keys, of_keys, of_form)
+        self.grad_q[:, :, queries] += grad_q
+        key_gradients.k[:, :, at] += grad_k
+        key_gradients.v[:, :, at] += grad_v
+        if grad_form:
+            self._add_to_form(pair, keys, key_gradients, grad_form)
 
-    def _add_to_form(self, pair: Pair, keys: Keys, of_keys: KeyGradients, grads) -> None:
+    def _add_to_form(self, pair: Pair, keys: Keys, key_gradients: KeyGradients, grads) -> None:
         """Propagates gradients of the tensors of a pair's form to the tensors of the whole form."""
         partition = self.partition
         tensors = [x.detach().requires_grad_() for x in partition.form.tensors]
         states = [x.detach().requires_grad_() for x in partition.states(pair, keys) or ()]
         queries = partition.keys.rows.of(pair.query_chunk)
         with torch.enable_grad():
-            form = partition.form.with_tensors(tensors).of_queries(partition.queries_of(pair))
-            made = form.of_pair(pair, states or None).tensors
+            form = partition.form.with_tensors(tensors).for_queries(partition.queries_of(pair))
+            made = form.for_pair(pair, states or None).tensors
         found = torch.autograd.grad(made, [*tensors, *states], grads, materialize_grads=True)
-        for total, x in zip(self.of_form, found, strict=False):
+        for total, x in zip(self.grad_form, found, strict=False):
             total += x
         if states:
-            of_query_state, of_key_state = found[len(tensors) :]
-            of_keys.sums[..., keys.rows.of(pair.key_chunk)] += of_key_state
-            self.of_keys.sums[..., queries] += of_query_state
+            grad_query_state, grad_key_state = found[len(tensors) :]
+            key_gradients.sums[..., keys.rows.of(pair.key_chunk)] += grad_key_state
+            self.key_gradients.sums[..., queries] += grad_query_state
 
 
 class GradientReturn:
@@ -112,16 +114,16 @@ class GradientReturn:
         self.gradients, self.needed = gradients, needed
         self.pending: tuple[Messages, Tensor | None, list[Tensor]] | None = None
 
-    def begin(self, hop: int, of_keys: KeyGradients | None) -> None:
+    def begin(self, hop: int, key_gradients: KeyGradients | None) -> None:
         """Returns the gradients of the keys received in a hop, and receives those of this rank's
         keys."""
         self.arrive()
         partition = self.gradients.partition
         ring, keys = partition.ring, partition.keys
         outgoing, incoming = [], []
-        if of_keys is not None:
+        if key_gradients is not None:
             selected = partition.key_mask(self.needed, ring.rank, ring.source(hop))
-            outgoing = [("gradients", x) for x in of_keys.tensors(selected, keys.k.dtype)]
+            outgoing = [("gradients", x) for x in key_gradients.tensors(selected, keys.k.dtype)]
         requested = partition.key_mask(self.needed, ring.target(hop), ring.rank)
         if requested is not None:
             incoming = keys.empty_tensors(requested)
@@ -133,5 +135,5 @@ class GradientReturn:
         messages, requested, tensors = self.pending
         messages.wait()
         if requested is not None:
-            self.gradients.of_keys.add(requested, tensors)
+            self.gradients.key_gradients.add(requested, tensors)
         self.pending = None

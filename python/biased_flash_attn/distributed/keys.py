@@ -90,6 +90,6 @@ def mask(needed: Needed, rows: Rows, device: torch.device) -> Tensor | None:
 
 def plan_of(taken: Tensor, pair: Pair, heads: int) -> Tensor:
     """Returns the plan (skipping.plans) in which all queries of a head have the same key range."""
-    of_heads = taken.repeat_interleave(heads // taken.shape[1], 1).int()
-    plan = of_heads.movedim(-1, 0)[..., None].expand(-1, -1, -1, query_tiles(pair.n))
+    per_head = taken.repeat_interleave(heads // taken.shape[1], 1).int()
+    plan = per_head.movedim(-1, 0)[..., None].expand(-1, -1, -1, query_tiles(pair.n))
     return plan.contiguous()

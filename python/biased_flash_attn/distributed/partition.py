@@ -62,7 +62,7 @@ class Partition:
         """Returns the problem of a pair for the kernels."""
         settings, q = self.settings, self.q[:, :, self.keys.rows.of(pair.query_chunk)]
         k, v, _ = keys.of(pair.key_chunk)
-        form = self.queries(pair).of_pair(pair, self.states(pair, keys))
+        form = self.queries(pair).for_pair(pair, self.states(pair, keys))
         tolerance = settings.half_tolerance if settings.may_skip else 0.0
         return Problem(
             *(q, k, v, form, pair.batched_geometry(q.shape[0], q.device)),
@@ -71,11 +71,11 @@ class Partition:
 
     def queries(self, pair: Pair) -> Form:
         """Returns the form restricted to the pair's queries."""
-        return self.form.of_queries(self.queries_of(pair))
+        return self.form.for_queries(self.queries_of(pair))
 
     def queries_of(self, pair: Pair) -> slice:
         """Returns the pair's queries among those that the form was lowered for."""
-        if self.form.of_whole_sequence:
+        if self.form.spans_sequence:
             return slice(pair.query_chunk * pair.n, (pair.query_chunk + 1) * pair.n)
         return self.keys.rows.of(pair.query_chunk)
 

@@ -132,7 +132,7 @@ def _mass(pair: Pair, queries: Queries, keys: KeySummary) -> TailMass:
             state_range = -queries.state, -keys.highest, -keys.lowest
         at_query, lowest, highest = state_range
         bounds = StateBounds(at_query, -_prefix_max(-lowest, pair), _prefix_max(highest, pair))
-    return queries.form.mass_of_pair(pair, side, bounds)
+    return queries.form.mass_for_pair(pair, side, bounds)
 
 
 def _prefix_max(tiles: Tensor, pair: Pair) -> Tensor:

@@ -50,7 +50,7 @@ def attention_mass(
         seen = n_key - n_query + end
         logits = call.scale * call.q[:, :, first:end].double() @ keys[:, :, :seen].double().mT
         geometry = Geometry(end - first, seen, True, window)
-        form = call.form.of_queries(slice(first, end)).of_keys(slice(0, seen))
+        form = call.form.for_queries(slice(first, end)).for_keys(slice(0, seen))
         logits = logits + form.dense(geometry).to(logits.device)
         visible = geometry.visible(q.device)
         from_farthest = logits.masked_fill_(~visible, -torch.inf).softmax(-1).cumsum(-1)

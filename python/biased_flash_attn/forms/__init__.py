@@ -1,7 +1,7 @@
 """The forms that biases are lowered to: the only description of a bias that kernels receive."""
 
 from ..geometry import Geometry
-from .base import Form, names, of_tensors
+from .base import Form, from_tensors, names
 from .cumulative import Cumulative
 from .dense import Dense
 from .distance import Distance
@@ -29,6 +29,6 @@ __all__ = [
     "SkippableForm",
     "StateBounds",
     "TailMass",
+    "from_tensors",
     "names",
-    "of_tensors",
 ]

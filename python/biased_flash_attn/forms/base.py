@@ -37,25 +37,25 @@ class Form(ShownByShapes, ABC):
     Attributes:
         name: the name of the form in the operators and the kernels.
         tensor_names: the names of its tensors in error messages.
-        of_rows: whether it has values per row of q or k, which packed sequences share.
+        per_row: whether it has values per row of q or k, which packed sequences share.
         refuses_infinity: whether +infinity in its tensors is an error, as NaN is.
         may_skip: whether it is a `SkippableForm`.
     """
 
     name: str
     tensor_names: ClassVar[tuple[str, ...]] = ()
-    of_rows: ClassVar[bool] = False
+    per_row: ClassVar[bool] = False
     refuses_infinity: ClassVar[bool] = False
     may_skip: ClassVar[bool] = False
 
     @property
     @abstractmethod
     def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors of the form, in the order that `of_tensors` and the kernels expect."""
+        """The tensors of the form, in the order that `from_tensors` and the kernels expect."""
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> Form:
         """A form of the same name with other tensors."""
-        return of_tensors(self.name, tensors)
+        return from_tensors(self.name, tensors)
 
     @abstractmethod
     def layouts(self, geometry: Geometry, real: torch.dtype) -> list[Layout]:
@@ -77,17 +77,17 @@ class Form(ShownByShapes, ABC):
 
     # Parts of a call.
 
-    def of_heads(self, heads: Tensor | slice) -> Form:
+    def for_heads(self, heads: Tensor | slice) -> Form:
         """The form of some of the heads."""
         return self.with_tensors([x if x.shape[1] == 1 else x[:, heads] for x in self.tensors])
 
-    def of_entry(self, b: int) -> Form:
+    def for_entry(self, b: int) -> Form:
         """The form of one batch entry."""
         return self.with_tensors([x if len(x) == 1 else x[b : b + 1] for x in self.tensors])
 
-    def of_sequence(self, rows: sequences.Sequence, whole: Geometry, own: Geometry) -> Form:
+    def for_sequence(self, rows: sequences.Sequence, whole: Geometry, own: Geometry) -> Form:
         """The form of one sequence of a call, whose geometry by itself is `own`."""
-        return self.of_entry(rows.entry).within(whole, own)
+        return self.for_entry(rows.entry).within(whole, own)
 
     def within(self, whole: Geometry, own: Geometry) -> Form:
         """The form for the geometry `own`, whose distances are a subset of those of `whole`."""
@@ -102,7 +102,7 @@ def register(name: str, make: Callable[[Sequence[Tensor]], Form]) -> None:
     _MAKERS[name] = make
 
 
-def of_tensors(name: str, tensors: Sequence[Tensor]) -> Form:
+def from_tensors(name: str, tensors: Sequence[Tensor]) -> Form:
     """The form of this name with these tensors."""
     return _MAKERS[name](tensors)
 

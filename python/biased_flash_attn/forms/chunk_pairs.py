@@ -78,5 +78,5 @@ class Pair:
         """Returns the geometry that is passed to the kernels for `batch` batch entries."""
         if self.is_own:
             return self.geometry
-        sequences = Sequences.of_entries(batch, self.n, self.n, device).shifted(self.n, self.n)
+        sequences = Sequences.from_entries(batch, self.n, self.n, device).shifted(self.n, self.n)
         return replace(self.geometry, sequences=sequences)

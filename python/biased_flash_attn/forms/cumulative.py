@@ -41,7 +41,7 @@ class Cumulative(SkippableForm, DecodableForm, DistributableForm):
 
     tensor_names = ("steps", "gains")
     per_token = True
-    of_rows = True
+    per_row = True
 
     @property
     def name(self) -> str:
@@ -68,7 +68,7 @@ class Cumulative(SkippableForm, DecodableForm, DistributableForm):
             beta = self.gain.double()[..., None] * beta
         return beta if self.kernel is None else -torch.log1p(beta.square())
 
-    def of_sequence(self, rows: sequences.Sequence, whole: Geometry, own: Geometry) -> Cumulative:
+    def for_sequence(self, rows: sequences.Sequence, whole: Geometry, own: Geometry) -> Cumulative:
         gain = None if self.gain is None else rows.queries(self.gain)
         return Cumulative(rows.places(self.sums), gain, self.kernel)
 
@@ -92,14 +92,14 @@ class Cumulative(SkippableForm, DecodableForm, DistributableForm):
     def continued(self, before: Tensor) -> Cumulative:
         return self.with_state(before + self.sums)
 
-    def of_tokens(self, tokens: slice, queries: slice) -> Cumulative:
-        return self.of_queries(queries).with_state(self.sums[..., tokens])
+    def for_tokens(self, tokens: slice, queries: slice) -> Cumulative:
+        return self.for_queries(queries).with_state(self.sums[..., tokens])
 
-    def of_queries(self, queries: slice) -> Cumulative:
+    def for_queries(self, queries: slice) -> Cumulative:
         gain = None if self.gain is None else self.gain[..., queries]
         return Cumulative(self.sums, gain, self.kernel)
 
-    def of_pair(self, pair: Pair, states: tuple[Tensor, Tensor]) -> Cumulative:
+    def for_pair(self, pair: Pair, states: tuple[Tensor, Tensor]) -> Cumulative:
         """The sums of the keys, followed by those of the queries: only differences matter."""
         queries, keys = states
         if pair.is_own:
@@ -107,7 +107,7 @@ class Cumulative(SkippableForm, DecodableForm, DistributableForm):
         both = torch.cat([keys, queries], -1)
         return self.with_state(both if pair.is_past else -both)
 
-    def mass_of_pair(self, pair: Pair, side: KeySide, bounds: StateBounds) -> RangeMass:
+    def mass_for_pair(self, pair: Pair, side: KeySide, bounds: StateBounds) -> RangeMass:
         return self._range_mass(side, bounds)
 
     def _range_mass(self, side: KeySide, bounds: StateBounds) -> RangeMass:

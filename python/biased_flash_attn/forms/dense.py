@@ -26,8 +26,8 @@ class Dense(DecodableForm, DistributableForm):
 
     name = "dense"
     tensor_names = ("values",)
-    of_rows = True
-    of_pairs = True
+    per_row = True
+    per_pair = True
 
     @property
     def tensors(self) -> tuple[Tensor]:
@@ -48,17 +48,17 @@ class Dense(DecodableForm, DistributableForm):
         dtype = self.bias.dtype if self.bias.shape == shape else real
         return [self.bias.new_zeros(shape, dtype=dtype)]
 
-    def of_sequence(self, rows: sequences.Sequence, whole: Geometry, own: Geometry) -> Dense:
+    def for_sequence(self, rows: sequences.Sequence, whole: Geometry, own: Geometry) -> Dense:
         return Dense(rows.keys(rows.queries(self.bias).mT).mT)
 
-    def of_queries(self, queries: slice) -> Dense:
+    def for_queries(self, queries: slice) -> Dense:
         return Dense(self.bias[:, :, queries])
 
-    def of_keys(self, keys: slice) -> Dense:
+    def for_keys(self, keys: slice) -> Dense:
         return Dense(self.bias[..., keys])
 
-    def of_pair(self, pair: Pair, states: None) -> Dense:
-        return self.of_keys(slice(pair.key_chunk * pair.n, (pair.key_chunk + 1) * pair.n))
+    def for_pair(self, pair: Pair, states: None) -> Dense:
+        return self.for_keys(slice(pair.key_chunk * pair.n, (pair.key_chunk + 1) * pair.n))
 
 
 register(Dense.name, lambda tensors: Dense(*tensors))

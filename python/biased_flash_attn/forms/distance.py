@@ -76,15 +76,15 @@ class Distance(SkippableForm, DecodableForm, DistributableForm):
     def extremes(self, block: int) -> tuple[None, Tensor]:
         return None, block_maxima(self.table, block)
 
-    def of_pair(self, pair: Pair, states: None) -> Distance:
+    def for_pair(self, pair: Pair, states: None) -> Distance:
         first = pair.geometry.first_distance + pair.distance_offset - pair.whole.first_distance
         # Distance 0 of a pair does not occur, and may lie before the table.
         before = max(0, -first)
         part = self._entries(first + before, pair.geometry.n_distances - before)
         return Distance(pad(part, (before, 0)))
 
-    def mass_of_pair(self, pair: Pair, side: KeySide, bounds: StateBounds | None) -> DistanceMass:
-        return mass_of_pair(self.of_pair(pair, None).table, pair, side)
+    def mass_for_pair(self, pair: Pair, side: KeySide, bounds: StateBounds | None) -> DistanceMass:
+        return mass_for_pair(self.for_pair(pair, None).table, pair, side)
 
     def _entries(self, first: int, count: int) -> Tensor:
         return self.table[..., first : first + count]
@@ -96,7 +96,7 @@ def block_maxima(table: Tensor, block: int) -> Tensor:
     return pad(table, (0, missing), value=-torch.inf).unflatten(-1, (-1, block)).amax(-1)
 
 
-def mass_of_pair(table: Tensor, pair: Pair, side: KeySide) -> DistanceMass:
+def mass_for_pair(table: Tensor, pair: Pair, side: KeySide) -> DistanceMass:
     """The bound for a pair's own table, which is reversed if the keys come after the queries."""
     table = table.double()
     return DistanceMass(side, table if pair.is_past else table.flip(-1), int(not pair.is_past))

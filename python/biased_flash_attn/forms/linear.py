@@ -10,7 +10,7 @@ from torch import Tensor
 from ..geometry import Geometry
 from .base import Layout, register
 from .chunk_pairs import Pair
-from .distance import Distance, DistanceMass, mass_of_pair
+from .distance import Distance, DistanceMass, mass_for_pair
 from .other_tokens import DecodableForm, DistributableForm
 from .skippable import SkippableForm, StateBounds
 from .tail_mass import KeySide
@@ -24,7 +24,7 @@ class Linear(SkippableForm, DecodableForm, DistributableForm):
 
     name = "linear"
     tensor_names = ("slopes",)
-    of_any_geometry = True
+    fits_any_geometry = True
 
     @property
     def tensors(self) -> tuple[Tensor]:
@@ -44,15 +44,15 @@ class Linear(SkippableForm, DecodableForm, DistributableForm):
     def mass(self, side: KeySide, geometry: Geometry) -> DistanceMass:
         return Distance(self._table(geometry.distances(self.slopes.device))).mass(side, geometry)
 
-    def of_pair(self, pair: Pair, states: None) -> Linear | Distance:
+    def for_pair(self, pair: Pair, states: None) -> Linear | Distance:
         """A table for two different chunks, whose true distances the kernels do not receive."""
         if pair.is_own:
             return self
         d = pair.geometry.distances(self.slopes.device) + pair.distance_offset
         return Distance(self._table(d).to(self.slopes.dtype))
 
-    def mass_of_pair(self, pair: Pair, side: KeySide, bounds: StateBounds | None) -> DistanceMass:
-        return mass_of_pair(self.of_pair(pair, None).table, pair, side)
+    def mass_for_pair(self, pair: Pair, side: KeySide, bounds: StateBounds | None) -> DistanceMass:
+        return mass_for_pair(self.for_pair(pair, None).table, pair, side)
 
     def _table(self, distances: Tensor) -> Tensor:
         return -self.slopes.double()[..., None] * distances.abs()

@@ -19,7 +19,7 @@ class NoBias(DecodableForm, DistributableForm):
 
     name = "none"
     tensors = ()
-    of_any_geometry = True
+    fits_any_geometry = True
 
     def layouts(self, geometry: Geometry, real: torch.dtype) -> list[Layout]:
         return []
@@ -27,7 +27,7 @@ class NoBias(DecodableForm, DistributableForm):
     def dense(self, geometry: Geometry) -> Tensor:
         return torch.zeros((), dtype=torch.float64)
 
-    def of_pair(self, pair: Pair, states: None) -> NoBias:
+    def for_pair(self, pair: Pair, states: None) -> NoBias:
         return self
 
 

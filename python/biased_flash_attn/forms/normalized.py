@@ -41,7 +41,7 @@ class Normalized(SkippableForm, DecodableForm, DistributableForm):
 
     name = "normalized"
     tensor_names = ("table values", "gains", "knots", "slopes", "intercepts")
-    of_rows = True
+    per_row = True
 
     def __post_init__(self):
         if self.knots.dim() != 3 or self.knots.shape[:2] != (1, 1):
@@ -90,18 +90,18 @@ class Normalized(SkippableForm, DecodableForm, DistributableForm):
             *(x.new_zeros(sequences, heads, x.shape[2]) for x in (slopes, intercepts)),
         ]
 
-    def of_sequence(self, rows: sequences.Sequence, whole: Geometry, own: Geometry) -> Normalized:
-        form = self.of_entry(rows.entry).within(whole, own)
+    def for_sequence(self, rows: sequences.Sequence, whole: Geometry, own: Geometry) -> Normalized:
+        form = self.for_entry(rows.entry).within(whole, own)
         return replace(form, gain=rows.queries(self.gain))
 
     def within(self, whole: Geometry, own: Geometry) -> Normalized:
         return self.with_tables(Distance(self.table).within(whole, own).tables)
 
-    def of_queries(self, queries: slice) -> Normalized:
+    def for_queries(self, queries: slice) -> Normalized:
         return replace(self, gain=self.gain[..., queries])
 
-    def of_pair(self, pair: Pair, states: None) -> Normalized:
-        return self.with_tables(Distance(self.table).of_pair(pair, states).tables)
+    def for_pair(self, pair: Pair, states: None) -> Normalized:
+        return self.with_tables(Distance(self.table).for_pair(pair, states).tables)
 
     def extremes(self, block: int) -> tuple[Tensor, Tensor]:
         """The minima and maxima over blocks of `block` entries of the table."""
@@ -126,8 +126,10 @@ class Normalized(SkippableForm, DecodableForm, DistributableForm):
         terms = self.intercepts.double().abs() + self.slopes.double().abs() * largest[..., None]
         return _ROUNDINGS * terms.amax(-1, keepdim=True)
 
-    def mass_of_pair(self, pair: Pair, side: KeySide, bounds: StateBounds | None) -> NormalizedMass:
-        table = self.of_pair(pair, None).table
+    def mass_for_pair(
+        self, pair: Pair, side: KeySide, bounds: StateBounds | None
+    ) -> NormalizedMass:
+        table = self.for_pair(pair, None).table
         if pair.is_past:
             return NormalizedMass(side, self, table, 0)
         return NormalizedMass(side, self, table.flip(-1), 1)
@@ -166,8 +168,8 @@ def _gathered(pieces: Tensor, segment: Tensor) -> Tensor:
     """Selects from pieces (B or 1, H or 1, K + 1) by segment (B or 1, H or 1, ...)."""
     shape = torch.broadcast_shapes(pieces.shape[:2], segment.shape[:2])
     flat = segment.expand(*shape, *segment.shape[2:]).flatten(2)
-    of_pairs = pieces.expand(*shape, -1).gather(-1, flat)
-    return of_pairs.unflatten(-1, segment.shape[2:])
+    selected = pieces.expand(*shape, -1).gather(-1, flat)
+    return selected.unflatten(-1, segment.shape[2:])
 
 
 register(Normalized.name, lambda tensors: Normalized(*tensors))

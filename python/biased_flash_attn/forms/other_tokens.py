@@ -19,19 +19,19 @@ class SharedForm(Form):
     Attributes:
         per_token: whether it has values per key and no others. It is then lowered over a call's own
             tokens, and `state` is stored for queries of later calls or other ranks.
-        of_pairs: whether it has values per pair, or per query and per key. It is then lowered over
+        per_pair: whether it has values per pair, or per query and per key. It is then lowered over
             a call's own queries and all keys; in decoding, if it has a `state`, over the new keys.
-        of_any_geometry: whether it has no values per distance, query or key.
+        fits_any_geometry: whether it has no values per distance, query or key.
     """
 
     per_token: ClassVar[bool] = False
-    of_pairs: ClassVar[bool] = False
-    of_any_geometry: ClassVar[bool] = False
+    per_pair: ClassVar[bool] = False
+    fits_any_geometry: ClassVar[bool] = False
 
     @property
-    def of_whole_sequence(self) -> bool:
+    def spans_sequence(self) -> bool:
         """Whether a rank that has a part of a sequence lowers it for all positions."""
-        return not (self.per_token or self.of_pairs or self.of_any_geometry)
+        return not (self.per_token or self.per_pair or self.fits_any_geometry)
 
     @property
     def state(self) -> Tensor | None:
@@ -48,11 +48,11 @@ class SharedForm(Form):
         broadcasts to the state of these tokens."""
         return self
 
-    def of_queries(self, queries: slice) -> Form:
+    def for_queries(self, queries: slice) -> Form:
         """The form of some of the queries."""
         return self
 
-    def of_keys(self, keys: slice) -> Form:
+    def for_keys(self, keys: slice) -> Form:
         """The form of some of the keys."""
         return self
 
@@ -60,9 +60,9 @@ class SharedForm(Form):
 class DecodableForm(SharedForm):
     """A form for queries that see the keys of a cache."""
 
-    def of_tokens(self, tokens: slice, queries: slice) -> Form:
+    def for_tokens(self, tokens: slice, queries: slice) -> Form:
         """The form of some tokens and queries of a call."""
-        return self.of_queries(queries)
+        return self.for_queries(queries)
 
     @property
     def tables(self) -> tuple[Tensor, ...]:
@@ -83,6 +83,6 @@ class DistributableForm(SharedForm):
     """A form for queries that see the keys of other ranks."""
 
     @abstractmethod
-    def of_pair(self, pair: Pair, states: tuple[Tensor, Tensor] | None) -> Form:
+    def for_pair(self, pair: Pair, states: tuple[Tensor, Tensor] | None) -> Form:
         """The form of the queries of one chunk and the keys of another. This form is lowered for
         the whole sequence or, if per_token, for the queries. states: of these queries and keys."""

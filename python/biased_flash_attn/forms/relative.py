@@ -53,8 +53,8 @@ class Relative(SkippableForm, DecodableForm, DistributableForm):
     beyond: str = "zero"
 
     tensor_names = ("query factors", "query tables", "key factors", "key tables")
-    of_rows = True
-    of_pairs = True
+    per_row = True
+    per_pair = True
 
     def __post_init__(self):
         for name, factors, table in (
@@ -107,11 +107,11 @@ class Relative(SkippableForm, DecodableForm, DistributableForm):
         """The bias of every pair, (B or 1, H or 1, n_query, n_key) float64."""
         column = geometry.pair_distances(self.query_factors.device) - self._first(geometry)
         u, p, w, q = (x.double() for x in self.tensors)
-        of_queries = self._of_pairs(u @ p, column)
+        query_term = self._at_pairs(u @ p, column)
         # In decoding, the rows of absent factors are those of new keys.
-        return of_queries + self._of_pairs(w @ q, column.mT).mT if w.shape[-1] else of_queries
+        return query_term + self._at_pairs(w @ q, column.mT).mT if w.shape[-1] else query_term
 
-    def _of_pairs(self, products: Tensor, column: Tensor) -> Tensor:
+    def _at_pairs(self, products: Tensor, column: Tensor) -> Tensor:
         """Selects from products (B or 1, H or 1, rows, n) by column (rows, other rows)."""
         nearest = column.clamp(0, self.n_columns - 1)
         pairs = products.gather(-1, nearest.expand(*products.shape[:2], -1, -1))
@@ -128,11 +128,11 @@ class Relative(SkippableForm, DecodableForm, DistributableForm):
     def gradient_targets(self, q: Tensor, k: Tensor) -> list[int]:
         """Factors may be q or k themselves. The same memory is not enough: a view has a gradient
         of its own. So has a key that several query heads read, for each of these heads."""
-        of_queries = IN_Q if self.query_factors is q else OWN
+        queries = IN_Q if self.query_factors is q else OWN
         is_k = self.key_factors is k and k.shape[1] == q.shape[1]
-        return [of_queries, OWN, IN_K if is_k else OWN, OWN]
+        return [queries, OWN, IN_K if is_k else OWN, OWN]
 
-    def of_sequence(self, rows: sequences.Sequence, whole: Geometry, own: Geometry) -> Relative:
+    def for_sequence(self, rows: sequences.Sequence, whole: Geometry, own: Geometry) -> Relative:
         factors = {
             "query_factors": rows.queries(self.query_factors),
             "key_factors": rows.keys(self.key_factors),
@@ -144,10 +144,10 @@ class Relative(SkippableForm, DecodableForm, DistributableForm):
             return self
         return self._with_columns(self.n_columns // 2, (self.n_columns + 1) // 2)
 
-    def of_queries(self, queries: slice) -> Relative:
+    def for_queries(self, queries: slice) -> Relative:
         return replace(self, query_factors=self.query_factors[:, :, queries])
 
-    def of_keys(self, keys: slice) -> Relative:
+    def for_keys(self, keys: slice) -> Relative:
         return replace(self, key_factors=self.key_factors[:, :, keys])
 
     @property
@@ -157,11 +157,11 @@ class Relative(SkippableForm, DecodableForm, DistributableForm):
     def with_state(self, state: Tensor) -> Relative:
         return replace(self, key_factors=state)
 
-    def of_tokens(self, tokens: slice, queries: slice) -> Relative:
-        return self.of_queries(queries).of_keys(tokens)
+    def for_tokens(self, tokens: slice, queries: slice) -> Relative:
+        return self.for_queries(queries).for_keys(tokens)
 
-    def of_pair(self, pair: Pair, states: None) -> Relative:
-        form = self.of_keys(slice(pair.key_chunk * pair.n, (pair.key_chunk + 1) * pair.n))
+    def for_pair(self, pair: Pair, states: None) -> Relative:
+        form = self.for_keys(slice(pair.key_chunk * pair.n, (pair.key_chunk + 1) * pair.n))
         if pair.is_own:
             return form
         begin = pair.distance_offset - self._first(pair.whole)
@@ -193,15 +193,15 @@ class Relative(SkippableForm, DecodableForm, DistributableForm):
         first = self._first(geometry)
         return RelativeMass(side, self, 1 - first - self.n_columns if side.is_mirrored else first)
 
-    def mass_of_pair(self, pair: Pair, side: KeySide, bounds: StateBounds | None) -> RelativeMass:
-        return RelativeMass(side, self.of_pair(pair, None), int(not pair.is_past))
+    def mass_for_pair(self, pair: Pair, side: KeySide, bounds: StateBounds | None) -> RelativeMass:
+        return RelativeMass(side, self.for_pair(pair, None), int(not pair.is_past))
 
     def roundings(self) -> Tensor:
         (u, p), (w, q) = self._terms()
-        of_queries = _norms(u) * _norms(p.mT).amax(-1, keepdim=True)
-        of_keys = _norms(w).amax(-1, keepdim=True) * _norms(q.mT).amax(-1, keepdim=True)
+        per_query = _norms(u) * _norms(p.mT).amax(-1, keepdim=True)
+        keys = _norms(w).amax(-1, keepdim=True) * _norms(q.mT).amax(-1, keepdim=True)
         ranks = (rounding_of_logits(x.shape[-1]) / ROUNDING for x in (u, w))
-        return sum(rank * size for rank, size in zip(ranks, (of_queries, of_keys), strict=True))
+        return sum(rank * size for rank, size in zip(ranks, (per_query, keys), strict=True))
 
     def _terms(self) -> tuple[tuple[Tensor, Tensor], ...]:
         return (
@@ -231,8 +231,8 @@ class RelativeMass:
 
     def __init__(self, side: KeySide, form: Relative, first: int):
         self.side, self.first, mirrored = side, first, side.is_mirrored
-        self.of_queries, of_keys = _norms(form.query_factors), _norms(form.key_factors)
-        self.of_keys = side.prefix_max(of_keys.flip(-1) if mirrored else of_keys).clamp(min=0)
+        self.query_norms, norms = _norms(form.query_factors), _norms(form.key_factors)
+        self.key_norms = side.prefix_max(norms.flip(-1) if mirrored else norms).clamp(min=0)
         self.columns = [form._largest_beyond(x, mirrored) for x in form.tables]
 
     def log_mass(self, rows: slice, tile: Tensor) -> Tensor:
@@ -240,8 +240,8 @@ class RelativeMass:
         distance = self.side.positions[rows] - cut + 1
         column = (distance - self.first).clamp(0, self.columns[0].shape[-1] - 1)
         p, q = (x.expand(*tile.shape[:2], -1).gather(-1, column) for x in self.columns)
-        of_keys = self.of_keys.expand(*tile.shape[:2], -1).gather(-1, tile)
-        return torch.log(cut.double()) + self.of_queries[..., rows] * p + of_keys * q
+        key_norms = self.key_norms.expand(*tile.shape[:2], -1).gather(-1, tile)
+        return torch.log(cut.double()) + self.query_norms[..., rows] * p + key_norms * q
 
 
 def columns(table: Tensor, begin: int, count: int, beyond: str) -> Tensor:

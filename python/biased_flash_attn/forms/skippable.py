@@ -31,7 +31,7 @@ class SkippableForm(Form):
         return 0.0
 
     @abstractmethod
-    def mass_of_pair(self, pair: Pair, side: KeySide, bounds: StateBounds | None) -> TailMass:
+    def mass_for_pair(self, pair: Pair, side: KeySide, bounds: StateBounds | None) -> TailMass:
         """The bound for the keys of another chunk, from the bounds of their states."""
 
 

@@ -35,7 +35,7 @@ class Prompts:
         if key_padding_mask is None:
             return Prompts(tokens, torch.full((batch,), n, device=tokens.device))
         check_tokens(tokens, key_padding_mask=key_padding_mask)
-        _, _, first, lengths, _ = Sequences.of_mask(key_padding_mask, n).rows.unbind(1)
+        _, _, first, lengths, _ = Sequences.from_mask(key_padding_mask, n).rows.unbind(1)
         if not lengths.all():
             b = int(lengths.argmin())
             raise ValueError(

@@ -50,8 +50,8 @@ class Keys:
         # cdist via matrix products suffers from cancellation.
         direct = {"compute_mode": "donot_use_mm_for_euclid_dist"}
         distances = [torch.cdist(x, mean[:, :, None], **direct) for x in _chunks(k, mean.dtype)]
-        of_heads = (mean, torch.cat(distances, 2).squeeze(-1).double())
-        return Keys(*(x.repeat_interleave(heads // k.shape[1], 1) for x in of_heads))
+        per_kv_head = (mean, torch.cat(distances, 2).squeeze(-1).double())
+        return Keys(*(x.repeat_interleave(heads // k.shape[1], 1) for x in per_kv_head))
 
     @property
     def largest_norm(self) -> Tensor:

@@ -89,7 +89,7 @@ def _of_sequence(problem: Problem) -> Tensor:
     if worth.all():
         return certified(problem)
     plan.unflatten(2, (-1, group))[:, :, worth] = certified(
-        problem.of_kv_heads(worth.nonzero().squeeze(1))
+        problem.for_kv_heads(worth.nonzero().squeeze(1))
     ).unflatten(2, (-1, group))
     return plan
 

@@ -122,7 +122,7 @@ def test_plans_of_sequences_are_followed(bias, causal):
     with torch.no_grad():
         if bias == "cumulative":
             problem.bias.steps.fill_(-0.3)
-    sequences = Sequences.of_offsets(*case.offsets(), case.lengths, (None, None))
+    sequences = Sequences.from_offsets(*case.offsets(), case.lengths, (None, None))
     call = prepared_call(problem, "triton", sequences=sequences)
     plan = planned(call).plan
     assert (plan[0, 0, :, :1] == 0).all()

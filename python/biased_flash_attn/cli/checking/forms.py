@@ -239,11 +239,11 @@ class RelativeLast(CheckedForm):
         return biases.RelativeBias(u, p[0].mT, w, q[0].mT, first=-reach, beyond="last")
 
     def pairs(self, tensors: Tensors, p: Tensor, j: Tensor) -> Tensor:
-        u, of_queries, w, of_keys = (x.double() for x in tensors.values())
-        reach = of_queries.shape[2] // 2
+        u, query_table, w, key_table = (x.double() for x in tensors.values())
+        reach = query_table.shape[2] // 2
         column = distances(p, j).clamp(-reach, reach) + reach
-        by_query = columns_of_rows(u @ of_queries.mT, column)
-        return by_query + columns_of_rows(w[:, :, j] @ of_keys.mT, column.mT).mT
+        by_query = columns_of_rows(u @ query_table.mT, column)
+        return by_query + columns_of_rows(w[:, :, j] @ key_table.mT, column.mT).mT
 
 
 FORMS = {

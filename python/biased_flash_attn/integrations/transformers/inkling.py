@@ -127,10 +127,10 @@ class _WithSinks(FusedLayer):
             with_weights=output_attentions,
         )
         # A sink is a logit of no key. It leaves exp(lse) / (exp(lse) + exp(sink)) to the keys.
-        of_keys = torch.sigmoid(lse - self.sink_proj(hidden_states))
-        o = (o * of_keys[..., None]).to(o.dtype)
+        mass_of_keys = torch.sigmoid(lse - self.sink_proj(hidden_states))
+        o = (o * mass_of_keys[..., None]).to(o.dtype)
         if weights is not None:
-            weights = weights * of_keys.transpose(1, 2)[..., None].to(weights.dtype)
+            weights = weights * mass_of_keys.transpose(1, 2)[..., None].to(weights.dtype)
         return self.o_proj(o.flatten(2), hidden_states), weights
 
 

@@ -19,5 +19,5 @@ class FusedSwitchTransformersAttention(
     def forward(self, hidden_states: Tensor, mask=None, **kwargs):
         if isinstance(mask, Tensor):
             # The encoder's own, (B, 1, 1, N), which is 0 for tokens.
-            mask = TokenMask.of_keys(mask[:, 0, 0] == 0)
+            mask = TokenMask.from_keys(mask[:, 0, 0] == 0)
         return super().forward(hidden_states, mask, **kwargs)

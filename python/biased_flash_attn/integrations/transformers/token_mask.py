@@ -32,7 +32,7 @@ class TokenMask:
     ndim = 2
 
     @staticmethod
-    def of_keys(tokens: Tensor) -> TokenMask:
+    def from_keys(tokens: Tensor) -> TokenMask:
         """The mask of attention in both directions, from (B, N) bool."""
         n = tokens.shape[1]
         return TokenMask(n, n, causal=False, tokens=None if tokens.all() else tokens)
@@ -74,7 +74,7 @@ class TokenMask:
 
     @cached_property
     def _padded(self) -> Sequences:
-        return Sequences.of_mask(self.tokens, self.n_query)
+        return Sequences.from_mask(self.tokens, self.n_query)
 
     @cached_property
     def _padded_keys(self) -> Sequences:
@@ -91,7 +91,7 @@ class TokenMask:
         queries = self.tokens.new_ones(len(self.tokens), self.n_query)
         if self.causal:
             queries = self.tokens[:, self.n_key - self.n_query :]
-        return Packing.of_tokens(queries, self.tokens)
+        return Packing.from_tokens(queries, self.tokens)
 
     @cached_property
     def unpadded(self) -> tuple[Tensor, TokenMask]:
@@ -99,7 +99,7 @@ class TokenMask:
 
         It is for layers whose queries are all keys.
         """
-        packing = Packing.of_tokens(self.tokens, self.tokens)
+        packing = Packing.from_tokens(self.tokens, self.tokens)
         n = len(packing.keys)
         mask = replace(self, n_query=n, n_key=n, tokens=None, packed=packing.sequences)
         return packing.keys, mask
@@ -114,14 +114,14 @@ class Packing:
     sequences: Sequences
 
     @staticmethod
-    def of_tokens(queries: Tensor, keys: Tensor) -> Packing:
+    def from_tokens(queries: Tensor, keys: Tensor) -> Packing:
         """The packing of the selected queries and keys, (B, N) bool each."""
         offsets = [
             torch.nn.functional.pad(x.sum(1).cumsum(0), (1, 0)).int() for x in (queries, keys)
         ]
         rows = [x.flatten().nonzero().squeeze(1) for x in (queries, keys)]
         totals = tuple(len(x) for x in rows)
-        return Packing(*rows, Sequences.of_offsets(*offsets, totals, (None, None)))
+        return Packing(*rows, Sequences.from_offsets(*offsets, totals, (None, None)))
 
 
 def create_token_mask(
