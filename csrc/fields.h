@@ -4,6 +4,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <unordered_map>
@@ -14,40 +15,53 @@ namespace bfa {
 
 namespace py = pybind11;
 
-inline Element element_of(const std::string& dtype) {
-    if (dtype == "float64") return Element::float64;
-    if (dtype == "float32") return Element::float32;
-    if (dtype == "bfloat16") return Element::bfloat16;
-    if (dtype == "float16") return Element::float16;
-    throw std::invalid_argument("dtype is " + dtype +
-                                "; it may be float64, float32, bfloat16 or float16");
+// int64 and int32 are not elements that kernels compute with.
+struct DType {
+    const char* name;
+    int64_t bytes;
+    Element element = Element::float64;
+};
+constexpr DType kDTypes[] = {
+    {"float32", 4, Element::float32},
+    {"bfloat16", 2, Element::bfloat16},
+    {"float16", 2, Element::float16},
+    {"float64", 8, Element::float64},
+    {"int64", 8},
+    {"int32", 4},
+};
+
+inline const DType& find_dtype(const char* name) {
+    for (const DType& dtype : kDTypes)
+        if (std::strcmp(name, dtype.name) == 0) return dtype;
+    throw std::invalid_argument(std::string("dtype is ") + name);
 }
 
-// A tuple (address, dtype, bytes per element, shape, strides in elements).
+// A tuple (address, dtype, shape, strides in elements).
 class Described {
 public:
     explicit Described(py::handle x)
-        : dtype_(item(x, 1)), bytes_(number(x, 2)), shape_(item(x, 3)), strides_(item(x, 4)) {
-        data_ = reinterpret_cast<char*>(number(x, 0));
-        dims_ = PyTuple_Size(shape_.ptr());
-    }
+        : data_(reinterpret_cast<char*>(number(x, 0))),
+          dtype_(find_dtype(PyUnicode_AsUTF8(item(x, 1).ptr()))),
+          shape_(item(x, 2)),
+          strides_(item(x, 3)),
+          dims_(PyTuple_Size(shape_.ptr())) {}
 
     template <class T = char>
     T* data() const {
         return reinterpret_cast<T*>(data_);
     }
-    int64_t bytes() const { return bytes_; }
-    Element element() const { return element_of(py::cast<std::string>(dtype_)); }
+    int64_t bytes() const { return dtype_.bytes; }
+    Element element() const { return dtype_.element; }
 
     // Dimensions that do not exist have size 1.
     int64_t size(Py_ssize_t n) const { return n < dims_ ? number(shape_, n) : 1; }
-    int64_t stride(Py_ssize_t n) const { return n < dims_ ? number(strides_, n) * bytes_ : 0; }
+    int64_t stride(Py_ssize_t n) const { return n < dims_ ? number(strides_, n) * bytes() : 0; }
 
     // Dimensions n, n + 1, ... as a (batch, heads, sequence, ...) tensor; a batch entry or a head
     // broadcasts if it is the only one.
     View view(Py_ssize_t n = 0) const {
         return {data_, size(n) == 1 ? 0 : stride(n), size(n + 1) == 1 ? 0 : stride(n + 1),
-                n + 2 < dims_ ? stride(n + 2) : bytes_};
+                n + 2 < dims_ ? stride(n + 2) : bytes()};
     }
     FormTensor form_tensor() const { return {view(), size(2), stride(3), element(), size(3)}; }
 
@@ -63,10 +77,9 @@ private:
         return x;
     }
 
-    py::handle dtype_;
-    int64_t bytes_;
-    py::handle shape_, strides_;
     char* data_;
+    const DType& dtype_;
+    py::handle shape_, strides_;
     Py_ssize_t dims_;
 };
 
@@ -74,13 +87,17 @@ class Fields {
 public:
     explicit Fields(const py::dict& values) : values_(values) {}
 
-    bool has(const char* name) const { return !find(name).is_none(); }
+    // An argument may be left out if it would be None.
+    bool has(const char* name) const {
+        PyObject* value = PyDict_GetItemWithError(values_.ptr(), interned(name));
+        return value && value != Py_None;
+    }
     template <class T>
     T get(const char* name) const {
         return py::cast<T>(find(name));
     }
     Described tensor(const char* name) const { return Described(find(name)); }
-    // Of a tensor or None.
+    // Of a tensor, or without an address if there is none.
     View view(const char* name) const { return has(name) ? tensor(name).view() : View(); }
     // Of a list of tensors.
     void form_tensors(const char* name, FormTensor* tensors) const {

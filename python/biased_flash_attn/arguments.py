@@ -1,8 +1,8 @@
-"""A problem as the flat arguments of an operator, which takes no objects but tensors.
+"""A problem as the arguments of an operator, which takes no objects but tensors, and of a kernel.
 
-The schema of the operators, the names of their arguments and the conversions in both directions are
-generated from the fields of `Problem` and of the records in it. All arguments of an optional record
-that is absent are None.
+The schemas of the operators, the names of the arguments and the conversions are generated from the
+fields of `Problem` and of the records in it. All arguments of an optional record that is absent are
+None.
 """
 
 from __future__ import annotations
@@ -28,71 +28,116 @@ class _Field(NamedTuple):
     is_optional: bool
 
 
-def _fields(record: type) -> list[_Field]:
+def _fields(record: type, omitted: str = "") -> list[_Field]:
     found = []
     for name, hint in get_type_hints(record).items():
         is_optional = get_origin(hint) is types.UnionType
-        found.append(_Field(name, get_args(hint)[0] if is_optional else hint, is_optional))
+        if name != omitted:
+            cls = get_args(hint)[0] if is_optional else hint
+            found.append(_Field(name, cls, is_optional))
     return found
 
 
-def _arguments(record: type, is_optional: bool = False) -> dict[str, str]:
+def _types(fields: list[_Field], is_optional: bool = False) -> dict[str, str]:
     """The names of the arguments of a record, and their types."""
     found = {}
-    for field in _fields(record):
+    for field in fields:
         may_be_none = is_optional or field.is_optional
         if field.cls is Form:
             found |= {"form_tensors": "Tensor[]", "form": "str"}
         elif field.cls in _SCHEMA_TYPES:
             found[field.name] = _SCHEMA_TYPES[field.cls] + "?" * may_be_none
         else:
-            found |= _arguments(field.cls, may_be_none)
+            found |= _types(_fields(field.cls), may_be_none)
     return found
 
 
-def _values(record: type, path: str) -> str:
+def _values(fields: list[_Field], path: str) -> str:
     """The source code of the values of the arguments of the record at `path`."""
     found = []
-    for field in _fields(record):
+    for field in fields:
         value = f"{path}.{field.name}"
         if field.cls is Form:
             found += [f"[*{value}.tensors]", f"{value}.name"]
         elif field.cls in _SCHEMA_TYPES:
             found.append(value)
-        elif field.is_optional:
-            absent = (None,) * len(_arguments(field.cls))
-            found.append(f"*({absent} if {value} is None else ({_values(field.cls, value)}))")
         else:
-            found.append(_values(field.cls, value))
+            own = _fields(field.cls)
+            values = _values(own, value)
+            if field.is_optional:
+                values = f"*({(None,) * len(_types(own))} if {value} is None else ({values}))"
+            found.append(values)
     return ", ".join(found)
 
 
-def _construction(record: type, classes: dict[str, Callable]) -> str:
+def _named(fields: list[_Field], path: str) -> str:
+    """The source code of the items of a dictionary of the arguments of the record at `path`, with
+    the function `tensor` applied to tensors. Those of an optional record that is absent are left
+    out."""
+    found = []
+    for field in fields:
+        value = f"{path}.{field.name}"
+        if field.cls is Form:
+            found.append(f"'form_tensors': [tensor(x) for x in {value}.tensors]")
+            found.append(f"'form': {value}.name")
+        elif field.cls is Tensor:
+            found.append(f"'{field.name}': tensor({value})")
+        elif field.cls in _SCHEMA_TYPES:
+            found.append(f"'{field.name}': {value}")
+        else:
+            items = _named(_fields(field.cls), value)
+            if field.is_optional:
+                items = f"**({{}} if {value} is None else {{{items}}})"
+            found.append(items)
+    return ", ".join(found)
+
+
+def _construction(record: type, fields: list[_Field], classes: dict[str, Callable]) -> str:
     """The source code that makes a record from its arguments; adds the classes that it uses."""
     classes[record.__name__] = record
     found = []
-    for field in _fields(record):
+    for field in fields:
         if field.cls is Form:
-            found.append("from_tensors(form, form_tensors)")
+            found.append(f"{field.name}=from_tensors(form, form_tensors)")
         elif field.cls in _SCHEMA_TYPES:
-            found.append(field.name)
+            found.append(f"{field.name}={field.name}")
         else:
+            own = _fields(field.cls)
             # The first field of an optional record is a tensor.
-            is_absent = f"None if {_fields(field.cls)[0].name} is None else " * field.is_optional
-            found.append(is_absent + _construction(field.cls, classes))
+            is_absent = f"None if {own[0].name} is None else " * field.is_optional
+            found.append(f"{field.name}={is_absent}{_construction(field.cls, own, classes)}")
     return f"{record.__name__}({', '.join(found)})"
 
 
-_TYPES = _arguments(Problem)
-_CLASSES: dict[str, Callable] = {"from_tensors": from_tensors}
-# There are no defaults, because PyTorch drops arguments equal to their default, and there must be
-# as many gradients as arguments.
-SCHEMA = ", ".join(f"{kind} {name}" for name, kind in _TYPES.items())
-# The arguments by name.
-Arguments = namedtuple("Arguments", _TYPES)
-# Functions made from source code, like those of a dataclass, take half the time of loops over the
-# fields, which would be a tenth of a short call.
-flat: Callable[[Problem], tuple] = eval(f"lambda problem: ({_values(Problem, 'problem')})")
-rebuilt: Callable[..., Problem] = eval(
-    f"lambda {', '.join(_TYPES)}: {_construction(Problem, _CLASSES)}", _CLASSES
+class Signature:
+    """The arguments that describe a problem.
+
+    schema: their declaration. There are no defaults, because PyTorch drops arguments equal to their
+        default, and there must be as many gradients as arguments.
+    Named: the class of tuples of them.
+    flat: maps a problem to a tuple of them.
+    rebuilt: maps them to a problem.
+
+    Functions made from source code, like those of a dataclass, take half the time of loops over the
+    fields, which would be a tenth of a short call.
+    """
+
+    def __init__(self, omitted: str = ""):
+        """omitted: an optional field of the problem that is None."""
+        fields, classes = _fields(Problem, omitted), {"from_tensors": from_tensors}
+        names = _types(fields)
+        made = _construction(Problem, fields, classes)
+        self.schema = ", ".join(f"{kind} {name}" for name, kind in names.items())
+        self.Named = namedtuple("Named", names)
+        self.flat: Callable[[Problem], tuple] = eval(
+            f"lambda problem: ({_values(fields, 'problem')})"
+        )
+        self.rebuilt: Callable[..., Problem] = eval(f"lambda {', '.join(names)}: {made}", classes)
+
+
+ATTENTION = Signature(omitted="pages")
+DECODING = Signature()
+# Maps a problem and a function of a tensor or None to the arguments of a kernel, by name.
+by_name: Callable[[Problem, Callable], dict] = eval(
+    f"lambda problem, tensor: {{{_named(_fields(Problem), 'problem')}}}"
 )

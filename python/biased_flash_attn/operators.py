@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .arguments import SCHEMA, Arguments, flat, rebuilt
+from .arguments import ATTENTION, DECODING
 from .backends import registry
 from .forms import from_tensors
 from .forms.gradients import IN_Q, OWN
@@ -21,15 +21,15 @@ from .skipping import plans
 
 _LIBRARY = torch.library.Library("biased_flash_attn", "FRAGMENT")
 
-_LIBRARY.define(f"forward({SCHEMA}) -> (Tensor, Tensor)")
+_LIBRARY.define(f"forward({ATTENTION.schema}) -> (Tensor, Tensor)")
 # The gradients of the form's tensors are returned as a list. Their targets are those of
 # forms.gradients, or [] if they are not requested; those with a target other than OWN are empty.
 _LIBRARY.define(
     "backward(Tensor o, Tensor lse, Tensor grad_o, Tensor grad_lse, int[] targets,"
-    f" {SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor[])"
+    f" {ATTENTION.schema}) -> (Tensor, Tensor, Tensor, Tensor[])"
 )
-_LIBRARY.define(f"plan({SCHEMA}) -> Tensor")
-_LIBRARY.define(f"decode({SCHEMA}) -> (Tensor, Tensor)")
+_LIBRARY.define(f"plan({ATTENTION.schema}) -> Tensor")
+_LIBRARY.define(f"decode({DECODING.schema}) -> (Tensor, Tensor)")
 _LIBRARY.define(
     "append(Tensor(a!) pages, Tensor rows, Tensor block_table, Tensor lengths, str backend) -> ()"
 )
@@ -40,7 +40,7 @@ _OPERATORS = torch.ops.biased_flash_attn
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     """Returns o (B, H, Nq, Dv) in q's dtype, and lse (B, H, Nq) in float32, or float64 for
     float64."""
-    arguments = flat(problem)
+    arguments = ATTENTION.flat(problem)
     if torch.compiler.is_compiling() or problem.needs_gradients:
         return _OPERATORS.forward.default(*arguments)
     # Passing through the autograd implementation takes a tenth of a short call.
@@ -58,7 +58,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Returns the gradients of q, k, v and, with form_gradient, of the form's tensors."""
     targets = [OWN] * len(problem.form.tensors) if form_gradient else []
-    arguments = flat(problem)
+    arguments = ATTENTION.flat(problem)
     return _OPERATORS.backward.default(o, lse, grad_o, grad_lse, targets, *arguments)
 
 
@@ -66,7 +66,7 @@ def planned(problem: Problem) -> Problem:
     """The problem, with a plan of skipped keys where a plan is worthwhile."""
     if not registry.get(problem.backend).has_kernels or not plans.is_worthwhile(problem):
         return problem
-    plan = _OPERATORS.plan.default(*flat(problem.detached()))
+    plan = _OPERATORS.plan.default(*ATTENTION.flat(problem.detached()))
     return replace(problem, plan=plan)
 
 
@@ -78,7 +78,7 @@ def decode(problem: Problem) -> tuple[Tensor, Tensor]:
     """
     if not torch.compiler.is_compiling():
         return _decoded(problem)
-    return _OPERATORS.decode.default(*flat(problem))
+    return _OPERATORS.decode.default(*DECODING.flat(problem))
 
 
 def append(pages: Tensor, rows: Tensor, block_table: Tensor, lengths: Tensor, backend: str) -> None:
@@ -89,14 +89,14 @@ def append(pages: Tensor, rows: Tensor, block_table: Tensor, lengths: Tensor, ba
 
 
 def _forward(*arguments):
-    problem = rebuilt(*arguments)
+    problem = ATTENTION.rebuilt(*arguments)
     if problem.is_empty:
         return _without_keys(problem)
     return registry.get(problem.backend).forward(problem)
 
 
 def _backward(o, lse, grad_o, grad_lse, targets, *arguments):
-    problem = rebuilt(*arguments)
+    problem = ATTENTION.rebuilt(*arguments)
     tensors = problem.form.tensors
     if problem.is_empty:
         *grad_inputs, grad_form = _without_pairs(problem, targets)
@@ -113,13 +113,13 @@ def _backward(o, lse, grad_o, grad_lse, targets, *arguments):
 
 
 def _plan(*arguments):
-    problem = rebuilt(*arguments)
+    problem = ATTENTION.rebuilt(*arguments)
     with torch.autocast(problem.q.device.type, enabled=False):
         return plans.make(problem)
 
 
 def _decode(*arguments):
-    return _decoded(rebuilt(*arguments))
+    return _decoded(DECODING.rebuilt(*arguments))
 
 
 def _decoded(problem):
@@ -153,13 +153,9 @@ for _name, _implementation in {
         _LIBRARY.impl(_name, _implementation, _device)
 
 
-def _empty_results(*arguments):
-    return rebuilt(*arguments).empty_results()
-
-
 @torch.library.register_fake("biased_flash_attn::backward", lib=_LIBRARY)
 def _(o, lse, grad_o, grad_lse, targets, *arguments):
-    problem = rebuilt(*arguments)
+    problem = ATTENTION.rebuilt(*arguments)
     grad_form = [
         x.new_empty(x.shape if target == OWN else 0)
         for x, target in zip(problem.form.tensors, targets, strict=bool(targets))
@@ -169,13 +165,19 @@ def _(o, lse, grad_o, grad_lse, targets, *arguments):
 
 @torch.library.register_fake("biased_flash_attn::plan", lib=_LIBRARY)
 def _(*arguments):
-    problem = rebuilt(*arguments)
+    problem = ATTENTION.rebuilt(*arguments)
     tiles = plans.query_tiles(problem.geometry.n_query)
     return problem.q.new_empty((2, problem.batch, problem.q.shape[1], tiles), dtype=torch.int32)
 
 
-for _name in ("forward", "decode"):
-    torch.library.register_fake(f"biased_flash_attn::{_name}", _empty_results, lib=_LIBRARY)
+@torch.library.register_fake("biased_flash_attn::forward", lib=_LIBRARY)
+def _(*arguments):
+    return ATTENTION.rebuilt(*arguments).empty_results()
+
+
+@torch.library.register_fake("biased_flash_attn::decode", lib=_LIBRARY)
+def _(*arguments):
+    return DECODING.rebuilt(*arguments).empty_results()
 
 
 @torch.library.register_fake("biased_flash_attn::append", lib=_LIBRARY)
@@ -188,20 +190,23 @@ class _Attention(torch.autograd.Function):
     flattening arguments that include a list of tensors takes 10 % of a short call."""
 
     @staticmethod
-    def forward(ctx, keyset, arguments: Arguments, q, k, v, *form_tensors):
+    def forward(ctx, keyset, arguments, q, k, v, *form_tensors):
         o, lse = _below_autograd(keyset, arguments)
         ctx.targets = from_tensors(arguments.form, form_tensors).gradient_targets(q, k)
-        # Autograd saves those that it differentiates; the others are not seen by the user.
-        ctx.arguments = arguments._replace(q=None, k=None, v=None, form_tensors=None)
-        ctx.save_for_backward(o, lse, q, k, v, *form_tensors)
+        plan, rows = arguments.plan, arguments.rows
+        ctx.save_for_backward(o, lse, q, k, v, plan, rows, *form_tensors)
+        absent = dict.fromkeys(("q", "k", "v", "plan", "rows", "form_tensors"))
+        ctx.arguments = arguments._replace(**absent)
         return o, lse
 
     @staticmethod
     def backward(ctx, grad_o, grad_lse):
-        o, lse, q, k, v, *form_tensors = ctx.saved_tensors
+        o, lse, q, k, v, plan, rows, *form_tensors = ctx.saved_tensors
         _, _, _, _, _, *wanted = ctx.needs_input_grad
         targets = ctx.targets if any(wanted) else []
-        arguments = ctx.arguments._replace(q=q, k=k, v=v, form_tensors=form_tensors)
+        arguments = ctx.arguments._replace(
+            q=q, k=k, v=v, plan=plan, rows=rows, form_tensors=form_tensors
+        )
         *grad_inputs, grad_form = _OPERATORS.backward.default(
             o, lse, grad_o, grad_lse, targets, *arguments
         )
@@ -219,7 +224,7 @@ def _below_autograd(keyset, arguments):
 
 
 def _forward_and_gradients(keyset, *arguments):
-    arguments = Arguments(*arguments)
+    arguments = ATTENTION.Named(*arguments)
     tensors = arguments.q, arguments.k, arguments.v, *arguments.form_tensors
     if need_gradients(tensors):
         return _Attention.apply(keyset, arguments, *tensors)

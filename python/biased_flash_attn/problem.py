@@ -154,7 +154,8 @@ class Problem:
         block table."""
         most_keys = pages.block_table.shape[1] * k.shape[2]
         geometry = Geometry(self.q.shape[2], most_keys, True, self.geometry.window)
-        return replace(self, k=k, v=v, form=form, geometry=geometry, pages=pages)
+        settings = self.scale, self.tolerance, self.backend
+        return Problem(self.q, k, v, form, geometry, *settings, pages=pages)
 
 
 def need_gradients(tensors: Sequence[Tensor]) -> bool:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from biased_flash_attn import biased_flash_attn, biased_flash_attn_varlen, biases, operators
-from biased_flash_attn.arguments import flat
+from biased_flash_attn.arguments import ATTENTION
 from biased_flash_attn.attention import lowered
 from biased_flash_attn.forms.gradients import OWN
 from biased_flash_attn.problem import Problem
@@ -40,7 +40,7 @@ def own_targets(call: Problem) -> list[int]:
 @pytest.mark.parametrize("bias", FORMS)
 def test_opcheck_of_forward(bias):
     _, call = call_of(Case(bias, lengths=(9, 21), heads=(4, 2), window=15))
-    torch.library.opcheck(OPERATORS.forward.default, flat(with_leaves(call)))
+    torch.library.opcheck(OPERATORS.forward.default, ATTENTION.flat(with_leaves(call)))
 
 
 @pytest.mark.parametrize("form_gradient", [True, False])
@@ -49,7 +49,7 @@ def test_opcheck_of_backward(bias, form_gradient):
     problem, call = call_of(Case(bias, lengths=(9, 21), heads=(4, 2)))
     targets = own_targets(call) if form_gradient else []
     results = *operators.forward(call), problem.grad_o, problem.grad_lse, targets
-    torch.library.opcheck(OPERATORS.backward.default, (*results, *flat(call)))
+    torch.library.opcheck(OPERATORS.backward.default, (*results, *ATTENTION.flat(call)))
 
 
 @pytest.mark.parametrize("bias", FORMS)
@@ -58,11 +58,11 @@ def test_opcheck_with_sequences(bias):
     problem = drawn_packed(case)
     sequences = Sequences.from_offsets(*case.offsets(), case.lengths, (None, None))
     call = prepared_call(problem, tolerance=0.0, sequences=sequences).detached()
-    torch.library.opcheck(OPERATORS.forward.default, flat(with_leaves(call)))
+    torch.library.opcheck(OPERATORS.forward.default, ATTENTION.flat(with_leaves(call)))
     results = *operators.forward(call), problem.grad_o, problem.grad_lse, own_targets(call)
-    torch.library.opcheck(OPERATORS.backward.default, (*results, *flat(call)))
+    torch.library.opcheck(OPERATORS.backward.default, (*results, *ATTENTION.flat(call)))
     if bias != "none":
-        torch.library.opcheck(OPERATORS.plan.default, flat(call))
+        torch.library.opcheck(OPERATORS.plan.default, ATTENTION.flat(call))
 
 
 def test_opcheck_of_sequence_ranges():

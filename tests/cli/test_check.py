@@ -100,7 +100,7 @@ def test_prepared_forms_are_timed(seed):
 
 
 def test_refused_forms_are_not_timed(monkeypatch, seed):
-    monkeypatch.setattr(backends.get("cpu"), "refusal", lambda q, problem: "has no float32")
+    monkeypatch.setattr(backends.get("cpu"), "refusal", lambda problem: "has no float32")
     tasks = Task("prepare", "linear"), Task("time", "linear")
     assert list(performed(settings(seed, "linear"), *tasks)) == []
 

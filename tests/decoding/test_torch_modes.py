@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from biased_flash_attn import KVCache, biased_flash_attn_with_kvcache, biases, operators
-from biased_flash_attn.arguments import flat
+from biased_flash_attn.arguments import DECODING
 from tests.decoding.cases import bias_of, check_decoding, decoded, make_cache
 from tests.support.biases import FORMS
 from tests.support.cases import Case
@@ -29,7 +29,7 @@ def test_opcheck(bias, monkeypatch):
     decode = operators.decode
 
     def noted(problem):
-        calls.append(flat(problem.detached()))
+        calls.append(DECODING.flat(problem.detached()))
         return decode(problem)
 
     monkeypatch.setattr(operators, "decode", noted)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from biased_flash_attn import attention_plan, backends, biased_flash_attn, biases, operators
-from biased_flash_attn.arguments import flat
+from biased_flash_attn.arguments import ATTENTION
 from biased_flash_attn.compat import scaled_dot_product_attention
 from biased_flash_attn.forms.gradients import OWN
 from tests.decoding.cases import STORAGES, check_decoding, decoded, make_cache
@@ -107,9 +107,9 @@ def test_opcheck():
         problem = drawn(case)
         call = prepared_call(problem, tolerance=0.0).detached()
         registered = torch.ops.biased_flash_attn
-        torch.library.opcheck(registered.forward.default, flat(with_leaves(call)))
+        torch.library.opcheck(registered.forward.default, ATTENTION.flat(with_leaves(call)))
         results = *operators.forward(call), problem.grad_o, problem.grad_lse, [OWN]
-        torch.library.opcheck(registered.backward.default, (*results, *flat(call)))
+        torch.library.opcheck(registered.backward.default, (*results, *ATTENTION.flat(call)))
 
 
 @pytest.mark.parametrize("window", [None, 40])

@@ -14,7 +14,7 @@ from biased_flash_attn import (
     biases,
     operators,
 )
-from biased_flash_attn.arguments import flat
+from biased_flash_attn.arguments import ATTENTION
 from biased_flash_attn.attention import prepared
 from biased_flash_attn.forms import Relative
 from biased_flash_attn.forms.gradients import IN_K, IN_Q, OWN
@@ -179,7 +179,7 @@ def test_the_operator_returns_no_other_gradient(seed):
     o, lse = operators.forward(call)
     results = o, lse, torch.randn_like(o), torch.randn_like(lse), targets
     backward = torch.ops.biased_flash_attn.backward.default
-    *_, of_form = backward(*results, *flat(call))
+    *_, of_form = backward(*results, *ATTENTION.flat(call))
     tables = call.form.tables
     assert [x.shape for x in of_form] == [(0,), tables[0].shape, (0,), tables[1].shape]
-    torch.library.opcheck(backward, (*results, *flat(call)))
+    torch.library.opcheck(backward, (*results, *ATTENTION.flat(call)))

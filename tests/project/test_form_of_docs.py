@@ -44,7 +44,7 @@ for causal in (True, False):
 
 
 def block(language: str) -> str:
-    return re.search(rf"```{language}\n(.*?)```", GUIDE, re.DOTALL).group(1)
+    return re.search(rf"```{language} title=.*?\n(.*?)```", GUIDE, re.DOTALL).group(1)
 
 
 def run(*command: str | Path, **environment: str) -> None:

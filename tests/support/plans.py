@@ -46,7 +46,7 @@ class PlannedCase(Case):
 
 def random_plan(case: Case, *, some_empty: bool = True) -> Tensor:
     """Random key ranges, whose beginnings and ends never decrease. some_empty: whether ranges may
-    be empty."""
+    be empty; the keys of others may still be masked."""
     n_query, n_key = case.lengths
     shape = (2, case.batch, case.heads[0], plans.query_tiles(n_query))
     first, end = torch.randint(n_key + 1, shape).sort(-1).values

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import platform
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from .. import shared_constants
-from ..arguments import Arguments, flat
+from ..arguments import by_name
 from ..forms.gradients import OWN
 from ..problem import Problem
 from .protocol import ATTENTION, CONTEXT_PARALLELISM, DECODING, Report
@@ -33,11 +34,13 @@ else:
             f" package, {shared_constants.numbers()}; rebuild them"
         )
 
-_ELEMENTS = {
+_DTYPES = {
     torch.float64: "float64",
     torch.float32: "float32",
     torch.bfloat16: "bfloat16",
     torch.float16: "float16",
+    torch.int64: "int64",
+    torch.int32: "int32",
 }
 
 
@@ -66,7 +69,7 @@ class Cpu:
 
     def forward(self, problem: Problem) -> tuple[Tensor, Tensor]:
         o, lse = problem.empty_results()
-        _call(_C.forward, problem, o=o, lse=lse)
+        _call(_C.forward, problem, o=_described(o), lse=_described(lse))
         return o, lse
 
     def backward(
@@ -82,18 +85,19 @@ class Cpu:
         # grad_o may be an expanded tensor, such as the gradient of a sum; the kernels need
         # contiguous rows.
         grad_o = grad_o if grad_o.stride(3) == 1 else grad_o.contiguous()
+        grad_lse = grad_lse.contiguous()
         grad_q, grad_k, grad_v = problem.empty_gradients()
         sums = _accumulators(problem, targets, grad_q, grad_k)
         _call(
             _C.backward,
             problem,
-            o=o,
-            lse=lse,
-            grad_o=grad_o,
-            grad_lse=grad_lse.contiguous(),
-            grad_q=grad_q,
-            grad_k=grad_k,
-            grad_v=grad_v,
+            o=_described(o),
+            lse=_described(lse),
+            grad_o=_described(grad_o),
+            grad_lse=_described(grad_lse),
+            grad_q=_described(grad_q),
+            grad_k=_described(grad_k),
+            grad_v=_described(grad_v),
             grad_form=sums,
         )
         grad_form = [
@@ -105,12 +109,12 @@ class Cpu:
     def trim(
         self, problem: Problem, near: Tensor, fraction: float, reach: int, from_end: bool
     ) -> Tensor:
-        cut = problem.plan[int(from_end)].clone()
+        cut, near = problem.plan[int(from_end)].clone(), near.contiguous()
         _call(
             _C.trim,
             problem,
-            near=near.contiguous(),
-            cut=cut,
+            near=_described(near),
+            cut=_described(cut),
             fraction=fraction,
             reach=reach,
             from_end=from_end,
@@ -119,7 +123,7 @@ class Cpu:
 
     def decode(self, problem: Problem) -> tuple[Tensor, Tensor]:
         o, lse = problem.empty_results()
-        _call(_C.decode, problem, o=o, lse=lse)
+        _call(_C.decode, problem, o=_described(o), lse=_described(lse))
         return o, lse
 
     def append(self, pages: Tensor, rows: Tensor, block_table: Tensor, lengths: Tensor) -> None:
@@ -146,23 +150,26 @@ def _accumulators(
 
 def _call(kernel: Callable[[dict], None], problem: Problem, **others) -> None:
     """Calls a kernel with the arguments of the problem and the others, by name."""
-    arguments = Arguments(*flat(problem))._asdict() | others
-    tensors = [_contiguous(x) for x in problem.form.tensors]
-    arguments |= {"form_tensors": tensors, "threads": torch.get_num_threads()}
-    kernel({name: _described(x) for name, x in arguments.items()})
+    form = problem.form
+    if not all(map(_has_contiguous_rows, form.tensors)):
+        tensors = [x if _has_contiguous_rows(x) else x.contiguous() for x in form.tensors]
+        problem = replace(problem, form=form.with_tensors(tensors))
+    arguments = by_name(problem, _described)
+    arguments["threads"] = torch.get_num_threads()
+    for name, x in others.items():
+        arguments[name] = [*map(_described, x)] if isinstance(x, list) else x
+    kernel(arguments)
 
 
-def _described(x):
-    """What C++ reads of an argument: of a tensor, its address, element type, bytes per element,
-    shape and strides. An address does not keep its tensor alive."""
-    if isinstance(x, Tensor):
-        return x.data_ptr(), _ELEMENTS.get(x.dtype), x.element_size(), x.shape, x.stride()
-    return [_described(y) for y in x] if isinstance(x, list) else x
+def _described(x: Tensor | None) -> tuple | None:
+    """What C++ reads of a tensor: its address, dtype, shape and strides. An address does not keep
+    its tensor alive."""
+    return None if x is None else (x.data_ptr(), _DTYPES[x.dtype], x.shape, x.stride())
 
 
-def _contiguous(x: Tensor) -> Tensor:
-    """Returns x with contiguous rows, if it is (batch, heads, sequence)."""
-    return x if x.dim() != 3 or x.stride(2) == 1 else x.contiguous()
+def _has_contiguous_rows(x: Tensor) -> bool:
+    """Whether rows are contiguous, if it is (batch, heads, sequence)."""
+    return x.dim() != 3 or x.stride(2) == 1
 
 
 def release_memory() -> None:

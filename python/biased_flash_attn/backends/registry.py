@@ -53,10 +53,11 @@ def choose(backend: str | None, problem: Problem, call: str = ATTENTION) -> str:
 
 def _refusal(backend: Backend, problem: Problem, call: str) -> str:
     """The reason why a backend cannot compute a problem, with its name, or an empty string."""
-    reason = backend.refusal(problem)
-    if call not in backend.calls:
-        able = [repr(name) for name, x in _BACKENDS.items() if call in x.calls]
-        reason = f"does not compute {call}; it may be {', '.join(able[:-1])} or {able[-1]}"
+    if call in backend.calls:
+        reason = backend.refusal(problem)
+    else:
+        *able, last = [repr(name) for name, x in _BACKENDS.items() if call in x.calls]
+        reason = f"does not compute {call}; it may be {', '.join(able)} or {last}"
     return reason and f"backend={backend.name!r} {reason}"
 
 
@@ -74,6 +75,6 @@ def _best(problem: Problem, call: str) -> str:
     if reasons:
         warnings.warn(
             f"running on the reference backend, in O(N^2) memory: {'; '.join(reasons)}",
-            stacklevel=6,
+            stacklevel=7,  # the caller of biased_flash_attn or of a step of decoding
         )
     return _REFERENCE.name

@@ -15,7 +15,7 @@ def of_heads(bias, start: int, stop: int):
 
     Raises TypeError for other arguments, and ValueError for an invalid range of heads.
     """
-    if isinstance(bias, type) or not hasattr(bias, "for_heads"):
+    if isinstance(bias, type) or not (hasattr(bias, "for_heads") and hasattr(bias, "num_heads")):
         raise TypeError(
             f"bias is a {type(bias).__name__}; it must be a bias of positions, a CumulativeBias or"
             " a RelativeBias"

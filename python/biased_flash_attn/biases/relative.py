@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +57,9 @@ class RelativeBias(ShownByShapes, Tabulated):
     end: int | None = None
     beyond: str = "zero"
 
+    # Whether it depends on more than positions, for pictures: it differs from query to query.
+    depends_on_content: ClassVar[bool] = True
+
     def __post_init__(self):
         for side in ("query", "key"):
             _check_term(side, getattr(self, f"{side}_factors"), getattr(self, f"{side}_tables"))
@@ -102,11 +106,6 @@ class RelativeBias(ShownByShapes, Tabulated):
             tables = self._evaluated(torch.arange(first, end, dtype=torch.float64, device=device))
         tables = [columns(x[None], begin - first, stop - begin, self.beyond) for x in tables]
         return self._form(self._of_both_terms(tables), geometry, dtype)
-
-    @property
-    def depends_on_query(self) -> bool:
-        """Whether it has vectors per query, beyond the position."""
-        return self.query_factors is not None
 
     @property
     def broadcasts_heads(self) -> bool:

@@ -118,8 +118,9 @@ def flash_attn_with_kvcache(
     arguments.check_rotary(q, k, rotary_cos, rotary_sin, positions, new)
 
     step = Step(q.transpose(1, 2), cache, begin, after, mask, slopes, softmax_scale)
-    backend = backends.choose(None, step.over_pages(), DECODING)
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
+        problem = step.over_pages()
+        backend = backends.choose(None, problem, DECODING)
         if rotary_cos is not None:
             tables = rotary_cos, rotary_sin
             q = rotated(q, *tables, positions, rotary_interleaved)
@@ -127,7 +128,7 @@ def flash_attn_with_kvcache(
         if k is not None:
             cache.write(k, v, after, backend)
         step = replace(step, q=q.transpose(1, 2))
-        o, lse = step.run(backend)
+        o, lse = step.run(replace(problem, q=step.q, backend=backend))
     o = o.transpose(1, 2)
     return (o, lse) if return_softmax_lse else o
 
@@ -144,14 +145,15 @@ class Step:
     slopes: AlibiSlopes | None
     scale: float | None
 
-    def run(self, backend: str) -> tuple[Tensor, Tensor]:
+    def run(self, over_pages: Problem) -> tuple[Tensor, Tensor]:
         """o (B, H, n, Dv) and lse (B, H, n)."""
+        backend = over_pages.backend
         n_query = self.q.shape[2]
         sees_no_future = self.mask.shift == 0 and (self.mask.causal or n_query == 1)
         begins_at_0 = not self.begin.any()
         if backend == "cpu" and self._has_few_queries and sees_no_future and begins_at_0:
             # The decoding kernel reads the keys through the table.
-            return operators.decode(replace(self.over_pages(), backend=backend))
+            return operators.decode(over_pages)
         return self._packed(backend)
 
     @property

@@ -104,6 +104,9 @@ class Step:
             k=self.new.k[:, :, tokens],
             v=self.new.v[:, :, tokens],
             form=self.new.form.for_tokens(tokens, queries),
+            geometry=Geometry(
+                queries.stop - queries.start, tokens.stop - tokens.start, True, self.cache.window
+            ),
         )
         return replace(self, new=new)
 
@@ -135,20 +138,22 @@ def _prepared(q, cache, k, v, bias, scale, tolerance, backend) -> Step:
         backend=backend,
         call=DECODING,
     )
-    if k is None:
-        k, v = (x.new_empty((cache.batch, x.shape[1], 0, x.shape[3])) for x in (cache.k, cache.v))
-        new = replace(new, k=k, v=v)
-    refuse_gradients({"q": new.q, "k": new.k, "v": new.v})
     form, extremes = new.form, _extremes(bias, cache, new.form)
     if form.state is not None and any(cache.lengths):
         form = form.continued(cache.last_state)
-    few = max(cache.lengths) + new.k.shape[2] < MIN_KEYS
+    few = max(cache.lengths) + new.geometry.n_key < MIN_KEYS
     tolerance = 0.0 if few or not form.may_skip else new.tolerance
-    return Step(replace(new, form=form, tolerance=tolerance), cache, extremes)
+    if k is None:
+        k, v = (x.new_empty((cache.batch, x.shape[1], 0, x.shape[3])) for x in (cache.k, cache.v))
+    else:
+        k, v = new.k, new.v
+    new = Problem(new.q, k, v, form, new.geometry, new.scale, tolerance, new.backend)
+    return Step(new, cache, extremes)
 
 
 def _new_tokens(cache: KVCache, appends: bool, q: Tensor, k: Tensor, v: Tensor) -> Geometry:
     """Returns the geometry of the new tokens alone."""
+    refuse_gradients({"q": q, "k": k, "v": v})
     tokens = k.shape[2] if appends else 0
     _check_cache(cache, q, {"k": k, "v": v} if appends else {}, tokens)
     return Geometry(q.shape[2], tokens, True, cache.window)

@@ -77,7 +77,7 @@ def of_bias(
         return bias(x, q if q is None else q[:, :, -n_query:], k)
 
     several = of_last(min(length, MAPPED))
-    if getattr(several, "depends_on_query", False):
+    if getattr(several, "depends_on_content", False):
         return query_dependent_bias(name, rows(several, length))
     return one_bias(name, curves(of_last(1), length), weights(several, length))
 

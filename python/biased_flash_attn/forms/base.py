@@ -89,6 +89,14 @@ class Form(ShownByShapes, ABC):
         """The form of one sequence of a call, whose geometry by itself is `own`."""
         return self.for_entry(rows.entry).within(whole, own)
 
+    def for_queries(self, queries: slice) -> Form:
+        """The form of some of the queries."""
+        return self
+
+    def for_keys(self, keys: slice) -> Form:
+        """The form of some of the keys."""
+        return self
+
     def within(self, whole: Geometry, own: Geometry) -> Form:
         """The form for the geometry `own`, whose distances are a subset of those of `whole`."""
         return self

@@ -48,14 +48,6 @@ class SharedForm(Form):
         broadcasts to the state of these tokens."""
         return self
 
-    def for_queries(self, queries: slice) -> Form:
-        """The form of some of the queries."""
-        return self
-
-    def for_keys(self, keys: slice) -> Form:
-        """The form of some of the keys."""
-        return self
-
 
 class DecodableForm(SharedForm):
     """A form for queries that see the keys of a cache."""

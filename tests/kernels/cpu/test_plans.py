@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from biased_flash_attn import attention_plan, backends, biased_flash_attn, biases, operators
-from biased_flash_attn.arguments import flat
+from biased_flash_attn.arguments import ATTENTION
 from biased_flash_attn.forms import Linear
 from biased_flash_attn.forms.gradients import OWN
 from biased_flash_attn.problem import Problem
@@ -120,11 +120,11 @@ def test_opcheck_with_a_plan():
     settings = case.geometry, problem.scale, 1e-3, "cpu"
     call = Problem(problem.q, problem.k, problem.v, Linear(slopes), *settings).detached()
     registered = torch.ops.biased_flash_attn
-    torch.library.opcheck(registered.plan.default, flat(call))
-    call = dataclasses.replace(call, plan=operators.plan(call))
-    torch.library.opcheck(registered.forward.default, flat(with_leaves(call)))
+    torch.library.opcheck(registered.plan.default, ATTENTION.flat(call))
+    call = dataclasses.replace(call, plan=registered.plan(*ATTENTION.flat(call)))
+    torch.library.opcheck(registered.forward.default, ATTENTION.flat(with_leaves(call)))
     results = *operators.forward(call), problem.grad_o, problem.grad_lse
-    torch.library.opcheck(registered.backward.default, (*results, [OWN], *flat(call)))
+    torch.library.opcheck(registered.backward.default, (*results, [OWN], *ATTENTION.flat(call)))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

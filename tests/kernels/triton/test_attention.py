@@ -12,13 +12,10 @@ import torch
 from biased_flash_attn import biased_flash_attn
 from biased_flash_attn.forms import Distance, Geometry
 from biased_flash_attn.problem import Problem
-from tests.kernels.cpu.test_precision import (
-    check_beyond_float32,
-)
 from tests.kernels.triton.backend import EMULATED, KERNEL_FORMS, KERNELS, MARKS, Config, attend
 from tests.support.biases import DENSE, FORMS
 from tests.support.cases import LAYOUTS, Case, pairwise
-from tests.support.problems import check, check_problem, drawn, evaluate
+from tests.support.problems import check, check_beyond_float32, check_problem, drawn, evaluate
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 pytestmark = MARKS

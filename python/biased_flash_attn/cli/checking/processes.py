@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import NamedTuple
-from unittest import mock
 
 import torch
 
@@ -174,8 +173,13 @@ class Worker:
         arguments = log, work, theirs, settings
         self.process = SPAWN.Process(target=logged, args=arguments, daemon=True)
         defaults = quiet | (patient if alone else single)
-        with mock.patch.dict(os.environ, defaults | os.environ):
+        own = {name: x for name, x in defaults.items() if name not in os.environ}
+        os.environ.update(own)
+        try:
             self.process.start()
+        finally:
+            for name in own:
+                del os.environ[name]
         theirs.close()
 
     def begin(self, task: Task | None) -> bool:
