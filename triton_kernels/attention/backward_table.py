@@ -49,8 +49,8 @@ def tile_gradient(
     tiles = load_tiles(inputs, head, i, j, BLOCK, BLOCK_D, BLOCK_DV)
     statistics = query_statistics(inputs, head, i, BLOCK)
     x = dot(tiles.q, tl.trans(tiles.k)) * head.problem.scale_in_base_2 + tile_bias
-    grad_p = dot(tiles.grad_o, tl.trans(tiles.v))
-    grad_s = tl.exp2(x - statistics.lse[:, None]) * (grad_p - statistics.delta[:, None])
+    p = tl.exp2(x - statistics.lse[:, None])
+    grad_s = p * (dot(tiles.grad_o, tl.trans(tiles.v)) - statistics.delta[:, None])
     IS_BOUNDED: tl.constexpr = head.problem.plan is None and head.problem.sequences is None
     if not IS_BOUNDED or not head.problem.causal:
         key = (j + tl.arange(0, BLOCK))[None, :]

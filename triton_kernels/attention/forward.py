@@ -159,7 +159,7 @@ def attn_fwd_kernel(
     """o_i = sum_j exp(s_ij - lse_i) v_j and lse_i = log sum_j exp(s_ij), for BLOCK_M queries.
 
     Invariant: after each key tile, o_i = acc / l and lse_i = ln(2) (m + log2 l) over the keys so
-    far. Strided without visible keys, or with only logits of -inf, have m = LOWEST and l = 0.
+    far. Rows without visible keys, or with only logits of -inf, have m = LOWEST and l = 0.
     """
     group, block = group_and_block(problem, LAST_FIRST=True)
     b, h, first = group // problem.heads, group % problem.heads, block * BLOCK_M
