@@ -11,12 +11,8 @@ import triton
 from triton.runtime import driver
 
 from .. import tracing
+from ..shared_memory import block_bytes
 from .refusals import refusal
-
-# KiB of shared memory per block, from the table of compute capabilities in the CUDA programming
-# guide. They are used to compile for a GPU that is not present; otherwise the driver is queried.
-SHARED_MEMORY = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227}
-SHARED_MEMORY |= {100: 227, 103: 227, 110: 227, 120: 99, 121: 99}
 
 
 class Family(Enum):
@@ -30,13 +26,13 @@ class Family(Enum):
     GEFORCE_BLACKWELL = "mma.sync, compiled by the passes for Blackwell"
 
 
-# KiB of shared memory per block that the configurations of a family need.
-_NEEDED = {
-    Family.AMPERE: 163,
-    Family.GEFORCE_AMPERE: 99,
-    Family.HOPPER: 227,
-    Family.BLACKWELL: 227,
-    Family.GEFORCE_BLACKWELL: 99,
+# The GPUs whose shared memory the configurations of a family fill.
+_FILLED = {
+    Family.AMPERE: 80,
+    Family.GEFORCE_AMPERE: 86,
+    Family.HOPPER: 90,
+    Family.BLACKWELL: 100,
+    Family.GEFORCE_BLACKWELL: 120,
 }
 
 
@@ -74,10 +70,10 @@ class Processor(NamedTuple):
                 f"needs an NVIDIA GPU of sm_80 or newer; this one is {self.name}, for which "
                 "Triton has no matrix instructions, neither for float16 nor for bfloat16"
             )
-        elif self.shared_memory < 1024 * _NEEDED[self.family]:
+        elif self.shared_memory < (needed := block_bytes(_FILLED[self.family])):
             reason = (
-                f"needs {_NEEDED[self.family]} KiB of shared memory per block; this GPU, "
-                f"{self.name}, has {self.shared_memory / 1024:g}"
+                f"needs {needed / 1024:g} KiB of shared memory per block; this GPU, {self.name}, "
+                f"has {self.shared_memory / 1024:g}"
             )
         else:
             return ""
@@ -96,7 +92,7 @@ def _shared_memory(device: int, arch: int | str) -> int:
     # A driver that stands in for a GPU that is not present cannot be queried.
     utils = getattr(driver.active, "utils", None)
     if utils is None:
-        return SHARED_MEMORY[arch] * 1024
+        return block_bytes(arch)
     return utils.get_device_properties(device)["max_shared_mem"]
 
 

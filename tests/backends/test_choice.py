@@ -17,6 +17,7 @@ from biased_flash_attn.backends.protocol import ATTENTION
 from biased_flash_attn.cuda_kernels import nvrtc
 from biased_flash_attn.forms import Dense, Distance, Geometry, Linear
 from biased_flash_attn.problem import Problem
+from biased_flash_attn.shared_memory import block_bytes
 
 WRONG = Refusal(
     "3.6.0",
@@ -33,7 +34,7 @@ def other_gpu(monkeypatch):
     triton = pytest.importorskip("triton")
     from biased_flash_attn.triton_kernels import processors
 
-    gpu = processors.Processor("cuda", 90, 227 * 1024)
+    gpu = processors.Processor("cuda", 90, block_bytes(90))
     monkeypatch.setattr(processors, "processor", lambda: gpu)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))

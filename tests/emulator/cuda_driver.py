@@ -10,12 +10,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from biased_flash_attn.shared_memory import block_bytes
+
 from . import _core
 from .execution import launch
 from .parser import Kernel, parse
 from .tensor_map import ELEMENTS
 
-SHARED_MEMORY = 227 * 1024  # of a block
 LARGEST_GRID = 2**31 - 1
 MOST_THREADS = 1024
 LARGEST_BOX = 256
@@ -52,7 +53,7 @@ class EmulatedDriver:
         parsed = self._parse(kernel.image)
         require(kernel.name == parsed.name, f"the module has no function {kernel.name}")
         total = shared_bytes + parsed.shared_bytes
-        require(0 <= total <= SHARED_MEMORY, f"{total} bytes of shared memory")
+        require(0 <= total <= block_bytes(90), f"{total} bytes of shared memory")
         return Function(parsed, shared_bytes)
 
     def tensor_map(

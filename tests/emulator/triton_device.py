@@ -15,12 +15,12 @@ from triton.runtime.errors import OutOfResources
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from biased_flash_attn.shared_memory import block_bytes
+
 from .execution import Counts, launch
 from .parser import Kernel, parse
 from .tensor_map import TF32, TensorMap
 
-# KiB of shared memory available to a block.
-SHARED_MEMORY = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 TENSOR_MAP_BYTES = 128
 MAX_PARSED = 32
 
@@ -54,7 +54,7 @@ class Device:
 
         Raises OutOfResources, as a GPU's driver does, if a block needs too much shared memory.
         """
-        shared, most = compiled.metadata.shared, SHARED_MEMORY[self.arch] * 1024
+        shared, most = compiled.metadata.shared, block_bytes(self.arch)
         if shared > most:
             raise OutOfResources(shared, most, "shared memory")
         kernel = self.parsed(compiled)

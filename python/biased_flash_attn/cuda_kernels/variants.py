@@ -9,6 +9,8 @@ from typing import ClassVar
 
 import torch
 
+from ..shared_memory import block_bytes
+
 ELEMENTS = {torch.bfloat16: "Bfloat16", torch.float16: "Float16"}
 # Padded numbers of channels, multiples of the 64 that a row of swizzled shared memory holds.
 CHANNELS = (64, 128, 192, 256)
@@ -24,7 +26,6 @@ BLOCK_M = 128  # queries of a block
 THREADS = 384  # a warp group that copies, and two that compute
 ROWS_OF_DELTA = 8  # of a block, one per warp
 _OTHER_BYTES = 1024  # of the form in each stage, and of the barriers
-_MOST_BYTES = 227 * 1024  # of a block
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Variant:
     @property
     def tile(self) -> Tile:
         tile = self.tiles[max(self.head_dim, self.value_dim)]
-        fits = self._shared_bytes(tile) <= _MOST_BYTES
+        fits = self._shared_bytes(tile) <= block_bytes(90)
         return tile if fits else Tile(tile.block_n, tile.stages - 1)
 
     @property
@@ -70,9 +71,9 @@ class Variant:
 
     def _shared_bytes(self, tile: Tile) -> int:
         """That of q or o, the stages of keys and values, and barriers."""
-        of_keys = 2 * tile.block_n * (self.head_dim + self.value_dim)
+        key_bytes = 2 * tile.block_n * (self.head_dim + self.value_dim)
         rows = 2 * BLOCK_M * max(self.head_dim, self.value_dim)
-        return rows + tile.stages * (of_keys + self._number_bytes(tile)) + _OTHER_BYTES
+        return rows + tile.stages * (key_bytes + self._number_bytes(tile)) + _OTHER_BYTES
 
     def _number_bytes(self, tile: Tile) -> int:
         """The bytes of a stage that the form may use."""
@@ -123,8 +124,8 @@ class Backward(Variant):
     def _shared_bytes(self, tile: Tile) -> int:
         """That of two operands of the block's own rows, the stages of two others, and barriers."""
         channels = 2 * (self.head_dim + self.value_dim)
-        of_stage = tile.block_n * channels + self._number_bytes(tile)
-        return BLOCK_M * channels + tile.stages * of_stage + _OTHER_BYTES
+        stage_bytes = tile.block_n * channels + self._number_bytes(tile)
+        return BLOCK_M * channels + tile.stages * stage_bytes + _OTHER_BYTES
 
     def _number_bytes(self, tile: Tile) -> int:
         return _OTHER_BYTES + super()._number_bytes(tile)

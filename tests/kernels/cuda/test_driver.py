@@ -13,6 +13,7 @@ import torch
 
 from biased_flash_attn.cuda_kernels import nvrtc, parameters
 from biased_flash_attn.cuda_kernels.variants import CHANNELS, Variant, padded, usual
+from biased_flash_attn.shared_memory import block_bytes
 from tests.emulator.cuda_driver import EmulatedDriver, InvalidValueError
 
 pytestmark = pytest.mark.skipif(bool(nvrtc.missing()), reason=nvrtc.missing())
@@ -92,7 +93,7 @@ template <int N> __global__ void __launch_bounds__(N) empty(const __grid_constan
     ("what", "change"),
     [
         ("the module has no function other", {"name": "other"}),
-        ("232449 bytes of shared memory", {"permitted": 227 * 1024 + 1}),
+        ("232449 bytes of shared memory", {"permitted": block_bytes(90) + 1}),
         ("grid 0", {"grid": 0}),
         ("block 64; the kernel is compiled for 32 threads", {"block": 64}),
         ("20 bytes of 16 permitted ones", {"shared": 20}),
@@ -142,7 +143,7 @@ def test_python_mirrors_the_structures_of_the_kernels(monkeypatch):
 
 
 def test_every_variant_fits_in_shared_memory():
-    assert all(variant.shared_bytes <= 227 * 1024 for variant in usual())
+    assert all(variant.shared_bytes <= block_bytes(90) for variant in usual())
 
 
 def test_values_of_plans_have_a_variant():

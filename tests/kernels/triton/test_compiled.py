@@ -19,12 +19,10 @@ import pytest
 
 from bench import RESULTS, ROOT
 from bench.machine_code import instructions
+from biased_flash_attn.shared_memory import block_bytes
 
 compiled = pytest.importorskip("bench.machine_code.compiled", reason="needs Triton")
 compiled_sample = pytest.importorskip("tests.kernels.triton.compiled_sample", reason="needs Triton")
-processors = pytest.importorskip(
-    "biased_flash_attn.triton_kernels.processors", reason="needs Triton"
-)
 
 pytestmark = pytest.mark.slow
 ARCHITECTURES = (80, 86, 89, 90, 100, 120)
@@ -131,8 +129,7 @@ def test_every_kernel_compiles(arch, wanted, kernels):
 
 
 def test_every_kernel_fits_shared_memory(arch, kernels):
-    limit = processors.SHARED_MEMORY[arch] * 1024
-    assert [one for one in kernels if one["shared"] > limit] == []
+    assert [one for one in kernels if one["shared"] > block_bytes(arch)] == []
 
 
 def test_no_loop_spills_registers(arch, kernels):

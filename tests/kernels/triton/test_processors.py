@@ -8,19 +8,20 @@ import sys
 import pytest
 import torch
 
+from biased_flash_attn.shared_memory import block_bytes
 from tests.kernels.triton.backend import KERNELS
 
 pytestmark = pytest.mark.skipif(KERNELS is None, reason="needs Triton")
 
 if KERNELS is not None:
-    from biased_flash_attn.triton_kernels.processors import SHARED_MEMORY, Processor
+    from biased_flash_attn.triton_kernels.processors import Processor
 
 KIB = 1024
 
 
 @pytest.mark.parametrize("arch", [80, 86, 87, 89, 90, 100, 103, 110, 120, 121])
 def test_every_nvidia_gpu_from_ampere_on_is_supported(arch):
-    assert Processor("cuda", arch, SHARED_MEMORY[arch] * KIB).refusal == ""
+    assert Processor("cuda", arch, block_bytes(arch)).refusal == ""
 
 
 @pytest.mark.parametrize(
