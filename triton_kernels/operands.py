@@ -170,7 +170,7 @@ class Bias(NamedTuple):
     slopes: one per head. sums: float64 prefix sums; high, low: two float32 numbers whose sum is the
     prefix sum. table: values by distance, padded by padded_table and, without `function`, in base
     2; in decoding, they are neither, and a relative bias has a table per query. function: maps the
-    product of a gain and an entry of the table to the bias. of_pairs: the bias of every pair.
+    product of a gain and an entry of the table to the bias. dense: the bias of every pair.
     query_vectors, key_vectors, vector_tables: those of a relative bias (bias/relative.py).
     factored: unmasked tiles use query_factors and key_factors (bias/factors.py) or, beyond the band
     of a relative bias, have none. only_far: they do so only far from the queries: beyond that band
@@ -185,7 +185,7 @@ class Bias(NamedTuple):
     slopes: Strided | None = None
     sums: Strided | None = None
     table: Strided | None = None
-    of_pairs: Strided | None = None
+    dense: Strided | None = None
     gain: Strided | None = None
     high: Strided | None = None
     low: Strided | None = None
@@ -258,7 +258,7 @@ def per_head(x: Tensor | None) -> Strided | None:
     return Strided(x, batch, head, x.stride(2) if x.dim() > 2 else 1)
 
 
-def of_entries(x: Strided | None, entries: slice) -> Strided | None:
+def for_entries(x: Strided | None, entries: slice) -> Strided | None:
     """Selects batch entries, unless x broadcasts over the batch."""
     return x if x is None or x.batch == 0 else x._replace(start=x.start[entries])
 

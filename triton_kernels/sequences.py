@@ -37,7 +37,7 @@ class PerToken(NamedTuple):
     absent."""
 
     sums: Strided | tuple
-    of_pairs: Strided | tuple
+    dense: Strided | tuple
     gain: Strided | tuple
     high: Strided | tuple
     low: Strided | tuple
@@ -124,7 +124,7 @@ def per_token_operands(bias, problem, b):
     """Returns the operands that SequenceBias replaces, restricted to sequence b."""
     return PerToken(
         sums=sequence_keys(bias.sums, problem, b),
-        of_pairs=sequence_pairs(bias.of_pairs, problem, b),
+        dense=sequence_pairs(bias.dense, problem, b),
         gain=sequence_queries(bias.gain, problem, b),
         high=sequence_keys(bias.high, problem, b),
         low=sequence_keys(bias.low, problem, b),

@@ -9,7 +9,7 @@ from .problem import Problem
 from .shared_constants import PLAN_QUERIES
 
 
-def of_queries(problem: Problem, block: int) -> Tensor:
+def for_queries(problem: Problem, block: int) -> Tensor:
     """Returns the numbers of the blocks of queries by decreasing work, (B H blocks,) int32.
 
     Block n of head h of sequence b has the number (b H + h) blocks + n.
@@ -26,7 +26,7 @@ def of_queries(problem: Problem, block: int) -> Tensor:
     return longest_first((end - first).clamp(min=0).flatten(0, 1))
 
 
-def of_keys(problem: Problem, block: int, reach: Tensor) -> Tensor:
+def for_keys(problem: Problem, block: int, reach: Tensor) -> Tensor:
     """Likewise for blocks of keys of each key head, whose work is that of all of its query heads.
 
     reach: that of the keys.

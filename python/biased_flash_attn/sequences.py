@@ -190,8 +190,8 @@ class Sequences:
         """Returns the position of each row of q in its sequence, (1, query_rows) int64, or (B,
         query_rows) unless packed. It is arbitrary for padding."""
         first_query, n_query, _, n_key, shift = self.rows.unbind(1)
-        of_first_row = self._per_query(n_key + shift - n_query - first_query)
-        return of_first_row + torch.arange(self.query_rows, device=self.rows.device)
+        first_rows = self._per_query(n_key + shift - n_query - first_query)
+        return first_rows + torch.arange(self.query_rows, device=self.rows.device)
 
     def _per_query(self, x: Tensor) -> Tensor:
         """Repeats values per sequence (B,): (1, query_rows), or (B, 1) unless packed."""

@@ -186,7 +186,7 @@ def attn_bwd_dq_kernel(
         inputs,
         sequence_queries(grad_q, problem, b),
         sequence_queries(grad_gain, problem, b)
-        if bias.of_pairs is None
+        if bias.dense is None
         else sequence_pairs(grad_gain, problem, b),
         sequence_queries(grad_others, problem, b) if bias.function is None else grad_others,
         Head(

@@ -152,6 +152,6 @@ def page_key_terms(head, queries, keys, sees):
     exists = sees & ((distance == column) | head.bias.vector_tables.last)
     values = tl.zeros(sees.shape, tl.float32)
     for r in range(head.bias.vector_tables.key_rank):
-        of_key = tl.load(vectors + r, exists, 0.0).to(tl.float32)
-        values += of_key * tl.load(table + r, exists, 0.0).to(tl.float32)
+        vector = tl.load(vectors + r, exists, 0.0).to(tl.float32)
+        values += vector * tl.load(table + r, exists, 0.0).to(tl.float32)
     return values

@@ -74,8 +74,8 @@ def coefficient_factors(coefficients):
 
 @triton.jit
 def table_factors_kernel(
-    of_rows,
-    of_keys,
+    q_factors,
+    k_factors,
     unfactored,
     bias,
     problem,
@@ -85,13 +85,13 @@ def table_factors_kernel(
     NODES: tl.constexpr,
     INTERPOLATION: tl.constexpr,
 ):
-    """of_rows[r] . of_keys[x] * scale_in_base_2 = table[x + r], for tiles of ROWS queries and all x
-    except those in `unfactored`.
+    """q_factors[r] . k_factors[x] * scale_in_base_2 = table[x + r], for tiles of ROWS queries and
+    all x except those in `unfactored`.
 
-    of_rows (1, 1, ROWS, FACTORS). of_keys (B or 1, H or 1, length - ROWS + 1, FACTORS): x is the
-    table index of the distance from the key to the tile's first query. unfactored (B or 1, H or 1,
-    blocks, 2): the first and the last x of each block for which the equation fails, or length and
-    -1.
+    q_factors (1, 1, ROWS, FACTORS). k_factors (B or 1, H or 1, length - ROWS + 1, FACTORS): x is
+    the table index of the distance from the key to the tile's first query. unfactored (B or 1, H or
+    1, blocks, 2): the first and the last x of each block for which the equation fails, or length
+    and -1.
     """
     b, h = tl.program_id(0), tl.program_id(1)
     first = tl.program_id(2) * BLOCK
@@ -113,8 +113,8 @@ def table_factors_kernel(
     rows = row_factors(ROWS)
     keys = coefficient_factors(coefficients / problem.scale_in_base_2)
     if (b == 0) & (h == 0) & (first == 0):
-        tl.store(tile_addresses(of_rows, 0, 0, 0, ROWS, FACTORS), rows)
-    tl.store(tile_addresses(of_keys, b, h, first, BLOCK, FACTORS), keys, exists[:, None])
+        tl.store(tile_addresses(q_factors, 0, 0, 0, ROWS, FACTORS), rows)
+    tl.store(tile_addresses(k_factors, b, h, first, BLOCK, FACTORS), keys, exists[:, None])
 
     found = dot(keys, tl.trans(rows)) * problem.scale_in_base_2
     # [BLOCK, ROWS]

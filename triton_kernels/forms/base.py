@@ -38,8 +38,8 @@ class Kernels:
     functions: its device functions.
     gradients: maps the kernels' results to the gradients of its tensors, before the reduction of
         broadcast dimensions.
-    of_tiles, of_pages: map its tensors to operands that differ from `names`, for attention and for
-        decoding.
+    for_tiles, for_pages: map its tensors to operands that differ from `names`, for attention and
+        for decoding.
     gradient_shapes: maps the operands, the problem and the number of blocks of queries of a
         sequence to the shapes of Gathered's tensors that differ from (B, H, N).
     may_be_factored: whether unmasked tiles of block_m queries can use factors (bias/factors.py) or
@@ -54,8 +54,8 @@ class Kernels:
     names: tuple[str, ...]
     functions: FormFunctions
     gradients: Callable[[Gathered], list[Tensor]]
-    of_tiles: Callable[..., dict] = lambda *tensors: {}
-    of_pages: Callable[..., dict] = lambda *tensors: {}
+    for_tiles: Callable[..., dict] = lambda *tensors: {}
+    for_pages: Callable[..., dict] = lambda *tensors: {}
     gradient_shapes: Callable[..., dict] = lambda bias, problem, blocks: {}
     may_be_factored: Callable[..., bool] = lambda block_m, *tensors: False
     trains_queries: bool = False
@@ -68,11 +68,11 @@ class Kernels:
         """Returns the kernels' operands, without factors. dtype: that of q."""
         if self.tables is not None:  # operands of matrix products
             tensors = [x.to(dtype) for x in tensors]
-        return self._bias(tensors, self.of_tiles(*tensors))
+        return self._bias(tensors, self.for_tiles(*tensors))
 
     def bias_of_pages(self, tensors: tuple[Tensor, ...]) -> Bias:
         """Returns the operands for decoding, where per-token tensors are in pages."""
-        return self._bias(tensors, self.of_pages(*tensors))
+        return self._bias(tensors, self.for_pages(*tensors))
 
     def padded_ranks(self, tensors: tuple[Tensor, ...]) -> int:
         """Returns the sum of the padded ranks of both terms of a relative bias, 0 for others."""

@@ -14,15 +14,15 @@ from .base import Kernels
 
 @triton.jit
 def tile_bias(head, queries, keys, pairs, sees, KEYS_FIRST: tl.constexpr):
-    address, exists = pair_address(head.bias.of_pairs, head, pairs)
+    address, exists = pair_address(head.bias.dense, head, pairs)
     return tl.load(address, exists & sees, other=0.0).to(tl.float32) * LOG2E
 
 
 @triton.jit
 def page_bias(head, queries, keys, sees):
     i = query_at(head.problem, head.b, queries.p[:, None])
-    address = row_address(head.bias.of_pairs, head.b, head.h, 0)[:, None]
-    address += tl.cast(i, tl.int64) * head.bias.of_pairs.row + keys.j[None, :]
+    address = row_address(head.bias.dense, head.b, head.h, 0)[:, None]
+    address += tl.cast(i, tl.int64) * head.bias.dense.row + keys.j[None, :]
     return tl.load(address, sees, 0.0).to(tl.float32) * LOG2E
 
 
@@ -35,7 +35,7 @@ def store_pairs(head, queries, keys, tile, gradients, grad_pairs, IN_TWO: tl.con
 
 
 DENSE = Kernels(
-    ("of_pairs",),
+    ("dense",),
     FormFunctions(tile_bias=tile_bias, page_bias=page_bias, add_query_gradients=store_pairs),
     lambda gathered: [gathered.grad_gain],
     gradient_shapes=lambda bias, problem, blocks: {

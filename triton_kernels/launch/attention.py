@@ -38,7 +38,7 @@ def forward(problem: calls.Problem) -> tuple[Tensor, Tensor]:
     tensors = [strided(x) for x in (q, k, v, o, lse)]
     configured = configure("forward", problem, (*tensors[1:3], problem.geometry.n_key))
     block_m = configured.config.block_m
-    own = _kernel_problem(problem, configured, plans.of_queries(problem, block_m))
+    own = _kernel_problem(problem, configured, plans.for_queries(problem, block_m))
     bias = kernels_of(problem).bias(problem.form.tensors, q.dtype)
     bias = with_factors(bias, own, configured, problem.sequences)
     grid = problem.batch * q.shape[1], triton.cdiv(own.n_query, block_m)
@@ -72,14 +72,14 @@ def backward(
     streamed = strided(k), strided(v), problem.geometry.n_key
     configured = configure("backward_queries", problem, streamed)
     block_m = configured.config.block_m
-    own = _kernel_problem(problem, configured, plans.of_queries(problem, block_m))
+    own = _kernel_problem(problem, configured, plans.for_queries(problem, block_m))
     grid = problem.batch * q.shape[1], triton.cdiv(own.n_query, block_m)
     plan = own.plan
-    of_table = table_gradient if bias.vector_tables is None else tables_gradients
+    differentiate = table_gradient if bias.vector_tables is None else tables_gradients
     gathered = Gathered(
         problem,
         *kernels.empty_gradients(bias, problem, grid[1], trained=form_gradient),
-        partial(of_table, problem, plan, given, bias),
+        partial(differentiate, problem, plan, given, bias),
     )
     trained = form_gradient and kernels.trains_queries and gathered.grad_others.numel() > 0
     start(attn_bwd_dq_kernel, grid, configured.config)(
@@ -93,7 +93,7 @@ def backward(
     streamed = strided(q), strided(grad_o), problem.geometry.n_query
     configured = configure("backward_keys", problem, streamed, trained=trained)
     block_n = configured.config.block_n
-    own = _kernel_problem(problem, configured, plans.of_keys(problem, block_n))
+    own = _kernel_problem(problem, configured, plans.for_keys(problem, block_n))
     grid = problem.batch * k.shape[1], triton.cdiv(own.n_key, block_n)
     start(attn_bwd_dkv_kernel, grid, configured.config)(
         *map(strided, (*given, grad_k, grad_v, gathered.grad_keys)),
@@ -104,11 +104,11 @@ def backward(
     )
     if not form_gradient:
         return grad_q, grad_k, grad_v, []
-    of_form = [
+    grad_form = [
         grad.sum_to_size(x.shape).to(x.dtype)
         for grad, x in zip(kernels.gradients(gathered), form.tensors, strict=True)
     ]
-    return grad_q, grad_k, grad_v, of_form
+    return grad_q, grad_k, grad_v, grad_form
 
 
 @on_its_device
@@ -126,7 +126,7 @@ def trim(
     start(attn_trim_kernel, (q.shape[0] * q.shape[1], blocks), configured.config)(
         *map(strided, (q, k, near.contiguous(), cut)),
         kernels_of(problem).bias(problem.form.tensors, q.dtype),
-        problem_of(problem, plans.of_queries(problem, block_m)),
+        problem_of(problem, plans.for_queries(problem, block_m)),
         fraction,
         near_keys,
         from_end,

@@ -72,20 +72,20 @@ def _row_independent(kernel, shape, bias: Bias, problem: Problem, *more) -> Fact
     return _factors(kernel, shape, shape[2], None, bias, problem, *more)._replace(row=0)
 
 
-def _factors(kernel, shape, block: int, of_entry, bias: Bias, problem: Problem, *more) -> Factors:
+def _factors(kernel, shape, block: int, entry_rows, bias: Bias, problem: Problem, *more) -> Factors:
     """Runs a kernel that writes factors in blocks of rows, once per side: (sides, *shape, FACTORS).
 
-    of_entry: with sequences, the number of rows of a batch entry, and whether they are packed.
+    entry_rows: with sequences, the number of rows of a batch entry, and whether they are packed.
     Every sequence has room for one more block than its rows, into which its last block may extend.
     """
     sides = (1,) if problem.causal.value else (1, -1)
     batch, heads, length = shape
     blocks = triton.cdiv(length, block)
-    if of_entry is None:
+    if entry_rows is None:
         total = apart = blocks * block
         total *= batch
     else:
-        n_rows, is_packed = of_entry
+        n_rows, is_packed = entry_rows
         batch = len(problem.sequences)
         apart = block if is_packed else block + n_rows
         total = batch * apart + (n_rows if is_packed else 0)

@@ -38,14 +38,14 @@ class Diagonals:
     def batch(self) -> int:
         return self.entries.stop - self.entries.start
 
-    def of_distances(self, sums: Tensor) -> Tensor:
+    def per_distance(self, sums: Tensor) -> Tensor:
         """Returns the sums of each distance, (B, H, distances, channels), from those that the
         tiles of the diagonals have for r - c = x + 1 - block, (B, H, diagonals, 2 block,
         channels)."""
         block = sums.shape[3] // 2
-        of_places = (sums[:, :, :-1, block:] + sums[:, :, 1:, :block]).flatten(2, 3)
+        per_place = (sums[:, :, :-1, block:] + sums[:, :, 1:, :block]).flatten(2, 3)
         place = self.place.expand(*sums.shape[:2], -1).unsqueeze(-1)
-        return of_places.gather(2, place.expand(-1, -1, -1, sums.shape[4]))
+        return per_place.gather(2, place.expand(-1, -1, -1, sums.shape[4]))
 
 
 def diagonals(
@@ -86,7 +86,7 @@ def diagonals(
 
 
 def _of_entries(every: Diagonals, rows: Tensor, part: slice) -> Diagonals:
-    plan = plans.of_entries(every.problem.plan, part)
+    plan = plans.for_entries(every.problem.plan, part)
     own = every.problem._replace(sequences=rows[part], plan=plan)
     first, place = every.first[part].int(), every.place[part]
     return replace(every, problem=own, entries=part, first=first, place=place)

@@ -12,19 +12,19 @@ from .. import operands
 from ..operands import Plan, PlanOfKeys, Strided, strided
 
 
-def of_entries(plan: Plan | None, entries: slice) -> Plan | None:
+def for_entries(plan: Plan | None, entries: slice) -> Plan | None:
     """Selects the key ranges of some batch entries; `order` is left unchanged."""
     if plan is None:
         return None
-    return Plan(operands.of_entries(plan.keys, entries), plan.order)
+    return Plan(operands.for_entries(plan.keys, entries), plan.order)
 
 
-def of_queries(problem: calls.Problem, block: int) -> Plan | None:
+def for_queries(problem: calls.Problem, block: int) -> Plan | None:
     """Returns the plan for a kernel with one program per block of queries, or None without a
     plan."""
     if problem.plan is None:
         return None
-    return Plan(_interleaved(problem.plan), schedule.of_queries(problem, block))
+    return Plan(_interleaved(problem.plan), schedule.for_queries(problem, block))
 
 
 def combine_cuts(cut: Tensor, block: int, from_end: bool) -> Tensor:
@@ -33,16 +33,16 @@ def combine_cuts(cut: Tensor, block: int, from_end: bool) -> Tensor:
     per_tile = PLAN_QUERIES // block
     far = torch.iinfo(cut.dtype).min if from_end else torch.iinfo(cut.dtype).max
     padded = torch.nn.functional.pad(cut, (0, -cut.shape[2] % per_tile), value=far)
-    of_blocks = padded.unflatten(2, (-1, per_tile))
-    return of_blocks.amax(-1) if from_end else of_blocks.amin(-1)
+    per_block = padded.unflatten(2, (-1, per_tile))
+    return per_block.amax(-1) if from_end else per_block.amin(-1)
 
 
-def of_keys(problem: calls.Problem, block: int) -> PlanOfKeys | None:
+def for_keys(problem: calls.Problem, block: int) -> PlanOfKeys | None:
     """Returns the plan for a kernel with one program per block of keys of each key head."""
     if problem.plan is None:
         return None
     queries = schedule.reach_of_keys(problem, block)
-    order = schedule.of_keys(problem, block, queries)
+    order = schedule.for_keys(problem, block, queries)
     return PlanOfKeys(_interleaved(problem.plan), order, _interleaved(queries))
 
 

@@ -8,7 +8,7 @@ from torch.nn.functional import pad
 
 from ... import problem as calls
 from ..attention.backward_relative import attn_bwd_relative_kernel
-from ..operands import Bias, Plan, Strided, of_entries, strided
+from ..operands import Bias, Plan, Strided, for_entries, strided
 from .configured import configure
 from .diagonals import diagonals
 from .options import start
@@ -26,10 +26,10 @@ def tables_gradients(
     block, columns = configured.config.block_m, bias.vector_tables.columns
     ranks = bias.vector_tables.query_rank.value, bias.vector_tables.key_rank.value
     # The distances that contribute: those of the table or, where its ends continue, all.
-    of_table = 0 if geometry.causal else -(columns // 2)
+    first_distance = 0 if geometry.causal else -(columns // 2)
     first, end = geometry.first_distance, geometry.first_distance + geometry.n_distances
     if not bias.vector_tables.last:
-        first, end = max(first, of_table), min(end, of_table + columns)
+        first, end = max(first, first_distance), min(end, first_distance + columns)
     count = max(1, end - first)
     gradients = [0, 0]
     for part in diagonals(problem, plan, block, first, count, 2 * block * sum(ranks)):
@@ -40,8 +40,8 @@ def tables_gradients(
             *(Strided(x, *x.flatten(0, 1).stride()[:3]) for x in sums),
             part.first,
             bias._replace(
-                query_vectors=of_entries(bias.query_vectors, part.entries),
-                key_vectors=of_entries(bias.key_vectors, part.entries),
+                query_vectors=for_entries(bias.query_vectors, part.entries),
+                key_vectors=for_entries(bias.key_vectors, part.entries),
             ),
             part.problem,
             BLOCK=block,
@@ -49,8 +49,8 @@ def tables_gradients(
             BLOCK_DV=configured.block_dv,
         )
         for n, x in enumerate(sums):
-            of_distances = part.of_distances(x).sum(0, keepdim=True)
-            gradients[n] += _to_columns(of_distances, first - of_table, columns)
+            per_distance = part.per_distance(x).sum(0, keepdim=True)
+            gradients[n] += _to_columns(per_distance, first - first_distance, columns)
     return [x.mT for x in gradients]
 
 

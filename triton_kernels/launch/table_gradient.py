@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ... import problem as calls
 from ..attention.backward_table import attn_bwd_table_kernel
-from ..operands import Bias, Plan, of_entries, strided
+from ..operands import Bias, Plan, for_entries, strided
 from .configured import configure
 from .diagonals import diagonals
 from .options import start
@@ -31,13 +31,13 @@ def table_gradient(
             *map(strided, given),
             sums,
             part.first,
-            bias._replace(table=of_entries(bias.table, part.entries)),
+            bias._replace(table=for_entries(bias.table, part.entries)),
             part.problem,
             length,
             BLOCK=block,
             BLOCK_D=configured.block_d,
             BLOCK_DV=configured.block_dv,
         )
-        gradient = part.of_distances(sums).squeeze(-1)
+        gradient = part.per_distance(sums).squeeze(-1)
         gradients.append(gradient.sum(0, keepdim=True) if entries == 1 else gradient)
     return sum(gradients) if entries == 1 else torch.cat(gradients)

@@ -51,11 +51,11 @@ def log1p_square(*numbers: Tensor | None) -> Callable:
     return lambda score, b, h, i, j: score - torch.log1p(beta(b, h, i, j) ** 2)
 
 
-def sums(of_query: Tensor, of_key: Tensor, gain: Tensor | None) -> Callable:
+def sums(query_sums: Tensor, key_sums: Tensor, gain: Tensor | None) -> Callable:
     """beta of a cumulative bias."""
     if gain is None:
-        return lambda b, h, i, j: of_query[b, h, i] - of_key[b, h, j]
-    return lambda b, h, i, j: gain[b, h, i] * (of_query[b, h, i] - of_key[b, h, j])
+        return lambda b, h, i, j: query_sums[b, h, i] - key_sums[b, h, j]
+    return lambda b, h, i, j: gain[b, h, i] * (query_sums[b, h, i] - key_sums[b, h, j])
 
 
 def normalized(

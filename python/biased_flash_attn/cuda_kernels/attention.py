@@ -41,7 +41,7 @@ def forward(launcher: Launcher, problem: calls.Problem) -> tuple[Tensor, Tensor]
     o, lse = problem.empty_results()
     shared = Shared.of(problem)
     variant = Variant(*shared.arguments)
-    order = None if problem.plan is None else schedule.of_queries(problem, BLOCK_M)
+    order = None if problem.plan is None else schedule.for_queries(problem, BLOCK_M)
     fields = shared.problem(problem.geometry.n_query, order)
     params = ForwardParams(
         launcher.tensor_map(q, BLOCK_M),
@@ -79,8 +79,8 @@ def backward(
         table_sums = table_gradient.partial_sums(problem)
     box = BackwardQueries(*shared.arguments, form_gradient).tile.block_n
     maps = [launcher.tensor_map(x, box) for x in (q, k, v, grad_o)]
-    of_vectors = shared.empty_gradient_of_vectors() if form_gradient else None
-    results = *statistics, *grads, *sums, table_sums, of_vectors
+    grad_vectors = shared.empty_gradient_of_vectors() if form_gradient else None
+    results = *statistics, *grads, *sums, table_sums, grad_vectors
     others = 1 if table_sums is None else table_sums.shape[2], q.shape[3], v.shape[3]
 
     def launch(kind: type[Backward], heads: int, rows: int, order: Tensor | None) -> None:
@@ -91,25 +91,25 @@ def backward(
         for variant in kind.all_of(*shared.arguments, form_gradient):
             launcher.launch(variant, grid, params, tensors)
 
-    geometry, of_queries, of_keys = problem.geometry, None, None
+    geometry, query_order, key_order = problem.geometry, None, None
     if problem.plan is not None:
-        of_queries = schedule.of_queries(problem, BLOCK_M)
+        query_order = schedule.for_queries(problem, BLOCK_M)
         reach = schedule.reach_of_keys(problem, BLOCK_M)
-        of_keys = schedule.of_keys(problem, BLOCK_M, reach)
-    for order in table_gradient.launches(problem, table_sums, of_queries):
+        key_order = schedule.for_keys(problem, BLOCK_M, reach)
+    for order in table_gradient.launches(problem, table_sums, query_order):
         launch(BackwardQueries, q.shape[1], geometry.n_query, order)
-    launch(BackwardKeys, k.shape[1], geometry.n_key, of_keys)
+    launch(BackwardKeys, k.shape[1], geometry.n_key, key_order)
     if not form_gradient:
         return *grads, []
-    of_form = [
+    grad_form = [
         grad.sum_to_size(x.shape).to(x.dtype)
         for grad, x in zip(
-            forms.gradients(problem, forms.Results(*sums, table_sums, of_vectors)),
+            forms.gradients(problem, forms.Results(*sums, table_sums, grad_vectors)),
             problem.form.tensors,
             strict=True,
         )
     ]
-    return *grads, of_form
+    return *grads, grad_form
 
 
 def _delta(

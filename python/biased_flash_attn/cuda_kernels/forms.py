@@ -70,16 +70,16 @@ def refusal(problem: Problem) -> str:
 
 def _cumulative(name: str, sums: Tensor, gain: Tensor | None = None) -> Operands:
     high, low = in_float32(sums)
-    of_sums = {"high": high, "low": low}
-    return (name, of_sums) if gain is None else (f"{name}WithGain", of_sums | {"gain": gain})
+    sums = {"high": high, "low": low}
+    return (name, sums) if gain is None else (f"{name}WithGain", sums | {"gain": gain})
 
 
 def _vectors(vectors: Tensor, table: Tensor, _: Tensor, __: Tensor, *, extends: bool) -> Operands:
     missing = _padded_rank(vectors) - vectors.shape[3]
     if missing:
         vectors, table = pad(vectors, (0, missing)), pad(table, (0, 0, 0, missing))
-    of_distances = addressable(table.mT.contiguous())
-    operands = {"query_vectors": addressable(vectors), "distance_vectors": of_distances}
+    distance_vectors = addressable(table.mT.contiguous())
+    operands = {"query_vectors": addressable(vectors), "distance_vectors": distance_vectors}
     operands |= {"columns": table.shape[3], "extends": extends}
     return f"Relative<{vectors.shape[3]}>", operands
 
@@ -115,14 +115,14 @@ def _table_gradients(problem: Problem, results: Results) -> list[Tensor]:
 
 
 def _sums_gradients(problem: Problem, results: Results) -> list[Tensor]:
-    of_sums = sums_gradient(results.grad_query_sums, results.grad_key_sums, problem.sequences)
-    return [of_sums, results.grad_gain][: len(problem.form.tensors)]
+    sums = sums_gradient(results.grad_query_sums, results.grad_key_sums, problem.sequences)
+    return [sums, results.grad_gain][: len(problem.form.tensors)]
 
 
 def _vectors_gradients(problem: Problem, results: Results) -> list[Tensor]:
     vectors, *others = problem.form.tensors
-    of_vectors = results.grad_query_vectors[..., : vectors.shape[3]]
-    return [of_vectors, *map(torch.zeros_like, others)]  # nothing requires the others
+    grad_vectors = results.grad_query_vectors[..., : vectors.shape[3]]
+    return [grad_vectors, *map(torch.zeros_like, others)]  # nothing requires the others
 
 
 def _relative(*, extends: bool) -> Kernels:

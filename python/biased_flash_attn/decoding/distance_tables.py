@@ -62,8 +62,8 @@ class DistanceTables:
             own[..., self.length : length] = added
         first = self.length // PEAK_DISTANCES
         changed = [x[..., first * PEAK_DISTANCES : length] for x in self.tables]
-        of_changed = self.form.with_tables(changed).extremes(PEAK_DISTANCES)
-        for own, blocks in zip(self.extremes, of_changed, strict=True):
+        extremes = self.form.with_tables(changed).extremes(PEAK_DISTANCES)
+        for own, blocks in zip(self.extremes, extremes, strict=True):
             if own is not None:
                 own[..., first : first + blocks.shape[-1]] = blocks
         self.length = length

@@ -51,12 +51,12 @@ class KeyBounds:
             if state is not None:
                 self._bound_state(self._tiles(state)[at], at)
 
-    def _bound_state(self, of_tiles: Tensor, at: tuple) -> None:
-        """of_tiles: (n, H or 1, keys) or (n, H or 1, keys, channels)."""
-        if of_tiles.dim() == 3:
-            self.lowest[at], self.highest[at] = of_tiles.amin(-1), of_tiles.amax(-1)
+    def _bound_state(self, states: Tensor, at: tuple) -> None:
+        """states: (n, H or 1, keys) or (n, H or 1, keys, channels)."""
+        if states.dim() == 3:
+            self.lowest[at], self.highest[at] = states.amin(-1), states.amax(-1)
         else:
-            norms = of_tiles.double().norm(dim=-1) * (1 + 2**-16)  # not rounded down
+            norms = states.double().norm(dim=-1) * (1 + 2**-16)  # not rounded down
             self.highest[at] = norms.amax(-1).to(self.highest.dtype)
 
     def copy_from(self, other: KeyBounds) -> None:

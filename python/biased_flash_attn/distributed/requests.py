@@ -23,15 +23,15 @@ def exchange_requests(partition: Partition, lse: Tensor) -> list[Needed]:
     if not settings.may_skip:
         shape = partition.keys.k.shape[:2]
         return [
-            {pair: torch.tensor(pair.visible_keys).expand(*shape, 2) for pair in of_rank}
-            for of_rank in pairs
+            {pair: torch.tensor(pair.visible_keys).expand(*shape, 2) for pair in rank_pairs}
+            for rank_pairs in pairs
         ]
     summaries = gather_key_summaries(partition)
     requested = torch.stack([_range(partition, pair, summaries, lse) for pair in pairs[ring.rank]])
     gathered = ring.gather(requested.int(), "requests for keys")
     return [
-        dict(zip(of_rank, x.long().cpu(), strict=True))
-        for of_rank, x in zip(pairs, gathered, strict=True)
+        dict(zip(rank_pairs, x.long().cpu(), strict=True))
+        for rank_pairs, x in zip(pairs, gathered, strict=True)
     ]
 
 
@@ -42,8 +42,8 @@ def gather_key_summaries(partition: Partition) -> dict[int, KeySummary]:
     packed = ring.gather(torch.stack([x.packed() for x in own]), "bounds of their keys")
     return {
         chunk: own[0].unpacked(numbers)
-        for rank, of_rank in enumerate(packed)
-        for chunk, numbers in zip(chunks_of(rank, ring.size), of_rank, strict=True)
+        for rank, rank_pairs in enumerate(packed)
+        for chunk, numbers in zip(chunks_of(rank, ring.size), rank_pairs, strict=True)
     }
 
 

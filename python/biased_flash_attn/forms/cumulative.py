@@ -143,8 +143,8 @@ class CumulativeMass:
 
     def _prefixes(self, sums: Tensor) -> Tensor:
         """log sum over j < cut of exp(-sums), (..., tiles + 1)."""
-        of_tiles = self.side.in_tiles(-sums).logsumexp(-1)
-        return pad(of_tiles.logcumsumexp(-1), (1, 0), value=-torch.inf)
+        per_tile = self.side.in_tiles(-sums).logsumexp(-1)
+        return pad(per_tile.logcumsumexp(-1), (1, 0), value=-torch.inf)
 
     def log_mass(self, rows: slice, tile: Tensor) -> Tensor:
         stride = self.log_sums.shape[-1]

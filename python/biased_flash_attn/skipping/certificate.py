@@ -102,13 +102,13 @@ class Certificate:
         near = torch.where(known, near - lost, torch.nan)
         taken = near - problem.scale * product
 
-        def of_side(side: KeySide) -> Certificate:
+        def certificate(side: KeySide) -> Certificate:
             distance = keys.distance.flip(-1) if side.is_mirrored else keys.distance
             radius, mass = side.prefix_max(distance), form.mass(side, problem.geometry)
             nearest = 1 if side.is_mirrored else reach(problem.geometry)
             return Certificate(mass, slice(None), logit, taken, radius, nearest)
 
-        return [of_side(side) for side in sides(problem)], near
+        return [certificate(side) for side in sides(problem)], near
 
     def log_bound(self, tile: Tensor) -> Tensor:
         """Returns the log of the bound on the mass that is skipped by cutting at `tile` (B, H,
@@ -149,8 +149,8 @@ def _near_lse(problem: Problem) -> Tensor:
 
 def rounding(dim: int, logit: Tensor, near: Tensor, form: Form) -> Tensor:
     """Returns a bound on the effect of rounding errors in float32 and of fast exponentials."""
-    of_logits = rounding_of_logits(dim) * (1 + logit + near.abs())
-    return ROUNDING_FLOOR + of_logits + ROUNDING * form.roundings()
+    logit_rounding = rounding_of_logits(dim) * (1 + logit + near.abs())
+    return ROUNDING_FLOOR + logit_rounding + ROUNDING * form.roundings()
 
 
 def _finite(v: Tensor, heads: int) -> Tensor:

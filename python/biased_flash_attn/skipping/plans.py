@@ -166,7 +166,7 @@ def _is_promising(problem: Problem) -> Tensor:
         guess = Certificate(mass, rows, lift / 2, near + lift, certain, 1)
         cuts = guess.last_cut(math.log(problem.tolerance / 2))
         window = (here - side.cut(cuts)).double()
-        of_tile = torch.nn.functional.max_pool1d(window, _SAMPLED_TILE, 1, _SAMPLED_TILE // 2)
-        kept = kept + torch.minimum(of_tile, here).mean((0, 2))
+        per_tile = torch.nn.functional.max_pool1d(window, _SAMPLED_TILE, 1, _SAMPLED_TILE // 2)
+        kept = kept + torch.minimum(per_tile, here).mean((0, 2))
         seen = seen + here.double().mean((0, 2))
     return seen - kept > _COST_IN_KEYS

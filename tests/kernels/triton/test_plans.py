@@ -55,7 +55,7 @@ def test_program_order_balances_unequal_heads(causal, heads):
     plan = torch.stack([first, end])[:, None].int()
     q = torch.zeros(1, heads, n, 16, dtype=torch.float16)
     call = Problem(q, q, q, NoBias(), Geometry(n, n, causal), 1.0, 0.0, "triton", plan)
-    made = KERNELS.plans.of_queries(call, block)
+    made = KERNELS.plans.for_queries(call, block)
     work = (begin + block if causal else end) - first
     assert sorted(made.order.tolist()) == list(range(work.numel()))
     lower_bound = max(work.sum().item() / 132, work.max().item())

@@ -154,12 +154,12 @@ def dense_mask(problem: Problem) -> Tensor:
     mask = q.new_empty(BATCH if problem.form.axes else 1, HEADS, n, n)
     rows = torch.arange(n, device=q.device)
     with torch.no_grad():
-        for entry, of_entry in enumerate(mask):
+        for entry, entry_mask in enumerate(mask):
             for first in range(0, n, problem.form.block):
                 block = slice(first, min(first + problem.form.block, n))
                 bias = dense_bias(problem, entry, rows, block, n)
-                of_entry[:, block] = 0 if bias is None else bias[0]
-                of_entry[:, block].masked_fill_(rows[block, None] < rows, -torch.inf)
+                entry_mask[:, block] = 0 if bias is None else bias[0]
+                entry_mask[:, block].masked_fill_(rows[block, None] < rows, -torch.inf)
     return mask
 
 

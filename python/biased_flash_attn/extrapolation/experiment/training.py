@@ -87,10 +87,10 @@ def parameter_groups(model: nn.Module) -> list[dict[str, object]]:
     lengthens that of others.
     """
     layers = [m for m in model.modules() if isinstance(m, BiasedAttention) and m.bias is not None]
-    of_biases = {parameter for layer in layers for parameter in layer.bias.parameters()}
-    others = [parameter for parameter in model.parameters() if parameter not in of_biases]
-    of_biases = [parameter for parameter in model.parameters() if parameter in of_biases]
-    return [{"params": others}, {"params": of_biases, "weight_decay": 0.0}]
+    biases = {parameter for layer in layers for parameter in layer.bias.parameters()}
+    own = [parameter for parameter in model.parameters() if parameter in biases]
+    others = [parameter for parameter in model.parameters() if parameter not in biases]
+    return [{"params": others}, {"params": own, "weight_decay": 0.0}]
 
 
 def _step(settings: Settings, model, optimizer, text: Tensor, step: int) -> float:

@@ -34,8 +34,8 @@ class FusedMPNetEncoder(FusedLayer, modeling_mpnet.MPNetEncoder):
         **kwargs,
     ):
         check_mask(attention_mask, hidden_states.shape[1], hidden_states.shape[1])
-        of_layers = output_attentions or output_hidden_states
-        if attention_mask.tokens is None or attention_mask.has_holes or of_layers:
+        every_layer = output_attentions or output_hidden_states
+        if attention_mask.tokens is None or attention_mask.has_holes or every_layer:
             returned = (output_attentions, output_hidden_states, return_dict)
             return super().forward(hidden_states, attention_mask, *returned, **kwargs)
         rows, attention_mask = attention_mask.unpadded
