@@ -102,16 +102,35 @@ def load_tile(
 
 
 @triton.jit
-def load_queries(x, head, first, DIM: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
+def load_queries(
+    x,
+    head,
+    first,
+    DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    EDGE: tl.constexpr = True,
+    NARROW: tl.constexpr = False,
+):
     """Loads queries first, first + 1, ... of a head, as load_tile does."""
-    return load_tile(x, head.b, head.h, first, head.problem.n_query, DIM, ROWS, CHANNELS)
+    n = head.problem.n_query
+    return load_tile(x, head.b, head.h, first, n, DIM, ROWS, CHANNELS, EDGE, NARROW)
 
 
 @triton.jit
-def load_keys(x, head, first, DIM: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
+def load_keys(
+    x,
+    head,
+    first,
+    DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    EDGE: tl.constexpr = True,
+    NARROW: tl.constexpr = False,
+):
     """Loads keys first, first + 1, ... of the key head of a head, as load_tile does."""
-    kv_head = head.h // head.problem.group
-    return load_tile(x, head.b, kv_head, first, head.problem.n_key, DIM, ROWS, CHANNELS)
+    kv_head, n = head.h // head.problem.group, head.problem.n_key
+    return load_tile(x, head.b, kv_head, first, n, DIM, ROWS, CHANNELS, EDGE, NARROW)
 
 
 @triton.jit

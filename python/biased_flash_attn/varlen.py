@@ -65,7 +65,12 @@ def biased_flash_attn_varlen(
     )
     problem = prepared(
         *(x.transpose(0, 1)[None] for x in (q, k, v)),
-        *(bias, causal, window, scale, tolerance, backend),
+        bias,
+        causal,
+        window,
+        scale,
+        tolerance,
+        backend,
         sequences=sequences,
     )
     o, lse = attend(problem)

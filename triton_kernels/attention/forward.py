@@ -15,7 +15,7 @@ from ..bias.products import (
     with_key_product,
 )
 from ..bias.tile import Queries, gains, keys_from, queries_from
-from ..operands import Head, Strided
+from ..operands import Strided
 from ..primitives import (
     INFINITY,
     LN2,
@@ -28,12 +28,10 @@ from ..primitives import (
 )
 from ..sequences import (
     N_QUERY,
-    SequenceBias,
-    SequenceProblem,
+    SequenceHead,
     is_past_end,
-    per_token_operands,
+    restricted,
     sequence_keys,
-    sequence_lengths,
     sequence_queries,
 )
 from .logits import tile_logits
@@ -75,6 +73,7 @@ def attend_keys(head, block, softmax, part):
         tile_v = next_keys(block.v, head, j, part, head.problem.value_dim, BLOCK_DV)
         keys = keys_from(head, j, part.block)
         key_terms = with_key_product(head, block.queries, terms, key_terms, j, part)
+        offset = key_offset(head, terms, key_terms, part)
         logits = tile_logits(
             head,
             block.q,
@@ -86,7 +85,6 @@ def attend_keys(head, block, softmax, part):
             FACTORED=part.factored,
             KEYS_FIRST=False,
         )
-        offset = key_offset(head, terms, key_terms, part)
         highest = tl.max(logits.x, 1) * logits.multiplier
         m_new = tl.maximum(m, highest + offset)
         pivot = m_new - offset
@@ -171,12 +169,7 @@ def attn_fwd_kernel(
         sequence_keys(v, problem, b),
         sequence_queries(o, problem, b),
         sequence_queries(lse, problem, b),
-        Head(
-            SequenceBias(bias, per_token_operands(bias, problem, b)),
-            SequenceProblem(problem, sequence_lengths(problem, b)),
-            b,
-            h,
-        ),
+        SequenceHead(bias, problem, restricted(bias, problem, b), b, h),
         first,
         BLOCK_M,
         BLOCK_N,

@@ -17,7 +17,15 @@ import triton.language as tl
 
 from ..bias.relative import first_column
 from ..bias.tile import first_distance
-from ..primitives import load_tile, plan_range, position, round_down, round_up, row_address
+from ..primitives import (
+    load_keys,
+    load_queries,
+    plan_range,
+    position,
+    round_down,
+    round_up,
+    row_address,
+)
 
 
 class Part(NamedTuple):
@@ -162,35 +170,15 @@ def query_ranges(head, first, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 @triton.jit
 def next_queries(x, head, first, part, DIM: tl.constexpr, CHANNELS: tl.constexpr):
     """Loads a tile of queries of a part. [block, CHANNELS]"""
-    return load_tile(
-        x,
-        head.b,
-        head.h,
-        first,
-        head.problem.n_query,
-        DIM,
-        part.block,
-        CHANNELS,
-        EDGE=part.masked,
-        NARROW=head.problem.narrow_offsets,
-    )
+    NARROW: tl.constexpr = head.problem.narrow_offsets
+    return load_queries(x, head, first, DIM, part.block, CHANNELS, part.masked, NARROW)
 
 
 @triton.jit
 def next_keys(x, head, first, part, DIM: tl.constexpr, CHANNELS: tl.constexpr):
     """Loads a tile of keys of a part. [block, CHANNELS]"""
-    return load_tile(
-        x,
-        head.b,
-        head.h // head.problem.group,
-        first,
-        head.problem.n_key,
-        DIM,
-        part.block,
-        CHANNELS,
-        EDGE=part.masked,
-        NARROW=head.problem.narrow_offsets,
-    )
+    NARROW: tl.constexpr = head.problem.narrow_offsets
+    return load_keys(x, head, first, DIM, part.block, CHANNELS, part.masked, NARROW)
 
 
 @triton.jit

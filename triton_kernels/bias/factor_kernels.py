@@ -5,17 +5,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..operands import Head
 from ..primitives import FACTORS, LOG2E, position, row_address, tile_addresses
 from ..sequences import (
     N_KEY,
     N_QUERY,
-    SequenceBias,
-    SequenceProblem,
+    SequenceHead,
     is_past_end,
-    per_token_operands,
+    restricted,
     sequence_keys,
-    sequence_lengths,
     sequence_queries,
 )
 from .factors import key_factors, key_origin, query_factors, query_origin
@@ -61,12 +58,7 @@ def query_factors_kernel(
         return
     store_query_factors(
         sequence_queries(factors, problem, b),
-        Head(
-            SequenceBias(bias, per_token_operands(bias, problem, b)),
-            SequenceProblem(problem, sequence_lengths(problem, b)),
-            b,
-            h,
-        ),
+        SequenceHead(bias, problem, restricted(bias, problem, b), b, h),
         None if lse_in_base_2 is None else sequence_queries(lse_in_base_2, problem, b),
         first,
         BLOCK_M,
@@ -96,12 +88,7 @@ def key_factors_kernel(factors, bias, problem, BLOCK_N: tl.constexpr, SIDE: tl.c
         return
     store_key_factors(
         sequence_keys(factors, problem, b),
-        Head(
-            SequenceBias(bias, per_token_operands(bias, problem, b)),
-            SequenceProblem(problem, sequence_lengths(problem, b)),
-            b,
-            h,
-        ),
+        SequenceHead(bias, problem, restricted(bias, problem, b), b, h),
         first,
         BLOCK_N,
         SIDE,

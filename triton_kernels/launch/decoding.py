@@ -81,7 +81,11 @@ def decode(problem: calls.Problem) -> tuple[Tensor, Tensor]:
     if chooses:
         paged = _with_lists(paged, blocks)
         attn_choose_kernel[blocks](
-            *(strided(q), strided(k), *_bounds(problem.pages.bounds, bias), bias, paged),
+            strided(q),
+            strided(k),
+            *_bounds(problem.pages.bounds, bias),
+            bias,
+            paged,
             math.log(problem.tolerance / paged.tile_keys.value),
             rounding_of_logits(q.shape[3]),
             # The bounds of a function take registers for each tile.
@@ -94,8 +98,14 @@ def decode(problem: calls.Problem) -> tuple[Tensor, Tensor]:
     acc = lse.new_empty((parts, *o.shape))
     m, l = lse.new_empty((2, parts, *lse.shape))
     attn_decode_kernel[(*blocks, parts)](
-        *map(strided, (q, k, v)),
-        *(acc, m, l, bias, paged),
+        strided(q),
+        strided(k),
+        strided(v),
+        acc,
+        m,
+        l,
+        bias,
+        paged,
         BLOCK_N=block_n,
         BLOCK_DV=block_dv,
         num_warps=8 if single else 4,
@@ -103,7 +113,13 @@ def decode(problem: calls.Problem) -> tuple[Tensor, Tensor]:
         **options,
     )
     attn_decode_merge_kernel[(lse.numel(),)](
-        *(acc, m, l, strided(o), strided(lse), paged, parts),
+        acc,
+        m,
+        l,
+        strided(o),
+        strided(lse),
+        paged,
+        parts,
         PARTS=triton.next_power_of_2(parts),
         BLOCK_DV=block_dv,
         **SUMS_OVER_LANES,
@@ -118,8 +134,15 @@ def append(pages: Tensor, x: Tensor, block_table: Tensor, lengths: Tensor) -> No
     batch, heads, tokens = x.shape[:3]
     channels = x.shape[3] if x.dim() == 4 else 1
     attn_append_kernel[(batch * heads * triton.cdiv(tokens, _TOKENS),)](
-        *(strided(pages), strided(x), block_table, lengths, block_table.shape[1], pages.shape[2]),
-        *(heads, tokens, channels),
+        strided(pages),
+        strided(x),
+        block_table,
+        lengths,
+        block_table.shape[1],
+        pages.shape[2],
+        heads,
+        tokens,
+        channels,
         TOKENS=_TOKENS,
         CHANNELS=triton.next_power_of_2(channels),
         **OPTIONS,
@@ -132,11 +155,20 @@ def _pages_of(problem: calls.Problem) -> Pages:
     (batch, heads, n_query, head_dim), (_, kv_heads, page_size, value_dim) = q.shape, v.shape
     tile_keys = page_size // pages.bounds.centres.shape[2]
     return Pages(
-        *(batch, heads, kv_heads, heads // kv_heads, n_query),
-        _UNBOUNDED if window is None else window,
-        problem.scale * LOG2E.value,
-        *(pages.block_table, pages.block_table.shape[1], page_size, pages.lengths),
-        *map(constexpr, (head_dim, value_dim, tile_keys)),
+        batch=batch,
+        heads=heads,
+        kv_heads=kv_heads,
+        group=heads // kv_heads,
+        n_query=n_query,
+        window=_UNBOUNDED if window is None else window,
+        scale_in_base_2=problem.scale * LOG2E.value,
+        block_table=pages.block_table,
+        columns=pages.block_table.shape[1],
+        page_size=page_size,
+        lengths=pages.lengths,
+        head_dim=constexpr(head_dim),
+        value_dim=constexpr(value_dim),
+        tile_keys=constexpr(tile_keys),
     )
 
 

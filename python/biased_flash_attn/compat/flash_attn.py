@@ -78,7 +78,12 @@ def flash_attn_func(
         sequences = sequences.shifted(mask.shift, mask.shift)
     problem = prepared(
         *(x.transpose(1, 2) for x in (q, k, v)),
-        *(bias, mask.causal, mask.window, softmax_scale, None, None),
+        bias=bias,
+        causal=mask.causal,
+        window=mask.window,
+        scale=softmax_scale,
+        tolerance=None,
+        backend=None,
         sequences=sequences,
     )
     o, lse = attend(problem)
@@ -147,7 +152,12 @@ def flash_attn_varlen_func(
         sequences = sequences.shifted(mask.shift, mask.shift)
     problem = prepared(
         *(x.transpose(0, 1)[None] for x in (q, k, v)),
-        *(bias, mask.causal, mask.window, softmax_scale, None, None),
+        bias=bias,
+        causal=mask.causal,
+        window=mask.window,
+        scale=softmax_scale,
+        tolerance=None,
+        backend=None,
         sequences=sequences,
     )
     o, lse = attend(problem)

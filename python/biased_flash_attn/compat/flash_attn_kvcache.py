@@ -186,8 +186,12 @@ class Step:
         q = self.q.transpose(1, 2).flatten(0, 1)
         problem = prepared(
             *(x.transpose(0, 1)[None] for x in (q, k, v)),
-            *(self.slopes, self.mask.causal, self.mask.window, self.scale),
-            *(0.0 if self._has_few_queries else None, backend),
+            bias=self.slopes,
+            causal=self.mask.causal,
+            window=self.mask.window,
+            scale=self.scale,
+            tolerance=0.0 if self._has_few_queries else None,
+            backend=backend,
             sequences=sequences,
         )
         o, lse = attend(problem)

@@ -168,14 +168,19 @@ class Shared:
         call, geometry, heads = self.call, self.call.geometry, self.call.q.shape[1]
         first_key, end_key = (None, None) if call.plan is None else call.plan
         return Problem(
-            *(heads, heads // call.k.shape[1], geometry.n_query, geometry.n_key, geometry.shift),
-            *(UNBOUNDED if geometry.window is None else geometry.window, geometry.causal),
-            call.sequences is not None and call.sequences.is_packed,
-            -(-rows // BLOCK_M),
-            call.scale,
-            _address(self.rows),
-            Plan(Rows.of(first_key), _address(end_key)),
-            _address(order),
+            heads=heads,
+            group=heads // call.k.shape[1],
+            n_query=geometry.n_query,
+            n_key=geometry.n_key,
+            shift=geometry.shift,
+            window=UNBOUNDED if geometry.window is None else geometry.window,
+            causal=geometry.causal,
+            packed=call.sequences is not None and call.sequences.is_packed,
+            blocks=-(-rows // BLOCK_M),
+            scale=call.scale,
+            sequences=_address(self.rows),
+            plan=Plan(Rows.of(first_key), _address(end_key)),
+            order=_address(order),
         )
 
     def tensors(self, *others: Tensor | None) -> list[Tensor]:

@@ -128,8 +128,17 @@ class CudaDriver:
         stream = torch.cuda.current_stream(device).cuda_stream
         with _current(device):
             launched = driver.cuLaunchKernel(
-                *(function, grid, 1, 1, block, 1, 1),
-                *(shared_bytes, stream, ctypes.addressof(pointers), 0),
+                function,
+                grid,
+                1,
+                1,
+                block,
+                1,
+                1,
+                shared_bytes,
+                stream,
+                ctypes.addressof(pointers),
+                0,
             )
         _checked(launched)
 

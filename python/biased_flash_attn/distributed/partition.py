@@ -65,8 +65,15 @@ class Partition:
         form = self.queries(pair).for_pair(pair, self.states(pair, keys))
         tolerance = settings.half_tolerance if settings.may_skip else 0.0
         return Problem(
-            *(q, k, v, form, pair.batched_geometry(q.shape[0], q.device)),
-            *(settings.scale, tolerance, settings.backend, plan),
+            q,
+            k,
+            v,
+            form,
+            pair.batched_geometry(q.shape[0], q.device),
+            settings.scale,
+            tolerance,
+            settings.backend,
+            plan,
         )
 
     def queries(self, pair: Pair) -> Form:
