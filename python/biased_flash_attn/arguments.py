@@ -117,6 +117,7 @@ class Signature:
     Named: the class of tuples of them.
     flat: maps a problem to a tuple of them.
     rebuilt: maps them to a problem.
+    settings: maps them to a dictionary of those that are not tensors.
 
     Functions made from source code, like those of a dataclass, take half the time of loops over the
     fields, which would be a tenth of a short call.
@@ -133,6 +134,10 @@ class Signature:
             f"lambda problem: ({_values(fields, 'problem')})"
         )
         self.rebuilt: Callable[..., Problem] = eval(f"lambda {', '.join(names)}: {made}", classes)
+        settings = [f"'{name}': {name}" for name, kind in names.items() if "Tensor" not in kind]
+        self.settings: Callable[..., dict] = eval(
+            f"lambda {', '.join(names)}: {{{', '.join(settings)}}}"
+        )
 
 
 ATTENTION = Signature(omitted="pages")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -133,8 +132,8 @@ def complete(
     geometry = place(q, k, v)
     scale = q.shape[3] ** -0.5 if scale is None else float(scale)
     tolerance = DEFAULT_TOLERANCES[q.dtype] if tolerance is None else float(tolerance)
-    problem = Problem(q, k, v, lower(q, geometry), geometry, scale, tolerance, "")
-    return replace(problem, backend=registry.choose(backend, problem, call))
+    described = partial(Problem, q, k, v, lower(q, geometry), geometry, scale, tolerance)
+    return described(registry.choose(backend, described(""), call))
 
 
 def prepared(

@@ -7,6 +7,7 @@ computes which keys are skipped (skipping.plans); forward and backward use the s
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import torch
@@ -35,6 +36,7 @@ _LIBRARY.define(
 )
 
 _OPERATORS = torch.ops.biased_flash_attn
+_BELOW_AUTOGRAD = torch._C._AutoDispatchBelowAutograd
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
@@ -44,7 +46,7 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     if torch.compiler.is_compiling() or problem.needs_gradients:
         return _OPERATORS.forward.default(*arguments)
     # Passing through the autograd implementation takes a tenth of a short call.
-    with torch._C._AutoDispatchBelowAutograd():
+    with _BELOW_AUTOGRAD():
         return _OPERATORS.forward.default(*arguments)
 
 
@@ -195,8 +197,7 @@ class _Attention(torch.autograd.Function):
         ctx.targets = from_tensors(arguments.form, form_tensors).gradient_targets(q, k)
         plan, rows = arguments.plan, arguments.rows
         ctx.save_for_backward(o, lse, q, k, v, plan, rows, *form_tensors)
-        absent = dict.fromkeys(("q", "k", "v", "plan", "rows", "form_tensors"))
-        ctx.arguments = arguments._replace(**absent)
+        ctx.settings = ATTENTION.settings(*arguments)
         return o, lse
 
     @staticmethod
@@ -204,12 +205,15 @@ class _Attention(torch.autograd.Function):
         o, lse, q, k, v, plan, rows, *form_tensors = ctx.saved_tensors
         _, _, _, _, _, *wanted = ctx.needs_input_grad
         targets = ctx.targets if any(wanted) else []
-        arguments = ctx.arguments._replace(
-            q=q, k=k, v=v, plan=plan, rows=rows, form_tensors=form_tensors
+        arguments = ATTENTION.Named(
+            q=q, k=k, v=v, form_tensors=form_tensors, plan=plan, rows=rows, **ctx.settings
         )
-        *grad_inputs, grad_form = _OPERATORS.backward.default(
-            o, lse, grad_o, grad_lse, targets, *arguments
-        )
+        # The autograd implementation, which refuses second derivatives, takes 3 % of a short call.
+        below = contextlib.nullcontext if torch.is_grad_enabled() else _BELOW_AUTOGRAD
+        with below():
+            *grad_inputs, grad_form = _OPERATORS.backward.default(
+                o, lse, grad_o, grad_lse, targets, *arguments
+            )
         grad_form = [
             x if wants and target == OWN else None
             for x, wants, target in zip(grad_form, wanted, targets, strict=any(wanted))
@@ -218,7 +222,7 @@ class _Attention(torch.autograd.Function):
 
 
 def _below_autograd(keyset, arguments):
-    with torch._C._AutoDispatchBelowAutograd():
+    with _BELOW_AUTOGRAD():
         below = keyset & torch._C._after_autograd_keyset
         return _OPERATORS.forward.default.redispatch(below, *arguments)
 
