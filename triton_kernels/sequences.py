@@ -7,8 +7,8 @@ None from functions.
 
 Restricted operands must be passed as arguments directly. If they are assigned to variables or, in
 some versions of Triton, returned from functions, their constexpr fields lose their compile-time
-values. Therefore heads are assembled by a class, whose constructor the compiler evaluates, from the
-tensors that functions return.
+values. Therefore problems and biases are assembled by classes, whose constructors the compiler
+evaluates, from the tensors that functions return.
 """
 
 from __future__ import annotations
@@ -18,10 +18,18 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from .operands import Bias, Factors, Head, Problem, Strided
+from .operands import Bias, Factors, Problem, Strided
 
 COLUMNS = tl.constexpr(5)
 FIRST_QUERY, N_QUERY, FIRST_KEY, N_KEY, SHIFT = map(tl.constexpr, range(COLUMNS.value))
+
+
+class SequenceProblem(Problem):
+    """A problem with n_query, n_key and shift replaced by `lengths`."""
+
+    def __new__(cls, problem, lengths):
+        replaced = dict(zip(("n_query", "n_key", "shift"), lengths, strict=True))
+        return Problem(**dict(zip(Problem._fields, problem, strict=True)) | replaced)
 
 
 class PerToken(NamedTuple):
@@ -39,18 +47,13 @@ class PerToken(NamedTuple):
     key_factors: Factors | tuple
 
 
-class SequenceHead(Head):
-    """A head of one sequence. restricted: a result of `restricted`."""
+class SequenceBias(Bias):
+    """A bias with its per-token operands replaced."""
 
-    def __new__(cls, bias, problem, restricted, b, h):
-        per_token, lengths = restricted
-        operands = {x: y for x, y in zip(PerToken._fields, per_token, strict=True) if len(y)}
-        sizes = dict(zip(("n_query", "n_key", "shift"), lengths, strict=True))
-        return Head(_replaced(Bias, bias, operands), _replaced(Problem, problem, sizes), b, h)
-
-
-def _replaced(kind, fields, others):
-    return kind(**dict(zip(kind._fields, fields, strict=True)) | others)
+    def __new__(cls, bias, per_token):
+        operands = zip(PerToken._fields, per_token, strict=True)
+        replaced = {name: x for name, x in operands if len(x)}
+        return Bias(**dict(zip(Bias._fields, bias, strict=True)) | replaced)
 
 
 @triton.jit
@@ -118,7 +121,7 @@ def factors_from(x, row):
 
 @triton.jit
 def per_token_operands(bias, problem, b):
-    """Returns the per-token operands of a bias, restricted to sequence b."""
+    """Returns the operands that SequenceBias replaces, restricted to sequence b."""
     return PerToken(
         sums=sequence_keys(bias.sums, problem, b),
         dense=sequence_pairs(bias.dense, problem, b),
@@ -139,9 +142,3 @@ def sequence_factors(x, bias, problem, b, FIRST: tl.constexpr):
     if x is not None and bias.table is None:
         factors = x if problem.sequences is None else factors_from(x, number(problem, b, FIRST))
     return factors
-
-
-@triton.jit
-def restricted(bias, problem, b):
-    """Returns the per-token operands and the lengths of sequence b, which SequenceHead takes."""
-    return per_token_operands(bias, problem, b), sequence_lengths(problem, b)

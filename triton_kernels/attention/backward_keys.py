@@ -26,10 +26,12 @@ from ..primitives import (
 )
 from ..sequences import (
     N_KEY,
-    SequenceHead,
+    SequenceBias,
+    SequenceProblem,
     is_past_end,
-    restricted,
+    per_token_operands,
     sequence_keys,
+    sequence_lengths,
 )
 from .backward import (
     Inputs,
@@ -173,7 +175,10 @@ def backward_block(
     grad_k,
     grad_v,
     grad_bias,
-    key_head,
+    bias,
+    problem,
+    b,
+    kv_head,
     first,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -181,30 +186,25 @@ def backward_block(
     BLOCK_DV: tl.constexpr,
     BIAS_GRADIENT: tl.constexpr,
 ):
-    """Computes attn_bwd_dkv_kernel for the keys first ... first + BLOCK_N - 1 of one sequence.
-
-    key_head: a Head with the number of the key head.
-    """
-    b, kv_head = key_head.b, key_head.h
-    n_key, group = key_head.problem.n_key, key_head.problem.group
+    """Computes attn_bwd_dkv_kernel for the keys first ... first + BLOCK_N - 1 of one sequence."""
     grad_o = inputs.grad_o
-    if key_head.problem.same_row_stride:
+    if problem.same_row_stride:
         grad_o = Strided(grad_o.start, grad_o.batch, grad_o.head, inputs.q.row)
     # [BLOCK_N, BLOCK_D], [BLOCK_N, BLOCK_DV]
     tile_k = load_tile(
-        inputs.k, b, kv_head, first, n_key, key_head.problem.head_dim, BLOCK_N, BLOCK_D
+        inputs.k, b, kv_head, first, problem.n_key, problem.head_dim, BLOCK_N, BLOCK_D
     )
     tile_v = load_tile(
-        inputs.v, b, kv_head, first, n_key, key_head.problem.value_dim, BLOCK_N, BLOCK_DV
+        inputs.v, b, kv_head, first, problem.n_key, problem.value_dim, BLOCK_N, BLOCK_DV
     )
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
-    for h in range(kv_head * group, (kv_head + 1) * group):
+    for h in range(kv_head * problem.group, (kv_head + 1) * problem.group):
         dk, dv = add_head(
             inputs,
             grad_o,
             grad_bias,
-            Head(key_head.bias, key_head.problem, key_head.b, h),
+            Head(bias, problem, b, h),
             first,
             tile_k,
             tile_v,
@@ -213,9 +213,9 @@ def backward_block(
             BLOCK_M,
             BIAS_GRADIENT,
         )
-    dk *= key_head.problem.scale
-    store_tile(grad_k, b, kv_head, first, n_key, dk, key_head.problem.head_dim)
-    store_tile(grad_v, b, kv_head, first, n_key, dv, key_head.problem.value_dim)
+    dk *= problem.scale
+    store_tile(grad_k, b, kv_head, first, problem.n_key, dk, problem.head_dim)
+    store_tile(grad_v, b, kv_head, first, problem.n_key, dv, problem.value_dim)
 
 
 @triton.jit
@@ -255,7 +255,10 @@ def attn_bwd_dkv_kernel(
         sequence_keys(grad_k, problem, b),
         sequence_keys(grad_v, problem, b),
         sequence_keys(grad_bias, problem, b),
-        SequenceHead(bias, problem, restricted(bias, problem, b), b, kv_head),
+        SequenceBias(bias, per_token_operands(bias, problem, b)),
+        SequenceProblem(problem, sequence_lengths(problem, b)),
+        b,
+        kv_head,
         first,
         BLOCK_M,
         BLOCK_N,

@@ -23,13 +23,15 @@ from ..bias.products import (
     with_key_product,
 )
 from ..bias.tile import Queries, gains, keys_from, queries_from
-from ..operands import Strided
+from ..operands import Head, Strided
 from ..primitives import dot, group_and_block, load_queries, store_tile
 from ..sequences import (
     N_QUERY,
-    SequenceHead,
+    SequenceBias,
+    SequenceProblem,
     is_past_end,
-    restricted,
+    per_token_operands,
+    sequence_lengths,
     sequence_pairs,
     sequence_queries,
 )
@@ -187,7 +189,12 @@ def attn_bwd_dq_kernel(
         if bias.dense is None
         else sequence_pairs(grad_gain, problem, b),
         sequence_queries(grad_others, problem, b) if bias.function is None else grad_others,
-        SequenceHead(bias, problem, restricted(bias, problem, b), b, h),
+        Head(
+            SequenceBias(bias, per_token_operands(bias, problem, b)),
+            SequenceProblem(problem, sequence_lengths(problem, b)),
+            b,
+            h,
+        ),
         first,
         BLOCK_M,
         BLOCK_N,

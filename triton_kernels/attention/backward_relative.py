@@ -7,10 +7,13 @@ import triton.language as tl
 
 from ..bias.relative import key_vectors, padded_rank, query_vectors, unshear
 from ..bias.tile import keys_from, queries_from
+from ..operands import Head
 from ..primitives import dot, row_address
 from ..sequences import (
-    SequenceHead,
-    restricted,
+    SequenceBias,
+    SequenceProblem,
+    per_token_operands,
+    sequence_lengths,
 )
 from .backward import load_tiles, query_statistics, sequence_inputs, weights_and_gradients
 
@@ -142,7 +145,12 @@ def attn_bwd_relative_kernel(
         partial_queries,
         partial_keys,
         diagonal,
-        SequenceHead(bias, problem, restricted(bias, problem, b), b, h),
+        Head(
+            SequenceBias(bias, per_token_operands(bias, problem, b)),
+            SequenceProblem(problem, sequence_lengths(problem, b)),
+            b,
+            h,
+        ),
         BLOCK,
         BLOCK_D,
         BLOCK_DV,

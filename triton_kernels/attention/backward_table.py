@@ -7,6 +7,7 @@ import triton.language as tl
 
 from ..bias.segments import slopes_of, values_of
 from ..bias.tile import first_distance, gains
+from ..operands import Head
 from ..primitives import (
     INFINITY,
     LOG2E,
@@ -16,8 +17,10 @@ from ..primitives import (
     row_address,
 )
 from ..sequences import (
-    SequenceHead,
-    restricted,
+    SequenceBias,
+    SequenceProblem,
+    per_token_operands,
+    sequence_lengths,
 )
 from .backward import load_tiles, query_statistics, sequence_inputs
 
@@ -143,7 +146,12 @@ def attn_bwd_table_kernel(
         inputs,
         partial,
         diagonal,
-        SequenceHead(bias, problem, restricted(bias, problem, b), b, h),
+        Head(
+            SequenceBias(bias, per_token_operands(bias, problem, b)),
+            SequenceProblem(problem, sequence_lengths(problem, b)),
+            b,
+            h,
+        ),
         length,
         BLOCK,
         BLOCK_D,

@@ -15,7 +15,7 @@ from ..bias.products import (
     with_key_product,
 )
 from ..bias.tile import Queries, gains, keys_from, queries_from
-from ..operands import Strided
+from ..operands import Head, Strided
 from ..primitives import (
     INFINITY,
     LN2,
@@ -28,10 +28,12 @@ from ..primitives import (
 )
 from ..sequences import (
     N_QUERY,
-    SequenceHead,
+    SequenceBias,
+    SequenceProblem,
     is_past_end,
-    restricted,
+    per_token_operands,
     sequence_keys,
+    sequence_lengths,
     sequence_queries,
 )
 from .logits import tile_logits
@@ -169,7 +171,12 @@ def attn_fwd_kernel(
         sequence_keys(v, problem, b),
         sequence_queries(o, problem, b),
         sequence_queries(lse, problem, b),
-        SequenceHead(bias, problem, restricted(bias, problem, b), b, h),
+        Head(
+            SequenceBias(bias, per_token_operands(bias, problem, b)),
+            SequenceProblem(problem, sequence_lengths(problem, b)),
+            b,
+            h,
+        ),
         first,
         BLOCK_M,
         BLOCK_N,

@@ -5,14 +5,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..operands import Head
 from ..primitives import FACTORS, LOG2E, position, row_address, tile_addresses
 from ..sequences import (
     N_KEY,
     N_QUERY,
-    SequenceHead,
+    SequenceBias,
+    SequenceProblem,
     is_past_end,
-    restricted,
+    per_token_operands,
     sequence_keys,
+    sequence_lengths,
     sequence_queries,
 )
 from .factors import key_factors, key_origin, query_factors, query_origin
@@ -58,7 +61,12 @@ def query_factors_kernel(
         return
     store_query_factors(
         sequence_queries(factors, problem, b),
-        SequenceHead(bias, problem, restricted(bias, problem, b), b, h),
+        Head(
+            SequenceBias(bias, per_token_operands(bias, problem, b)),
+            SequenceProblem(problem, sequence_lengths(problem, b)),
+            b,
+            h,
+        ),
         None if lse_in_base_2 is None else sequence_queries(lse_in_base_2, problem, b),
         first,
         BLOCK_M,
@@ -88,7 +96,12 @@ def key_factors_kernel(factors, bias, problem, BLOCK_N: tl.constexpr, SIDE: tl.c
         return
     store_key_factors(
         sequence_keys(factors, problem, b),
-        SequenceHead(bias, problem, restricted(bias, problem, b), b, h),
+        Head(
+            SequenceBias(bias, per_token_operands(bias, problem, b)),
+            SequenceProblem(problem, sequence_lengths(problem, b)),
+            b,
+            h,
+        ),
         first,
         BLOCK_N,
         SIDE,
