@@ -21,8 +21,8 @@ def partial_sums(problem: Problem) -> Tensor:
     more, as many as LEAST_BLOCKS need."""
     table, (batch, heads) = problem.form.tensors[0], (problem.batch, problem.q.shape[1])
     entries, distances = table.shape[0], table.shape[2]
-    most_slots = problem.q.nbytes // (4 * entries * heads * distances)
-    slots = max(most_slots, -(-LEAST_BLOCKS // (entries * heads)))
+    slot_bytes = 4 * entries * heads * distances
+    slots = max(problem.q.nbytes // slot_bytes, -(-LEAST_BLOCKS // (entries * heads)))
     most = batch // entries * _blocks(problem)
     shape = entries, heads, min(slots, most), distances
     return torch.zeros(shape, dtype=torch.float32, device=table.device)
