@@ -19,6 +19,11 @@ if KERNELS is not None:
 KIB = 1024
 
 
+@pytest.mark.parametrize(("arch", "most"), [(80, 166912), (86, 101376), (90, 232448)])
+def test_shared_memory_is_what_drivers_report(arch, most):
+    assert block_bytes(arch) == most
+
+
 @pytest.mark.parametrize("arch", [80, 86, 87, 89, 90, 100, 103, 110, 120, 121])
 def test_every_nvidia_gpu_from_ampere_on_is_supported(arch):
     assert Processor("cuda", arch, block_bytes(arch)).refusal == ""
