@@ -115,7 +115,7 @@ def _certificate(pair: Pair, queries: Queries, keys: KeySummary) -> Certificate:
         logit * torch.maximum(own.largest_norm, queries.largest_norm),
         lse.abs() + math.log(pair.n),
     )
-    lse = lse - rounding(queries.q.shape[3], *size, queries.form)
+    lse = lse - rounding(queries.q, *size, queries.form)
     taken = torch.where(lse.isfinite(), lse, torch.nan) - queries.scale * product
     return Certificate(mass, slice(None), logit, taken, _prefix_max(radius, pair), 1)
 

@@ -79,7 +79,7 @@ class Cumulative(SkippableForm, DecodableForm, DistributableForm):
         ends = -side.prefix_max(-sums), side.prefix_max(sums)
         return self._range_mass(side, StateBounds(side.at_queries(sums), *ends))
 
-    def roundings(self) -> Tensor | float:
+    def roundings(self, dtype: torch.dtype) -> Tensor | float:
         return 0.0 if self.gain is None else 16 * LARGEST_SUM * self.gain.double().abs()
 
     @property

@@ -121,7 +121,7 @@ class Normalized(SkippableForm, DecodableForm, DistributableForm):
             return NormalizedMass(side, self, self.table.flip(-1), 1 - first - geometry.n_distances)
         return NormalizedMass(side, self, self.table, first)
 
-    def roundings(self) -> Tensor:
+    def roundings(self, dtype: torch.dtype) -> Tensor:
         largest = self.gain.double().abs().amax(-1) * self.table.double().abs().amax(-1)
         terms = self.intercepts.double().abs() + self.slopes.double().abs() * largest[..., None]
         return _ROUNDINGS * terms.amax(-1, keepdim=True)

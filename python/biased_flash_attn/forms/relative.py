@@ -196,12 +196,9 @@ class Relative(SkippableForm, DecodableForm, DistributableForm):
     def mass_for_pair(self, pair: Pair, side: KeySide, bounds: StateBounds | None) -> RelativeMass:
         return RelativeMass(side, self.for_pair(pair, None), int(not pair.is_past))
 
-    def roundings(self) -> Tensor:
-        (u, p), (w, q) = self._terms()
-        per_query = _norms(u) * _norms(p.mT).amax(-1, keepdim=True)
-        keys = _norms(w).amax(-1, keepdim=True) * _norms(q.mT).amax(-1, keepdim=True)
-        ranks = (rounding_of_logits(x.shape[-1]) / ROUNDING for x in (u, w))
-        return sum(rank * size for rank, size in zip(ranks, (per_query, keys), strict=True))
+    def roundings(self, dtype: torch.dtype) -> Tensor:
+        per_query, per_key = (_roundings(*term, dtype) for term in self._terms())
+        return per_query + per_key.amax(-1, keepdim=True)
 
     def _terms(self) -> tuple[tuple[Tensor, Tensor], ...]:
         return (
@@ -259,8 +256,21 @@ def columns(table: Tensor, begin: int, count: int, beyond: str) -> Tensor:
     return torch.cat([ends[0], inside, ends[1]], -1)
 
 
-def _norms(vectors: Tensor) -> Tensor:
-    """The norms of vectors (..., rows, R), float64, by few rows at a time to save memory.
+def _roundings(factors: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
+    """A bound of the errors of the products of each factor and any column of the table, in units of
+    2^-23: those of sums in float32 and, twice, those of kernels that convert both to dtype. Such an
+    error changes the logits of skipped keys, and the sum that these are compared with."""
+    sizes = [_norms(factors), _norms(table.mT).amax(-1, keepdim=True)]
+    in_sums = rounding_of_logits(factors.shape[-1]) / ROUNDING * sizes[0] * sizes[1]
+    if dtype not in _HALF:
+        return in_sums
+    lost = [_norms(factors, dtype), _norms(table.mT, dtype).amax(-1, keepdim=True)]
+    return in_sums + 2 / ROUNDING * (lost[0] * sizes[1] + (sizes[0] + lost[0]) * lost[1])
+
+
+def _norms(vectors: Tensor, without: torch.dtype | None = None) -> Tensor:
+    """The norms of vectors (..., rows, R), or of what conversion to the dtype `without` takes from
+    them. float64, by few rows at a time to save memory.
 
     They are written to one tensor: small results between the temporary copies of chunks would keep
     malloc from using the memory of a copy for the next one.
@@ -270,8 +280,11 @@ def _norms(vectors: Tensor) -> Tensor:
     per_row = max(1, vectors.numel() // max(1, vectors.shape[-2]))
     rows = max(1, _CHUNK // per_row)
     for x, out in zip(vectors.split(rows, -2), norms.split(rows, -1), strict=True):
+        exact = x.double()
+        if without is not None:
+            exact = exact - x.to(without).double()
         # torch.linalg.vector_norm is eight times slower for transposed tables.
-        out.copy_(x.double().square().sum(-1)).sqrt_()
+        out.copy_(exact.square().sum(-1)).sqrt_()
     return norms
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from ..geometry import Geometry
@@ -26,8 +27,9 @@ class SkippableForm(Form):
     def mass(self, side: KeySide, geometry: Geometry) -> TailMass:
         """The bound of the bias's contribution to the softmax mass on one side of the queries."""
 
-    def roundings(self) -> Tensor | float:
-        """A bound of kernel errors in addition to the rounding of logits, in units of 2^-23."""
+    def roundings(self, dtype: torch.dtype) -> Tensor | float:
+        """A bound of kernel errors in addition to the rounding of logits, in units of 2^-23. dtype:
+        that of q."""
         return 0.0
 
     @abstractmethod

@@ -98,7 +98,7 @@ class Certificate:
         near = _near_lse(problem)
         # Infinite and NaN values must propagate, so nothing is skipped if there are any.
         known = near.isfinite() & _finite(problem.v, q.shape[1])
-        lost = rounding(q.shape[3], logit * keys.largest_norm, near, form)
+        lost = rounding(q, logit * keys.largest_norm, near, form)
         near = torch.where(known, near - lost, torch.nan)
         taken = near - problem.scale * product
 
@@ -147,10 +147,10 @@ def _near_lse(problem: Problem) -> Tensor:
     return registry.get(problem.backend).forward(near)[1].double()
 
 
-def rounding(dim: int, logit: Tensor, near: Tensor, form: Form) -> Tensor:
-    """Returns a bound on the effect of rounding errors in float32 and of fast exponentials."""
-    logit_rounding = rounding_of_logits(dim) * (1 + logit + near.abs())
-    return ROUNDING_FLOOR + logit_rounding + ROUNDING * form.roundings()
+def rounding(q: Tensor, logit: Tensor, near: Tensor, form: Form) -> Tensor:
+    """Returns a bound on the effect of rounding errors of kernels and of fast exponentials."""
+    logit_rounding = rounding_of_logits(q.shape[3]) * (1 + logit + near.abs())
+    return ROUNDING_FLOOR + logit_rounding + ROUNDING * form.roundings(q.dtype)
 
 
 def _finite(v: Tensor, heads: int) -> Tensor:
