@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ import numpy as np
 from . import operands
 from .operands import Scope, size_of
 
+MULTIPROCESSOR_REGISTERS, MAX_THREAD_REGISTERS = 2**16, 256
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)[^\n/]*(?://\s*([^\s:]+:\d+))?")
 _FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"')
@@ -198,6 +200,7 @@ def _kernel(module, head, body, line, sources, shared) -> Kernel:
     program = builder.program
     program.static_shared_bytes = static
     program.local_bytes = local
+    program.thread_registers = _thread_registers(head)
     return Kernel(
         name,
         parameters,
@@ -208,6 +211,19 @@ def _kernel(module, head, body, line, sources, shared) -> Kernel:
         program,
         module,
     )
+
+
+def _thread_registers(head: str) -> int:
+    """The registers that a thread has at first, if directives determine them: the assembler gives
+    kernels that change their number as many as fit into a multiprocessor."""
+    if declared := _numbers(head, r"\.maxnreg"):
+        return declared[0]
+    threads = _numbers(head, r"\.(?:req|max)ntid")
+    if threads is None:
+        return 0
+    blocks = _numbers(head, r"\.minnctapersm") or (1, 1, 1)
+    fitting = MULTIPROCESSOR_REGISTERS // (math.prod(threads) * blocks[0])
+    return min(fitting // 8 * 8, MAX_THREAD_REGISTERS)
 
 
 def _numbers(head: str, directive: str) -> tuple[int, int, int] | None:

@@ -122,6 +122,7 @@ PYBIND11_MODULE(_core, m) {
         .def_readwrite("register_count", &Program::register_count)
         .def_readwrite("local_bytes", &Program::local_bytes)
         .def_readwrite("static_shared_bytes", &Program::static_shared_bytes)
+        .def_readwrite("thread_registers", &Program::thread_registers)
         .def_readwrite("granule_shift", &Program::granule_shift)
         .def("add", add_instruction)
         .def("finish", &Program::finish);

@@ -39,17 +39,50 @@ Execute decode_nothing(Modifiers& m, Instruction&) {
     return nothing;
 }
 
+// All warps of a warp group execute it before one of them executes the next.
+void note_resizing(Warp& w) {
+    Block& block = w.block;
+    const size_t first = static_cast<size_t>(w.index) / 4 * 4, own = static_cast<size_t>(w.index);
+    WarpGroup& group = block.warp_groups[first / 4];
+    const size_t warps = std::min<size_t>(4, block.warps.size() - first);
+    if (group.resized && group.resizing_pc != w.pc())
+        w.fault(kind::kDivergence, "warps of a warp group execute different setmaxnreg");
+    if (group.resized >> (own - first) & 1)
+        w.fault(kind::kDivergence, "not all warps of the warp group executed the last setmaxnreg");
+    group.resizing_pc = w.pc();
+    group.resized |= 1u << (own - first);
+    if (group.resized == (1u << warps) - 1) group.resized = 0;
+}
+
+// setting[0]: whether registers are added. They come from those that warps of the block released.
+Next set_registers(Warp& w, const Instruction& i) {
+    const int64_t wanted = i[0].value;
+    if (wanted % 8 || wanted < 24 || wanted > 256)
+        w.fault(kind::kInvalid, "the number of registers must be a multiple of 8 from 24 to 256");
+    // Without a number of registers at launch, the assembler ignores the instruction.
+    if (!w.thread_registers) return Next::kFollowing;
+    if (w.fragment->wait.kind != Wait::Kind::kRegisters) note_resizing(w);
+    const int64_t added = wanted - w.thread_registers;
+    if (i.setting[0] ? added < 0 : added > 0) {
+        const char* direction = i.setting[0] ? "an increase" : "a decrease";
+        w.fault(kind::kInvalid, direction + (" from " + std::to_string(w.thread_registers)) +
+                                    " registers to " + std::to_string(wanted));
+    }
+    const int64_t of_warp = added * kLanes;
+    if (of_warp > w.block.free_registers)
+        return w.suspend(Wait::Kind::kRegisters, static_cast<uint64_t>(of_warp), 0);
+    w.block.free_registers = static_cast<uint32_t>(w.block.free_registers - of_warp);
+    w.thread_registers = static_cast<uint32_t>(wanted);
+    return Next::kFollowing;
+}
+
 Execute decode_setmaxnreg(Modifiers& m, Instruction& i) {
-    i.is_aligned = true;
+    i.is_aligned = i.is_visible = true;
     const std::string direction = m.take_any({"inc", "dec"});
+    i.setting[0] = direction == "inc";
     const bool known =
         !direction.empty() && m.take("sync") && m.take("aligned") && m.type() == "u32";
-    return known ? [](Warp& w, const Instruction& i) -> Next {
-        if (i[0].value % 8 || i[0].value < 24 || i[0].value > 256) {
-            w.fault(kind::kInvalid, "the number of registers must be a multiple of 8 from 24 to 256");
-        }
-        return Next::kFollowing;
-    } : Execute{};
+    return known ? set_registers : nullptr;
 }
 
 Next move_predicate(Warp& w, const Instruction& i) {

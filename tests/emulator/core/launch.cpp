@@ -52,6 +52,7 @@ bool Block::has_ended(const Wait& wait) {
             return found == mbarriers.end() || (found->second.phase & 1) != wait.phase;
         }
         case Wait::Kind::kWarpGroup: return warp_groups[wait.key].phase != wait.phase;
+        case Wait::Kind::kRegisters: return wait.key <= free_registers;
         case Wait::Kind::kOtherLanes: return wait.phase == kLanesLeft;
     }
     return false;
@@ -217,6 +218,11 @@ void Cluster::finish() {
             warp.fault_at(
                 warp.bulk_copies.front().pc, kind::kInFlight,
                 "the block ended without waiting until this copy has read its shared memory");
+        }
+        for (const WarpGroup& group : block->warp_groups) {
+            if (!group.resized) continue;
+            block->warps.front().fault_at(group.resizing_pc, kind::kDivergence,
+                                          "not all warps of a warp group executed setmaxnreg");
         }
         if (!block->tensor_memory.is_empty()) {
             block->warps.front().fault_at(static_cast<int>(launch.program.code.size()) - 1,

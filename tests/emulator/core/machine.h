@@ -60,7 +60,7 @@ constexpr uint32_t kRankMask = (1u << kRankShift) - 1;
 
 // Why lanes are suspended.
 struct Wait {
-    enum class Kind { kNone, kBarrier, kCluster, kMBarrier, kWarpGroup, kOtherLanes };
+    enum class Kind { kNone, kBarrier, kCluster, kMBarrier, kWarpGroup, kRegisters, kOtherLanes };
     Kind kind = Kind::kNone;
     uint64_t key = 0;    // a barrier's number, an address, ...
     uint64_t phase = 0;  // the wait ends when the key's phase differs
@@ -168,6 +168,7 @@ public:
     // have not been executed, in order.
     uint32_t tensor_load_time = 0, tensor_store_time = 0, tensor_core_time = 0;
     std::deque<std::function<void()>> tensor_work;
+    uint32_t thread_registers;       // of each lane, changed by setmaxnreg
     uint32_t cluster_copy_time = 0;  // of the last copy to another block's shared memory
     // The phase of the cluster's barrier in which it arrived, and the lanes that did.
     uint64_t cluster_arrival = 0;
@@ -236,6 +237,9 @@ struct WarpGroup {
     std::array<uint64_t, 3> agreed{};  // the descriptors and scale-d, which must be equal
     Knowledge known;                   // the common knowledge of these warps
     std::deque<Pending> products;      // in flight, in order
+    // The setmaxnreg that some warps of the group have executed, and these warps.
+    int resizing_pc = -1;
+    uint32_t resized = 0;
 };
 
 class Block {
@@ -253,6 +257,7 @@ public:
     std::deque<Pending> copies;
     std::map<uint32_t, Incoming> incoming;  // by the mbarrier's agent
     TensorMemory tensor_memory;
+    uint32_t free_registers = 0;  // that warps have released
     BlockKnowledge of_blocks;  // the accesses of others to global memory that this block knows of
 
     bool has_ended(const Wait& wait);

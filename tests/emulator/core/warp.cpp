@@ -5,7 +5,10 @@
 namespace ptx {
 
 Warp::Warp(Block& block, int index, Mask lanes)
-    : block(block), index(index), registers_(block.cluster.launch.program.register_bytes) {
+    : block(block),
+      index(index),
+      thread_registers(block.cluster.launch.program.thread_registers),
+      registers_(block.cluster.launch.program.register_bytes) {
     const Program& program = block.cluster.launch.program;
     defined_.resize(program.register_count);
     accumulating.resize(program.register_count);

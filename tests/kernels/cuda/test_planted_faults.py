@@ -36,6 +36,13 @@ OF_TILES = [
         "pipeline.cuh",
         "parity ^= index == 0;",
     ),
+    Planted(
+        "consumers claim registers that the producer keeps",
+        {"deadlock"},
+        "tiles.cuh",
+        "kProducerRegisters = 40",
+        "kProducerRegisters = 48",
+    ),
     Planted("queries are not waited for", EARLY, "forward.cu", "shared.query_full.wait(0);"),
     Planted(
         "logits are used before they are complete",
