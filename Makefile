@@ -4,6 +4,8 @@ INSTALLED := .venv/installed
 KERNELS := $(shell find csrc -type f -not -name '*.py*')
 # A file's tests run one after another, as they share what takes long to make.
 PYTEST := pytest --numprocesses auto --maxprocesses 8 --dist loadfile
+# Those of GPU kernels; files of others import packages that a machine with a GPU may lack.
+KERNEL_TESTS := $(addprefix tests/,attention biases/test_relative.py decoding forms kernels)
 # Run-time dependencies except PyTorch, which stays that of the environment: PyPI's is built for
 # GPUs, with gigabytes of libraries, and the one for CPUs is on an index of its own.
 RUNTIME := click cuda-bindings matplotlib numpy rich tqdm transformers triton
@@ -120,7 +122,7 @@ gpu-check:  ## results against float64 and times in two minutes per backend, wit
 # Most of the time goes to compiling. With pytest-xdist there it is done side by side, by as many
 # as have room: each takes up to 5 GiB of the GPU's memory.
 gpu-test:  ## tests of the GPU kernels
-	$(PYTHON) -m pytest -m kernels tests/kernels tests/attention/test_results.py \
+	$(PYTHON) -m pytest -m kernels $(KERNEL_TESTS) \
 		$$($(PYTHON) -c "import xdist" 2>/dev/null && echo --numprocesses 10)
 
 # PyTorch's cache of memory would hide what is read or written beyond a tensor.

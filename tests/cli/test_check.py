@@ -18,7 +18,7 @@ from biased_flash_attn.cli import machine, main
 from biased_flash_attn.cli.checking import processes, sizes
 from biased_flash_attn.cli.checking.accuracy import Error, Row
 from biased_flash_attn.cli.checking.forms import FORMS, TIMED
-from biased_flash_attn.cli.checking.problems import CALLS, DTYPES
+from biased_flash_attn.cli.checking.problems import CALLS, DTYPES, LEFT_OUT
 from biased_flash_attn.cli.checking.processes import (
     OUT_OF_TIME,
     Ended,
@@ -166,7 +166,10 @@ def test_processes_are_terminated_after_the_time_limit(monkeypatch, seed):
 def test_a_correct_machine_can_be_trusted(invoke):
     result, report = invoke(these(*EVERY_ROW, *TIMINGS))
     assert result.exit_code == 0, result.output
-    verdict = f"This machine can be trusted with the cpu backend: all {ALL} checks passed."
+    verdict = (
+        f"This machine can be trusted with the cpu backend: all {ALL} checks passed. Not checked: "
+        f"{LEFT_OUT}."
+    )
     assert result.output.splitlines()[-1] == verdict
     assert f"**{verdict}**" in report
     assert "| seed | 5 |" in report
@@ -175,6 +178,13 @@ def test_a_correct_machine_can_be_trusted(invoke):
     assert "| none | forward | 1 | 2 | - | - |" in report
     assert "FlexAttention: no compiler" in result.output
     assert "2.00x" in result.output
+
+
+def test_the_verdict_names_forms_that_were_not_timed(invoke):
+    result, _ = invoke(these(*EVERY_ROW, *TIMINGS[:-2]))
+    assert result.exit_code == 0, result.output
+    untimed = (f"the time of {form}" for form in TIMED[-2:])
+    assert result.output.splitlines()[-1].endswith(f"{LEFT_OUT}, {', '.join(untimed)}.")
 
 
 def test_a_planted_fault_is_reported(invoke, monkeypatch):

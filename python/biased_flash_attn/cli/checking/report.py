@@ -11,8 +11,8 @@ from rich.table import Table
 
 from .. import machine
 from .accuracy import Row
-from .forms import FORMS
-from .problems import CALLS, DTYPES
+from .forms import FORMS, TIMED
+from .problems import CALLS, DTYPES, LEFT_OUT
 from .timing import DENSE, FLEX, OURS, PLAIN, Timing
 
 PEERS = (PLAIN, DENSE, FLEX)
@@ -55,6 +55,11 @@ class Findings:
     def trusted(self) -> bool:
         return not self.wrong and not self.missing and any(row.passed for row in self.rows)
 
+    @property
+    def untimed(self) -> list[str]:
+        missing = set(TIMED).difference(timing.form for timing in self.timings)
+        return [f"the time of {form}" for form in TIMED if form in missing]
+
     def verdict(self) -> str:
         """Whether this machine can be trusted, if that is known, in one line."""
         kernels, done = f"the {self.backend} backend", len(self.rows) - len(self.refused)
@@ -76,7 +81,10 @@ class Findings:
         if not done:
             return f"This machine cannot be trusted with {kernels}: it refuses every call."
         but = f" It refuses {len(self.refused)} other calls." if self.refused else ""
-        return f"This machine can be trusted with {kernels}: all {done} checks passed.{but}"
+        return (
+            f"This machine can be trusted with {kernels}: all {done} checks passed.{but} Not "
+            f"checked: {', '.join((LEFT_OUT, *self.untimed))}."
+        )
 
     def reasons(self) -> Iterator[str]:
         """One line for each failure and refusal."""

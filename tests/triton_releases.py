@@ -1,0 +1,120 @@
+"""Executes tests of the Triton kernels as every release of Triton compiles them, on each emulated
+architecture, and writes the table of docs/backends.md.
+
+    python -m tests.triton_releases [RELEASE ...]
+
+Each release is installed in a folder of its own, build/triton/RELEASE.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from tqdm import tqdm
+
+from biased_flash_attn.triton_kernels.refusals import release
+
+ROOT = Path(__file__).parent.parent
+FOLDER, PAGE = ROOT / "build" / "triton", ROOT / "docs" / "backends.md"
+ARCHITECTURES = "sm_80", "sm_90", "sm_100"
+OLDEST = "3.4"
+TESTS = "tests/kernels", "tests/attention", "tests/biases", "tests/decoding", "tests/forms"
+SELECTION = "-m", "kernels", "-k", "not cuda", "--ignore=tests/kernels/cuda"
+NOT_COMPILED = "no kernels"
+BEGIN, END = "<!-- Written by tests/triton_releases.py -->\n\n", "\n<!-- End -->"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How many tests ran, and the first line of the error of each one that failed."""
+
+    ran: int
+    errors: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if not self.ran:
+            return NOT_COMPILED
+        return f"{len(self.errors)} of {self.ran} fail" if self.errors else f"{self.ran} pass"
+
+
+def published() -> list[str]:
+    """All releases from OLDEST on, in ascending order."""
+    answer = pip("index", "versions", "triton")
+    listed = re.search(r"Available versions: (.*)", answer)[1].split(", ")
+    return sorted((x for x in listed if release(x) >= release(OLDEST)), key=release)
+
+
+def pip(*arguments: str) -> str:
+    command = sys.executable, "-m", "pip", "--quiet", *arguments
+    return subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE).stdout
+
+
+def executed(version: str, architecture: str, tests: int) -> Outcome:
+    """The outcome of tests with a release, which is installed first."""
+    folder = FOLDER / version
+    if not folder.exists():
+        pip("install", "--no-deps", "--target", str(folder), f"triton=={version}")
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    imported = "import biased_flash_attn.triton_kernels.launch"
+    missing = subprocess.run([sys.executable, "-c", imported], env=environment, capture_output=True)
+    if missing.returncode:
+        return Outcome(0)
+    report = FOLDER / f"{version}-{architecture}.xml"
+    options = f"--gpu={architecture}", f"--kernel-tests={tests}", f"--junitxml={report}"
+    pytest = sys.executable, "-m", "pytest", "--quiet", "--numprocesses", "auto"
+    subprocess.run([*pytest, *SELECTION, *options, *TESTS], env=environment, capture_output=True)
+    return outcome(ElementTree.parse(report))
+
+
+def outcome(report: ElementTree.ElementTree) -> Outcome:
+    cases = [case for case in report.iter("testcase") if case.find("skipped") is None]
+    errors = (found for case in cases for kind in ("failure", "error") for found in case.iter(kind))
+    return Outcome(len(cases), tuple(error.get("message", "").split("\n")[0] for error in errors))
+
+
+def table(outcomes: dict[tuple[str, str], Outcome]) -> str:
+    """The outcomes as a Markdown table with a row for each release."""
+    versions = dict.fromkeys(version for version, _ in outcomes)
+    rows = [("Triton", *ARCHITECTURES), ("---",) * (1 + len(ARCHITECTURES))]
+    rows += ((x, *(str(outcomes[x, gpu]) for gpu in ARCHITECTURES)) for x in versions)
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def written(page: str, rows: str) -> str:
+    """The page with another table."""
+    before, _, rest = page.partition(BEGIN)
+    return before + BEGIN + rows + END + rest.partition(END)[2]
+
+
+def described(errors: Iterable[str]) -> str:
+    """The different errors and their numbers, without the numbers in them."""
+    kinds = Counter(re.sub(r"0x\w+|\d{2,}", "...", error)[:160] for error in errors)
+    return "".join(f"\n    {n} x {kind}" for kind, n in kinds.most_common(4))
+
+
+@click.command()
+@click.argument("versions", metavar="[RELEASE ...]", nargs=-1)
+@click.option("--kernel-tests", "tests", default=40, show_default=True, help="Tests of each pair.")
+def main(versions: tuple[str, ...], tests: int):
+    """Execute tests with these releases of Triton or, and then write the table, with all."""
+    pairs = [(version, gpu) for version in versions or published() for gpu in ARCHITECTURES]
+    outcomes = {}
+    for version, gpu in (progress := tqdm(pairs, unit="pair", dynamic_ncols=True)):
+        progress.set_description(f"Triton {version}, {gpu}")
+        found = outcomes[version, gpu] = executed(version, gpu, tests)
+        progress.write(f"Triton {version}, {gpu}: {found}{described(found.errors)}")
+    if not versions:
+        PAGE.write_text(written(PAGE.read_text(), table(outcomes)))
+
+
+if __name__ == "__main__":
+    main()
