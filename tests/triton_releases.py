@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
-from tqdm import tqdm
-
 from biased_flash_attn.triton_kernels.refusals import release
+from tqdm import tqdm
 
 ROOT = Path(__file__).parent.parent
 FOLDER, PAGE = ROOT / "build" / "triton", ROOT / "docs" / "backends.md"

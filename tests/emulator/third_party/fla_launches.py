@@ -135,10 +135,9 @@ def outputs() -> Launch:
 
 def gradients() -> Launch:
     """Gradients of queries, keys, decays and of the delta rule's w; with Triton 3.4 to 3.7.0 this
-    kernel was wrong on Hopper.
+    kernel was wrong on Hopper (issue 640 of flash-linear-attention).
 
-    It has one stage: with more, Triton 3.9 refills buffers of `h` and `dh` that products in flight
-    still read, which the emulator reports as a race.
+    It has one stage: with more, releases from 3.7.1 on have another race, which test_fla.py shows.
     """
     q, k, v, grad_o, grad_v = (tokens() for _ in range(5))
     g, h, grad_h = decays(), states(), states()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import Tensor
+from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
 from tests.emulator.triton_device import triton_device
@@ -37,6 +38,13 @@ def execute(launch: Launch, arch: int, seed: int) -> None:
     kernel = kernel_named(launch.kernel)
     with triton_device(arch, seed):
         kernel[launch.grid](**launch.arguments, **launch.options, enable_fp_fusion=True)
+
+
+def compiled(launch: Launch, arch: int) -> CompiledKernel:
+    """The kernel, compiled but not run."""
+    call = {"grid": launch.grid, "warmup": True, **launch.arguments, **launch.options}
+    with triton_device(arch):
+        return kernel_named(launch.kernel).run(**call, enable_fp_fusion=True)
 
 
 def kernel_named(name: str) -> JITFunction:
