@@ -23,8 +23,8 @@ COMPUTE_SANITIZER := compute-sanitizer --kernel-name kns=attn_ --kernel-name kns
 # A few tests of the CUDA kernels; on a GPU other than Hopper they are skipped, with the reason.
 SANITIZED := "cuda and (repeatable or skipped_keys)"
 
-.PHONY: help demo test test-all test-kernels explore compiled lint oldest newest sanitize bench docs wheel gpu gpu-build gpu-check \
-	gpu-test gpu-sanitize gpu-bench clean
+.PHONY: help demo test test-all test-kernels explore compiled lint oldest newest triton-versions \
+	sanitize bench docs wheel gpu gpu-build gpu-check gpu-test gpu-sanitize gpu-bench clean
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' Makefile
@@ -71,6 +71,9 @@ wheel: $(INSTALLED)  ## a manylinux wheel for this Python, in dist/
 
 oldest: $(INSTALLED) build/oldest/installed  ## tests with the oldest supported releases of dependencies
 	$(call test-with,$(CURDIR)/build/oldest)
+
+triton-versions: $(INSTALLED)  ## tests with every release of Triton, and the table in docs/backends.md
+	$(IN_VENV) python -m tests.triton_versions
 
 newest: $(INSTALLED)  ## tests with the newest releases of dependencies
 	rm -rf build/newest

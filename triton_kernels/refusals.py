@@ -25,24 +25,38 @@ class Refusal:
         return concerned and release(self.first) <= release(version) <= release(self.last)
 
 
-# Found by executing the compiled kernels in the emulator of the tests. Up to 3.7.0 the fence is
-# hoisted out of the loop whose copies it must follow; kernels of distance tables are among those
-# affected. In 3.7.1 passes for dK and dV read registers that an asynchronous wgmma also reads,
-# before they wait for it, which the PTX ISA leaves undefined; later releases copy the registers.
+HOPPER = frozenset({"sm_90"})
+BLACKWELL = frozenset({"sm_100", "sm_103", "sm_110"})  # those with tcgen05
+
+# Found by executing the kernels of each release in the emulator of the tests (docs/backends.md).
+# Matrix units read shared memory through the asynchronous proxy, which sees what threads have
+# stored or copied there only after a fence. On Hopper, releases up to 3.7.0 have none in loops in
+# which every product needs one. In 3.7.1 passes for dK and dV read registers that an asynchronous
+# wgmma also reads, before they wait for it, which the PTX ISA leaves undefined; later releases copy
+# the registers. On Blackwell, releases up to 3.8.0 have the fence in front of the wait for the
+# copies that it is to follow, and 3.5.1 and earlier have matrix descriptors of the wrong version.
 REFUSALS: tuple[Refusal, ...] = (
     Refusal(
-        "3.6.0",
+        "3.5.0",
         "3.7.0",
         reason="it leaves out a fence between a copy to shared memory and the wgmma that reads it",
         remedy="install triton 3.8.0 or newer",
-        architectures=frozenset({"sm_90"}),
+        architectures=HOPPER,
     ),
     Refusal(
         "3.7.1",
         "3.7.1",
         reason="it generates kernels that use registers of a wgmma before waiting for it",
         remedy="install triton 3.8.0 or newer",
-        architectures=frozenset({"sm_90"}),
+        architectures=HOPPER,
+    ),
+    Refusal(
+        "3.5.0",
+        "3.8.0",
+        reason="it leaves out a fence between a copy to shared memory and the tcgen05.mma that"
+        " reads it",
+        remedy="install triton 3.9.0 or newer",
+        architectures=BLACKWELL,
     ),
 )
 

@@ -18,6 +18,7 @@ from biased_flash_attn.cuda_kernels import nvrtc
 from biased_flash_attn.forms import Dense, Distance, Geometry, Linear
 from biased_flash_attn.problem import Problem
 from biased_flash_attn.shared_memory import block_bytes
+from tests.triton_versions import ARCHITECTURES, BEGIN, END, PAGE, TOO_OLD
 
 WRONG = Refusal(
     "3.6.0",
@@ -184,19 +185,32 @@ def test_refusals_apply_to_their_releases_and_architectures(
 @pytest.mark.parametrize(
     ("version", "architecture", "reason"),
     [
-        ("3.6.0", "sm_90", "fence"),
-        ("3.7.0", "sm_90", "fence"),
+        ("3.5.1", "sm_90", "the wgmma"),
+        ("3.7.0", "sm_90", "the wgmma"),
         ("3.7.1", "sm_90", "before waiting"),
         ("3.8.0", "sm_90", ""),
-        ("3.9.0", "sm_90", ""),
-        ("3.6.0", "sm_80", ""),
-        ("3.7.1", "sm_80", ""),
+        ("3.8.0", "sm_103", "the tcgen05.mma"),
+        ("3.9.0", "sm_103", ""),
+        ("3.5.1", "sm_89", ""),
+        ("3.5.1", "sm_120", ""),
     ],
 )
-def test_releases_that_miscompile_for_hopper_are_refused(version, architecture, reason):
+def test_releases_that_miscompile_are_refused(version, architecture, reason):
     message = refusal(version, architecture)
     assert bool(message) == bool(reason)
     assert reason in message
+
+
+def test_releases_are_refused_where_tests_fail():
+    """As listed in docs/backends.md."""
+    lines = PAGE.read_text().partition(BEGIN)[2].partition(END)[0].splitlines()
+    header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    assert header[1:] == [*ARCHITECTURES]
+    assert len(rows) >= 8
+    for version, *outcomes in rows:
+        for architecture, outcome in zip(ARCHITECTURES, outcomes, strict=True):
+            refused = bool(refusal(version, architecture))
+            assert outcome == TOO_OLD or refused == outcome.endswith("fail"), version
 
 
 def test_refusals_without_architectures_apply_to_all(monkeypatch):

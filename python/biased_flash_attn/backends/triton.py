@@ -23,7 +23,7 @@ class Triton:
         try:
             from ..triton_kernels import launch
         except (ImportError, AttributeError) as error:  # the latter from a Triton that is too old
-            self.missing = f"{error}\ninstall triton 3.6 or newer: pip install triton"
+            self.missing = f"{error}\ninstall triton 3.5 or newer: pip install triton"
         else:
             self.kernels = launch
 

@@ -24,9 +24,9 @@ def matmul_kernel(
     rows,
     inner,
     columns,
-    BLOCK_M: tl.constexpr,  # noqa: N803
-    BLOCK_N: tl.constexpr,  # noqa: N803
-    BLOCK_K: tl.constexpr,  # noqa: N803
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):
     """c (rows, columns) = a (rows, inner) b (inner, columns), all contiguous."""
     i = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]

@@ -14,7 +14,7 @@ def softmax_kernel(
     rows,
     columns,
     BLOCK: tl.constexpr,
-    STAGES: tl.constexpr,  # noqa: N803
+    STAGES: tl.constexpr,
 ):
     """y = softmax(x), (rows, columns). A program has every n-th row, of n programs."""
     column = tl.arange(0, BLOCK)
@@ -25,7 +25,7 @@ def softmax_kernel(
 
 
 @triton.jit
-def tile_in_group(tile, tiles_m, tiles_n, GROUP: tl.constexpr):  # noqa: N803
+def tile_in_group(tile, tiles_m, tiles_n, GROUP: tl.constexpr):
     """Row and column of a tile, where GROUP rows of tiles are passed through side by side."""
     in_group = GROUP * tiles_n
     first = tile // in_group * GROUP
@@ -41,10 +41,10 @@ def matmul_kernel(
     m,
     n,
     k,
-    BLOCK_M: tl.constexpr,  # noqa: N803
-    BLOCK_N: tl.constexpr,  # noqa: N803
-    BLOCK_K: tl.constexpr,  # noqa: N803
-    GROUP: tl.constexpr,  # noqa: N803
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
     """c = leaky_relu(a b^T), with a (m, k), b (n, k) and c (m, n)."""
     tile_m, tile_n = tile_in_group(
@@ -72,7 +72,7 @@ def persistent_matmul_kernel(
     c,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,  # noqa: N803
+    BLOCK_K: tl.constexpr,
 ):
     """c = a b^T by descriptors. A program computes every n-th tile, of n programs."""
     m, n, k = a.shape[0], b.shape[0], a.shape[1]
@@ -99,8 +99,8 @@ def layer_norm_gradient_kernel(
     rstd,
     locks,
     columns,
-    GROUPS: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
+    GROUPS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """The gradient of one row of x. Rows with the same number modulo GROUPS add theirs of weight
     and bias to a row of grad_weight and grad_bias, (GROUPS, columns), one after the other.
@@ -143,10 +143,10 @@ def attention_kernel(
     o,
     scale,
     length,
-    CAUSAL: tl.constexpr,  # noqa: N803
-    BLOCK_M: tl.constexpr,  # noqa: N803
-    BLOCK_N: tl.constexpr,  # noqa: N803
-    WIDTH: tl.constexpr,  # noqa: N803
+    CAUSAL: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
     """o = softmax(scale q k^T) v by descriptors of (heads length, WIDTH); length is a multiple of
     the blocks."""

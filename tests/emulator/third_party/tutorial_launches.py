@@ -72,7 +72,7 @@ def persistent_product() -> Launch:
 
 
 def layer_norm_gradients() -> Launch:
-    """More rows than groups: programs wait for each other."""
+    """More rows than groups: several programs add to the sums of one."""
     rows, columns, groups = 12, 1000, 4
     x, grad_y = (torch.randn(rows, columns).to(HALF) for _ in range(2))
     weight = torch.rand(columns).to(HALF)

@@ -1,7 +1,7 @@
 """Executes tests of the Triton kernels as every release of Triton compiles them, on each emulated
 architecture, and writes the table of docs/backends.md.
 
-    python -m tests.triton_releases [RELEASE ...]
+    python -m tests.triton_versions [RELEASE ...]
 
 Each release is installed in a folder of its own, build/triton/RELEASE.
 """
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
+import pytest
 from biased_flash_attn.triton_kernels.refusals import release
 from tqdm import tqdm
 
@@ -28,8 +29,8 @@ ARCHITECTURES = "sm_80", "sm_90", "sm_100"
 OLDEST = "3.4"
 TESTS = "tests/kernels", "tests/attention", "tests/biases", "tests/decoding", "tests/forms"
 SELECTION = "-m", "kernels", "-k", "not cuda", "--ignore=tests/kernels/cuda"
-NOT_COMPILED = "no kernels"
-BEGIN, END = "<!-- Written by tests/triton_releases.py -->\n\n", "\n<!-- End -->"
+TOO_OLD = "too old"  # to be imported
+BEGIN, END = "<!-- Written by tests/triton_versions.py -->\n\n", "\n<!-- End -->"
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Outcome:
 
     def __str__(self) -> str:
         if not self.ran:
-            return NOT_COMPILED
+            return TOO_OLD
         return f"{len(self.errors)} of {self.ran} fail" if self.errors else f"{self.ran} pass"
 
 
@@ -53,8 +54,13 @@ def published() -> list[str]:
 
 
 def pip(*arguments: str) -> str:
-    command = sys.executable, "-m", "pip", "--quiet", *arguments
-    return subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE).stdout
+    return run("-m", "pip", *arguments, check=True).stdout
+
+
+def run(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
+    """Runs Python, and keeps what it prints."""
+    command = sys.executable, *arguments
+    return subprocess.run(command, capture_output=True, text=True, **options)
 
 
 def executed(version: str, architecture: str, tests: int) -> Outcome:
@@ -63,14 +69,14 @@ def executed(version: str, architecture: str, tests: int) -> Outcome:
     if not folder.exists():
         pip("install", "--no-deps", "--target", str(folder), f"triton=={version}")
     environment = os.environ | {"PYTHONPATH": str(folder)}
-    imported = "import biased_flash_attn.triton_kernels.launch"
-    missing = subprocess.run([sys.executable, "-c", imported], env=environment, capture_output=True)
-    if missing.returncode:
+    if run("-c", "import biased_flash_attn.triton_kernels.launch", env=environment).returncode:
         return Outcome(0)
     report = FOLDER / f"{version}-{architecture}.xml"
     options = f"--gpu={architecture}", f"--kernel-tests={tests}", f"--junitxml={report}"
-    pytest = sys.executable, "-m", "pytest", "--quiet", "--numprocesses", "auto"
-    subprocess.run([*pytest, *SELECTION, *options, *TESTS], env=environment, capture_output=True)
+    settings = "--quiet", "--numprocesses", "auto"
+    found = run("-m", "pytest", *settings, *SELECTION, *options, *TESTS, env=environment)
+    if found.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        raise click.ClickException(found.stdout + found.stderr)
     return outcome(ElementTree.parse(report))
 
 
