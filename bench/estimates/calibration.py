@@ -22,6 +22,7 @@ from .kernels import Kernel, build
 from .published import ROWS, TOKAMAX, Row
 from .tiles import DELTA, DKV, DQ, FORWARD
 
+AMPERE = 80
 FENCES = range(0, 601, 50)
 FRACTION = 0.9  # of predicted rows with at most the stated error
 
@@ -47,7 +48,8 @@ def _milliseconds(row: Row, config: Config, gpu: Gpu) -> float:
     problem = times.Problem(row.batch, row.heads, row.n, row.head_dim, row.causal)
     longest_first = row.source != TOKAMAX
     names = (DELTA, DQ, DKV) if row.backward else (FORWARD,)
-    kernels = (_stand_in(gpu.arch, name, row.head_dim, row.causal, config) for name in names)
+    arch = gpu.arch if row.is_alike else AMPERE
+    kernels = (_stand_in(arch, name, row.head_dim, row.causal, config) for name in names)
     return sum(times.estimate(one, gpu, problem, longest_first).milliseconds for one in kernels)
 
 
@@ -62,8 +64,10 @@ def predictions(gpu: Gpu) -> list[Prediction]:
 
 
 def stated_error(found: Iterable[Prediction]) -> float:
-    """An upper bound of the errors of nine in ten of the rows that were predicted."""
-    errors = sorted(abs(one.error) for one in found if not one.row.is_fitted)
+    """An upper bound of the errors of nine in ten of the rows of alike kernels that were
+    predicted."""
+    alike = (one for one in found if one.row.is_alike)
+    errors = sorted(abs(one.error) for one in alike if not one.row.is_fitted)
     return errors[math.ceil(FRACTION * len(errors)) - 1]
 
 

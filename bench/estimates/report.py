@@ -13,7 +13,7 @@ from .calibration import FRACTION, Prediction, stated_error
 from .gpu import Gpu
 from .kernels import Kernel, build
 from .pipes import PIPES
-from .published import SOURCES
+from .published import SOURCES, Row
 
 FORMS = {
     "none": "none",
@@ -35,6 +35,7 @@ class Line:
     """A kernel of a training step and its estimate."""
 
     kernel: Kernel
+    problem: times.Problem
     cells: tuple[str, ...]
     milliseconds: float
 
@@ -43,20 +44,20 @@ def problem(head_dim: int) -> times.Problem:
     return times.Problem(1, CHANNELS // head_dim, TOKENS, head_dim)
 
 
-def lines(gpu: Gpu, form: str, head_dim: int) -> list[Line]:
+def lines(gpu: Gpu, form: str, problem: times.Problem) -> list[Line]:
     """The kernels of both directions; a bias with parameters is trained."""
     names = [name for name in NAMES if name != tiles.TABLE or form == "distance"]
     trained = form != "none"
-    kernels = (build(gpu.arch, name, form, head_dim, trained=trained) for name in names)
-    return [_line(one, gpu) for one in kernels]
+    kernels = (build(gpu.arch, name, form, problem.head_dim, trained=trained) for name in names)
+    return [_line(one, gpu, problem) for one in kernels]
 
 
-def _line(kernel: Kernel, gpu: Gpu) -> Line:
+def _line(kernel: Kernel, gpu: Gpu, problem: times.Problem) -> Line:
     simulated, units = times.whole_tiles(kernel, gpu)
     unit = times.critical(units)
     fraction = units[unit] / simulated
     blocks = kernel.blocks_at_once(gpu)
-    found = times.estimate(kernel, gpu, problem(kernel.head_dim))
+    found = times.estimate(kernel, gpu, problem)
     bound = unit if fraction >= BOUND else f"latency, then {unit}"
     cells = (
         *(FORMS[kernel.form], str(kernel.head_dim), NAMES[kernel.name]),
@@ -65,7 +66,7 @@ def _line(kernel: Kernel, gpu: Gpu) -> Line:
         *(f"{units[pipe]:.0f}" for pipe in PIPES),
         *(f"{simulated:.0f}", f"{bound} ({fraction:.0%})", f"{found.milliseconds:.2f}"),
     )
-    return Line(kernel, cells, found.milliseconds)
+    return Line(kernel, problem, cells, found.milliseconds)
 
 
 KERNEL_COLUMNS = (
@@ -82,20 +83,19 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def totals(gpu: Gpu, found: Sequence[Line]) -> list[tuple[str, ...]]:
     """Both directions for each bias and head_dim, in TFLOP/s and relative to no bias."""
-    spent: dict[tuple[str, int], list[float]] = {}  # forward and backward
+    spent: dict[tuple[str, times.Problem], list[float]] = {}  # forward and backward
     for line in found:
-        kernel = line.kernel
-        both = spent.setdefault((kernel.form, kernel.head_dim), [0.0, 0.0])
-        both[kernel.name != tiles.FORWARD] += line.milliseconds
-    for (form, width), both in spent.items():
-        delta = build(gpu.arch, tiles.DELTA, form, width, trained=form != "none")
-        both[1] += times.estimate(delta, gpu, problem(width)).milliseconds
+        both = spent.setdefault((line.kernel.form, line.problem), [0.0, 0.0])
+        both[line.kernel.name != tiles.FORWARD] += line.milliseconds
+    for (form, problem), both in spent.items():
+        delta = build(gpu.arch, tiles.DELTA, form, problem.head_dim, trained=form != "none")
+        both[1] += times.estimate(delta, gpu, problem).milliseconds
     rows = []
-    for (form, width), both in spent.items():
-        row = [FORMS[form], str(width)]
-        without = spent.get(("none", width), [math.nan] * 2)
+    for (form, problem), both in spent.items():
+        row = [FORMS[form], str(problem.head_dim)]
+        without = spent.get(("none", problem), [math.nan] * 2)
         for time, time_without, flops in zip(both, without, (1, times.BACKWARD), strict=True):
-            rate = flops * problem(width).flops / time * 1e-9
+            rate = flops * problem.flops / time * 1e-9
             row += [f"{time:.2f}", f"{rate:.0f}", f"{time / time_without:.2f}"]
         rows.append(tuple(row))
     return rows
@@ -121,11 +121,17 @@ def calibration(found: Iterable[Prediction]) -> str:
                 f"{'causal' if row.causal else 'full'}, {row.batch} x {row.heads} x {row.n}",
                 *(str(row.head_dim), size if len(row.configs) == 1 else "searched"),
                 *(f"{flops / row.milliseconds:.0f}", f"{flops / one.milliseconds:.0f}"),
-                *(f"{one.error:+.0%}", "fitted" if row.is_fitted else "predicted"),
+                *(f"{one.error:+.0%}", _use(row)),
             )
         )
     columns = ("kernel", "pass", "B x H x N", "head_dim", "tile, warps, stages")
     return table((*columns, "published TFLOP/s", "estimated", "error in time", ""), rows)
+
+
+def _use(row: Row) -> str:
+    if row.is_alike:
+        return "fitted" if row.is_fitted else "predicted"
+    return "predicted, not alike"
 
 
 def _unchecked(predicted: Sequence[Prediction]) -> str:
@@ -145,8 +151,8 @@ def document(gpu: Gpu, found: Sequence[Line], predicted: Sequence[Prediction]) -
     return f"""# Estimated speed of the Triton kernels on an {gpu.name}
 
 **Estimates, not measurements: none of these kernels has been timed.** The error of each is
-±{error:.0%}: {within} of the published timings that were predicted and not fitted lie within it
-(see the last table).{_unchecked(predicted)}
+±{error:.0%}: {within} of the published timings of alike kernels that were predicted and not fitted
+lie within it (see the last table).{_unchecked(predicted)}
 
 Made with Triton {triton.__version__} by `python -m bench.estimates.run`, for bfloat16, causal
 attention, {shape}, biases trained.

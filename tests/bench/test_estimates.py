@@ -144,7 +144,8 @@ def test_stated_error_covers_nine_of_ten_predicted_rows():
 
 
 def test_published_timings_agree_with_quoted_rates():
-    """Triton's tutorial has 378 TFLOP/s, and Pallas-Triton 361 forward and 338 backward."""
+    """Triton's tutorial has 378 TFLOP/s, FlashAttention-2 335, and Pallas-Triton 361 forward and
+    338 backward."""
     rates = set()
     for row in published.ROWS:
         flops = times.Problem(row.batch, row.heads, row.n, row.head_dim, row.causal).flops
@@ -155,6 +156,7 @@ def test_published_timings_agree_with_quoted_rates():
         (published.TOKAMAX, 361),
         (published.TOKAMAX, 338),
         (published.TUTORIAL, 378),
+        (published.FLASH, 335),
     }
 
 
@@ -164,18 +166,31 @@ def test_most_rows_of_each_gpu_are_predicted():
         assert 0 < sum(fitted) < len(fitted) / 2
 
 
+def estimates_of_alibi(*options: str) -> list[str]:
+    """The rows of three kernels, which are compiled and simulated in a few seconds."""
+    command = "-m", "bench.estimates.run", "--arch", "90", "--head-dim", "64", "--form", "linear"
+    printed = in_another_process(*command, *options).decode()
+    rows = [line for line in printed.split("\n\n")[1].splitlines() if "ALiBi" in line]
+    assert len(rows) == 3
+    return rows
+
+
 @pytest.mark.slow
 def test_committed_estimates_are_current():
-    """Compiles and simulates three of the kernels, in a few seconds."""
     document = (RESULTS / "estimates-sm_90.md").read_text()
     if f"Triton {triton.__version__} " not in document:
         pytest.skip("the estimates are of another version of Triton")
-    command = "-m", "bench.estimates.run", "--arch", "90", "--head-dim", "64", "--form", "linear"
-    printed = in_another_process(*command).decode()
-    rows = [line for line in printed.split("\n\n")[1].splitlines() if "ALiBi" in line]
-    assert len(rows) == 3
     renew = "run `python -m bench.estimates.run` to renew it"
-    assert [row for row in rows if row not in document.splitlines()] == [], renew
+    assert [row for row in estimates_of_alibi() if row not in document.splitlines()] == [], renew
+
+
+@pytest.mark.slow
+def test_estimates_are_of_the_given_problem():
+    committed = estimates_of_alibi()
+    assert estimates_of_alibi("--batch", "2", "--heads", "16") == committed
+    for row, shorter in zip(committed, estimates_of_alibi("--tokens", "4096"), strict=True):
+        times = [float(one.split("|")[-2]) for one in (row, shorter)]
+        assert times[0] / times[1] == pytest.approx(16, rel=0.2)
 
 
 def test_estimates_are_labelled_with_their_error():
