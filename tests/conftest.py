@@ -54,7 +54,7 @@ def pytest_addoption(parser):
     parser.addoption("--seed", type=int, default=0, help="draw other inputs than those of seed 0")
     parser.addoption(
         "--gpu",
-        choices=["sm_80", "sm_90", "sm_100"],
+        choices=["sm_80", "sm_90", "sm_100", "sm_120"],
         default="sm_90",
         help="the architecture that Triton kernels are compiled for and emulated as, without a GPU",
     )

@@ -25,12 +25,12 @@ from tqdm import tqdm
 
 ROOT = Path(__file__).parent.parent
 FOLDER, PAGE = ROOT / "build" / "triton", ROOT / "docs" / "backends.md"
-ARCHITECTURES = "sm_80", "sm_90", "sm_100"
+ARCHITECTURES = "sm_80", "sm_90", "sm_100", "sm_120"
 OLDEST = "3.4"
 TESTS = "tests/kernels", "tests/attention", "tests/biases", "tests/decoding", "tests/forms"
 SELECTION = "-m", "kernels", "-k", "not cuda", "--ignore=tests/kernels/cuda"
 TOO_OLD = "too old"  # to be imported
-BEGIN, END = "<!-- Written by tests/triton_versions.py -->\n\n", "\n<!-- End -->"
+BEGIN, END = "<!-- Written by tests/triton_versions.py -->", "<!-- End -->"
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,11 @@ def table(outcomes: dict[tuple[str, str], Outcome]) -> str:
 
 def written(page: str, rows: str) -> str:
     """The page with another table."""
-    before, _, rest = page.partition(BEGIN)
-    return before + BEGIN + rows + END + rest.partition(END)[2]
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise click.ClickException(f"{PAGE} has no lines {BEGIN!r} and {END!r}")
+    return f"{before}{begin}\n\n{rows}\n{end}{after}"
 
 
 def described(errors: Iterable[str]) -> str:
@@ -108,7 +111,7 @@ def described(errors: Iterable[str]) -> str:
 
 @click.command()
 @click.argument("versions", metavar="[RELEASE ...]", nargs=-1)
-@click.option("--kernel-tests", "tests", default=40, show_default=True, help="Tests of each pair.")
+@click.option("--kernel-tests", "tests", default=24, show_default=True, help="Tests of each pair.")
 def main(versions: tuple[str, ...], tests: int):
     """Execute tests with these releases of Triton or, and then write the table, with all."""
     pairs = [(version, gpu) for version in versions or published() for gpu in ARCHITECTURES]
