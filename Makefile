@@ -4,7 +4,7 @@ INSTALLED := .venv/installed
 KERNELS := $(shell find csrc -type f -not -name '*.py*')
 # A file's tests run one after another, as they share what takes long to make.
 PYTEST := pytest --numprocesses auto --maxprocesses 8 --dist loadfile
-# Those of GPU kernels; files of others import packages that a machine with a GPU may lack.
+# Tests of GPU kernels. Others may import packages that a machine with a GPU lacks.
 KERNEL_TESTS := $(addprefix tests/,attention biases/test_relative.py decoding forms kernels)
 # Run-time dependencies except PyTorch, which stays that of the environment: PyPI's is built for
 # GPUs, with gigabytes of libraries, and the one for CPUs is on an index of its own.

@@ -1,7 +1,7 @@
 """The list of Triton releases that miscompile these kernels.
 
-A release is listed if a kernel of this package, compiled by it, was found to compute wrong results.
-The backend then refuses to run with that release.
+A release is listed if a kernel of this package, compiled by it, was found to violate the PTX ISA,
+so that its results may be wrong. The backend then refuses to run with that release.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class Refusal:
         return concerned and release(self.first) <= release(version) <= release(self.last)
 
 
+OLDEST = "3.5.0"  # release with the functions that the kernels call
 HOPPER = frozenset({"sm_90"})
 BLACKWELL = frozenset({"sm_100", "sm_103", "sm_110"})  # those with tcgen05
 
@@ -32,9 +33,10 @@ BLACKWELL = frozenset({"sm_100", "sm_103", "sm_110"})  # those with tcgen05
 # Matrix units read shared memory through the asynchronous proxy, which sees what threads have
 # stored or copied there only after a fence. On Hopper, releases up to 3.7.0 have none in loops in
 # which every product needs one. In 3.7.1 passes for dK and dV read registers that an asynchronous
-# wgmma also reads, before they wait for it, which the PTX ISA leaves undefined; later releases copy
-# the registers. On Blackwell, releases up to 3.8.0 have the fence in front of the wait for the
-# copies that it is to follow, and 3.5.1 and earlier have matrix descriptors of the wrong version.
+# wgmma also reads, before they wait for it; later releases copy the registers. On Blackwell,
+# releases up to 3.5.1 leave the version in matrix descriptors 0, where tcgen05 has 1. Those up to
+# 3.8.0 have the fence in front of the wait for the copies that it is to follow, and up to 3.7.1
+# some kernels do not compile.
 REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         "3.5.0",
@@ -52,6 +54,13 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     Refusal(
         "3.5.0",
+        "3.5.1",
+        reason="its matrix descriptors for tcgen05.mma have the wrong version",
+        remedy="install triton 3.9.0 or newer",
+        architectures=BLACKWELL,
+    ),
+    Refusal(
+        "3.6.0",
         "3.8.0",
         reason="it leaves out a fence between a copy to shared memory and the tcgen05.mma that"
         " reads it",

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from biased_flash_attn.triton_kernels import refusals
-from biased_flash_attn.triton_kernels.refusals import Refusal, refusal
+from biased_flash_attn.triton_kernels.refusals import OLDEST, Refusal, refusal, release
 
 from biased_flash_attn import backends
 from biased_flash_attn.backends import CONTEXT_PARALLELISM, DECODING
@@ -18,7 +18,7 @@ from biased_flash_attn.cuda_kernels import nvrtc
 from biased_flash_attn.forms import Dense, Distance, Geometry, Linear
 from biased_flash_attn.problem import Problem
 from biased_flash_attn.shared_memory import block_bytes
-from tests.triton_versions import ARCHITECTURES, BEGIN, END, PAGE, TOO_OLD
+from tests.triton_versions import ARCHITECTURES, BEGIN, END, PAGE, TOO_OLD, written
 
 WRONG = Refusal(
     "3.6.0",
@@ -189,6 +189,7 @@ def test_refusals_apply_to_their_releases_and_architectures(
         ("3.7.0", "sm_90", "the wgmma"),
         ("3.7.1", "sm_90", "before waiting"),
         ("3.8.0", "sm_90", ""),
+        ("3.5.1", "sm_100", "descriptors"),
         ("3.8.0", "sm_103", "the tcgen05.mma"),
         ("3.9.0", "sm_103", ""),
         ("3.5.1", "sm_89", ""),
@@ -210,7 +211,14 @@ def test_releases_are_refused_where_tests_fail():
     for version, *outcomes in rows:
         for architecture, outcome in zip(ARCHITECTURES, outcomes, strict=True):
             refused = bool(refusal(version, architecture))
+            assert (outcome == TOO_OLD) == (release(version) < release(OLDEST)), version
             assert outcome == TOO_OLD or refused == outcome.endswith("fail"), version
+
+
+def test_another_table_replaces_the_one_of_the_page():
+    page = f"before\n{BEGIN}\n\n| a |\n\n{END}\nafter\n"
+    assert written(page, "| a |\n") == page
+    assert written(written(page, ""), "| a |\n") == page
 
 
 def test_refusals_without_architectures_apply_to_all(monkeypatch):

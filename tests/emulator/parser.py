@@ -217,7 +217,7 @@ def _thread_registers(head: str) -> int:
     """The registers that a thread has at first, if directives determine them: the assembler gives
     kernels that change their number as many as fit into a multiprocessor."""
     if declared := _numbers(head, r"\.maxnreg"):
-        return declared[0]
+        return min(-(-declared[0] // 8) * 8, MAX_THREAD_REGISTERS)
     threads = _numbers(head, r"\.(?:req|max)ntid")
     if threads is None:
         return 0

@@ -190,5 +190,18 @@ def test_roundings_bound_the_error_of_float32():
         u, p, w, q = tensors
         products = (u @ p)[..., :1], (w @ q)[..., :1]
         error = dense.diagonal(0, -2, -1) - (products[0] + products[1]).squeeze(-1).double()
-        assert (error.abs() <= 2.0**-23 * form.roundings()).all()
-        assert form.roundings().shape[-1] == 60
+        bound = form.roundings(torch.float32)
+        assert (error.abs() <= 2.0**-23 * bound).all()
+        assert bound.shape[-1] == 60
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
+def test_roundings_bound_the_loss_of_half_precision_twice(half):
+    geometry = Geometry(60, 60)
+    for rank, terms in itertools.product((1, 16, 128), TERMS):
+        bias = drawn(geometry, rank=rank, terms=terms, extent=20, batch=1, dtype=torch.float32)
+        form = bias.lower(geometry, torch.float32, None)
+        converted = form.with_tensors([x.detach().to(half).float() for x in form.tensors])
+        lost = (form.dense(geometry) - converted.dense(geometry)).abs().amax(-1)
+        assert (2 * lost <= 2.0**-23 * form.roundings(half)).all()
+        assert torch.equal(converted.roundings(half), converted.roundings(torch.float32))

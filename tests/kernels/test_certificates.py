@@ -93,12 +93,12 @@ def test_mass_of_the_nearest_keys_is_not_overestimated(make, dtype, backend):
 
 
 @pytest.mark.parametrize("dtype", DTYPES[2:], ids=str)
-def test_vectors_that_q_s_dtype_rounds_down_are_not_negligible(dtype, backend):
-    """Half the spacing of numbers next to the bias of the far keys is 4 in both dtypes, by which
-    they would seem to have less than 0.02 of their mass."""
-    n, large = 600, 8 / torch.finfo(dtype).eps
+def test_far_keys_that_conversion_rounds_down_are_not_negligible(dtype, backend):
+    """Neighbouring numbers are 32 apart. The biases of far and of near keys are almost equal, but
+    are converted to one below and to one above."""
+    n, large = 600, 32 / torch.finfo(dtype).eps
     far = torch.arange(n) >= reach(Geometry(n, n))
-    columns = torch.where(far, large + 3.9, large + 8)[None, None, None]
+    columns = torch.where(far, large + 15.9, large + 16.1)[None, None, None]
     absent = torch.zeros(1, 1, n, 0), torch.zeros(1, 1, 0, n)
     form = Relative(torch.ones(1, 1, n, 1), columns, *absent)
     problem = problem_of(form, n, dtype, backend)

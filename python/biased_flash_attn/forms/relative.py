@@ -257,20 +257,20 @@ def columns(table: Tensor, begin: int, count: int, beyond: str) -> Tensor:
 
 
 def _roundings(factors: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
-    """A bound of the errors of the products of each factor and any column of the table, in units of
+    """A bound on the errors of the products of each factor and any column of the table, in units of
     2^-23: those of sums in float32 and, twice, those of kernels that convert both to dtype. Such an
     error changes the logits of skipped keys, and the sum that these are compared with."""
     sizes = [_norms(factors), _norms(table.mT).amax(-1, keepdim=True)]
     in_sums = rounding_of_logits(factors.shape[-1]) / ROUNDING * sizes[0] * sizes[1]
-    if dtype not in _HALF:
+    if dtype not in _HALF or factors.dtype == table.dtype == dtype:
         return in_sums
     lost = [_norms(factors, dtype), _norms(table.mT, dtype).amax(-1, keepdim=True)]
     return in_sums + 2 / ROUNDING * (lost[0] * sizes[1] + (sizes[0] + lost[0]) * lost[1])
 
 
-def _norms(vectors: Tensor, without: torch.dtype | None = None) -> Tensor:
-    """The norms of vectors (..., rows, R), or of what conversion to the dtype `without` takes from
-    them. float64, by few rows at a time to save memory.
+def _norms(vectors: Tensor, lost_in: torch.dtype | None = None) -> Tensor:
+    """The norms of vectors (..., rows, R) or, with `lost_in`, of what they lose by conversion to
+    this dtype. float64, by few rows at a time to save memory.
 
     They are written to one tensor: small results between the temporary copies of chunks would keep
     malloc from using the memory of a copy for the next one.
@@ -281,8 +281,8 @@ def _norms(vectors: Tensor, without: torch.dtype | None = None) -> Tensor:
     rows = max(1, _CHUNK // per_row)
     for x, out in zip(vectors.split(rows, -2), norms.split(rows, -1), strict=True):
         exact = x.double()
-        if without is not None:
-            exact = exact - x.to(without).double()
+        if lost_in is not None:
+            exact = exact - x.to(lost_in).double()
         # torch.linalg.vector_norm is eight times slower for transposed tables.
         out.copy_(exact.square().sum(-1)).sqrt_()
     return norms

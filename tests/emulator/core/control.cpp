@@ -39,7 +39,8 @@ Execute decode_nothing(Modifiers& m, Instruction&) {
     return nothing;
 }
 
-// All warps of a warp group execute it before one of them executes the next.
+// All warps of a warp group execute it before one of them executes the next. PTX demands that they
+// synchronize in between, which this finds for most interleavings only.
 void note_resizing(Warp& w) {
     Block& block = w.block;
     const size_t first = static_cast<size_t>(w.index) / 4 * 4, own = static_cast<size_t>(w.index);

@@ -8,8 +8,8 @@ from tests import emulator
 from tests.emulator.tests.kernels import kernel_of
 from tests.emulator.tests.rules import SEEDS
 
-# The first of two groups releases what the second one claims. Each thread has 256 of 65536
-# registers at first, or as many as .maxnreg says.
+# The first of two groups releases what the second one claims. At first each thread has as many
+# registers as .maxnreg says, or 256: then the threads have all 65536.
 GROUPS = """
 .reg .b32 %tid;
 .reg .pred %second;
@@ -57,9 +57,10 @@ def test_numbers_change_in_the_direction_of_the_instruction():
     run(GROUPS.format(released=128, claimed=128), 0)
 
 
-def test_only_registers_of_the_instruction_set():
-    for number in (16, 100, 264):
-        assert fault_of(GROUPS.format(released=number, claimed=128), 0).kind == "invalid"
+@pytest.mark.parametrize(("released", "claimed"), [(16, 128), (100, 128), (24, 264)])
+def test_numbers_are_multiples_of_8_from_24_to_256(released, claimed):
+    fault = fault_of(GROUPS.format(released=released, claimed=claimed), 0)
+    assert "multiple of 8 from 24 to 256" in str(fault)
 
 
 def test_without_launch_bounds_the_instruction_has_no_effect():

@@ -137,7 +137,7 @@ def gradients() -> Launch:
     """Gradients of queries, keys, decays and of the delta rule's w; with Triton 3.4 to 3.7.0 this
     kernel was wrong on Hopper (issue 640 of flash-linear-attention).
 
-    It has one stage: with more, releases from 3.7.1 on have another race, which test_fla.py shows.
+    It has one stage: with more, 3.7.1 and 3.9.0 have another race, which test_fla.py shows.
     """
     q, k, v, grad_o, grad_v = (tokens() for _ in range(5))
     g, h, grad_h = decays(), states(), states()

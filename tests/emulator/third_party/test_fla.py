@@ -29,8 +29,10 @@ def test_kernel_of_fla_agrees_with_its_formula(name, arch, seed):
 
 @pytest.mark.parametrize("stages", [2, 3, 4])
 def test_stages_are_refilled_before_products_have_read_them(stages, seed):
-    """An iteration commits four groups of products and waits until at most four are in flight: for
-    none of them. Then it copies the next `h` and `dh` to where two of them read the present ones.
+    """An iteration commits four groups of products and then waits until at most four are in flight,
+    which is no wait. It copies the next `h` and `dh` to where these products read the present ones.
+
+    With a release of Triton that waits, `gradients` may have several stages.
     """
     launch = replace(gradients(), options={"num_warps": 4, "num_stages": stages})
     with pytest.raises(Fault) as found:

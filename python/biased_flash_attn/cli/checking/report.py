@@ -57,8 +57,8 @@ class Findings:
 
     @property
     def untimed(self) -> list[str]:
-        missing = set(TIMED).difference(timing.form for timing in self.timings)
-        return [f"the time of {form}" for form in TIMED if form in missing]
+        timed = {timing.form for timing in self.timings}
+        return [form for form in TIMED if form not in timed]
 
     def verdict(self) -> str:
         """Whether this machine can be trusted, if that is known, in one line."""
@@ -81,9 +81,10 @@ class Findings:
         if not done:
             return f"This machine cannot be trusted with {kernels}: it refuses every call."
         but = f" It refuses {len(self.refused)} other calls." if self.refused else ""
+        untimed = f", the times of {', '.join(self.untimed)}" if self.untimed else ""
         return (
             f"This machine can be trusted with {kernels}: all {done} checks passed.{but} Not "
-            f"checked: {', '.join((LEFT_OUT, *self.untimed))}."
+            f"checked: {LEFT_OUT}{untimed}."
         )
 
     def reasons(self) -> Iterator[str]:
