@@ -63,7 +63,8 @@ Descriptor decoded(const Warp& w, uint64_t bits) {
     if (swizzle == swizzles.end() || has_absolute_offset) {
         w.fault(kind::kUnsupported, "matrix descriptor of this layout");
     }
-    if (!is_version_1) w.fault(kind::kInvalid, "the version of a matrix descriptor of tcgen05 is not 1");
+    if (!is_version_1)
+        w.fault(kind::kInvalid, "the version of a matrix descriptor of tcgen05 is not 1");
     Descriptor d;
     d.start = static_cast<uint32_t>(bits & 0x3FFF) << 4;
     d.leading = static_cast<uint32_t>(bits >> 16 & 0x3FFF) << 4;
