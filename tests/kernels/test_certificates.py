@@ -64,13 +64,13 @@ def vectors_of_both(n: int) -> Relative:
 
 
 FORMS = (slopes, table, steps, steps_with_gain, steep_lines, vectors, vectors_of_both)
+NOT_IN_CUDA = (steep_lines, vectors_of_both)
 
 
 def problem_of(form: Form, n: int, dtype: torch.dtype, backend: str) -> Problem:
     q, k, v = torch.randn(3, 1, HEADS, n, DIM).to(dtype)
     problem = Problem(q, k, v, form, Geometry(n, n), DIM**-0.5, TOLERANCE, backend)
-    if reason := backends.get(backend).refusal(problem):
-        pytest.skip(reason)
+    assert backends.get(backend).refusal(problem) == ""
     return problem
 
 
@@ -84,6 +84,8 @@ def logits(problem: Problem) -> Tensor:
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 @pytest.mark.parametrize("make", FORMS, ids=lambda make: make.__name__)
 def test_mass_of_the_nearest_keys_is_not_overestimated(make, dtype, backend):
+    if backend == "cuda" and (dtype == torch.float32 or make in NOT_IN_CUDA):
+        pytest.skip("there are no such CUDA kernels")
     problem = problem_of(make(330), 330, dtype, backend)
     _, bound = Certificate.of(problem)
     near = problem.geometry.pair_distances() < reach(problem.geometry)
