@@ -22,7 +22,7 @@ BATCH, HEADS, KV_HEADS = 2, 4, 2
 DECODING_STEPS = (1, 5)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 INPUTS = ("q", "k", "v")
-LEFT_OUT = "other head_dims than those of these calls, windows, skipped keys, context parallelism"
+LEFT_OUT = "other head_dims and tolerances than those of these calls, windows, context parallelism"
 
 
 @dataclass(frozen=True)
