@@ -25,7 +25,7 @@ class Refusal:
         return concerned and release(self.first) <= release(version) <= release(self.last)
 
 
-OLDEST = "3.5.0"  # release with the functions that the kernels call
+OLDEST = "3.5.0"  # the first release with the functions that the kernels call
 HOPPER = frozenset({"sm_90"})
 BLACKWELL = frozenset({"sm_100", "sm_103", "sm_110"})  # those with tcgen05
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import warnings
 from types import SimpleNamespace
 
@@ -213,6 +214,12 @@ def test_releases_are_refused_where_tests_fail():
             refused = bool(refusal(version, architecture))
             assert (outcome == TOO_OLD) == (release(version) < release(OLDEST)), version
             assert outcome == TOO_OLD or refused == outcome.endswith("fail"), version
+
+
+def test_the_oldest_release_of_triton_is_the_declared_one():
+    declared = re.search(r'"triton>=([\d.]+)', (PAGE.parents[1] / "pyproject.toml").read_text())[1]
+    assert OLDEST.startswith(f"{declared}.")
+    assert re.search(rf"Triton {declared} or newer", (PAGE.parents[1] / "README.md").read_text())
 
 
 def test_another_table_replaces_the_one_of_the_page():

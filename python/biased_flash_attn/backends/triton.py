@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..problem import Problem
+from ..triton_kernels.refusals import OLDEST
 from .protocol import ATTENTION, CONTEXT_PARALLELISM, DECODING, Report
 
 
@@ -23,7 +24,7 @@ class Triton:
         try:
             from ..triton_kernels import launch
         except (ImportError, AttributeError) as error:  # the latter from a Triton that is too old
-            self.missing = f"{error}\ninstall triton 3.5 or newer: pip install triton"
+            self.missing = f"{error}\ninstall triton {OLDEST} or newer: pip install triton"
         else:
             self.kernels = launch
 
