@@ -40,7 +40,7 @@ class Line:
     milliseconds: float
 
 
-def problem(head_dim: int) -> times.Problem:
+def committed_problem(head_dim: int) -> times.Problem:
     return times.Problem(1, CHANNELS // head_dim, TOKENS, head_dim)
 
 

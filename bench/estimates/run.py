@@ -51,7 +51,7 @@ def print_fit(gpu: Gpu) -> None:
 
 
 def print_estimates(gpu: Gpu, options: argparse.Namespace) -> None:
-    shipped = [report.problem(width) for width in options.head_dim or WIDTHS]
+    shipped = [report.committed_problem(width) for width in options.head_dim or WIDTHS]
     given = {"batch": options.batch, "heads": options.heads, "n": options.tokens}
     given = {name: number for name, number in given.items() if number}
     problems = [replace(problem, **given) for problem in shipped]

@@ -12,7 +12,7 @@ from biased_flash_attn.cuda_kernels.variants import BLOCK_M
 
 from .. import report
 from ..calibration import FRACTION
-from ..report import BOUND, CHANNELS, TOKENS, problem, table
+from ..report import BOUND, CHANNELS, TOKENS, committed_problem, table
 from ..times import BACKWARD
 from . import times
 from .calibration import GPU, Prediction, stated_error
@@ -55,7 +55,7 @@ def is_trained(name: str, form: str) -> bool:
 
 
 def _line(kernel: Kernel) -> Line:
-    variant, size = kernel.variant, problem(kernel.variant.head_dim)
+    variant, size = kernel.variant, committed_problem(kernel.variant.head_dim)
     bound, milliseconds = times.bound(kernel, GPU, size), times.milliseconds(kernel, GPU, size)
     is_busy = bound.fraction >= BOUND
     pairs = kernel.block_n / 2  # of a thread and a tile
@@ -94,7 +94,7 @@ def totals(found: Iterable[Line]) -> list[tuple[str, ...]]:
             if is_backward not in both:
                 row += [NOTHING] * 5
                 continue
-            flops = problem(width).flops * (BACKWARD if is_backward else 1)
+            flops = committed_problem(width).flops * (BACKWARD if is_backward else 1)
             time = both[is_backward]
             without = spent.get(("None", width), {}).get(is_backward, math.nan)
             row += [f"{time:.2f}", f"{flops / time * 1e-9:.0f}", f"{time / without:.2f}"]
@@ -112,7 +112,7 @@ TOTAL_COLUMNS = (
 
 
 def _delta(head_dim: int) -> float:
-    return times.milliseconds_of_delta(GPU, problem(head_dim))
+    return times.milliseconds_of_delta(GPU, committed_problem(head_dim))
 
 
 def _of_triton() -> dict[tuple[str, str, bool], str]:
