@@ -5,7 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..bias.relative import key_vectors, padded_rank, query_vectors, unshear
+from ..bias.relative import key_vectors, padded_rank, query_vectors
+from ..bias.shear import column_numbers, difference, elements_or_zeros, row_numbers, sum_above
 from ..bias.tile import keys_from, queries_from
 from ..operands import Head
 from ..primitives import dot, row_address
@@ -47,14 +48,16 @@ def tile_gradients(
         FACTORED=False,
         KEYS_FIRST=False,
     ).grad_s
+    distance, x = row_numbers(2 * BLOCK), column_numbers(BLOCK)
     if head.bias.query_vectors is not None:
-        vectors = query_vectors(head, i, BLOCK)
-        by_distance = unshear(grad_s, OF_KEYS=False).to(vectors.dtype)
-        grad_queries = dot(tl.trans(by_distance), vectors, grad_queries)
+        vectors, key = query_vectors(head, i, BLOCK), difference(x, distance, BLOCK)
+        by_distance = elements_or_zeros(grad_s.to(vectors.dtype), x, key, 2 * BLOCK, BLOCK)
+        grad_queries = dot(by_distance, vectors, grad_queries)
     if head.bias.key_vectors is not None:
-        vectors = key_vectors(head, j, BLOCK)
-        by_distance = unshear(tl.trans(grad_s), OF_KEYS=True).to(vectors.dtype)
-        grad_keys = dot(tl.trans(by_distance), vectors, grad_keys)
+        vectors, query = key_vectors(head, j, BLOCK), sum_above(x, distance, BLOCK)
+        by_key = tl.trans(grad_s.to(vectors.dtype))
+        by_distance = elements_or_zeros(by_key, x, query, 2 * BLOCK, BLOCK)
+        grad_keys = dot(by_distance, vectors, grad_keys)
     return grad_queries, grad_keys
 
 

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from ..bias.tile import pairs_of
-from ..primitives import INFINITY, dot, visible
+from ..primitives import INFINITY, LOG2E, dot, visible
 
 
 class Logits(NamedTuple):
@@ -49,8 +49,10 @@ def tile_logits(
         values = 0.0
         if HAS_BIAS:
             values = head.bias.form.tile_bias(head, queries, keys, pairs, sees, KEYS_FIRST)
-        x = x * multiplier + values
+        if head.bias.vector_tables is None:
+            x, multiplier = x * multiplier + values, 1.0
+        else:
+            x, multiplier = x * head.problem.scale + values, LOG2E
         if MASKED:
             x = tl.where(sees, x, -INFINITY)
-        multiplier = 1.0
     return Logits(x, multiplier, sees)

@@ -79,10 +79,10 @@ class QueryRanges(NamedTuple):
 
 
 @triton.constexpr_function
-def pairwise_block(block, factored):
+def pairwise_block(block, has_factors):
     """Returns the block size of parts that evaluate the bias pair by pair. This takes more
-    registers, so a factored bias uses half the block there."""
-    return max(block // 2, 16) if factored else block
+    registers than factors, so a bias that has them elsewhere uses half the block there."""
+    return max(block // 2, 16) if has_factors else block
 
 
 @triton.jit
@@ -193,7 +193,7 @@ def over_keys(accumulate, head, block, sums, first, BLOCK_M: tl.constexpr, BLOCK
     HAS_FACTORS: tl.constexpr = head.bias.query_factors is not None
     # Whether all other tiles have distances of both signs.
     MIXED: tl.constexpr = FACTORED and not head.bias.only_far
-    BLOCK: tl.constexpr = pairwise_block(BLOCK_N, FACTORED)
+    BLOCK: tl.constexpr = pairwise_block(BLOCK_N, HAS_FACTORS)
     at = key_ranges(head, first, BLOCK_M, BLOCK_N)
     if head.problem.windowed or head.problem.plan is not None:
         sums = accumulate(head, block, sums, Part(at.begin, at.whole, BLOCK, True))
@@ -221,7 +221,7 @@ def over_queries(
     HAS_FACTORS: tl.constexpr = head.bias.query_factors is not None
     # Whether all other tiles have distances of both signs.
     MIXED: tl.constexpr = FACTORED and not head.bias.only_far
-    BLOCK: tl.constexpr = pairwise_block(BLOCK_M, FACTORED)
+    BLOCK: tl.constexpr = pairwise_block(BLOCK_M, HAS_FACTORS)
     at = query_ranges(head, first, BLOCK_M, BLOCK_N)
     if head.problem.plan is not None and TWO_SIDED:
         sums = accumulate(head, block, sums, Part(at.begin, at.past, BLOCK, True))

@@ -3,8 +3,8 @@
 The distances p - j of a tile of M queries and N keys are M + N - 1 consecutive numbers. So one
 matrix product E of the vectors of the queries and those of the distances has the bias of every
 pair, though not in its place: that of row m and column n is at distance m - n + N - 1 from the
-smallest. `shear` moves it there, and `unshear` moves gradients back. The same holds for the vectors
-of keys, with rows and columns exchanged.
+smallest (shear.py moves it there, and gradients back). The same holds for the vectors of keys.
+Those of a tile's rows are the left operand of E, and those of its columns the right one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from ..primitives import dot, load_queries, load_tile, position, row_address
+from .shear import column_numbers, difference, elements, elements_or_zeros, row_numbers, sum_above
 
 
 @triton.constexpr_function
@@ -38,7 +39,8 @@ def may_be_biased(head, smallest, COUNT: tl.constexpr):
     """Returns whether the bias may differ from 0 at the distances smallest, smallest + 1, ..."""
     first = first_column(head)
     inside = (smallest + COUNT > first) & (smallest < first + head.bias.vector_tables.columns)
-    return inside | head.bias.vector_tables.last
+    # Tiles beyond a band have loops of their own where these are factored (tile_ranges.py).
+    return inside | (head.bias.factored or head.bias.vector_tables.last)
 
 
 @triton.jit
@@ -76,26 +78,47 @@ def key_vectors(head, first, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def shear(products, COLUMNS: tl.constexpr, OF_KEYS: tl.constexpr):
-    """Returns the elements of products [rows, distances] that belong to the pairs of a tile: rows
-    are queries and columns keys, or the reverse with OF_KEYS. [rows, COLUMNS]"""
-    ROWS: tl.constexpr = products.shape[0]
-    row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
-    place = column - row + (ROWS - 1) if OF_KEYS else row - column + (COLUMNS - 1)
-    return tl.gather(products, place, 1)
+def terms(
+    vectors,
+    distances,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    OF_ROWS: tl.constexpr,
+    KEYS_FIRST: tl.constexpr,
+):
+    """Returns the products of the vectors of a tile's rows, or columns, and of the distances of its
+    pairs, [ROWS, COLUMNS]."""
+    row, column = row_numbers(ROWS), column_numbers(COLUMNS)
+    distance = difference(column, row, ROWS) if KEYS_FIRST else difference(row, column, COLUMNS)
+    if OF_ROWS:
+        products = elements(dot(vectors, tl.trans(distances)), row, distance, ROWS, COLUMNS)
+    else:
+        products = elements(dot(distances, tl.trans(vectors)), distance, column, ROWS, COLUMNS)
+    return products
 
 
 @triton.jit
-def unshear(tile, OF_KEYS: tl.constexpr):
-    """Returns the transposed operation of shear: the elements of a tile [rows, columns] by
-    distance, 0 where the tile has no such pair. [rows, distances]"""
-    ROWS: tl.constexpr = tile.shape[0]
-    COLUMNS: tl.constexpr = tile.shape[1]
-    row = tl.arange(0, ROWS)[:, None]
-    distance = tl.arange(0, distances_of(ROWS, COLUMNS))[None, :]
-    place = distance + row - (ROWS - 1) if OF_KEYS else row - distance + (COLUMNS - 1)
-    exists = (place >= 0) & (place < COLUMNS)
-    return tl.where(exists, tl.gather(tile, tl.where(exists, place, 0), 1), 0.0)
+def sum_of_terms(head, queries, keys, smallest, KEYS_FIRST: tl.constexpr):
+    """Returns the sum of the terms that a relative bias has."""
+    BLOCK_M: tl.constexpr = queries.gain.shape[0]
+    BLOCK_N: tl.constexpr = keys.sums.high.shape[0]
+    ROWS: tl.constexpr = BLOCK_N if KEYS_FIRST else BLOCK_M
+    COLUMNS: tl.constexpr = BLOCK_M if KEYS_FIRST else BLOCK_N
+    COUNT: tl.constexpr = distances_of(BLOCK_M, BLOCK_N)
+    values = 0.0
+    if head.bias.query_vectors is not None:
+        RANK: tl.constexpr = head.bias.vector_tables.query_rank
+        table = head.bias.vector_tables.queries
+        vectors = query_vectors(head, queries.first - position(head.problem, 0), BLOCK_M)
+        distances = distance_vectors(head, table, smallest, RANK, COUNT)
+        values = terms(vectors, distances, ROWS, COLUMNS, not KEYS_FIRST, KEYS_FIRST)
+    if head.bias.key_vectors is not None:
+        KEY_RANK: tl.constexpr = head.bias.vector_tables.key_rank
+        key_table = head.bias.vector_tables.keys
+        of_keys = key_vectors(head, keys.first, BLOCK_N)
+        key_distances = distance_vectors(head, key_table, smallest, KEY_RANK, COUNT)
+        values = terms(of_keys, key_distances, ROWS, COLUMNS, KEYS_FIRST, KEYS_FIRST) + values
+    return values
 
 
 @triton.jit
@@ -103,24 +126,10 @@ def relative_bias(head, queries, keys, KEYS_FIRST: tl.constexpr):
     """Returns the bias of a tile, [BLOCK_M, BLOCK_N], or its transpose with KEYS_FIRST."""
     BLOCK_M: tl.constexpr = queries.gain.shape[0]
     BLOCK_N: tl.constexpr = keys.sums.high.shape[0]
-    COUNT: tl.constexpr = distances_of(BLOCK_M, BLOCK_N)
-    QUERY_RANK: tl.constexpr = head.bias.vector_tables.query_rank
-    KEY_RANK: tl.constexpr = head.bias.vector_tables.key_rank
     smallest = queries.first - keys.first - (BLOCK_N - 1)
     values = tl.zeros([BLOCK_N, BLOCK_M] if KEYS_FIRST else [BLOCK_M, BLOCK_N], tl.float32)
-    if may_be_biased(head, smallest, COUNT):
-        if head.bias.query_vectors is not None:
-            table = head.bias.vector_tables.queries
-            distances = distance_vectors(head, table, smallest, QUERY_RANK, COUNT)
-            vectors = query_vectors(head, queries.first - position(head.problem, 0), BLOCK_M)
-            query_terms = shear(dot(vectors, tl.trans(distances)), BLOCK_N, OF_KEYS=False)
-            values += tl.trans(query_terms) if KEYS_FIRST else query_terms
-        if head.bias.key_vectors is not None:
-            table = head.bias.vector_tables.keys
-            distances = distance_vectors(head, table, smallest, KEY_RANK, COUNT)
-            vectors = key_vectors(head, keys.first, BLOCK_N)
-            key_terms = shear(dot(vectors, tl.trans(distances)), BLOCK_M, OF_KEYS=True)
-            values += key_terms if KEYS_FIRST else tl.trans(key_terms)
+    if may_be_biased(head, smallest, distances_of(BLOCK_M, BLOCK_N)):
+        values = sum_of_terms(head, queries, keys, smallest, KEYS_FIRST)
     return values
 
 
@@ -130,12 +139,16 @@ def add_vector_gradients(
 ):
     """Adds to the gradients [rows, padded rank] of the vectors of a tile's rows what its dS
     contributes. grad_s is [BLOCK_M, BLOCK_N], or its transpose with OF_KEYS."""
-    BLOCK_N: tl.constexpr = grad_s.shape[0] if OF_KEYS else grad_s.shape[1]
-    COUNT: tl.constexpr = distances_of(grad_s.shape[0], grad_s.shape[1])
+    ROWS: tl.constexpr = grad_s.shape[0]
+    COLUMNS: tl.constexpr = grad_s.shape[1]
+    BLOCK_N: tl.constexpr = ROWS if OF_KEYS else COLUMNS
+    COUNT: tl.constexpr = distances_of(ROWS, COLUMNS)
     smallest = queries.first - keys.first - (BLOCK_N - 1)
     if may_be_biased(head, smallest, COUNT):
         distances = distance_vectors(head, table, smallest, RANK, COUNT)
-        by_distance = unshear(grad_s, OF_KEYS).to(distances.dtype)
+        row, number = row_numbers(ROWS), column_numbers(COUNT)
+        column = sum_above(number, row, ROWS) if OF_KEYS else difference(row, number, COLUMNS)
+        by_distance = elements_or_zeros(grad_s.to(distances.dtype), row, column, ROWS, COUNT)
         grad_vectors = dot(by_distance, distances, grad_vectors)
     return grad_vectors
 

@@ -27,7 +27,7 @@ PEAK_DISTANCES = tl.constexpr(shared_constants.PEAK_DISTANCES)
 
 @triton.jit
 def tile_bias(head, queries, keys, pairs, sees, KEYS_FIRST: tl.constexpr):
-    return LOG2E * relative_bias(head, queries, keys, KEYS_FIRST)
+    return relative_bias(head, queries, keys, KEYS_FIRST)
 
 
 @triton.jit

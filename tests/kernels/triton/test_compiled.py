@@ -28,10 +28,11 @@ pytestmark = pytest.mark.slow
 ARCHITECTURES = (80, 86, 89, 90, 100, 120)
 # Instructions of loops that may move registers to memory and back. The one is a scalar that ptxas
 # keeps in memory although registers are free; architectures of which not all kernels have been
-# compiled may have more. With both terms of a relative bias, float32 takes up to 1296: ptxas leaves
-# 64 registers to the pass for dq on sm_90 and sm_100, with heads of 256.
+# compiled may have more. Tiles of a relative bias are as large as is estimated to be fastest, so
+# that part of what a thread adds to addresses stays in memory. With both terms, float32 takes up to
+# 376 and, where ptxas leaves 64 registers to the pass for dk and dv (sm_80, heads of 256), 1881.
 SPILLS = {80: 1, 86: 64, 89: 64, 90: 1, 100: 1, 120: 64}
-SPILLS_OF_BOTH_TERMS = 1300
+SPILLS_OF_RELATIVE = {"bfloat16": 200, "float16": 200, "float32": 1900}
 WITH_PRODUCTS = (
     "attn_fwd_kernel",
     "attn_bwd_dq_kernel",
@@ -137,19 +138,20 @@ def test_no_loop_spills_registers(arch, kernels):
 
 
 def allowed_spills(arch: int, one: dict) -> int:
-    """In float32, both terms of a relative bias leave too few registers at any size of block."""
-    both_terms = one["dtype"] == "float32" and one["form"].startswith("relative_last")
-    return SPILLS_OF_BOTH_TERMS if both_terms else SPILLS[arch]
+    is_relative = one["form"].startswith("relative")
+    return SPILLS_OF_RELATIVE[one["dtype"]] if is_relative else SPILLS[arch]
 
 
 def test_half_precision_runs_on_matrix_units(arch, kernels):
-    """On Hopper those of warp groups, but for backward passes of the widest heads, for relative
-    biases and for decoding, whose tiles have fewer rows than a warp group."""
+    """On Hopper those of warp groups, but for decoding, for backward passes of the widest heads and
+    for relative biases of two terms or of the widest heads, whose tiles have fewer rows than a warp
+    group."""
     half = [one for one in kernels if one["dtype"] != "float32" and one["kernel"] in WITH_PRODUCTS]
     assert half
     for one in half:
         small = one["head_dim"] == 256 and "_bwd_" in one["kernel"]
-        small |= one["form"].startswith("relative")
+        small |= one["form"].startswith("relative_last")
+        small |= one["form"].startswith("relative") and one["head_dim"] == 256
         small |= one["kernel"] in ("attn_choose_kernel", "attn_decode_kernel")
         assert one["warpgroup" if arch == 90 and not small else "matrix"], one
 
