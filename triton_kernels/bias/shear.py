@@ -67,7 +67,7 @@ def elements(tile, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 def elements_or_zeros(tile, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """The same, with zeros beside the columns of the tile. The larger of ROWS and COLUMNS is the
     number of distances, which exceeds that of the zeros on either side."""
-    COUNT: tl.constexpr = max(ROWS, COLUMNS)
+    COUNT: tl.constexpr = ROWS if ROWS > COLUMNS else COLUMNS
     WIDTH: tl.constexpr = tile.shape[1]
     shifted = Numbers(column.high + (COUNT - WIDTH) // 8, column.low)
     padded = with_zeros(preceded_by_zeros(tile, COUNT), BEFORE=False)
