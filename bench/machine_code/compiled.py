@@ -62,6 +62,11 @@ VARIANTS = {
     "strided": BIASES,
     "far": ("none", "cumulative", *BIASES),
 }
+# The ranks of the vectors of queries and of keys, and the number of distances: a band of Inkling's
+# rank; both terms of DeBERTa's, where all distances count.
+VECTORS = {"relative": (16, 0, 1024), "relative_last": (64, 64, 512)}
+# Keys per page, and query heads that share a key head in decoding.
+PAGE_SIZE, GROUP = 64, 4
 SUMS = ("linear", "cumulative")  # forms whose kernels differ between float16 and bfloat16
 
 WIDTHS = (64, 128, 256)
@@ -192,10 +197,9 @@ def attend(form: str, dtype: torch.dtype, head_dim: int, bias_gradient: bool) ->
     elif form == "dense":
         tensors = [torch.empty(1, heads, n, n)]
     elif form.startswith("relative"):
-        # A band of Inkling's rank; both terms of DeBERTa's, where all distances count.
-        rank, key_rank, columns = (16, 0, 1024) if form == "relative" else (64, 64, 512)
+        *ranks, columns = VECTORS[form]
         tensors = []
-        for r in (rank, key_rank):
+        for r in ranks:
             tensors += [torch.empty(1, heads, n, r), torch.empty(1, heads, r, columns)]
     elif form != "none":
         gain = [torch.empty(batch, heads, n)] if "gain" in words else []
@@ -215,18 +219,20 @@ def attend(form: str, dtype: torch.dtype, head_dim: int, bias_gradient: bool) ->
 
 
 def decode(q: torch.Tensor, form: Form) -> None:
-    """Launches a decoding step: one query, 64 pages of 64 keys, and a quarter as many key heads."""
+    """Launches a decoding step: one query, and 64 pages of keys."""
     heads, pages = q.shape[1], 64
-    k, v = (q.new_empty(pages, heads // 4, 64, q.shape[3]) for _ in range(2))
+    k, v = (q.new_empty(pages, heads // GROUP, PAGE_SIZE, q.shape[3]) for _ in range(2))
     if form.per_token or form.per_pair:
         form = form.for_queries(slice(0, 1))
     if form.state is not None:
-        form = form.with_state(form.state.view(pages, heads, 64, *form.state.shape[3:]))
+        form = form.with_state(form.state.view(pages, heads, PAGE_SIZE, *form.state.shape[3:]))
     block_table, lengths = torch.empty(1, pages).int(), torch.empty(1).long()
-    bounds = TileBounds(*KeyBounds(pages, k, form.state).tensors(), *form.extremes(64))
+    bounds = TileBounds(*KeyBounds(pages, k, form.state).tensors(), *form.extremes(PAGE_SIZE))
     where = Pages(block_table, lengths, bounds)
     launch.append(k, q, block_table, lengths)
-    problem = Problem(q, k, v, form, Geometry(1, 64 * pages), q.shape[3] ** -0.5, 1e-6, "triton")
+    problem = Problem(
+        q, k, v, form, Geometry(1, PAGE_SIZE * pages), q.shape[3] ** -0.5, 1e-6, "triton"
+    )
     launch.decode(problem.over_pages(k, v, form, where))
 
 

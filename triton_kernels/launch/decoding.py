@@ -72,10 +72,9 @@ def decode(problem: calls.Problem) -> tuple[Tensor, Tensor]:
     chooses = chooses and not (single and bias.function)
 
     page_size, rows_of_group = paged.page_size, paged.group * paged.n_query
-    block_m = min(_MAX_ROWS, max(_MIN_ROWS, triton.next_power_of_2(rows_of_group)))
     block_d, block_dv = (max(16, triton.next_power_of_2(x.shape[3])) for x in (q, v))
-    fitting = _TILE_BYTES // (max(block_d, block_dv) * q.element_size())
-    block_n = min(_MAX_KEYS, page_size, max(16, fitting))
+    row_bytes = max(block_d, block_dv) * q.element_size()
+    block_m, block_n = tile_sizes(rows_of_group, page_size, row_bytes)
     blocks = paged.batch * paged.kv_heads, triton.cdiv(rows_of_group, block_m)
     options = {"BLOCK_M": block_m, "BLOCK_D": block_d, **OPTIONS}
     if chooses:
@@ -94,7 +93,7 @@ def decode(problem: calls.Problem) -> tuple[Tensor, Tensor]:
             num_stages=3,
             **options,
         )
-    parts = _parts(blocks[0] * blocks[1], paged.columns * page_size // block_n)
+    parts = parts_of_sequence(blocks[0] * blocks[1], paged.columns * page_size // block_n)
     acc = lse.new_empty((parts, *o.shape))
     m, l = lse.new_empty((2, parts, *lse.shape))
     attn_decode_kernel[(*blocks, parts)](
@@ -200,8 +199,15 @@ def _largest_terms(bias: Bias) -> Tensor:
     return largest.nan_to_num(torch.inf, torch.inf, -torch.inf)  # so that a NaN is not skipped
 
 
-def _parts(programs: int, tiles: int) -> int:
-    """Returns the number of parts per sequence. It does not depend on the lengths, which are on the
-    device."""
+def tile_sizes(rows: int, page_size: int, row_bytes: int) -> tuple[int, int]:
+    """Returns the numbers of rows and of keys of a tile. rows: those that share a key head.
+    row_bytes: the bytes of a padded row of keys or values."""
+    block_m = min(_MAX_ROWS, max(_MIN_ROWS, triton.next_power_of_2(rows)))
+    return block_m, min(_MAX_KEYS, page_size, max(16, _TILE_BYTES // row_bytes))
+
+
+def parts_of_sequence(programs: int, tiles: int) -> int:
+    """Returns the number of parts of each sequence, whose keys have at most `tiles` tiles. It does
+    not depend on the lengths, which are on the device. programs: those of each part."""
     wanted = triton.cdiv(_PROGRAMS, programs)
     return max(1, min(wanted, tiles // _MIN_TILES, _MAX_PARTS))
