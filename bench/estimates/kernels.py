@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from biased_flash_attn.triton_kernels import configs
 from biased_flash_attn.triton_kernels.configs import Config
+from biased_flash_attn.triton_kernels.launch.decoding import tile_sizes
 from triton.runtime import driver
 
 from bench.machine_code import compiled
@@ -16,14 +17,15 @@ from bench.machine_code.sass import Code, disassemble
 
 from . import banks
 from .gpu import Gpu
-from .tiles import DELTA, DKV, DQ, FORWARD, TABLE
+from .tiles import DECODE, DELTA, DKV, DQ, FORWARD, MERGE, RELATIVE, TABLE
 
-# The names of kernels in configs.choose, which has no entry for the kernel of D.
+# The names of kernels in configs.choose, which has no entry for the kernels of D and decoding.
 FIELDS = {
     FORWARD: "forward",
     DQ: "backward_queries",
     DKV: "backward_keys",
     TABLE: "backward_table",
+    RELATIVE: "backward_table",
 }
 REGISTER_GRANULE = 8  # registers per thread are allocated in multiples of this number
 RESERVED_SHARED = 1024  # bytes that the system reserves in each block
@@ -68,7 +70,12 @@ def build(
 ) -> Kernel:
     """Compiles a kernel with the block sizes of `config`, by default those that ship."""
     driver.set_active(compiled.Processor(arch))
-    problem, used = form if causal else f"{form}-noncausal", {DELTA: Config(16, 0)}
+    problem = form if causal else f"{form}-noncausal"
+    used = {
+        DELTA: Config(16, 0),
+        DECODE: Config(*tile_sizes(compiled.GROUP, compiled.PAGE_SIZE, dtype.itemsize * head_dim)),
+        MERGE: Config(1, 0),
+    }
     shipped = configs.choose
 
     def choose(kernel, *rest):
@@ -80,7 +87,7 @@ def build(
 
     with choosing(choose):
         ((_, binary),) = compiled.binaries(problem, dtype, head_dim, trained, (name,))
-    sizes, facts = used[FIELDS.get(name, DELTA)], compiled.facts(binary)
+    sizes, facts = used[FIELDS.get(name, name)], compiled.facts(binary)
     found = banks.layouts(binary.asm["ttgir"])
     return Kernel(
         name=name,
@@ -89,8 +96,8 @@ def build(
         causal=causal,
         block_m=sizes.block_m,
         block_n=sizes.block_n,
-        warps=sizes.num_warps,
-        stages=sizes.num_stages,
+        warps=binary.metadata.num_warps,
+        stages=binary.metadata.num_stages,
         registers=facts["registers"],
         shared=facts["shared"],
         spills=facts["spills"],

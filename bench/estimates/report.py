@@ -8,9 +8,12 @@ from dataclasses import dataclass
 
 import triton
 
-from . import tiles, times
+from bench.machine_code.compiled import GROUP, PAGE_SIZE, VECTORS
+
+from . import decoding, tiles, times
 from .calibration import FRACTION, Prediction, stated_error
 from .gpu import Gpu
+from .iteration import SEGMENTS
 from .kernels import Kernel, build
 from .pipes import PIPES
 from .published import SOURCES, Row
@@ -22,8 +25,22 @@ FORMS = {
     "cumulative-gain": "with gain: CABLE",
     "distance": "distance",
     "log1p_square-gain": "with outer function",
+    "dense": "dense",
+    "normalized": "normalized: FIRE",
+    "relative": "relative: band",
+    "relative_last": "relative_last: DeBERTa",
 }
-NAMES = {tiles.FORWARD: "forward", tiles.DQ: "dQ", tiles.DKV: "dK, dV", tiles.TABLE: "dtable"}
+NAMES = {
+    tiles.FORWARD: "forward",
+    tiles.DQ: "dQ",
+    tiles.DKV: "dK, dV",
+    tiles.TABLE: "dtable",
+    tiles.RELATIVE: "dtables",
+}
+FORMS_WITH = {
+    tiles.TABLE: ("distance", "normalized"),
+    tiles.RELATIVE: ("relative", "relative_last"),
+}
 TOKENS = 16384
 CHANNELS = 2048  # of all heads
 # Below this fraction of the cycles, no unit is considered the bottleneck of a loop.
@@ -46,7 +63,7 @@ def committed_problem(head_dim: int) -> times.Problem:
 
 def lines(gpu: Gpu, form: str, problem: times.Problem) -> list[Line]:
     """The kernels of both directions; a bias with parameters is trained."""
-    names = [name for name in NAMES if name != tiles.TABLE or form == "distance"]
+    names = [name for name in NAMES if form in FORMS_WITH.get(name, FORMS)]
     trained = form != "none"
     kernels = (build(gpu.arch, name, form, problem.head_dim, trained=trained) for name in names)
     return [_line(one, gpu, problem) for one in kernels]
@@ -59,12 +76,13 @@ def _line(kernel: Kernel, gpu: Gpu, problem: times.Problem) -> Line:
     blocks = kernel.blocks_at_once(gpu)
     found = times.estimate(kernel, gpu, problem)
     bound = unit if fraction >= BOUND else f"latency, then {unit}"
+    bound = "memory" if found.bound_by_memory else f"{bound} ({fraction:.0%})"
     cells = (
         *(FORMS[kernel.form], str(kernel.head_dim), NAMES[kernel.name]),
         f"{kernel.block_m} x {kernel.block_n}, {kernel.warps}, {kernel.stages}",
         *(str(blocks), f"{times.repeated_products(kernel):.2f}"),
         *(f"{units[pipe]:.0f}" for pipe in PIPES),
-        *(f"{simulated:.0f}", f"{bound} ({fraction:.0%})", f"{found.milliseconds:.2f}"),
+        *(f"{simulated:.0f}", bound, f"{found.milliseconds:.2f}"),
     )
     return Line(kernel, problem, cells, found.milliseconds)
 
@@ -90,6 +108,7 @@ def totals(gpu: Gpu, found: Sequence[Line]) -> list[tuple[str, ...]]:
     for (form, problem), both in spent.items():
         delta = build(gpu.arch, tiles.DELTA, form, problem.head_dim, trained=form != "none")
         both[1] += times.estimate(delta, gpu, problem).milliseconds
+        both[1] += times.clearing(form, gpu, problem)
     rows = []
     for (form, problem), both in spent.items():
         row = [FORMS[form], str(problem.head_dim)]
@@ -105,6 +124,40 @@ TOTAL_COLUMNS = (
     *("bias", "head_dim", "forward, ms", "TFLOP/s", "of no bias"),
     *("backward, ms", "TFLOP/s", "of no bias"),
 )
+
+
+DECODING_COLUMNS = ("bias", "head_dim", "parts", "ms", "GB/s", "of the memory bound")
+
+
+def steps(gpu: Gpu, found: Iterable[decoding.Step]) -> list[tuple[str, ...]]:
+    return [
+        (
+            *(FORMS[one.form], str(one.problem.head_dim), str(one.parts)),
+            *(f"{one.milliseconds:.4f}", f"{one.rate:.0f}", f"{one.rate / gpu.hbm:.0%}"),
+        )
+        for one in found
+    ]
+
+
+_RANK_OF_BAND, *_ = VECTORS["relative"]
+_RANK_OF_BOTH, _, _COLUMNS = VECTORS["relative_last"]
+ASSUMPTIONS = f"""The forms differ in what is assumed about their parameters:
+
+- distance: polynomials fit the table from distance {tiles.FAR} on.
+- dense: a float32 number per pair, whose gradient is stored by dQ, after memory for all pairs has
+  been set to 0. The backward pass includes that time. Both need 8 H N² bytes, which is more than
+  some GPUs have. Their reads and writes take as long as the rate of the memory permits or as the
+  kernel takes otherwise, whichever is longer.
+- normalized: the values of a tile are in {SEGMENTS} segments of the function, and sums of gradients
+  are over {SEGMENTS} segments.
+- relative: one term of rank {_RANK_OF_BAND}, for {tiles.BAND} distances. Tiles beyond them have no
+  bias.
+- relative_last: both terms, of rank {_RANK_OF_BOTH}. Their tables of {_COLUMNS} distances
+  continue, so that all tiles have a bias.
+
+What PyTorch does before and after the kernels is not included, such as converting operands and
+adding up the partial sums of gradients of tables.
+"""
 
 
 def calibration(found: Iterable[Prediction]) -> str:
@@ -140,7 +193,12 @@ def _unchecked(predicted: Sequence[Prediction]) -> str:
     return " None of them is of a backward pass, so the error of those is not known."
 
 
-def document(gpu: Gpu, found: Sequence[Line], predicted: Sequence[Prediction]) -> str:
+def document(
+    gpu: Gpu,
+    found: Sequence[Line],
+    decoded: Sequence[decoding.Step],
+    predicted: Sequence[Prediction],
+) -> str:
     error, within = stated_error(predicted), f"{FRACTION:.0%}"
     sources = "\n".join(
         f"- {name}: {text}."
@@ -162,6 +220,7 @@ attention, {shape}, biases trained.
 By convention, a forward pass takes 4 B H N² D flops, halved where it is causal, and a backward pass
 2.5 times as many, so the products that dQ and dK, dV both compute count once.
 
+{ASSUMPTIONS}
 {table(TOTAL_COLUMNS, totals(gpu, found))}
 ## Kernels
 
@@ -172,6 +231,15 @@ each unit in one pass; and the cycles that the simulation takes for it. Where th
 busy for less than {BOUND:.0%} of them, the loop is bound by latency that nothing hides.
 
 {table(KERNEL_COLUMNS, (line.cells for line in found))}
+## Decoding
+
+One new token attends to a cache of {TOKENS} tokens in pages of {PAGE_SIZE}, where {GROUP} query
+heads share a key head and no keys are skipped. A sequence is processed in parts, which are then
+merged. Bytes are those of the keys, the values and what the bias has for each key; the memory bound
+is the time in which the memory reads them. The latency of the memory beyond that of the L2 cache,
+and the launch of both kernels, are not included.
+
+{table(DECODING_COLUMNS, steps(gpu, decoded))}
 ## Calibration
 
 Simulated cycles become times at {gpu.clock} GHz x {gpu.sustained}, the fitted fraction of the

@@ -3,10 +3,10 @@
     python -m bench.estimates.run [--arch 90 80] [--head-dim 64 128] [--form linear ...]
         [--batch B] [--heads H] [--tokens N] [--fit]
 
-prints for each kernel the cycles of each unit, its bottleneck, and its estimated time and error.
-Nothing is run: see bench/estimates. With the problem and forms of the committed tables, it also
-writes bench/results/estimates-sm_90.md and -sm_80.md. --fit prints the result of the calibration
-instead.
+prints for each kernel the cycles of each unit, its bottleneck, and its estimated time and error,
+and the time of a decoding step. Nothing is run: see bench/estimates. With the problem and forms of
+the committed tables, it also writes bench/results/estimates-sm_90.md and -sm_80.md. --fit prints
+the result of the calibration instead.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import argparse
 from dataclasses import replace
 
 from bench import RESULTS
-from bench.estimates import calibration, report
+from bench.estimates import calibration, decoding, report
 from bench.estimates.gpu import GPUS, Gpu
 
 WIDTHS = (64, 128)
@@ -61,12 +61,18 @@ def print_estimates(gpu: Gpu, options: argparse.Namespace) -> None:
         for form in options.form or report.FORMS
         for line in report.lines(gpu, form, problem)
     ]
+    decoded = [
+        decoding.step(gpu, form, problem)
+        for problem in problems
+        for form in options.form or report.FORMS
+    ]
     if given or options.head_dim or options.form:
         print(f"{gpu.name}: estimates, not measurements\n")
         print(report.table(report.KERNEL_COLUMNS, (line.cells for line in found)))
         print(report.table(report.TOTAL_COLUMNS, report.totals(gpu, found)))
+        print(report.table(report.DECODING_COLUMNS, report.steps(gpu, decoded)))
         return
-    document = report.document(gpu, found, calibration.predictions(gpu))
+    document = report.document(gpu, found, decoded, calibration.predictions(gpu))
     (RESULTS / f"estimates-sm_{gpu.arch}.md").write_text(document)
     print(document)
 

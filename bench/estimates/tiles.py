@@ -2,50 +2,69 @@
 
 The kernels process tiles in parts, with a separate loop for each and in a fixed order
 (tile_ranges.py of the kernels): masked tiles, factored ones, whose bias is part of a matrix
-product, and others. This module computes the same parts on the host, for all blocks of problems
-without windows, plans and packed sequences, and with equal numbers of queries and keys.
+product or, beyond the band of a relative bias, 0, and others. This module computes the same parts
+on the host, for all blocks of problems without windows, plans and packed sequences, and with equal
+numbers of queries and keys.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bench.machine_code.compiled import VECTORS
+
 FORWARD, DQ, DKV = "attn_fwd_kernel", "attn_bwd_dq_kernel", "attn_bwd_dkv_kernel"
 DELTA, TABLE = "attn_bwd_delta_kernel", "attn_bwd_table_kernel"
-FACTORED = ("linear", "distance", "cumulative", "cumulative-gain")
+RELATIVE = "attn_bwd_relative_kernel"
+DECODE, MERGE = "attn_decode_kernel", "attn_decode_merge_kernel"
+HAVE_FACTORS = ("linear", "distance", "cumulative", "cumulative-gain")
 # The distance from which polynomials are assumed to fit a table; T5's buckets are constant there.
 FAR = 128
+*_, BAND = VECTORS["relative"]
 
 
 @dataclass(frozen=True)
 class Tiling:
     """A problem of n queries and n keys, and the blocks of a kernel.
 
-    factored: whether the bias of distant tiles is part of a matrix product. far: for tables, the
-    smallest such distance; None for other forms.
+    has_factors: whether the bias of distant tiles is part of a matrix product. far: the smallest
+    such distance of a table, or the one from which a relative bias is 0; None for other forms.
+    distances: those that gradients of tables are summed for.
     """
 
     n: int
     block_m: int
     block_n: int
     causal: bool
-    factored: bool
-    far: int | None = None
+    has_factors: bool
+    far: int | None
+    distances: range
+
+    @property
+    def factored(self) -> bool:
+        return self.has_factors or self.far is not None
 
 
 def tiling(form: str, causal: bool, n: int, block_m: int, block_n: int) -> Tiling:
-    far = FAR if form == "distance" else None
-    return Tiling(n, block_m, block_n, causal, form in FACTORED, far)
+    first, last, far = 0 if causal else 1 - n, n - 1, None
+    if form == "distance":
+        far = FAR
+    elif form == "relative":
+        far = BAND if causal else BAND // 2
+        first, last = max(first, -far), min(last, far - 1)
+    distances = range(first, last + 1)
+    return Tiling(n, block_m, block_n, causal, form in HAVE_FACTORS, far, distances)
 
 
 def passes(kernel: str, tiles: Tiling) -> list[list[int]]:
     """The iterations of each loop for each block, in the order in which blocks start."""
     if kernel == DELTA:
         return [[]] * _ceil(tiles.n, tiles.block_m)
-    if kernel == TABLE:
+    if kernel in (TABLE, RELATIVE):
         blocks = _ceil(tiles.n, tiles.block_m)
-        first = -1 if tiles.causal else -blocks
-        return [[max(0, blocks - abs(diagonal))] for diagonal in range(first, blocks + 1)]
+        before, last = tiles.distances[0] - 1, tiles.distances[-1] - 1
+        diagonals = range(before // tiles.block_m, last // tiles.block_m + 2)
+        return [[max(0, blocks - abs(diagonal))] for diagonal in diagonals]
     if kernel == DKV:
         of_block, step, size = _query_tiles, tiles.block_m, tiles.block_n
     else:
@@ -53,7 +72,7 @@ def passes(kernel: str, tiles: Tiling) -> list[list[int]]:
     found = []
     for first in range(0, tiles.n, size):
         parts = of_block(tiles, first)
-        half = max(step // 2, 16) if tiles.factored else step
+        half = max(step // 2, 16) if tiles.has_factors else step
         found.append([_ceil(end - begin, step if far else half) for begin, end, far in parts])
     return found if kernel == DKV else found[::-1]
 

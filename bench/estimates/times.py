@@ -4,20 +4,35 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from operator import itemgetter
 
 from bench.machine_code.sass import Instruction
 
 from . import tiles
 from .gpu import Gpu
+from .iteration import iteration
 from .kernels import Kernel
 from .pipes import PIPES, WARPS_OF_A_GROUP, multiply_adds, pipe_cycles
-from .simulate import cycles_of_a_pass, prepare, simulate
+from .simulate import Step, cycles_of_a_pass, prepare, simulate
 
 FLOPS = 4  # of a forward pass, per pair of query and key and per channel
 # The matrix products of each kernel, which take head_dim multiply-adds per pair.
-PRODUCTS = {tiles.FORWARD: 2, tiles.DQ: 3, tiles.DKV: 4, tiles.TABLE: 2}
+PRODUCTS = {tiles.FORWARD: 2, tiles.DQ: 3, tiles.DKV: 4, tiles.TABLE: 2, tiles.RELATIVE: 2}
+# The (batch, heads, n, head_dim) tensors that each kernel reads and writes.
+TENSORS = {
+    tiles.FORWARD: 4,
+    tiles.DQ: 5,
+    tiles.DKV: 6,
+    tiles.DELTA: 2,
+    tiles.TABLE: 4,
+    tiles.RELATIVE: 4,
+}
+# The (batch, heads, n, n) tensors among a dense bias and its gradient that they read and write.
+PAIRS = {tiles.FORWARD: 1, tiles.DQ: 2, tiles.DKV: 1}
+BYTES_OF_A_PAIR = 4
 BACKWARD = 2.5  # flops of the backward pass for each of the forward pass, by convention
 
 
@@ -32,8 +47,15 @@ class Problem:
     @property
     def flops(self) -> float:
         """The FLOPs of the forward pass, with half of all pairs if attention is causal."""
-        pairs = self.n**2 / (2 if self.causal else 1)
-        return FLOPS * self.batch * self.heads * pairs * self.head_dim
+        return FLOPS * self.visible_pairs * self.head_dim
+
+    @property
+    def visible_pairs(self) -> float:
+        return self.pairs / (2 if self.causal else 1)
+
+    @property
+    def pairs(self) -> int:
+        return self.batch * self.heads * self.n**2
 
 
 @dataclass(frozen=True)
@@ -53,20 +75,35 @@ class Estimate:
 
 @cache
 def cycles(kernel: Kernel, gpu: Gpu, blocks: int) -> Cycles:
-    steps = [prepare(one, gpu, kernel.conflicts) for one in kernel.code.instructions]
-    of_passes = tuple(
-        cycles_of_a_pass(steps[loop.begin : loop.end], kernel.warps, blocks)
-        for loop in kernel.code.loops
-    )
-    exits = (at for at, one in enumerate(kernel.code.instructions) if one.name == "EXIT")
-    once = simulate(steps[: max(exits) + 1], kernel.warps, blocks)
-    return Cycles(blocks, of_passes, max(0.0, once - sum(of_passes)))
+    code = kernel.code
+
+    def steps(instructions: Iterable[Instruction]) -> list[Step]:
+        return [prepare(one, gpu, kernel.conflicts) for one in instructions]
+
+    of_passes, once, at = [], [], 0
+    for loop in code.outer_loops:
+        body = steps(iteration(code, loop, kernel.form))
+        of_passes.append(cycles_of_a_pass(body, kernel.warps, blocks))
+        once += [*steps(code.instructions[at : loop.begin]), *body]
+        at = loop.end
+    once += steps(code.instructions[at : code.end])
+    around = simulate(once, kernel.warps, blocks) - sum(of_passes)
+    return Cycles(blocks, tuple(of_passes), max(0.0, around))
 
 
 def estimate(kernel: Kernel, gpu: Gpu, problem: Problem, longest_first: bool = True) -> Estimate:
     """The time of a kernel. longest_first: whether blocks with most tiles start first, as ours."""
     passes = tiles.passes(kernel.name, _tiling(kernel, problem.n))
-    groups = problem.batch * problem.heads
+    if not longest_first:
+        passes = passes[::-1]
+    busy = nanoseconds(kernel, gpu, passes, problem.batch * problem.heads)
+    memory = _bytes(kernel, problem) / gpu.hbm
+    return Estimate(max(busy, memory) * 1e-6, memory >= busy)
+
+
+def nanoseconds(kernel: Kernel, gpu: Gpu, passes: list[list[int]], groups: int) -> float:
+    """The time of blocks with these iterations of each loop, in each of the groups, if no memory
+    outside the multiprocessors is slower than they are."""
     at_once = kernel.blocks_at_once(gpu)
     if not at_once:
         raise ValueError(f"{kernel} takes more registers or shared memory than {gpu.name} has")
@@ -76,11 +113,12 @@ def estimate(kernel: Kernel, gpu: Gpu, problem: Problem, longest_first: bool = T
         found.around + sum(n * each for n, each in zip(counts, found.of_passes, strict=True))
         for counts in passes
     ]
-    if not longest_first:
-        of_blocks.reverse()
-    busy = gpu.nanoseconds(last_end(of_blocks, groups, gpu.multiprocessors * at_once))
-    memory = _bytes(kernel.name, problem) / gpu.hbm
-    return Estimate(max(busy, memory) * 1e-6, memory >= busy)
+    return gpu.nanoseconds(last_end(of_blocks, groups, gpu.multiprocessors * at_once))
+
+
+def clearing(form: str, gpu: Gpu, problem: Problem) -> float:
+    """The milliseconds in which memory for the gradient of a dense bias is set to 0."""
+    return BYTES_OF_A_PAIR * problem.pairs / gpu.hbm * 1e-6 if form == "dense" else 0.0
 
 
 def whole_tiles(kernel: Kernel, gpu: Gpu) -> tuple[float, Counter[str]]:
@@ -95,12 +133,10 @@ def whole_tiles(kernel: Kernel, gpu: Gpu) -> tuple[float, Counter[str]]:
 def whole_loop(kernel: Kernel) -> tuple[Instruction, ...]:
     """The loop over unmasked tiles, which has the fewest instructions per exponential; each pair of
     query and key takes one exponential."""
-    exponentials = {
-        loop: sum(one.opcode.startswith("MUFU.EX2") for one in kernel.code.body(loop))
-        for loop in kernel.code.loops
-    }
-    loops = (loop for loop, found in exponentials.items() if found)
-    return kernel.code.body(min(loops, key=lambda x: (x.end - x.begin) / exponentials[x]))
+    bodies = [iteration(kernel.code, loop, kernel.form) for loop in kernel.code.outer_loops]
+    exponentials = [sum(one.opcode.startswith("MUFU.EX2") for one in body) for body in bodies]
+    found = [(len(body) / n, body) for body, n in zip(bodies, exponentials, strict=True) if n]
+    return min(found, key=itemgetter(0))[1]
 
 
 def repeated_products(kernel: Kernel) -> float:
@@ -131,7 +167,10 @@ def last_end(of_blocks: list[float], groups: int, places: int) -> float:
     return max(free)
 
 
-def _bytes(kernel: str, problem: Problem) -> float:
-    """The bytes of all (batch, heads, n, head_dim) tensors that a kernel reads and writes."""
-    tensors = {tiles.FORWARD: 4, tiles.DQ: 5, tiles.DKV: 6, tiles.DELTA: 2, tiles.TABLE: 4}
-    return 2 * tensors[kernel] * problem.batch * problem.heads * problem.n * problem.head_dim
+def _bytes(kernel: Kernel, problem: Problem) -> float:
+    """The bytes of the large tensors that a kernel reads and writes, each once."""
+    rows = problem.batch * problem.heads * problem.n
+    found = 2 * TENSORS[kernel.name] * rows * problem.head_dim
+    if kernel.form == "dense":
+        found += BYTES_OF_A_PAIR * PAIRS.get(kernel.name, 0) * problem.visible_pairs
+    return found

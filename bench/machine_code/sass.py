@@ -72,6 +72,22 @@ class Code:
     def body(self, loop: Loop) -> tuple[Instruction, ...]:
         return self.instructions[loop.begin : loop.end]
 
+    @property
+    def end(self) -> int:
+        """The end of what all warps execute. Behind the last EXIT are detours of warps whose lanes
+        diverge, which branch back."""
+        exits = (at for at, one in enumerate(self.instructions) if one.name == "EXIT")
+        return max(exits, default=len(self.instructions) - 1) + 1
+
+    @property
+    def outer_loops(self) -> tuple[Loop, ...]:
+        """The loops that lie in no other."""
+        found: list[Loop] = []
+        for loop in self.loops:
+            if loop.end <= self.end and (not found or loop.begin >= found[-1].end):
+                found.append(loop)
+        return tuple(found)
+
 
 def tool(name: str, *arguments: str) -> str:
     """Returns what one of the tools that Triton ships prints."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import pickle
 import re
@@ -18,6 +19,7 @@ import triton
 from bench import RESULTS, ROOT
 from bench.estimates import calibration, published, tiles, times
 from bench.estimates.gpu import A100, GPUS, H100
+from bench.estimates.iteration import iteration
 
 # Compiles in another process, which replaces Triton's driver.
 COMPILE = """
@@ -51,6 +53,74 @@ def test_loops_of_the_code_match_the_counted_tiles(kernels):
     for _, kernel in kernels:
         tiling = tiles.tiling("none", True, 4096, kernel.block_m, kernel.block_n)
         assert len(kernel.code.loops) == len(tiles.passes(kernel.name, tiling)[0])
+
+
+COMPILE_FORMS = """
+import pickle, sys
+from bench.estimates import kernels, report
+forms = {"dense": 90, "normalized": 80, "relative": 90, "relative_last": 90}
+built = [
+    kernels.build(arch, name, form, 64, trained=True)
+    for form, arch in forms.items()
+    for name in report.NAMES
+    if form in report.FORMS_WITH.get(name, forms)
+]
+sys.stdout.buffer.write(pickle.dumps(built))
+"""
+
+
+@pytest.fixture(scope="module")
+def kernels_of_forms():
+    """The kernels of forms whose bias takes work for each pair, compiled in about a minute."""
+    return pickle.loads(in_another_process("-c", COMPILE_FORMS))
+
+
+@pytest.mark.slow
+def test_loops_of_all_forms_match_the_counted_tiles(kernels_of_forms):
+    for kernel in kernels_of_forms:
+        tiling = tiles.tiling(kernel.form, True, 65536, kernel.block_m, kernel.block_n)
+        passes = tiles.passes(kernel.name, tiling)
+        loops = kernel.code.outer_loops
+        assert [len(loops)] * len(passes) == [len(block) for block in passes], kernel
+        counts = [sum(of_loop) for of_loop in zip(*passes, strict=True)]
+        most = loops[counts.index(max(counts))]
+        assert times.whole_loop(kernel) == iteration(kernel.code, most, kernel.form)
+
+
+@pytest.mark.slow
+def test_only_a_normalized_bias_has_loops_in_loops(kernels_of_forms):
+    for kernel in kernels_of_forms:
+        code, is_normalized = kernel.code, kernel.form == "normalized"
+        paths = [iteration(code, loop, kernel.form) for loop in code.outer_loops]
+        bodies = [code.body(loop) for loop in code.outer_loops]
+        assert (len(code.loops) > len(code.outer_loops)) == is_normalized
+        assert is_normalized or paths == bodies
+        # Products and exponentials do not depend on segments.
+        for names in ("MUFU", "HMMA", "HGMMA"):
+            counts = [[sum(x.name == names for x in y) for y in z] for z in (paths, bodies)]
+            assert counts[0] == counts[1], kernel
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("n", "forms"),
+    [
+        (300, ("none", "linear", "dense", "normalized", "relative_last")),
+        # A table has no factors for a partial block of queries, which the estimate ignores.
+        (384, ("distance",)),
+        (1300, ("relative",)),
+    ],
+)
+def test_counted_tiles_are_those_of_the_kernels(n, forms):
+    printed = in_another_process("-m", "tests.bench.counted_tiles", str(n), *forms)
+    counted = json.loads(printed)
+    assert {form for form, *_ in counted} == set(forms)
+    for form, causal, kernel, block_m, block_n, found in counted:
+        expected = tiles.passes(kernel, tiles.tiling(form, causal, n, block_m, block_n))
+        # Programs of blocks of queries start with the last block.
+        if kernel in (tiles.FORWARD, tiles.DQ):
+            found.reverse()
+        assert expected == found, (form, causal, kernel)
 
 
 @pytest.mark.slow
@@ -96,14 +166,32 @@ def test_reads_of_loaded_values_wait_for_their_scoreboard(kernels):
 
 
 @pytest.mark.slow
-def test_no_estimate_is_faster_than_the_peak_rate(kernels):
+def test_no_estimate_is_faster_than_the_peak_rate(kernels, kernels_of_forms):
     problem = times.Problem(4, 32, 4096, 64)
-    for gpu, kernel in kernels:
+    # The gradient of the tables of a band includes few of the pairs.
+    others = [(H100, x) for x in kernels_of_forms if x.form != "normalized"]
+    others = [(gpu, x) for gpu, x in others if (x.form, x.name) != ("relative", tiles.RELATIVE)]
+    for gpu, kernel in (*kernels, *others):
         found = times.estimate(kernel, gpu, problem)
         # Causal kernels compute half of the pairs, plus parts of tiles on the diagonal.
         flops = problem.flops * times.PRODUCTS[kernel.name] / 2
         assert flops / found.milliseconds * 1e-9 < gpu.peak
-        assert not found.bound_by_memory
+        assert kernel.form == "dense" or not found.bound_by_memory
+
+
+@pytest.mark.slow
+def test_a_dense_bias_and_its_gradient_are_read_and_written_once(kernels_of_forms):
+    problem = times.Problem(1, 16, 4096, 64)
+    dense = {one.name: one for one in kernels_of_forms if one.form == "dense"}
+    slow, pairs = replace(H100, hbm=1e-3), 16 * 4096**2
+    rows = 2 * 16 * 4096 * 64
+    for name, tensors, of_pairs in ((tiles.FORWARD, 4, 1), (tiles.DQ, 5, 2), (tiles.DKV, 6, 1)):
+        found = times.estimate(dense[name], slow, problem)
+        expected = tensors * rows + of_pairs * 4 * pairs / 2
+        assert found.bound_by_memory
+        assert found.milliseconds == pytest.approx(expected / 1e-3 * 1e-6)
+    assert times.clearing("dense", slow, problem) == pytest.approx(4 * pairs / 1e-3 * 1e-6)
+    assert times.clearing("relative", slow, problem) == 0
 
 
 @pytest.mark.slow

@@ -9,8 +9,9 @@ import pytest
 
 pytest.importorskip("triton", reason="needs Triton")
 
-from bench.estimates import banks, pipes, tiles
+from bench.estimates import banks, decoding, pipes, tiles, times
 from bench.estimates.gpu import A100, GPUS, H100
+from bench.estimates.iteration import iteration
 from bench.estimates.simulate import BARRIER_CYCLES, cycles_of_a_pass, prepare, simulate
 from bench.machine_code import sass
 from bench.machine_code.sass import NO_SCOREBOARD, Instruction
@@ -50,6 +51,60 @@ def test_control_fields_and_loops_are_read_from_a_listing(seed):
         assert (one.stall, one.sets, one.sets_read, one.waits) == (
             *(read.stall, read.sets, read.sets_read, read.waits),
         )
+
+
+def code_with(length: int, branches: dict[int, int], **opcodes: int) -> sass.Code:
+    """Code whose instructions have their position as operand. opcodes: positions of some names."""
+    made = [instruction("FFMA", str(at)) for at in range(length)]
+    for name, at in opcodes.items():
+        made[at] = instruction(name, str(at))
+    for at in branches:
+        made[at] = instruction("BRA", str(at))
+    loops = sorted(
+        (sass.Loop(to, at + 1) for at, to in branches.items() if to < at),
+        key=lambda loop: (loop.begin, -loop.end),
+    )
+    return sass.Code(tuple(made), tuple(loops), tuple(branches.items()))
+
+
+def test_outer_loops_lie_in_no_other_and_before_the_end():
+    # A detour behind the exit branches back into the second loop.
+    code = code_with(30, {9: 2, 6: 4, 18: 12, 28: 14}, EXIT=20)
+    assert code.outer_loops == (sass.Loop(2, 10), sass.Loop(12, 19))
+    assert code.end == 21
+
+
+def positions(code: sass.Code, form: str) -> list[int]:
+    (loop,) = code.outer_loops
+    return [int(one.operands) for one in iteration(code, loop, form)]
+
+
+def test_an_iteration_evaluates_one_more_segment():
+    # A loop over segments that is not unrolled, behind a branch that skips it.
+    code = code_with(20, {3: 9, 8: 5, 15: 0}, EXIT=19)
+    assert positions(code, "normalized") == [*range(16)]
+
+
+def test_an_iteration_skips_unrolled_copies():
+    # Branches skip: all other segments, the unrolled loop, two segments, and the last one.
+    code = code_with(30, {2: 16, 4: 9, 8: 5, 10: 13, 13: 16, 25: 0}, EXIT=29)
+    assert positions(code, "normalized") == [*range(5), 9, 10, *range(13, 26)]
+
+
+def test_an_iteration_enters_branches_without_loops():
+    code = code_with(20, {2: 12, 5: 9, 15: 0}, EXIT=19)
+    assert positions(code, "relative") == [*range(16)]
+
+
+def test_sums_of_gradients_have_an_iteration_for_each_segment():
+    code = code_with(20, {8: 5, 15: 0}, FADD=6, EXIT=19)
+    assert positions(code, "normalized") == [*range(9), *range(5, 9), *range(9, 16)]
+
+
+def test_keys_have_an_iteration_for_each_number_of_their_vectors():
+    code = code_with(20, {8: 5, 15: 0}, EXIT=19)
+    expected = [*range(5), *[*range(5, 9)] * 64, *range(9, 16)]
+    assert positions(code, "relative_last") == expected
 
 
 # Units
@@ -264,3 +319,46 @@ def test_tables_are_factored_where_all_distances_are_far(kernel, seed):
     are_far = of_tiles.min(axis=(1, 3)) >= tiles.FAR
     expected = are_far.sum(0) if kernel == tiles.DKV else are_far.sum(1)[::-1]
     assert [block[at] for block in tiles.passes(kernel, tiling)] == expected.tolist()
+
+
+@pytest.mark.parametrize("kernel", [tiles.FORWARD, tiles.DQ, tiles.DKV])
+@pytest.mark.parametrize("form", ["dense", "normalized", "relative", "relative_last"])
+def test_tiles_of_equal_size_cover_all_visible_pairs_once(form, kernel, seed):
+    for _ in range(20):
+        block_m, block_n = random.choice((16, 32, 64)), random.choice((16, 32, 64))
+        n, causal = random.randrange(1, 3000), random.random() < 0.5
+        tiling = tiles.tiling(form, causal, n, block_m, block_n)
+        found = [sum(block) for block in tiles.passes(kernel, tiling)]
+        visible = full_and_partial_tiles(kernel, n, block_m, block_n, causal)
+        assert found == [sum(counts) for counts in visible], (n, tiling)
+
+
+@pytest.mark.parametrize("kernel", [tiles.FORWARD, tiles.DKV])
+def test_a_band_has_no_bias_in_tiles_beyond_it(kernel, seed):
+    n, block_m, block_n = 64 * random.randrange(12, 24), random.choice((32, 64)), 64
+    tiling = tiles.tiling("relative", True, n, block_m, block_n)
+    at = UNMASKED[kernel][0] + (kernel == tiles.DKV)  # tiles in the band come before
+    distances = np.arange(n)[:, None] - np.arange(n)[None, :]
+    of_tiles = distances.reshape(n // block_m, block_m, n // block_n, block_n)
+    are_beyond = of_tiles.min(axis=(1, 3)) >= tiles.BAND
+    expected = are_beyond.sum(0) if kernel == tiles.DKV else are_beyond.sum(1)[::-1]
+    assert [block[at] for block in tiles.passes(kernel, tiling)] == expected.tolist()
+
+
+# Decoding
+
+
+def test_parts_of_a_cache_contain_each_tile_once(seed):
+    for _ in range(50):
+        count, parts = random.randrange(1, 1000), random.randrange(1, 64)
+        found = [of_part for (of_part,) in decoding.passes(count, parts)]
+        assert sum(found) == count
+        assert len(found) == parts
+        assert max(found) == -(-count // parts)
+
+
+def test_keys_of_a_cache_are_shared_by_a_group_of_heads():
+    problem = times.Problem(2, 8, 1000, 64)
+    shared = 2 * 2 * 2 * 2 * 1000 * 64  # two heads of keys and values, in two bytes
+    assert decoding.bytes_read("none", problem) == shared
+    assert decoding.bytes_read("cumulative", problem) == shared + 8 * 2 * 8 * 1000
