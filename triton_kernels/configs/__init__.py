@@ -30,7 +30,12 @@ from .geforce_blackwell import (
     PACKED_ON_GEFORCE_BLACKWELL,
 )
 from .hopper import HOPPER
-from .normalized import NORMALIZED, NORMALIZED_ON_BLACKWELL, NORMALIZED_ON_WARPS
+from .normalized import (
+    NORMALIZED,
+    NORMALIZED_ON_BLACKWELL,
+    NORMALIZED_ON_GEFORCE_BLACKWELL,
+    NORMALIZED_ON_WARPS,
+)
 from .relative import RELATIVE, RELATIVE_FLOAT32, RELATIVE_ON_HOPPER
 from .rules import LARGEST_TILE as LARGEST_TILE
 from .rules import Config, Features, Row
@@ -49,6 +54,7 @@ class Tables(NamedTuple):
 
 OF_FORMS = {"dense": DENSE, "normalized": NORMALIZED}
 OF_FORMS_ON_WARPS = {"dense": DENSE, "normalized": NORMALIZED_ON_WARPS}
+OF_FORMS_ON_GEFORCE_BLACKWELL = {"dense": DENSE, "normalized": NORMALIZED_ON_GEFORCE_BLACKWELL}
 OF_FORMS_ON_BLACKWELL = {"dense": DENSE_ON_BLACKWELL, "normalized": NORMALIZED_ON_BLACKWELL}
 TABLES = {
     Family.AMPERE: Tables(AMPERE, PACKED_ON_AMPERE, FLOAT32, OF_FORMS_ON_WARPS),
@@ -61,7 +67,7 @@ TABLES = {
         GEFORCE_BLACKWELL,
         PACKED_ON_GEFORCE_BLACKWELL,
         FLOAT32_ON_GEFORCE_BLACKWELL,
-        OF_FORMS_ON_WARPS,
+        OF_FORMS_ON_GEFORCE_BLACKWELL,
     ),
 }
 

@@ -22,6 +22,7 @@ GEFORCE_AMPERE = {
         backward_queries=[
             Rule(Config(128, 32, 8, 2), "log1p_square", causal=False),
             Rule(Config(128, 32, 8, 2), "log1p_square", window=True),
+            Rule(Config(128, 32, 8, 2), "distance", window=True),
             Rule(Config(128, 64, 8, 2)),
         ],
         backward_keys=[
@@ -41,6 +42,8 @@ GEFORCE_AMPERE = {
         ],
         backward_queries=[
             Rule(Config(128, 16, 8), "linear", plan=True, dtype=torch.float16),
+            Rule(Config(128, 16, 8), "linear", window=True),
+            Rule(Config(128, 16, 8), "cumulative", gain=False, window=True),
             Rule(Config(128, 32, 8, 2)),
         ],
         backward_keys=[

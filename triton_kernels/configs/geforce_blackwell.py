@@ -15,6 +15,7 @@ GEFORCE_BLACKWELL = GEFORCE_AMPERE | {
         GEFORCE_AMPERE[64],
         forward=[
             Rule(Config(128, 32, 8, 2), "cumulative", gain=True, causal=False),
+            Rule(Config(128, 32, 8, 2), "log1p_square", causal=False),
             Rule(Config(128, 64, 8, 2), "log1p_square"),
             Rule(Config(128, 64, 8, 2), causal=False),
             Rule(Config(128, 64, 8, 2), window=True),
@@ -28,6 +29,7 @@ GEFORCE_BLACKWELL = GEFORCE_AMPERE | {
             Rule(Config(128, 64, 8, 2)),
         ],
         backward_keys=[
+            Rule(Config(32, 128, 8), "log1p_square", window=True),
             Rule(Config(32, 128, 8, 2)),
         ],
     ),
@@ -61,7 +63,16 @@ GEFORCE_BLACKWELL = GEFORCE_AMPERE | {
     ),
 }
 PACKED_ON_GEFORCE_BLACKWELL = PACKED_ON_GEFORCE_AMPERE | {
-    128: replace(PACKED_ON_GEFORCE_AMPERE[128], forward=[Rule(Config(64, 32, 4, 2))])
+    64: replace(
+        PACKED_ON_GEFORCE_AMPERE[64],
+        backward_queries=[
+            Rule(Config(128, 32, 8, 2), "log1p_square", causal=False),
+            Rule(Config(128, 32, 8, 2), "linear", plan=True),
+            Rule(Config(128, 32, 8, 2), "cumulative", gain=True),
+            Rule(Config(128, 64, 8, 2)),
+        ],
+    ),
+    128: replace(PACKED_ON_GEFORCE_AMPERE[128], forward=[Rule(Config(64, 32, 4, 2))]),
 }
 FLOAT32_ON_GEFORCE_BLACKWELL = FLOAT32 | {
     128: replace(

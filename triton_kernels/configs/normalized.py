@@ -37,6 +37,11 @@ NORMALIZED_ON_WARPS = NORMALIZED | {
         backward_table=[Rule(Config(32, 32))],
     ),
 }
+# Packed sequences would spill registers with the configurations above.
+NORMALIZED_ON_GEFORCE_BLACKWELL = NORMALIZED_ON_WARPS | {
+    64: replace(NORMALIZED_ON_WARPS[64], backward_queries=[Rule(Config(128, 16, 8, 2))]),
+    128: replace(NORMALIZED_ON_WARPS[128], backward_table=[Rule(Config(32, 32, 8))]),
+}
 NORMALIZED_ON_BLACKWELL = NORMALIZED | {
     64: replace(
         NORMALIZED[64],

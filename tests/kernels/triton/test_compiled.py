@@ -27,11 +27,13 @@ compiled_sample = pytest.importorskip("tests.kernels.triton.compiled_sample", re
 pytestmark = pytest.mark.slow
 ARCHITECTURES = (80, 86, 89, 90, 100, 120)
 # Instructions of loops that may move registers to memory and back. The one is a scalar that ptxas
-# keeps in memory although registers are free; architectures of which not all kernels have been
-# compiled may have more. Tiles of a relative bias are as large as is estimated to be fastest, so
-# that part of what a thread adds to addresses stays in memory. With both terms, float32 takes up to
-# 376 and, where ptxas leaves 64 registers to the pass for dk and dv (sm_80, heads of 256), 1881.
-SPILLS = {80: 1, 86: 64, 89: 64, 90: 1, 100: 1, 120: 64}
+# keeps in memory although registers are free; on sm_120 it keeps two where a normalized bias
+# chooses tiles of a cache. For sm_86, sm_89 and sm_120, kernels outside the samples have not all
+# been compiled, and may have more. Tiles of a relative bias are as large as is estimated to be
+# fastest, so that part of what a thread adds to addresses stays in memory. With both terms, float32
+# takes up to 376 and, where ptxas leaves 64 registers to the pass for dk and dv (sm_80, heads of
+# 256), 1881.
+SPILLS = {80: 1, 86: 1, 89: 1, 90: 1, 100: 1, 120: 2}
 SPILLS_OF_RELATIVE = {"bfloat16": 200, "float16": 200, "float32": 1900}
 WITH_PRODUCTS = (
     "attn_fwd_kernel",
