@@ -43,7 +43,7 @@ class Kernel:
     stages: int
     registers: int
     shared: int  # bytes
-    spills: int  # instructions in loops that move registers to memory or back
+    stores: int  # instructions in loops that move registers to memory
     conflicts: int  # cycles of an LDSM access relative to one without bank conflicts
     code: Code = field(repr=False)
 
@@ -100,7 +100,7 @@ def build(
         stages=binary.metadata.num_stages,
         registers=facts["registers"],
         shared=facts["shared"],
-        spills=facts["spills"],
+        stores=facts["stores"],
         conflicts=max((layout.conflicts() for layout in found), default=1),
         code=disassemble(binary.asm["cubin"]),
     )

@@ -13,6 +13,9 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from itertools import product
+
+from tqdm import tqdm
 
 from bench import RESULTS
 from bench.estimates import calibration, decoding, report
@@ -55,17 +58,10 @@ def print_estimates(gpu: Gpu, options: argparse.Namespace) -> None:
     given = {"batch": options.batch, "heads": options.heads, "n": options.tokens}
     given = {name: number for name, number in given.items() if number}
     problems = [replace(problem, **given) for problem in shipped]
-    found = [
-        line
-        for problem in problems
-        for form in options.form or report.FORMS
-        for line in report.lines(gpu, form, problem)
-    ]
-    decoded = [
-        decoding.step(gpu, form, problem)
-        for problem in problems
-        for form in options.form or report.FORMS
-    ]
+    found, decoded = [], []
+    for problem, form in tqdm(list(product(problems, options.form or report.FORMS)), gpu.name):
+        found += report.lines(gpu, form, problem)
+        decoded.append(decoding.step(gpu, form, problem))
     if given or options.head_dim or options.form:
         print(f"{gpu.name}: estimates, not measurements\n")
         print(report.table(report.KERNEL_COLUMNS, (line.cells for line in found)))

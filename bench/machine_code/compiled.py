@@ -101,6 +101,7 @@ class Compiled:
     instructions: float  # per pair of query and key, in the loop with the fewest
     most_instructions: float  # in the loop with the most: within a band, at the edge of a mask
     spills: int  # instructions of all loops that move registers to memory or back
+    stores: int  # those that move registers to memory among them
     matrix: int  # matrix instructions in all loops
     warpgroup: int  # those of Hopper's warp groups among them
     blocks: list[tuple[int, int]]  # rows and columns of the accumulators of Blackwell
@@ -258,6 +259,7 @@ def facts(binary) -> dict:
         "instructions": min(a_pair, default=0.0),
         "most_instructions": max(a_pair, default=0.0),
         "spills": sum(count(loop, "LDL|STL") for loop in loops),
+        "stores": sum(count(loop, "STL") for loop in loops),
         "matrix": sum(count(loop, r"\w*MMA") for loop in loops),
         "warpgroup": sum(count(loop, "HGMMA") for loop in loops),
         "blocks": [(int(rows), int(columns)) for rows, columns in set(blocks)],

@@ -3,7 +3,7 @@
     python -m bench.machine_code.configurations 90 [64 128 256]
 
 For each head_dim and kernel, and for the problems that share a configuration now, it prints the
-best configuration with which none of them spills registers. Kernels are compiled, not run: the
+best configuration with which no loop moves registers to memory. Kernels are compiled, not run: the
 search compares the estimated cycles per pair of query and key on a multiprocessor, in the loop over
 whole tiles (bench/estimates). bench/results/estimates-sm_90.md states the error of the estimates.
 """
@@ -80,8 +80,8 @@ def search(
 ) -> tuple[float, Config | None]:
     """The configuration whose worst problem takes the fewest cycles.
 
-    A tile that spills with one stage also spills with more. The search ends after five consecutive
-    tiles without an improvement, as the following ones are smaller.
+    A tile that spills with one stage is taken to spill with more. The search ends after five
+    consecutive tiles without an improvement, as the following ones are smaller.
     """
     best, no_better = (math.inf, None), 0
     for tile in tiles(kernel, width):
@@ -120,12 +120,13 @@ def worst(
 
 
 def cycles(arch: int, kernel: str, width: int, config: Config, problem: Problem) -> float:
-    """The cycles per pair, infinite if registers spill or shared memory does not suffice."""
+    """The cycles per pair, infinite if a loop moves registers to memory or shared memory does not
+    suffice."""
     form, dtype, trained = problem
     choice = {"trained": trained, "dtype": dtype, "config": config}
     built = kernels.build(arch, KERNELS[kernel], form, width, **choice)
     blocks = built.blocks_at_once(GPUS[arch])
-    if built.spills or not blocks:
+    if built.stores or not blocks:
         return math.inf
     simulated, _ = times.whole_tiles(built, GPUS[arch])
     return simulated / (blocks * built.block_m * built.block_n)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import pickle
@@ -17,7 +18,7 @@ pytest.importorskip("triton", reason="needs Triton")
 import triton
 
 from bench import RESULTS, ROOT
-from bench.estimates import calibration, published, tiles, times
+from bench.estimates import calibration, published, report, tiles, times
 from bench.estimates.gpu import A100, GPUS, H100
 from bench.estimates.iteration import iteration
 
@@ -281,15 +282,48 @@ def test_estimates_are_of_the_given_problem():
         assert times[0] / times[1] == pytest.approx(16, rel=0.2)
 
 
+# Each bias, and one that computes the same and more.
+SIMPLER = (
+    ("none", "linear"),
+    ("none", "dense"),
+    ("none", "relative"),
+    ("linear", "cumulative"),
+    ("linear", "distance"),
+    ("cumulative", "cumulative-gain"),
+    ("cumulative", "log1p_square-gain"),
+    ("distance", "normalized"),
+    ("relative", "relative_last"),
+)
+
+
+@pytest.mark.parametrize("arch", GPUS)
+def test_no_bias_is_slower_than_one_that_computes_more(arch):
+    """By more than the error of the estimates; otherwise another configuration was better."""
+    document = (RESULTS / f"estimates-sm_{arch}.md").read_text()
+    rows = [line.strip("|").split("|") for line in document.splitlines()]
+    kernels = [
+        [cell.strip() for cell in row] for row in rows if len(row) == len(report.KERNEL_COLUMNS)
+    ]
+    times = {(form, width, name): ms for form, width, name, *_, ms in kernels[1:]}
+    names = report.NAMES[tiles.FORWARD], report.NAMES[tiles.DQ], report.NAMES[tiles.DKV]
+    for (simple, other), width, name in itertools.product(SIMPLER, ("64", "128"), names):
+        less, more = (float(times[report.FORMS[form], width, name]) for form in (simple, other))
+        assert less <= (1 + _stated_error(document)) * more, (simple, other, width, name)
+
+
 def test_estimates_are_labelled_with_their_error():
     for arch in GPUS:
         document = (RESULTS / f"estimates-sm_{arch}.md").read_text()
         assert "**Estimates, not measurements: none of these kernels has been timed.**" in document
         assert math.isclose(
-            float(re.search(r"error of each is\n±(\d+)%", document)[1]) / 100,
+            _stated_error(document),
             _error_of(document),
             abs_tol=0.006,
         )
+
+
+def _stated_error(document: str) -> float:
+    return int(re.search(r"error of each is\n±(\d+)%", document)[1]) / 100
 
 
 def _error_of(document: str) -> float:

@@ -47,10 +47,9 @@ GEFORCE_AMPERE = {
             Rule(Config(128, 32, 8, 2)),
         ],
         backward_keys=[
-            Rule(Config(16, 64, 8), "log1p_square"),
-            Rule(Config(16, 64, 8), plan=True),
-            Rule(Config(16, 64, 8), bias_gradient=True),
-            Rule(Config(32, 64, 8, 2)),
+            Rule(Config(16, 128, 8), "linear"),
+            Rule(Config(16, 128, 8), "cumulative"),
+            Rule(Config(16, 128, 8, 2)),
         ],
         backward_table=[
             Rule(Config(32, 32)),
@@ -72,14 +71,16 @@ AMPERE = GEFORCE_AMPERE | {
         GEFORCE_AMPERE[64],
         forward=[
             Rule(Config(128, 64, 4, 2), "none", **_PLAIN),
-            Rule(Config(128, 64, 4, 2), "linear", **_PLAIN),
             Rule(Config(128, 64, 4, 2), "distance", **_PLAIN),
-            Rule(Config(128, 64, 4, 2), "log1p_square", **_PLAIN),
+            Rule(Config(128, 64, 4, 3), "linear", **_PLAIN),
+            Rule(Config(128, 64, 4, 3), "log1p_square", **_PLAIN),
+            Rule(Config(128, 64, 8, 3), "cumulative", **_PLAIN),
             *GEFORCE_AMPERE[64].forward,
         ],
         backward_queries=[
             Rule(Config(128, 32, 8, 2), "log1p_square", causal=False),
             Rule(Config(128, 32, 8, 2), "log1p_square", window=True),
+            Rule(Config(64, 32, 4, 3), "linear", **_PLAIN),
             Rule(Config(128, 64, 8, 3)),
         ],
         backward_keys=[
@@ -106,17 +107,19 @@ AMPERE = GEFORCE_AMPERE | {
             Rule(Config(128, 64, 8, 3)),
         ],
         backward_queries=[
+            Rule(Config(128, 32, 8, 3), "none", **_PLAIN),
+            Rule(Config(64, 64, 4, 2), "distance", **_PLAIN),
+            Rule(Config(64, 32, 4, 3), "linear", **_PLAIN),
+            Rule(Config(64, 32, 4, 3), "cumulative", **_PLAIN),
             Rule(Config(128, 32, 8, 2)),
         ],
         backward_keys=[
-            Rule(Config(16, 64, 8), "log1p_square", window=True),
-            Rule(Config(16, 64, 4), "log1p_square"),
-            Rule(Config(16, 64, 8), plan=True),
-            Rule(Config(32, 64, 8, 2), "cumulative", causal=False, bias_gradient=False),
-            Rule(Config(16, 64, 8), "cumulative", causal=False),
-            Rule(Config(32, 64, 4), "cumulative", gain=True),
-            Rule(Config(16, 64, 4, 2), "cumulative"),
-            Rule(Config(32, 64, 4, 2)),
+            Rule(Config(32, 64, 4, 3), "none", causal=False),
+            Rule(Config(32, 128, 8, 4), "none"),
+            Rule(Config(16, 128, 8, 3), "log1p_square"),
+            Rule(Config(16, 128, 8), "cumulative", gain=False, causal=False),
+            Rule(Config(16, 64, 4, 3), "cumulative", gain=False, dtype=torch.float16),
+            Rule(Config(32, 128, 8, 3)),
         ],
         backward_table=[
             Rule(Config(32, 32), plan=True),
@@ -137,6 +140,7 @@ PACKED_ON_GEFORCE_AMPERE = PACKED | {
         backward_queries=[
             Rule(Config(128, 16, 8)),
         ],
+        backward_keys=GEFORCE_AMPERE[128].backward_keys,
         backward_table=[
             Rule(Config(32, 32)),
         ],
@@ -148,12 +152,6 @@ PACKED_ON_AMPERE = PACKED_ON_GEFORCE_AMPERE | {
         forward=[
             Rule(Config(128, 64, 8, 3)),
         ],
-        backward_keys=[
-            Rule(Config(16, 64, 4), "log1p_square"),
-            Rule(Config(16, 64, 8), plan=True),
-            Rule(Config(16, 64, 8), "cumulative", gain=True),
-            Rule(Config(16, 64, 4, 2), "cumulative"),
-            Rule(Config(32, 64, 4, 2)),
-        ],
+        backward_keys=AMPERE[128].backward_keys,
     ),
 }

@@ -52,14 +52,6 @@ GEFORCE_BLACKWELL = GEFORCE_AMPERE | {
             Rule(Config(128, 16, 8), "cumulative", dtype=torch.float16),
             Rule(Config(128, 32, 8, 2, ahead=True)),
         ],
-        backward_keys=[
-            Rule(Config(16, 64, 8), "cumulative", gain=True, bias_gradient=True),
-            Rule(Config(16, 64, 8, ahead=True), "cumulative", bias_gradient=True),
-            Rule(Config(16, 64, 8), "log1p_square"),
-            Rule(Config(16, 64, 8), plan=True),
-            Rule(Config(16, 64, 8), bias_gradient=True),
-            Rule(Config(32, 64, 8, 2)),
-        ],
     ),
 }
 PACKED_ON_GEFORCE_BLACKWELL = PACKED_ON_GEFORCE_AMPERE | {
