@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from bench.machine_code.compiled import VECTORS
 from bench.machine_code.sass import Code, Instruction, Loop
 
-# The segments that a tile is assumed to have values in. With 32 knots spread over the range of a
-# FIRE bias, the average is 1.2 to 1.6 in 16384 tokens and 2 to 3.4 in 4096.
+# The segments that a tile is assumed to have values in. With 32 knots drawn uniformly from the
+# range of a FIRE bias, the average is 1.2 to 1.6 in 16384 tokens and 2 to 3.4 in 4096.
 SEGMENTS = 2
 
 

@@ -30,11 +30,12 @@ ARCHITECTURES = (80, 86, 89, 90, 100, 120)
 # keeps in memory although registers are free; on sm_120 it keeps two where a normalized bias
 # chooses tiles of a cache. For sm_86, sm_89 and sm_120, kernels outside the samples have not all
 # been compiled, and may have more. Some passes for dk and dv read constants of their loops again:
-# their tiles are twice as large as those that need not, and estimated to be 1.2 to 4 times as fast.
-# The same holds for relative biases. With both terms, these take up to 376 in float32 and, where
-# ptxas leaves 64 registers to the pass for dk and dv (sm_80, heads of 256), 1881.
+# their tiles are at least twice as large as those that need not, and estimated to be 1.2 to 5 times
+# as fast. Loops of relative biases also store registers, for the same reason. With both terms,
+# these take up to 376 in float32 and, where ptxas leaves 64 registers to the pass for dk and dv
+# (sm_80, heads of 256), 1881.
 SPILLS = {80: 1, 86: 1, 89: 1, 90: 1, 100: 1, 120: 2}
-SPILLS_OF_LARGE_TILES = 32  # on processors without matrix units of warp groups
+SPILLS_OF_LARGE_TILES = 32  # for dk and dv of heads of 128, with mma.sync
 SPILLS_OF_RELATIVE = {"bfloat16": 200, "float16": 200, "float32": 1900}
 WITH_PRODUCTS = (
     "attn_fwd_kernel",
