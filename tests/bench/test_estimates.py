@@ -1,26 +1,21 @@
-"""Speed estimates of compiled kernels, and the committed tables of estimates."""
+"""Speed estimates of compiled kernels."""
 
 from __future__ import annotations
 
-import itertools
 import json
-import math
 import pickle
 import re
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 
 pytest.importorskip("triton", reason="needs Triton")
 
-import triton
 
-from bench import RESULTS, ROOT
-from bench.estimates import calibration, published, report, tiles, times
+from bench.estimates import calibration, published, tiles, times
 from bench.estimates.gpu import A100, GPUS, H100
 from bench.estimates.iteration import iteration
+from tests.bench.processes import in_another_process
 
 # Compiles in another process, which replaces Triton's driver.
 COMPILE = """
@@ -30,16 +25,6 @@ names = tiles.FORWARD, tiles.DQ, tiles.DKV
 built = [kernels.build(arch, name, "none", 64) for arch in (80, 90) for name in names]
 sys.stdout.buffer.write(pickle.dumps(built))
 """
-
-
-def in_another_process(*command: str) -> bytes:
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=ROOT,
-        capture_output=True,
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -253,81 +238,3 @@ def test_most_rows_of_each_gpu_are_predicted():
     for arch in GPUS:
         fitted = [row.is_fitted for row in published.ROWS if row.arch == arch]
         assert 0 < sum(fitted) < len(fitted) / 2
-
-
-def estimates_of_alibi(*options: str) -> list[str]:
-    """The rows of three kernels, which are compiled and simulated in a few seconds."""
-    command = "-m", "bench.estimates.run", "--arch", "90", "--head-dim", "64", "--form", "linear"
-    printed = in_another_process(*command, *options).decode()
-    rows = [line for line in printed.split("\n\n")[1].splitlines() if "ALiBi" in line]
-    assert len(rows) == 3
-    return rows
-
-
-@pytest.mark.slow
-def test_committed_estimates_are_current():
-    document = (RESULTS / "estimates-sm_90.md").read_text()
-    if f"Triton {triton.__version__} " not in document:
-        pytest.skip("the estimates are of another version of Triton")
-    renew = "run `python -m bench.estimates.run` to renew it"
-    assert [row for row in estimates_of_alibi() if row not in document.splitlines()] == [], renew
-
-
-@pytest.mark.slow
-def test_estimates_are_of_the_given_problem():
-    committed = estimates_of_alibi()
-    assert estimates_of_alibi("--batch", "2", "--heads", "16") == committed
-    for row, shorter in zip(committed, estimates_of_alibi("--tokens", "4096"), strict=True):
-        times = [float(one.split("|")[-2]) for one in (row, shorter)]
-        assert times[0] / times[1] == pytest.approx(16, rel=0.2)
-
-
-# Each bias, and one that computes the same and more.
-SIMPLER = (
-    ("none", "linear"),
-    ("none", "dense"),
-    ("none", "relative"),
-    ("linear", "cumulative"),
-    ("linear", "distance"),
-    ("cumulative", "cumulative-gain"),
-    ("cumulative", "log1p_square-gain"),
-    ("distance", "normalized"),
-    ("relative", "relative_last"),
-)
-
-
-@pytest.mark.parametrize("arch", GPUS)
-def test_no_bias_is_slower_than_one_that_computes_more(arch):
-    """By more than the error of the estimates; otherwise another configuration was better."""
-    document = (RESULTS / f"estimates-sm_{arch}.md").read_text()
-    rows = [line.strip("|").split("|") for line in document.splitlines()]
-    kernels = [
-        [cell.strip() for cell in row] for row in rows if len(row) == len(report.KERNEL_COLUMNS)
-    ]
-    times = {(form, width, name): ms for form, width, name, *_, ms in kernels[1:]}
-    names = report.NAMES[tiles.FORWARD], report.NAMES[tiles.DQ], report.NAMES[tiles.DKV]
-    for (simple, other), width, name in itertools.product(SIMPLER, ("64", "128"), names):
-        less, more = (float(times[report.FORMS[form], width, name]) for form in (simple, other))
-        assert less <= (1 + _stated_error(document)) * more, (simple, other, width, name)
-
-
-def test_estimates_are_labelled_with_their_error():
-    for arch in GPUS:
-        document = (RESULTS / f"estimates-sm_{arch}.md").read_text()
-        assert "**Estimates, not measurements: none of these kernels has been timed.**" in document
-        assert math.isclose(
-            _stated_error(document),
-            _error_of(document),
-            abs_tol=0.006,
-        )
-
-
-def _stated_error(document: str) -> float:
-    return int(re.search(r"error of each is\n±(\d+)%", document)[1]) / 100
-
-
-def _error_of(document: str) -> float:
-    """The error of the calibration table, in which errors are rounded to percents."""
-    rows = (line for line in document.splitlines() if line.endswith("| predicted |"))
-    errors = sorted(abs(int(re.search(r"([+-]\d+)%", row)[1])) for row in rows)
-    return errors[math.ceil(0.9 * len(errors)) - 1] / 100
