@@ -34,5 +34,5 @@ RELATIVE_ON_HOPPER = RELATIVE | {
 # Both terms spill registers at any size of block with the widest heads.
 RELATIVE_FLOAT32 = {
     96: _row(Config(16, 32, 8), Config(32, 32, 8), Config(16, 16), Config(16, 16)),
-    512: _row(_SMALLEST, _SMALLEST, _SMALLEST, _SMALLEST),
+    512: _row(_SMALLEST, _SMALLEST, Config(16, 16, 8, registers=255), _SMALLEST),
 }

@@ -18,7 +18,8 @@ LARGEST_TILE = 128
 class Config:
     """Block sizes of queries and keys, and launch parameters.
 
-    ahead: whether the product of a bias's factors is computed one tile ahead.
+    ahead: whether the product of a bias's factors is computed one tile ahead. registers: a limit
+    per thread, given where ptxas would choose a far lower one and keep the rest in memory.
     """
 
     block_m: int
@@ -26,6 +27,7 @@ class Config:
     num_warps: int = 4
     num_stages: int = 1
     ahead: bool = False
+    registers: int | None = None
 
     def __post_init__(self):
         if max(self.block_m, self.block_n) > LARGEST_TILE:

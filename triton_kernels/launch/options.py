@@ -34,5 +34,9 @@ def on_its_device(call):
 def start(kernel, grid: tuple[int, ...], config: Config, options: dict[str, bool] = OPTIONS):
     """Returns a function of the kernel's arguments that launches it on a grid."""
     return partial(
-        kernel[grid], num_warps=config.num_warps, num_stages=config.num_stages, **options
+        kernel[grid],
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        maxnreg=config.registers,
+        **options,
     )
