@@ -6,32 +6,30 @@ bounds the time, so that small blocks serve all problems.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from .rules import Config, Row, Rule
 
-DENSE = {
-    64: Row(
-        forward=[Rule(Config(128, 64, 8, 2))],
-        backward_queries=[Rule(Config(64, 32, 8, 2))],
-        backward_keys=[Rule(Config(32, 64, 8, 2))],
-    ),
-    128: Row(
-        forward=[Rule(Config(64, 64, 8, 2))],
-        backward_queries=[Rule(Config(64, 32, 8, 2))],
-        backward_keys=[Rule(Config(32, 64, 8, 2))],
-    ),
-    256: Row(
-        forward=[Rule(Config(64, 16, 8))],
-        backward_queries=[Rule(Config(32, 32, 8))],
-        backward_keys=[Rule(Config(16, 32, 8))],
-    ),
+
+def _row(forward: Config, queries: Config, keys: Config) -> Row:
+    return Row([Rule(forward)], [Rule(queries)], [Rule(keys)])
+
+
+_OF_256 = _row(Config(64, 16, 8), Config(32, 32, 8), Config(16, 32, 8))
+DENSE_ON_HOPPER = {
+    64: _row(Config(64, 64, 4, 2), Config(64, 32, 4, 2), Config(32, 64, 4, 3)),
+    128: _row(Config(64, 64, 4, 2), Config(64, 32, 4, 2), Config(32, 64)),
+    256: _OF_256,
 }
-DENSE_ON_BLACKWELL = DENSE | {
-    64: replace(
-        DENSE[64],
-        forward=[Rule(Config(64, 32, 4, 2))],
-        backward_queries=[Rule(Config(64, 32))],
-    ),
-    128: replace(DENSE[128], backward_keys=[Rule(Config(16, 64))]),
+DENSE = {
+    64: _row(Config(64, 64, 4, 2), Config(64, 32, 4, 2), Config(32, 64, 4, 2)),
+    128: _row(Config(64, 32, 4, 2), Config(64, 32, 4, 2), Config(32, 64, 4, 2)),
+    256: _OF_256,
+}
+DENSE_ON_GEFORCE = DENSE | {
+    64: _row(Config(64, 32, 4, 2), Config(64, 32, 4, 2), Config(32, 64, 4, 2)),
+    128: _row(Config(64, 32, 4, 2), Config(32, 32, 4, 2), Config(32, 64, 4, 2)),
+}
+DENSE_ON_BLACKWELL = {
+    64: _row(Config(64, 32, 4, 2), Config(64, 32), Config(32, 64, 8, 2)),
+    128: _row(Config(64, 64, 8, 2), Config(64, 32, 8, 2), Config(16, 64)),
+    256: _OF_256,
 }

@@ -1,51 +1,35 @@
-"""Configurations for a normalized bias, whose evaluation takes registers for each pair."""
+"""Configurations for a normalized bias, whose evaluation takes registers for each pair.
+
+Its loops over segments keep compilers from loading tiles ahead, so that stages make no difference.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from .rules import Config, Row, Rule
 
-NORMALIZED = {
-    64: Row(
-        forward=[Rule(Config(128, 64, 8, 2))],
-        backward_queries=[Rule(Config(64, 32, 8, 2))],
-        backward_keys=[Rule(Config(32, 64, 8, 2))],
-        backward_table=[Rule(Config(64, 64, 8, 2))],
-    ),
-    128: Row(
-        forward=[Rule(Config(64, 64, 8, 2))],
-        backward_queries=[Rule(Config(128, 32, 8, 2))],
-        backward_keys=[Rule(Config(16, 64, 4, 2))],
-        backward_table=[Rule(Config(64, 64, 8))],
-    ),
-    256: Row(
-        forward=[Rule(Config(64, 16, 8))],
-        backward_queries=[Rule(Config(32, 32, 8))],
-        backward_keys=[Rule(Config(16, 32, 8))],
-        backward_table=[Rule(Config(16, 16))],
-    ),
+
+def _row(forward: Config, queries: Config, keys: Config, table: Config) -> Row:
+    return Row(*([Rule(config)] for config in (forward, queries, keys, table)))
+
+
+_OF_256 = _row(Config(64, 16, 8), Config(32, 32, 8), Config(16, 32, 8), Config(16, 16))
+NORMALIZED_ON_HOPPER = {
+    64: _row(Config(128, 32), Config(64, 64), Config(64, 64), Config(64, 64)),
+    128: _row(Config(64, 64), Config(64, 32), Config(32, 64), Config(64, 64, 8)),
+    256: _OF_256,
 }
-# Without matrix units of warp groups, whose blocks have 64 rows.
-NORMALIZED_ON_WARPS = NORMALIZED | {
-    64: replace(NORMALIZED[64], backward_table=[Rule(Config(32, 32))]),
-    128: replace(
-        NORMALIZED[128],
-        forward=[Rule(Config(64, 32, 8, 2))],
-        backward_queries=[Rule(Config(64, 32, 8, 2))],
-        backward_keys=[Rule(Config(16, 64, 8))],
-        backward_table=[Rule(Config(32, 32))],
-    ),
+NORMALIZED_ON_AMPERE = {
+    64: _row(Config(64, 64), Config(64, 32), Config(32, 64), Config(64, 64)),
+    128: _row(Config(64, 64), Config(32, 64), Config(32, 64), Config(32, 32)),
+    256: _OF_256,
 }
-# Packed sequences would spill registers with the configurations above.
-NORMALIZED_ON_GEFORCE_BLACKWELL = NORMALIZED_ON_WARPS | {
-    64: replace(NORMALIZED_ON_WARPS[64], backward_queries=[Rule(Config(128, 16, 8, 2))]),
-    128: replace(NORMALIZED_ON_WARPS[128], backward_table=[Rule(Config(32, 32, 8))]),
+NORMALIZED_ON_GEFORCE = {
+    64: _row(Config(64, 64), Config(32, 32), Config(32, 64), Config(32, 32)),
+    128: _row(Config(64, 32), Config(32, 32), Config(16, 64), Config(32, 32)),
+    256: _OF_256,
 }
-NORMALIZED_ON_BLACKWELL = NORMALIZED | {
-    64: replace(
-        NORMALIZED[64],
-        forward=[Rule(Config(64, 32, 4, 2))],
-        backward_queries=[Rule(Config(64, 32))],
-    ),
+NORMALIZED_ON_BLACKWELL = {
+    64: _row(Config(64, 32), Config(64, 32), Config(32, 64, 8), Config(64, 64, 8)),
+    128: _row(Config(64, 64, 8), Config(128, 32, 8), Config(16, 64), Config(64, 64, 8)),
+    256: _OF_256,
 }
