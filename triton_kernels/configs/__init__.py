@@ -23,7 +23,7 @@ from .ampere import (
 )
 from .blackwell import BLACKWELL, PACKED_ON_BLACKWELL
 from .common import FLOAT32, PACKED
-from .dense import DENSE, DENSE_ON_BLACKWELL, DENSE_ON_GEFORCE, DENSE_ON_HOPPER
+from .dense import DENSE_ON_AMPERE, DENSE_ON_BLACKWELL, DENSE_ON_GEFORCE, DENSE_ON_HOPPER
 from .geforce_blackwell import (
     FLOAT32_ON_GEFORCE_BLACKWELL,
     GEFORCE_BLACKWELL,
@@ -52,7 +52,7 @@ class Tables(NamedTuple):
     half_relative: Mapping[int, Row] = RELATIVE
 
 
-OF_FORMS_ON_AMPERE = {"dense": DENSE, "normalized": NORMALIZED_ON_AMPERE}
+OF_FORMS_ON_AMPERE = {"dense": DENSE_ON_AMPERE, "normalized": NORMALIZED_ON_AMPERE}
 OF_FORMS_ON_HOPPER = {"dense": DENSE_ON_HOPPER, "normalized": NORMALIZED_ON_HOPPER}
 OF_FORMS_ON_GEFORCE = {"dense": DENSE_ON_GEFORCE, "normalized": NORMALIZED_ON_GEFORCE}
 OF_FORMS_ON_BLACKWELL = {"dense": DENSE_ON_BLACKWELL, "normalized": NORMALIZED_ON_BLACKWELL}

@@ -23,6 +23,7 @@ NORMALIZED_ON_AMPERE = {
     128: _row(Config(64, 64), Config(32, 64), Config(32, 64), Config(32, 32)),
     256: _OF_256,
 }
+# Larger blocks would spill registers where masks or packed sequences take some.
 NORMALIZED_ON_GEFORCE = {
     64: _row(Config(64, 64), Config(32, 32), Config(32, 64), Config(32, 32)),
     128: _row(Config(64, 32), Config(32, 32), Config(16, 64), Config(32, 32)),
