@@ -5,32 +5,27 @@ Its loops over segments keep compilers from loading tiles ahead, so that stages 
 
 from __future__ import annotations
 
-from .rules import Config, Row, Rule
+from .rules import Config, row_of
 
-
-def _row(forward: Config, queries: Config, keys: Config, table: Config) -> Row:
-    return Row(*([Rule(config)] for config in (forward, queries, keys, table)))
-
-
-_OF_256 = _row(Config(64, 16, 8), Config(32, 32, 8), Config(16, 32, 8), Config(16, 16))
+_OF_256 = row_of(Config(64, 16, 8), Config(32, 32, 8), Config(16, 32, 8), Config(16, 16))
 NORMALIZED_ON_HOPPER = {
-    64: _row(Config(128, 32), Config(64, 64), Config(64, 64), Config(64, 64)),
-    128: _row(Config(64, 64), Config(64, 32), Config(32, 64), Config(64, 64, 8)),
+    64: row_of(Config(128, 32), Config(64, 64), Config(64, 64), Config(64, 64)),
+    128: row_of(Config(64, 64), Config(64, 32), Config(32, 64), Config(64, 64, 8)),
     256: _OF_256,
 }
 NORMALIZED_ON_AMPERE = {
-    64: _row(Config(64, 64), Config(64, 32), Config(32, 64), Config(64, 64)),
-    128: _row(Config(64, 64), Config(32, 64), Config(32, 64), Config(32, 32)),
+    64: row_of(Config(64, 64), Config(64, 32), Config(32, 64), Config(64, 64)),
+    128: row_of(Config(64, 64), Config(32, 64), Config(32, 64), Config(32, 32)),
     256: _OF_256,
 }
 # Larger blocks would spill registers where masks or packed sequences take some.
 NORMALIZED_ON_GEFORCE = {
-    64: _row(Config(64, 64), Config(32, 32), Config(32, 64), Config(32, 32)),
-    128: _row(Config(64, 32), Config(32, 32), Config(16, 64), Config(32, 32)),
+    64: row_of(Config(64, 64), Config(32, 32), Config(32, 64), Config(32, 32)),
+    128: row_of(Config(64, 32), Config(32, 32), Config(16, 64), Config(32, 32)),
     256: _OF_256,
 }
 NORMALIZED_ON_BLACKWELL = {
-    64: _row(Config(64, 32), Config(64, 32), Config(32, 64, 8), Config(64, 64, 8)),
-    128: _row(Config(64, 64, 8), Config(128, 32, 8), Config(16, 64), Config(64, 64, 8)),
+    64: row_of(Config(64, 32), Config(64, 32), Config(32, 64, 8), Config(64, 64, 8)),
+    128: row_of(Config(64, 64, 8), Config(128, 32, 8), Config(16, 64), Config(64, 64, 8)),
     256: _OF_256,
 }

@@ -10,29 +10,24 @@ of one term are estimated to take 1.6 to 4 times as long.
 
 from __future__ import annotations
 
-from .rules import Config, Row, Rule
-
-
-def _row(forward: Config, queries: Config, keys: Config, table: Config) -> Row:
-    return Row(*([Rule(config)] for config in (forward, queries, keys, table)))
-
+from .rules import Config, row_of
 
 _SMALLEST = Config(16, 16, 8)
 RELATIVE = {
-    96: _row(Config(64, 64), Config(64, 64), Config(32, 64, 4, 2), Config(64, 64)),
-    160: _row(Config(64, 64), Config(32, 32), Config(32, 32, 4, 2), Config(64, 64, 8)),
-    192: _row(Config(64, 64), Config(32, 32), Config(32, 32), Config(32, 32)),
-    256: _row(Config(64, 32), Config(32, 32), Config(32, 32, 8), Config(32, 32, 8)),
-    288: _row(Config(32, 32, 8), Config(32, 32, 8), Config(32, 32, 8), _SMALLEST),
-    512: _row(Config(32, 32, 8), Config(16, 16, 8), _SMALLEST, _SMALLEST),
+    96: row_of(Config(64, 64), Config(64, 64), Config(32, 64, 4, 2), Config(64, 64)),
+    160: row_of(Config(64, 64), Config(32, 32), Config(32, 32, 4, 2), Config(64, 64, 8)),
+    192: row_of(Config(64, 64), Config(32, 32), Config(32, 32), Config(32, 32)),
+    256: row_of(Config(64, 32), Config(32, 32), Config(32, 32, 8), Config(32, 32, 8)),
+    288: row_of(Config(32, 32, 8), Config(32, 32, 8), Config(32, 32, 8), _SMALLEST),
+    512: row_of(Config(32, 32, 8), Config(16, 16, 8), _SMALLEST, _SMALLEST),
 }
 RELATIVE_ON_HOPPER = RELATIVE | {
-    96: _row(Config(64, 64, 4, 3), Config(64, 64), Config(64, 64, 4, 2), Config(64, 64)),
-    160: _row(Config(64, 64), Config(64, 64), Config(32, 64, 4, 2), Config(64, 64)),
-    256: _row(Config(64, 64), Config(32, 32), Config(32, 32, 8), Config(32, 32)),
+    96: row_of(Config(64, 64, 4, 3), Config(64, 64), Config(64, 64, 4, 2), Config(64, 64)),
+    160: row_of(Config(64, 64), Config(64, 64), Config(32, 64, 4, 2), Config(64, 64)),
+    256: row_of(Config(64, 64), Config(32, 32), Config(32, 32, 8), Config(32, 32)),
 }
 # Both terms spill registers at any size of block with the widest heads.
 RELATIVE_FLOAT32 = {
-    96: _row(Config(16, 32, 8), Config(32, 32, 8), Config(16, 16), Config(16, 16)),
-    512: _row(_SMALLEST, _SMALLEST, Config(16, 16, 8, registers=255), _SMALLEST),
+    96: row_of(Config(16, 32, 8), Config(32, 32, 8), Config(16, 16), Config(16, 16)),
+    512: row_of(_SMALLEST, _SMALLEST, Config(16, 16, 8, registers=255), _SMALLEST),
 }

@@ -81,3 +81,8 @@ class Row:
     backward_queries: Rules
     backward_keys: Rules
     backward_table: Rules = ()  # of a bias that is a function of the distance
+
+
+def row_of(*configs: Config) -> Row:
+    """A row with one configuration for all problems, for each kernel in the order of its fields."""
+    return Row(*([Rule(config)] for config in configs))
