@@ -6,8 +6,13 @@ import ctypes
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from biased_flash_attn import backends
 
 SOURCE = Path(__file__).with_name("allocations.c")
 
@@ -40,6 +45,27 @@ def peak_of(call: Callable[[], object]) -> int:
     peak = _counted("peak_of_allocated_bytes")
     del results
     return peak - before
+
+
+def peak_beyond_results(
+    attend: Callable[[], Tensor | Sequence[Tensor]],
+    inputs: Sequence[Tensor],
+    grad_outputs: Sequence[Tensor],
+) -> float:
+    """The most MiB that a forward and backward pass holds at a time, outputs and gradients of the
+    inputs excepted. It runs twice, and what it allocates once is not counted."""
+
+    def call():
+        outputs = attend()
+        torch.autograd.backward(outputs, grad_outputs)
+        return outputs
+
+    call()
+    for x in inputs:
+        x.grad = None
+    backends.release_memory()
+    results = sum(x.nbytes for x in (*inputs, *grad_outputs))
+    return (peak_of(call) - results) / 2**20
 
 
 def _counted(name: str) -> int:

@@ -19,22 +19,10 @@ import sys
 
 import torch
 from biased_flash_attn import backends, biased_flash_attn, biased_flash_attn_varlen, biases
-from tests.support.allocations import allocated, peak_of
+from tests.support.allocations import allocated, peak_beyond_results
 
 def measured(attend, *inputs):
-    grad = torch.zeros_like(inputs[0])
-
-    def call():
-        o = attend(*inputs)
-        torch.autograd.backward(o, grad)
-        return o
-
-    call()
-    for x in inputs:
-        x.grad = None
-    backends.release_memory()
-    kept = sum(x.numel() * x.element_size() for x in (grad, *inputs))
-    return (peak_of(call) - kept) / 2**20
+    return peak_beyond_results(lambda: attend(*inputs), inputs, [torch.zeros_like(inputs[0])])
 
 def inputs(shape, heads, kv_heads, dtype):
     make = lambda h: torch.zeros([h if n == "heads" else n for n in shape], dtype=dtype)
