@@ -29,16 +29,17 @@ ARCHITECTURES = (80, 86, 89, 90, 100, 120)
 # Instructions of loops that may move registers to memory and back. The one is a scalar that ptxas
 # keeps in memory although registers are free; on sm_120 it keeps up to five. For sm_86, sm_89 and
 # sm_120, kernels outside the samples have not all been compiled, and may have more. Some loops read
-# their constants again: those for dk and dv, those of relative biases and, on GPUs of data centers,
-# those of dense and normalized biases. Their tiles are at least twice as large as those that need
-# not, and estimated to be 1.2 to 5 times as fast. With heads of 256, no tile of both terms is small
-# enough in float32.
+# their constants again: those for dk and dv, those of relative biases and, on sm_80 and sm_90,
+# those of dense and normalized biases. Their tiles are estimated to be 1.2 to 5 times as fast as
+# smaller ones that need not. With heads of 256, no tile of both terms is small enough in float32.
 SPILLS = {80: 1, 86: 1, 89: 1, 90: 1, 100: 1, 120: 5}
 SPILLS_OF_LARGE_TILES = 32  # for dk and dv of heads of 128, with mma.sync
-SPILLS_OF_PAIRS = 200  # in half precision
+SPILLS_OF_FAST_TILES = 200  # those of relative, dense and normalized biases in half precision
+STORES_OF_FAST_TILES = (
+    8  # those that move registers to memory among them; relative biases have more
+)
 SPILLS_OF_RELATIVE = 10  # in float32
 SPILLS_OF_WIDEST_RELATIVE = 380
-STORES_OF_PAIRS = 8  # those that move registers to memory among them
 WITH_PRODUCTS = (
     "attn_fwd_kernel",
     "attn_bwd_dq_kernel",
@@ -143,29 +144,29 @@ def test_no_loop_spills_registers(arch, kernels):
     assert [one for one in kernels if one["spills"] > allowed_spills(arch, one)] == []
 
 
-def has_data_of_pairs(arch: int, one: dict) -> bool:
-    """Whether registers hold, for each pair, the bias or what determines it."""
-    return one["form"].startswith("relative") or (
-        arch in (80, 90) and one["form"].split("-")[0] in ("dense", "normalized")
-    )
+def may_read_constants_again(arch: int, one: dict) -> bool:
+    form, *_ = one["form"].split("-")
+    forms = {"relative", "relative_last"} | ({"dense", "normalized"} if arch in (80, 90) else set())
+    return form in forms and one["dtype"] != "float32"
 
 
 def allowed_spills(arch: int, one: dict) -> int:
-    is_single = one["dtype"] == "float32"
-    if has_data_of_pairs(arch, one) and not is_single:
-        return SPILLS_OF_PAIRS
+    if may_read_constants_again(arch, one):
+        return SPILLS_OF_FAST_TILES
     if one["form"].startswith("relative"):
         both_terms_of_widest = (one["form"], one["head_dim"]) == ("relative_last", 256)
         return SPILLS_OF_WIDEST_RELATIVE if both_terms_of_widest else SPILLS_OF_RELATIVE
     is_large = (one["kernel"], one["head_dim"]) == (instructions.DKV, 128)
-    is_large &= arch not in (90, 100) and not is_single
+    is_large &= arch not in (90, 100) and one["dtype"] != "float32"
     return SPILLS_OF_LARGE_TILES if is_large else SPILLS[arch]
 
 
 def test_what_a_loop_computes_stays_in_registers(arch, kernels):
     others = [one for one in kernels if not one["form"].startswith("relative")]
-    most = {True: STORES_OF_PAIRS, False: 1}
-    assert [one for one in others if one["stores"] > most[has_data_of_pairs(arch, one)]] == []
+    most = {True: STORES_OF_FAST_TILES, False: 1}
+    assert [
+        one for one in others if one["stores"] > most[may_read_constants_again(arch, one)]
+    ] == []
 
 
 def test_half_precision_runs_on_matrix_units(arch, kernels):
