@@ -63,7 +63,8 @@ def build_fma_peak(folder: Path) -> Callable[[], float]:
     return peak
 
 
-def peak_memory(bias: str, dtype: str, length: int) -> float:
-    """The MiB of a forward and backward pass beyond inputs, outputs and gradients."""
-    command = [sys.executable, "-m", "bench.common.peak_memory", bias, dtype, str(length)]
+def peak_memory(bias: str, dtype: str, length: int, direction: str) -> float:
+    """The MiB of a pass beyond inputs, outputs and gradients: see bench.common.peak_memory."""
+    sizes = bias, dtype, str(length), direction
+    command = [sys.executable, "-m", "bench.common.peak_memory", *sizes]
     return float(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)

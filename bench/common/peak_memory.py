@@ -1,8 +1,10 @@
-"""Prints the MiB that a forward and backward pass needs beyond inputs, outputs and gradients.
+"""Prints the MiB that a pass needs beyond inputs, outputs and gradients.
 
 It runs in a separate process, because memory freed earlier would hide what a pass needs.
 
-Usage: python -m bench.common.peak_memory BIAS DTYPE LENGTH
+Usage: python -m bench.common.peak_memory BIAS DTYPE LENGTH DIRECTION
+
+DIRECTION is "forward", without gradients, or "both", forward and backward.
 """
 
 import sys
@@ -14,11 +16,19 @@ from bench.common.layer import draw
 from bench.common.measure import THREADS
 from biased_flash_attn.cli.cost import cost
 
-bias, dtype, length = sys.argv[1], getattr(torch, sys.argv[2]), int(sys.argv[3])
+bias, dtype, length, direction = (
+    sys.argv[1],
+    getattr(torch, sys.argv[2]),
+    int(sys.argv[3]),
+    sys.argv[4],
+)
 torch.set_num_threads(THREADS)
-ours = relative.ours if bias in relative.NAMES else implementations.ours
+ours = relative.ours if bias in relative.MAKE else implementations.ours
 ours(draw(64, dtype), bias)()  # initializes libraries
 
 training = ours(draw(length, dtype), bias)
-results = training.leaves["v"].nbytes + sum(leaf.nbytes for leaf in training.leaves.values())
-print(cost(training).mebibytes - results / 2**20)
+results = training.leaves["v"].nbytes
+if direction == "both":
+    results += sum(leaf.nbytes for leaf in training.leaves.values())
+needed = cost(training if direction == "both" else training.forward)
+print(needed.mebibytes - results / 2**20)

@@ -14,25 +14,30 @@ from transformers.models.deberta_v2 import modeling_deberta_v2
 from bench.common.implementations import distances
 from bench.common.layer import DIM, Inputs, Training
 from biased_flash_attn import biased_flash_attn, biases
+from biased_flash_attn.forms import Geometry
 
-NAMES = ("banded", "transformer_xl", "disentangled")
+MAKE = {
+    "banded": lambda heads, _: biases.BandedRelative(DIM, heads, extent=1024, rank=16),
+    "shaw": lambda heads, head_dim: biases.Shaw(heads, head_dim, left=64),
+    "transformer_xl": biases.TransformerXL,
+    "disentangled": lambda heads, head_dim: biases.Disentangled(
+        DIM, heads, head_dim, max_distance=512, buckets=256
+    ),
+    "gated_table": lambda heads, _: biases.GatedTable(DIM, heads),
+}
 
 
 def make(name: str, inputs: Inputs) -> nn.Module:
     """The module of a bias with reproducible parameters, in the dtype of q."""
     torch.manual_seed(0)
-    heads, head_dim = inputs.q.shape[1], inputs.q.shape[3]
-    modules = {
-        "banded": lambda: biases.BandedRelative(DIM, heads, extent=1024, rank=16),
-        "transformer_xl": lambda: biases.TransformerXL(heads, head_dim),
-        "disentangled": lambda: biases.Disentangled(
-            DIM, heads, head_dim, max_distance=512, buckets=256
-        ),
-    }
-    module = modules[name]().to(inputs.q.dtype)
+    module = MAKE[name](inputs.q.shape[1], inputs.q.shape[3]).to(inputs.q.dtype)
     for parameter in module.parameters():
         nn.init.normal_(parameter, 0, 0.1)
     return module
+
+
+def is_causal(name: str) -> bool:
+    return name != "disentangled"
 
 
 def ours(
@@ -40,14 +45,32 @@ def ours(
 ) -> Training:
     module = make(name, inputs)
     q, k, v, x = inputs.q, inputs.k, inputs.v, inputs.x.to(inputs.q.dtype)
-    causal = name != "disentangled"
-    settings = {"causal": causal, "tolerance": tolerance, "backend": backend}
+    settings = {"causal": is_causal(name), "tolerance": tolerance, "backend": backend}
 
     def attend() -> Tensor:
         bias = module(x, q, k)
         return biased_flash_attn(module.queries(q), k, v, bias, scale=module.scale, **settings)
 
     return Training(inputs, attend, module)
+
+
+def factor_bytes(inputs: Inputs, name: str, *, trained: bool) -> int:
+    """The bytes of factors, tables and changed queries, and of gradients of the first two if they
+    are trained. Factors that are q or k need no memory."""
+    module, n = make(name, inputs), inputs.q.shape[2]
+    q, k, x = inputs.q, inputs.k, inputs.x.to(inputs.q.dtype)
+    with torch.no_grad():
+        geometry = Geometry(n, n, is_causal(name))
+        form = module(x, q, k).lower(geometry, torch.float32, q.device)
+        made = sum(t.nbytes for t in form.tensors if t is not q and t is not k)
+        queries = module.queries(q)
+    return made * (1 + trained) + (0 if queries is q else queries.nbytes)
+
+
+def without_bias(inputs: Inputs, name: str) -> Training:
+    """Our attention without any bias, causal if it is with the bias `name`."""
+    q, k, v, causal = inputs.q, inputs.k, inputs.v, is_causal(name)
+    return Training(inputs, lambda: biased_flash_attn(q, k, v, causal=causal, backend="cpu"))
 
 
 def plain_pytorch(inputs: Inputs, name: str) -> Training:
@@ -58,29 +81,50 @@ def plain_pytorch(inputs: Inputs, name: str) -> Training:
     d, x = d.long(), inputs.x.to(q.dtype)
 
     def attend() -> Tensor:
-        if name == "banded":
-            s = scale * q @ k.mT + banded(module, x, d)
-        else:
-            s = scale * module.queries(q) @ k.mT + transformer_xl(module, q)
+        s = scale * module.queries(q) @ k.mT + MATRICES[name](module, x, q, d)
         return s.masked_fill(hidden, -torch.inf).softmax(-1) @ v
 
     return Training(inputs, attend, module)
 
 
-def banded(module: biases.BandedRelative, x: Tensor, d: Tensor) -> Tensor:
+def banded(module: biases.BandedRelative, x: Tensor, q: Tensor, d: Tensor) -> Tensor:
     """The profiles of all distances of each query, gathered, as in transformers."""
     factors = module.r_proj(x).unflatten(-1, (module.num_heads, module.rank)).transpose(1, 2)
     profiles = factors @ module.proj
-    nearest = d.clamp(max=module.extent - 1).expand(*profiles.shape[:2], -1, -1)
-    return profiles.gather(-1, nearest).masked_fill(d >= module.extent, 0)
+    return gathered(profiles, d).masked_fill(d >= module.extent, 0)
 
 
-def transformer_xl(module: biases.TransformerXL, q: Tensor) -> Tensor:
+def shaw(module: biases.Shaw, x: Tensor, q: Tensor, d: Tensor) -> Tensor:
+    """The products with the vectors of all distances, gathered."""
+    return gathered(q @ module.table(torch.arange(module.left + 1)), d)
+
+
+def gathered(products: Tensor, d: Tensor) -> Tensor:
+    """Products (B, H, N, n) of each query at distances d (N, N), of which the last repeats."""
+    nearest = d.clamp(max=products.shape[-1] - 1)
+    return products.gather(-1, nearest.expand(*products.shape[:2], -1, -1))
+
+
+def transformer_xl(module: biases.TransformerXL, x: Tensor, q: Tensor, d: Tensor) -> Tensor:
     """The relative shift of the paper's code: the rows are shifted by a view of padded rows."""
     n = q.shape[2]
     r = module.table(torch.arange(n - 1, -1, -1.0))
     products = F.pad((q + module.v[:, None]) @ r, (1, 0))
     return products.view(*q.shape[:2], n + 1, n)[:, :, 1:]
+
+
+def gated_table(module: biases.GatedTable, x: Tensor, q: Tensor, d: Tensor) -> Tensor:
+    """The table of all pairs, multiplied by the gates of the queries, as in transformers."""
+    table = module.values(torch.arange(len(d)))[:, 0]
+    return module(x).query_factors * table[:, d]
+
+
+MATRICES = {
+    "banded": banded,
+    "shaw": shaw,
+    "transformer_xl": transformer_xl,
+    "gated_table": gated_table,
+}
 
 
 def sdpa_with_dense_bias(inputs: Inputs, name: str) -> Training:
@@ -92,7 +136,7 @@ def sdpa_with_dense_bias(inputs: Inputs, name: str) -> Training:
 
     def attend() -> Tensor:
         with torch.no_grad():
-            mask = banded(module, x, d).masked_fill_(hidden, -torch.inf)
+            mask = MATRICES[name](module, x, q, d).masked_fill_(hidden, -torch.inf)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
     return Training(inputs, attend)

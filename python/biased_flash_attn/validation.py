@@ -180,7 +180,8 @@ def refuse_gradients(tensors: dict[str, Tensor]) -> None:
         if x.requires_grad:
             raise ValueError(
                 f"{name} requires gradients, but decoding has no backward pass; call it under"
-                " torch.no_grad()"
+                " torch.no_grad(), or pass all keys to biased_flash_attn(), whose o and lse have"
+                " gradients"
             )
 
 

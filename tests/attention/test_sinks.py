@@ -11,7 +11,10 @@ from tests.support.cases import Case
 from tests.support.numerics import assert_same_model
 from tests.support.problems import Problem, drawn, fused, naive
 
-FORMS = ["none", "linear", "distance", "cumulative-gain", "log1p_square", "dense-heads"]
+FORMS = [
+    *("none", "linear", "distance", "cumulative-gain", "log1p_square", "normalized"),
+    *("relative", "relative_last", "dense-heads"),
+]
 
 
 def with_sink(o: Tensor, lse: Tensor, sink: Tensor) -> Tensor:

@@ -223,6 +223,14 @@ OF_QUERIES = {
     for form, beyond in (("relative", "zero"), ("relative_last", "last"))
     for rank in (1, 3, 16, 64)
 }
+# Vectors of queries and keys as wide as heads are.
+WIDE = {
+    f"{form}-both{rank}": lambda case, rank=rank, beyond=beyond: FreeFactors(
+        case, of_queries=rank, of_keys=rank, beyond=beyond
+    )
+    for form, beyond in (("relative", "zero"), ("relative_last", "last"))
+    for rank in (64, 128)
+}
 # Dense forms; they are divided into parts differently: see tests/forms/test_dense.py.
 DENSE = {
     "dense": lambda case: Dense(case.batch, case.heads[0], *case.lengths),

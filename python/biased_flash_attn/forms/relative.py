@@ -184,8 +184,8 @@ class Relative(SkippableForm, DecodableForm, DistributableForm):
         far = min(max(0, 3 * reach // 4 - self._first(geometry)), self.n_columns)
         falls = 0.0
         for factors, table in self._terms():
-            largest = self._largest_beyond(table, False)
-            fall = largest[..., 0] - largest[..., far]
+            norms = self._column_norms(table)
+            fall = norms.amax(-1) - norms[..., far:].amax(-1)
             falls = falls + _norms(factors).amax(-1) * fall
         return bool((falls > -log_tolerance).any())
 
@@ -213,13 +213,13 @@ class Relative(SkippableForm, DecodableForm, DistributableForm):
     def _with_columns(self, begin: int, count: int) -> Relative:
         return self.with_tables([columns(x, begin, count, self.beyond) for x in self.tables])
 
-    def _largest_beyond(self, table: Tensor, mirrored: bool) -> Tensor:
-        """The largest norm of a column from each one on, and outside the table; (1, H or 1, n + 1)
-        float64, with NaN as infinity."""
+    def _column_norms(self, table: Tensor, mirrored: bool = False) -> Tensor:
+        """The norm of each column, and of those outside the table; (1, H or 1, n + 1) float64, with
+        NaN as infinity."""
         norms = _norms(table.mT).nan_to_num(torch.inf, torch.inf)
         norms = norms.flip(-1) if mirrored else norms
         outside = norms[..., -1:] if self.beyond == "last" else torch.zeros_like(norms[..., -1:])
-        return torch.cat([norms, outside], -1).flip(-1).cummax(-1).values.flip(-1)
+        return torch.cat([norms, outside], -1)
 
 
 class RelativeMass:
@@ -230,7 +230,10 @@ class RelativeMass:
         self.side, self.first, mirrored = side, first, side.is_mirrored
         self.query_norms, norms = _norms(form.query_factors), _norms(form.key_factors)
         self.key_norms = side.prefix_max(norms.flip(-1) if mirrored else norms).clamp(min=0)
-        self.columns = [form._largest_beyond(x, mirrored) for x in form.tables]
+        # The largest norm from each column on.
+        self.columns = [
+            form._column_norms(x, mirrored).flip(-1).cummax(-1).values.flip(-1) for x in form.tables
+        ]
 
     def log_mass(self, rows: slice, tile: Tensor) -> Tensor:
         cut = self.side.cut(tile)

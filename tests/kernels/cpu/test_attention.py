@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from biased_flash_attn import backends
-from tests.support.biases import FORMS
+from tests.support.biases import FORMS, WIDE
 from tests.support.cases import DTYPES, INSTRUCTION_SETS, LAYOUTS, Case, pairwise
 from tests.support.problems import check, check_problem, drawn
 
@@ -69,6 +69,15 @@ def test_every_form_is_exact_in_every_dtype(bias, dtype, instruction_set):
     with backends.instruction_set(instruction_set):
         check(Case(bias, dtype, lengths=(67, 131), dims=(19, 7), heads=(2, 1), batch=1, window=70))
         check(Case(bias, dtype, lengths=(35, 9), dims=(8, 33), causal=False, layout="shifted"))
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("bias", WIDE)
+def test_vectors_as_wide_as_heads_are_exact(bias, dtype, instruction_set):
+    with backends.instruction_set(instruction_set):
+        check(Case(bias, dtype, lengths=(63, 130), dims=(64, 17), heads=(2, 1), batch=1))
+        check(Case(bias, dtype, lengths=(130, 17), dims=(16, 16), causal=False, layout="sliced"))
 
 
 @pytest.mark.parametrize(

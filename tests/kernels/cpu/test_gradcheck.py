@@ -44,3 +44,16 @@ def test_gradients_across_tiles_are_numerical_derivatives(bias):
     """Along random directions, since there are many inputs."""
     case = Case(bias, torch.float64, lengths=(80, 140), dims=(3, 2), window=90)
     assert gradcheck(case, fast_mode=True)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_gradients_of_fire_are_numerical_derivatives(causal):
+    """Some queries are before the threshold L, and others after it."""
+    problem = drawn(Case("fire", torch.float64, (6, 8), (2, 3), batch=1, causal=causal))
+    with torch.no_grad():
+        for x in problem.bias.mlp.parameters():
+            x.normal_()
+        problem.bias.init_L.fill_(4.6)
+    trained = problem.trained()
+    assert {"c", "L_multiplier"} < set(trained)
+    assert torch.autograd.gradcheck(lambda *_: fused(problem), tuple(trained.values()))
