@@ -9,13 +9,14 @@ namespace bfa::BFA_KERNELS {
 template <class Arithmetic>
 class KeyTerm : public RelativeTerm<Arithmetic, kTile, kStripRows> {
     using Term = RelativeTerm<Arithmetic, kTile, kStripRows>;
-    using Term::b_, Term::end_, Term::ends_, Term::h_, Term::is_beyond, Term::problem_,
-        Term::products_, Term::repeats_ends_, Term::rows_, Term::vectors_, Term::with_gradient_;
+    using Term::b_, Term::end_, Term::ends_, Term::h_, Term::is_beyond, Term::is_present,
+        Term::problem_, Term::products_, Term::repeats_ends_, Term::rows_, Term::vectors_,
+        Term::with_gradient_;
     using typename Term::Products;
     using typename Term::Real;
 
 public:
-    using Term::exists, Term::is_present;
+    using Term::exists;
 
     KeyTerm(Arena& arena, const Problem& problem, bool with_gradient)
         : Term(arena, problem, Term::kKeyFactors, Term::kKeyTable, false, kTile, with_gradient),
@@ -57,13 +58,11 @@ public:
         if (with_gradient_) std::memset(gradient_, 0, kStripRows * kTile * sizeof(Real));
     }
 
-    TermRow<Real> row(int64_t r) const {
-        return {first_row_.bias + r * next_row_, first_row_.gradient + r * next_row_};
-    }
-    // Beyond the table, the gradient of a key is the sum of a column.
-    BFA_INLINE static void add_gradient(const TermRow<Real>& row, int column,
-                                        Vector<Real> gradient) {
-        store(row.gradient + column, load(row.gradient + column) + gradient);
+    // Of row r of the strip.
+    template <class Function>
+    BFA_INLINE void with_row(int64_t r, Function function) const {
+        if (!is_present()) return function(AbsentRow<Real>{});
+        function(Row{first_row_.products + r * next_row_, first_row_.gradients + r * next_row_});
     }
 
     void end_strip(Range) {
@@ -85,6 +84,9 @@ public:
     }
 
 private:
+    // Beyond the table, the gradient of a key is the sum of a column.
+    using Row = ProductsRow<Real, true>;
+
     Result<Real> factor_gradients() const { return {factor_gradients_, rows_.columns()}; }
 
     // Writes the gradient of the strip to the rows of the keys.
@@ -98,7 +100,7 @@ private:
 
     Real *bias_, *gradient_;  // (kStripRows, kTile); the latter twice, once transposed
     Real* factor_gradients_;  // of the tile
-    TermRow<Real> first_row_ = {};
+    Row first_row_ = {};
     int64_t next_row_ = 0;
 };
 

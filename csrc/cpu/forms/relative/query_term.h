@@ -10,12 +10,12 @@ template <class Arithmetic>
 class QueryTerm : public RelativeTerm<Arithmetic, kStripRows, kTile> {
     using Term = RelativeTerm<Arithmetic, kStripRows, kTile>;
     using Term::b_, Term::end_, Term::ends_, Term::factors_, Term::h_, Term::is_beyond,
-        Term::problem_, Term::products_, Term::repeats_ends_, Term::rows_, Term::vectors_,
-        Term::with_gradient_;
+        Term::is_present, Term::problem_, Term::products_, Term::repeats_ends_, Term::rows_,
+        Term::vectors_, Term::with_gradient_;
     using typename Term::Real;
 
 public:
-    using Term::exists, Term::is_present;
+    using Term::exists;
 
     QueryTerm(Arena& arena, const Problem& problem, bool with_gradient)
         : Term(arena, problem, Term::kQueryFactors, Term::kQueryTable, true,
@@ -43,33 +43,29 @@ public:
     void begin_strip(Range strip, Range keys) {
         if (!exists()) return;
         Term::begin_strip(problem_.position(strip.begin) + kStripRows - 1 - keys.begin);
-        if (!is_present()) return;
-        const int64_t count = strip.end - strip.begin;
-        if (!is_beyond()) {
-            pack_strip(strip.begin);
-            Term::compute_products();
-        } else {
-            const Real* products = ends_.products(end_) + strip.begin;
-            for (int r = 0; r < count; ++r) products_.fill(r, products[r]);
-        }
+        strip_begin_ = strip.begin;
+        if (!is_present() || is_beyond()) return;
+        pack_strip(strip.begin);
+        Term::compute_products();
         // Not every entry of a part of a strip gets a gradient.
-        const bool is_whole = count == kStripRows && keys.end - keys.begin == kTile;
+        const bool is_whole =
+            strip.end - strip.begin == kStripRows && keys.end - keys.begin == kTile;
         if (with_gradient_ && !is_whole) products_.clear_rows();
     }
 
-    TermRow<Real> row(int64_t r) const { return {products_.row(r), products_.gradient_row(r)}; }
-    BFA_INLINE static void add_gradient(const TermRow<Real>& row, int column,
-                                        Vector<Real> gradient) {
-        store(row.gradient + column, gradient);
+    // Of row r of the strip.
+    template <class Function>
+    BFA_INLINE void with_row(int64_t r, Function function) const {
+        if (!is_present()) return function(AbsentRow<Real>{});
+        if (!is_beyond())
+            return function(ProductsRow<Real, false>{products_.row(r), products_.gradient_row(r)});
+        const int64_t query = strip_begin_ + r;
+        function(EndRow<Real>{ends_.products(end_)[query], ends_.gradients(end_) + query});
     }
 
     void end_strip(Range strip) {
-        if (!is_present()) return;
-        if (!is_beyond())
-            return products_.add_gradients(rows_.right(0), factor_gradients(strip.begin), vectors_);
-        Real* gradients = ends_.gradients(end_) + strip.begin;
-        for (int r = 0; r < strip.end - strip.begin; ++r)
-            gradients[r] += products_.sum_of_gradients(r);
+        if (is_present() && !is_beyond())
+            products_.add_gradients(rows_.right(0), factor_gradients(strip.begin), vectors_);
     }
 
     void end_sums() {
@@ -118,6 +114,7 @@ private:
     Real* factor_gradients_ = nullptr;
     const char* first_factor_ = nullptr;  // those of ends_
     int64_t n_query_ = 0;
+    int64_t strip_begin_ = 0;
 };
 
 }  // namespace bfa::BFA_KERNELS

@@ -51,12 +51,6 @@ public:
         }
     }
 
-    // Sets all entries of a row.
-    void fill(int row, Real x) const {
-        for (int c = 0; c < kWidth; c += kLane)
-            store(products_ + row * kStride + offset(row) + c, broadcast(x));
-    }
-
     // Entry c of a row is at c, and that of the next row is kNextRow further.
     static constexpr int kNextRow = kStride - 1;
     Real* row(int64_t row) const { return products_ + row * kStride + offset(row); }
@@ -74,12 +68,6 @@ public:
     void clear_rows() const {
         for (int row = 0; row < kRows; ++row)
             std::memset(gradient_row(row), 0, kWidth * sizeof(Real));
-    }
-
-    Real sum_of_gradients(int row) const {
-        Vector<Real> sum = {};
-        for (int c = 0; c < kWidth; c += kLane) sum += load(gradient_row(row) + c);
-        return reduce_sum<Real>(sum);
     }
 
     // A' += E' V^T and V' += A^T E', where X' is the gradient of X.

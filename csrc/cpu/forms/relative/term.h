@@ -13,11 +13,41 @@
 
 namespace bfa::BFA_KERNELS {
 
-// The term of one query and the keys of a tile, and the gradient of it.
+// A row of a term: that of one query and the keys of a tile.
 template <class Real>
-struct TermRow {
-    const Real* bias;
-    Real* gradient;
+struct AbsentRow {
+    BFA_INLINE Vector<Real> added_to(Vector<Real> s, int) const { return s; }
+    BFA_INLINE void add_gradient(int, Vector<Real>) {}
+    BFA_INLINE void end() {}
+};
+
+template <class Real, bool kAccumulates>
+struct ProductsRow {
+    const Real* products;
+    Real* gradients;
+
+    BFA_INLINE Vector<Real> added_to(Vector<Real> s, int column) const {
+        return s + load(products + column) * Real(kLog2e);
+    }
+    BFA_INLINE void add_gradient(int column, Vector<Real> gradient) {
+        Real* target = gradients + column;
+        store(target, kAccumulates ? load(target) + gradient : gradient);
+    }
+    BFA_INLINE void end() {}
+};
+
+// All keys are beyond the same end of the table and have the same product.
+template <class Real>
+struct EndRow {
+    Real product;
+    Real* sum;
+    Vector<Real> gradient = {};
+
+    BFA_INLINE Vector<Real> added_to(Vector<Real> s, int) const {
+        return s + broadcast(product * Real(kLog2e));
+    }
+    BFA_INLINE void add_gradient(int, Vector<Real> x) { gradient += x; }
+    BFA_INLINE void end() { *sum += reduce_sum<Real>(gradient); }
 };
 
 // kRows: the rows of a product; kWidth: the keys, or queries, that each is multiplied for.
@@ -42,8 +72,6 @@ protected:
 
 public:
     bool exists() const { return vectors_.exists(); }
-    // Whether the bias of the strip has this term.
-    bool is_present() const { return is_present_; }
 
 protected:
     // Packs the factors of `count` rows, and zeros after them.
@@ -60,6 +88,8 @@ protected:
         is_present_ = !is_beyond() || repeats_ends_;
         products_.begin(place);
     }
+    // Whether the bias of the strip has this term.
+    bool is_present() const { return is_present_; }
     bool is_beyond() const { return end_ >= 0; }
 
     void compute_products() {

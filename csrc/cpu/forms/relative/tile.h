@@ -1,7 +1,7 @@
 // The relative form in a tile: the sum of its two terms.
 #pragma once
 
-#include "../none.h"
+#include "../base.h"
 #include "key_term.h"
 #include "query_term.h"
 
@@ -13,15 +13,13 @@ class RelativeTile : public TileDefaults {
     using Real = typename Arithmetic::Real;
 
 public:
-    template <bool kHasQueryTerm, bool kHasKeyTerm>
+    template <class QueryRow, class KeyRow>
     struct Row {
-        TermRow<Real> query, key;
+        QueryRow query;
+        KeyRow key;
 
         BFA_INLINE Vector<Real> added_to(Vector<Real> s, int column) const {
-            Vector<Real> bias = {};
-            if constexpr (kHasQueryTerm) bias += load(query.bias + column);
-            if constexpr (kHasKeyTerm) bias += load(key.bias + column);
-            return s + bias * Real(kLog2e);
+            return key.added_to(query.added_to(s, column), column);
         }
     };
 
@@ -49,21 +47,21 @@ public:
     template <class Function>
     BFA_INLINE void with_row(int64_t query, Function function) const {
         const int64_t r = query - strip_begin_;
-        const TermRow<Real> query_row = query_term_.row(r), key_row = key_term_.row(r);
-        if (query_term_.is_present() && key_term_.is_present())
-            return function(Row<true, true>{query_row, key_row});
-        if (query_term_.is_present()) return function(Row<true, false>{query_row, {}});
-        if (key_term_.is_present()) return function(Row<false, true>{{}, key_row});
-        function(typename None::Tile<Real>::Row{});
+        query_term_.with_row(r, [&](auto query_row) {
+            key_term_.with_row(r, [&](auto key_row) {
+                function(Row<decltype(query_row), decltype(key_row)>{query_row, key_row});
+            });
+        });
     }
 
-    template <bool kHasQueryTerm, bool kHasKeyTerm>
-    BFA_INLINE void add_gradient(Row<kHasQueryTerm, kHasKeyTerm>& row, int column,
-                                 Vector<Real> gradient) {
-        if constexpr (kHasQueryTerm) query_term_.add_gradient(row.query, column, gradient);
-        if constexpr (kHasKeyTerm) key_term_.add_gradient(row.key, column, gradient);
+    template <class Row>
+    BFA_INLINE void add_gradient(Row& row, int column, Vector<Real> gradient) {
+        row.query.add_gradient(column, gradient), row.key.add_gradient(column, gradient);
     }
-    void add_gradient(typename None::Tile<Real>::Row&, int, Vector<Real>) {}
+    template <class Row>
+    BFA_INLINE void end_row(Row& row, int) {
+        row.query.end(), row.key.end();
+    }
 
     void end_strip(Range strip) { query_term_.end_strip(strip), key_term_.end_strip(strip); }
     void end_tile(Range keys) { key_term_.end_tile(keys); }
