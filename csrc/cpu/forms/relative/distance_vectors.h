@@ -81,7 +81,9 @@ public:
         if (place + kSpan <= kPadding) return 0;
         return place >= kPadding + count_ ? 1 : -1;
     }
-    // The vector of all places before the first column or after the last one.
+    // The first place of a span before the first column or after the last one.
+    int64_t place_beyond(int index) const { return index ? places_ - kSpan : 0; }
+    // The vector of all these places.
     const Real* end(int index) const { return ends_ + index * columns(); }
 
     // For products that contract the ranks, and those that contract the places.

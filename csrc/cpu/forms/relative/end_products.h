@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "../../visibility.h"
 #include "distance_vectors.h"
 
 namespace bfa::BFA_KERNELS {
@@ -13,20 +14,25 @@ template <class Arithmetic>
 class EndProducts {
     using Real = typename Arithmetic::Real;
     using Operand = typename Arithmetic::Operand;
+    static constexpr int kLane = kLanes<Real>;
 
 public:
     EndProducts(Arena& arena, int64_t rows, bool with_gradient)
         : rows_(rows),
+          equal_columns_(arena.take<Real>(rows > 0 ? kTile * kLane : 0)),
           products_(arena.take<Real>(2 * rows)),
           gradients_(arena.take<Real>(with_gradient ? 2 * rows : 0)) {}
 
-    // Of the rows from `first` on, which are those of a.
-    void compute(int64_t first, int64_t count, const LeftMatrix<Operand>& a,
+    // Of at most kTile rows from `first` on, which are those of a.
+    void compute(int64_t first, int count, const LeftMatrix<Operand>& a,
                  const DistanceVectors<Arithmetic>& vectors) {
-        for (int end = 0; end < 2; ++end)
-            for (int64_t row = 0; row < count; ++row)
-                products_[end * rows_ + first + row] =
-                    dot(a.data + row * a.row_stride, vectors.end(end), vectors.rank());
+        for (int end = 0; end < 2; ++end) {
+            gemm<Arithmetic, false>(count, kLane, vectors.depth(), a,
+                                    vectors.contracting_ranks(vectors.place_beyond(end)),
+                                    {equal_columns_, kLane});
+            for (int row = 0; row < count; ++row)
+                products_[end * rows_ + first + row] = equal_columns_[row * kLane];
+        }
     }
     void clear_gradients() { std::memset(gradients_, 0, 2 * rows_ * sizeof(Real)); }
 
@@ -56,14 +62,9 @@ private:
     static Real element(const Operand* row, int64_t r) {
         return Arithmetic::element(row[r / Arithmetic::pair], int(r % Arithmetic::pair));
     }
-    static Real dot(const Operand* row, const Real* vector, int64_t rank) {
-        Real sum = 0;
-        for (int64_t r = 0; r < rank; ++r) sum += element(row, r) * vector[r];
-        return sum;
-    }
 
     const int64_t rows_;
-    Real *products_, *gradients_;
+    Real *equal_columns_, *products_, *gradients_;
 };
 
 }  // namespace bfa::BFA_KERNELS

@@ -35,7 +35,7 @@ public:
         const bool has_other_vectors = vectors_.begin_head(b, h);
         if (repeats_ends_ && (has_other_factors() || has_other_vectors))
             for_each_strip([&](Range strip) {
-                ends_.compute(strip.begin, strip.end - strip.begin, rows_.left(0), vectors_);
+                ends_.compute(strip.begin, int(strip.end - strip.begin), rows_.left(0), vectors_);
             });
         if (with_gradient_) ends_.clear_gradients();
     }
