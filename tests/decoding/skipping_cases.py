@@ -293,6 +293,24 @@ def check_first_tile(name: str, dtype: torch.dtype, backend: str) -> None:
     assert torch.equal(attend_again(bias, q, cache, backend), lse) == can_go
 
 
+def check_bounds_of_an_earlier_bias(backend: str) -> None:
+    """Those of its steps are not those of a bias without steps, which the same keys may have later.
+
+    All keys count for the second bias, which rises with the distance, and few for the first.
+    """
+    n = 2000
+    first = falling()(n)
+    q, k = torch.randn(2, HEADS, 1, DIM), 0.1 * torch.randn(2, KV_HEADS, n, DIM)
+    cache = KVCache(2, KV_HEADS, DIM)
+    second = biases.DistanceBias.from_function(lambda d: 0.01 * d.expand(HEADS, -1), HEADS)
+    with torch.no_grad():
+        biased_flash_attn_with_kvcache(q, cache, k, k, first, backend=backend)
+        options = {"bias": second, "return_lse": True, "backend": backend}
+        _, lse = biased_flash_attn_with_kvcache(q, cache, tolerance=2.0**-12, **options)
+        _, whole = biased_flash_attn_with_kvcache(q, cache, tolerance=0.0, **options)
+    assert (whole - lse).expm1().max() <= 2.0**-12
+
+
 def check_infinity(place: str, value: float, backend: str) -> None:
     """It is found among far keys, whatever the bias leaves of them."""
     n = 4000

@@ -62,19 +62,15 @@ def block_queries(head, i, p, exists):
 
 
 @triton.jit
-def highest_bias(head, lows, highs, queries, first, page, place):
+def highest_bias(head, bounds, queries, first, page, place):
     """Returns upper bounds on the bias of the tiles of keys that start at `first`, in a place of a
-    page, in natural logarithms. [BLOCK_M, BLOCK_N], float64
-
-    lows, highs: the minima and maxima of prefix sums or of the blocks of a table, as in
-    biased_flash_attn.problem.TileBounds; for a relative bias, those of each query's terms.
-    """
+    page, in natural logarithms. [BLOCK_M, BLOCK_N], float64"""
     p, last = queries.p[:, None], first[None, :] + head.problem.tile_keys - 1
     nearest = tl.minimum(p - last, head.problem.window - 1)
     farthest = tl.minimum(p - first[None, :], head.problem.window - 1)
     near_block, far_block = nearest // PEAK_DISTANCES, farthest // PEAK_DISTANCES
     tiles = KeyTiles(page, place, nearest, farthest, near_block, far_block)
-    return head.bias.form.highest_bias(head, lows, highs, queries, tiles)
+    return head.bias.form.highest_bias(head, bounds, queries, tiles)
 
 
 @triton.jit

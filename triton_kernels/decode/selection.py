@@ -39,10 +39,7 @@ MAX_TILE_FRACTION = tl.constexpr(2**-4)
 def attn_choose_kernel(
     q,
     k,
-    centres,
-    extents,
-    lows,
-    highs,
+    bounds,
     bias,
     problem,
     log_fraction,
@@ -102,14 +99,14 @@ def attn_choose_kernel(
         place = row // SIZE
         # [BLOCK_N, BLOCK_D]
         tile_centres = tl.load(
-            row_address(centres, page, kv_head, place)[:, None] + channel,
+            row_address(bounds.centres, page, kv_head, place)[:, None] + channel,
             channel < problem.head_dim,
             other=0.0,
         )
-        extent = row_address(extents, page, kv_head, place)
+        extent = row_address(bounds.extents, page, kv_head, place)
         radius = tl.load(extent) + rounding * tl.load(extent + 1)
         # Before the product, which leaves few registers. [BLOCK_M, BLOCK_N]
-        highest = highest_bias(Head(bias, problem, b, h), lows, highs, queries, key, page, place)
+        highest = highest_bias(Head(bias, problem, b, h), bounds, queries, key, page, place)
         logits = dot(tile_q, tl.trans(tile_centres)) * (problem.scale_in_base_2 * LN2)
         logits = (
             logits.to(tl.float64) + (query_norm[:, None] * radius[None, :]).to(tl.float64) + highest

@@ -24,8 +24,8 @@ def page_bias(head, queries, keys, sees):
 
 
 @triton.jit
-def highest_bias(head, lows, highs, queries, tiles):
-    table = row_address(highs, head.b, head.h[:, None], 0)
+def highest_bias(head, bounds, queries, tiles):
+    table = row_address(bounds.table_highest, head.b, head.h[:, None], 0)
     highest = tl.maximum(tl.load(table + tiles.near_block), tl.load(table + tiles.far_block))
     return highest.to(tl.float64)
 

@@ -45,9 +45,9 @@ def page_bias(head, queries, keys, sees):
 
 
 @triton.jit
-def highest_bias(head, lows, highs, queries, tiles):
+def highest_bias(head, bounds, queries, tiles):
     i = query_at(head.problem, head.b, queries.p[:, None])
-    table = row_address(highs, head.b, head.h[:, None], i)
+    table = row_address(bounds.table_highest, head.b, head.h[:, None], i)
     beyond = (head.bias.vector_tables.columns - 1) // PEAK_DISTANCES + 1
     at_nearest = tl.load(table + tl.minimum(tiles.near_block, beyond))
     at_farthest = tl.load(table + tl.minimum(tiles.far_block, beyond))
@@ -110,6 +110,17 @@ def _products(vectors: Tensor, table: Tensor, key_vectors: Tensor, _, *, last: b
     return {"table": products, "key_vectors": _present(key_vectors)}
 
 
+def _table_bounds(bias: Bias) -> dict:
+    """Returns the largest value that each query's table has in each block of distances, and last the
+    one for all distances beyond, (B or 1, H or 1, Nq, blocks + 1)."""
+    table, columns, size = bias.table.start, bias.vector_tables.columns, PEAK_DISTANCES.value
+    missing = size * (triton.cdiv(columns, size) + 1) - columns
+    whole = torch.cat([table[..., :-1], table[..., -1:].expand(*table.shape[:-1], missing)], -1)
+    largest = whole.unflatten(-1, (-1, size)).amax(-1)
+    # So that a NaN is not skipped.
+    return {"table_highest": largest.nan_to_num(torch.inf, torch.inf, -torch.inf)}
+
+
 def _present(vectors: Tensor) -> Tensor | None:
     return vectors if vectors.shape[3] else None
 
@@ -154,6 +165,7 @@ def kernels(*, last: bool) -> Kernels:
         _gradients,
         _vectors,
         partial(_products, last=last),
+        _table_bounds,
         gradient_shapes=_gradient_shapes,
         may_be_factored=lambda block_m, *tensors: not last,
         trains_queries=True,

@@ -14,6 +14,7 @@ from tests.decoding.skipping_cases import (
     BIASES,
     CAN_GO,
     CONTENTS,
+    check_bounds_of_an_earlier_bias,
     check_first_tile,
     check_infinity,
     check_tolerance,
@@ -108,6 +109,10 @@ def test_negligible_distant_tiles_are_not_read(name, drawn_dtype):
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_nonfinite_values_are_never_skipped(place, value):
     check_infinity(place, value, "triton")
+
+
+def test_bounds_are_those_of_the_bias():
+    check_bounds_of_an_earlier_bias("triton")
 
 
 def test_a_chunk_may_fill_a_ring(monkeypatch):
