@@ -139,7 +139,8 @@ class FormFunctions(NamedTuple):
     tile_bias(head, queries, keys, pairs, sees, KEYS_FIRST): the bias of a tile in base 2 (that of a
         relative bias is in base e, as attention/logits.py changes its base with that of q k^T),
         [BLOCK_M, BLOCK_N], or its transpose with KEYS_FIRST; arbitrary where sees is False.
-    page_bias(head, queries, keys, sees): the same for keys of a page.
+    page_bias(head, queries, keys, sees, REAL): the same in base 2 for keys of a page; products are
+        summed in REAL, float32 or float64.
     highest_bias(head, bounds, queries, tiles): an upper bound on the bias of tiles of keys, from
         their Bounds, in natural logarithms, [BLOCK_M, BLOCK_N]; float64, as large terms of opposite
         sign cancel.

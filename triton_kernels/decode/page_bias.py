@@ -74,11 +74,14 @@ def highest_bias(head, bounds, queries, first, page, place):
 
 
 @triton.jit
-def page_logits(head, tile_q, tile_k, queries, keys):
-    """Returns the logits in base 2, -inf where they are masked. [BLOCK_M, BLOCK_N]"""
+def page_logits(head, tile_q, tile_k, queries, keys, REAL: tl.constexpr):
+    """Returns the logits in base 2, -inf where they are masked. [BLOCK_M, BLOCK_N], float32
+
+    REAL: in which the bias sums products, float32 or float64.
+    """
     p, j = queries.p[:, None], keys.j[None, :]
     sees = queries.exists[:, None] & (j <= p) & (p - j < head.problem.window)
     s = dot(tile_q, tl.trans(tile_k)) * head.problem.scale_in_base_2
     if head.bias.form.page_bias is not None:
-        s += head.bias.form.page_bias(head, queries, keys, sees)
+        s += head.bias.form.page_bias(head, queries, keys, sees, REAL)
     return tl.where(sees, s, -INFINITY)

@@ -77,7 +77,8 @@ def attn_choose_kernel(
         # [BLOCK_N, BLOCK_D]
         tile_k = load_rows(k, page, kv_head, row, j < length, problem.head_dim, BLOCK_N, BLOCK_D)
         keys = PageKeys(page, row, j)
-        s = page_logits(Head(bias, problem, b, h), tile_q, tile_k, queries, keys)
+        # In float64, as the bounds ignore the rounding errors of a bias.
+        s = page_logits(Head(bias, problem, b, h), tile_q, tile_k, queries, keys, tl.float64)
         _, _, m, l = add_logits(s, m, l)
         squares = tile_k.to(tl.float32) * tile_k.to(tl.float32)
         largest_square = tl.maximum(largest_square, tl.max(tl.sum(squares, 1), 0))

@@ -51,12 +51,12 @@ def beta_of_page(head, queries, keys, sees):
 
 
 @triton.jit
-def page_beta(head, queries, keys, sees):
+def page_beta(head, queries, keys, sees, REAL: tl.constexpr):
     return beta_of_page(head, queries, keys, sees) * LOG2E
 
 
 @triton.jit
-def page_log1p_square(head, queries, keys, sees):
+def page_log1p_square(head, queries, keys, sees, REAL: tl.constexpr):
     beta = beta_of_page(head, queries, keys, sees)
     return -log2(1 + beta * beta)
 

@@ -18,7 +18,7 @@ def tile_bias(head, queries, keys, pairs, sees, KEYS_FIRST: tl.constexpr):
 
 
 @triton.jit
-def page_bias(head, queries, keys, sees):
+def page_bias(head, queries, keys, sees, REAL: tl.constexpr):
     table = row_address(head.bias.table, head.b, head.h, 0)[:, None]
     return tl.load(table + (queries.p[:, None] - keys.j[None, :]), sees, 0.0) * LOG2E
 

@@ -26,7 +26,7 @@ def tile_bias(head, queries, keys, pairs, sees, KEYS_FIRST: tl.constexpr):
 
 
 @triton.jit
-def page_bias(head, queries, keys, sees):
+def page_bias(head, queries, keys, sees, REAL: tl.constexpr):
     # In float64, so that tiles may be skipped by bounds that ignore its rounding errors.
     table = row_address(head.bias.table, head.b, head.h, 0)[:, None]
     values = tl.load(table + (queries.p[:, None] - keys.j[None, :]), sees, 0.0)

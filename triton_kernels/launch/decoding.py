@@ -67,8 +67,6 @@ def decode(problem: calls.Problem) -> tuple[Tensor, Tensor]:
     bias = kernels.bias_of_pages(problem.form.tensors)
     single = q.dtype == torch.float32
     chooses = problem.tolerance > 0 and problem.form.may_skip
-    # The selection does not bound the products with vectors of keys.
-    chooses = chooses and bias.key_vectors is None
     # The bounds of a function, and products in float32, do not fit in registers together.
     chooses = chooses and not (single and bias.function)
 
