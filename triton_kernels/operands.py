@@ -139,9 +139,11 @@ class FormFunctions(NamedTuple):
     tile_bias(head, queries, keys, pairs, sees, KEYS_FIRST): the bias of a tile in base 2 (that of a
         relative bias is in base e, as attention/logits.py changes its base with that of q k^T),
         [BLOCK_M, BLOCK_N], or its transpose with KEYS_FIRST; arbitrary where sees is False.
-    page_bias(head, queries, keys, sees): the same for keys of a page.
-    highest_bias(head, lows, highs, queries, tiles): an upper bound on the bias of tiles of keys, in
-        natural logarithms, [BLOCK_M, BLOCK_N]; float64, as large terms of opposite sign cancel.
+    page_bias(head, queries, keys, sees, REAL): the same in base 2 for keys of a page; products are
+        summed in REAL, float32 or float64.
+    highest_bias(head, bounds, queries, tiles): an upper bound on the bias of tiles of keys, from
+        their Bounds, in natural logarithms, [BLOCK_M, BLOCK_N]; float64, as large terms of opposite
+        sign cancel.
     no_query_gradients(head, BLOCK_M): the QueryGradients of a block, 0; by default, [BLOCK_M] each.
     add_query_gradients(head, queries, keys, tile, gradients, grad_pairs, IN_TWO): adds the
         PairGradients of a tile, [BLOCK_M, BLOCK_N].
@@ -200,6 +202,19 @@ class Bias(NamedTuple):
     only_far: tl.constexpr = tl.constexpr(False)
     ahead: tl.constexpr = tl.constexpr(False)
     sum_columns: tl.constexpr = tl.constexpr(8)
+
+
+class Bounds(NamedTuple):
+    """Bounds per tile of the keys of a cache: a `biased_flash_attn.problem.TileBounds`, in which a
+    form may replace those of its tables by others (forms/)."""
+
+    centres: Strided
+    extents: Strided
+    lowest: Strided | None
+    highest: Strided | None
+    table_lowest: Strided | None
+    table_highest: Strided | None
+    end: tl.constexpr = tl.constexpr(None)  # see the top of this file
 
 
 class Head(NamedTuple):

@@ -306,9 +306,8 @@ def launched(form: str, dtype: torch.dtype, head_dim: int, bias_gradient: bool) 
         names.append("attn_trim_kernel")
     if words in ([], ["gain"]):
         names += ["attn_append_kernel", "attn_decode_kernel", "attn_decode_merge_kernel"]
-        # Nothing bounds the vectors of keys; products in float32 leave no room for pieces.
-        chooses = may_skip and form != "relative_last"
-        chooses = chooses and (form, dtype) != ("normalized", torch.float32)
+        # Products in float32 leave no room for pieces.
+        chooses = may_skip and (form, dtype) != ("normalized", torch.float32)
         names += ["attn_choose_kernel"] if chooses else []
     if dtype != torch.float32 and head_dim <= 128:
         if form == "distance":

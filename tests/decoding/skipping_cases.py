@@ -112,9 +112,29 @@ class OfKeys:
         return bias.lower(geometry, dtype, device)
 
 
+class OfKeysAlone(OfKeys):
+    """The same without a term of queries, with one head of keys and profiles of 300 distances that
+    decay unless they end there."""
+
+    def __init__(self, n: int, beyond: str):
+        super().__init__(n, 1)
+        self.beyond = beyond
+        self.factors = self.factors[:, :1]
+        decay = 1 / 150 if beyond == "last" else 0.0
+        self.tables = 2 * torch.exp(-decay * torch.arange(300.0).double()).expand(HEADS, 1, 300)
+
+    def lower(self, geometry: Geometry, dtype: torch.dtype, device: torch.device) -> Form:
+        bias = biases.RelativeBias(
+            key_factors=self.factors, key_tables=self.tables, beyond=self.beyond
+        )
+        return bias.lower(geometry, dtype, device)
+
+
 BIASES = {
     "numbers of keys": lambda n: OfKeys(n, 1),
     "vectors of keys": lambda n: OfKeys(n, 3),
+    "numbers of keys in a band": lambda n: OfKeysAlone(n, "zero"),
+    "numbers of keys beyond a table": lambda n: OfKeysAlone(n, "last"),
     "band": lambda n: Band("zero", torch.ones(())),
     "band of both signs": lambda n: Band("last", torch.randn(2, HEADS, 5, 1).sign()),
     "pieces": lambda n: falling_pieces(),
@@ -215,7 +235,8 @@ def decoded(
 
 # Whether the first tile of 4000 keys can go.
 CAN_GO = {
-    **dict.fromkeys(("band", "slopes", "type2", "table", "sums", "vectors of keys"), True),
+    **dict.fromkeys(("band", "slopes", "type2", "table", "sums"), True),
+    **dict.fromkeys((name for name in BIASES if "of keys" in name), True),
     **dict.fromkeys(("slopes of both signs", "log1p_square"), False),
 }
 
@@ -288,9 +309,25 @@ def check_first_tile(name: str, dtype: torch.dtype, backend: str) -> None:
     _, lse, cache = decoded(bias, q, k, 2.0**-12, 64, None, n - n_query, backend)
     page, _ = cache.table.find(torch.tensor([[0], [1]]), torch.arange(0, 64))
     cache.k[page] = torch.nan
-    # The Triton kernels have no bound for the vectors of keys.
-    can_go = CAN_GO[name] and not (backend == "triton" and isinstance(bias, OfKeys))
-    assert torch.equal(attend_again(bias, q, cache, backend), lse) == can_go
+    assert torch.equal(attend_again(bias, q, cache, backend), lse) == CAN_GO[name]
+
+
+def check_bounds_of_an_earlier_bias(backend: str) -> None:
+    """Those of its steps are not those of a bias without steps, which the same keys may have later.
+
+    All keys count for the second bias, which rises with the distance, and few for the first.
+    """
+    n = 2000
+    first = falling()(n)
+    q, k = torch.randn(2, HEADS, 1, DIM), 0.1 * torch.randn(2, KV_HEADS, n, DIM)
+    cache = KVCache(2, KV_HEADS, DIM)
+    second = biases.DistanceBias.from_function(lambda d: 0.01 * d.expand(HEADS, -1), HEADS)
+    with torch.no_grad():
+        biased_flash_attn_with_kvcache(q, cache, k, k, first, backend=backend)
+        options = {"bias": second, "return_lse": True, "backend": backend}
+        _, lse = biased_flash_attn_with_kvcache(q, cache, tolerance=2.0**-12, **options)
+        _, whole = biased_flash_attn_with_kvcache(q, cache, tolerance=0.0, **options)
+    assert (whole - lse).expm1().max() <= 2.0**-12
 
 
 def check_infinity(place: str, value: float, backend: str) -> None:

@@ -14,6 +14,7 @@ from tests.decoding.skipping_cases import (
     BIASES,
     CAN_GO,
     CONTENTS,
+    check_bounds_of_an_earlier_bias,
     check_first_tile,
     check_infinity,
     check_tolerance,
@@ -53,3 +54,7 @@ def test_distant_tiles_are_read_only_where_significant(name, dtype):
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_infinities_are_not_skipped(place, value):
     check_infinity(place, value, "cpu")
+
+
+def test_bounds_are_those_of_the_bias():
+    check_bounds_of_an_earlier_bias("cpu")

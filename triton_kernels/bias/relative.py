@@ -154,17 +154,17 @@ def add_vector_gradients(
 
 
 @triton.jit
-def page_key_terms(head, queries, keys, sees):
+def page_key_terms(head, queries, keys, sees, REAL: tl.constexpr):
     """Returns the products of the vectors of the keys of a page and those of the distances to few
-    queries, which are not negative. [BLOCK_M, BLOCK_N]"""
+    queries, which are not negative, summed in REAL. [BLOCK_M, BLOCK_N]"""
     h, distance = head.h[:, None], queries.p[:, None] - keys.j[None, :]
     rows = tl.arange(0, keys.j.shape[0]).to(tl.int64)[None, :] * head.bias.key_vectors.row
     vectors = row_address(head.bias.key_vectors, keys.page, h, keys.row) + rows
     column = tl.minimum(distance, head.bias.vector_tables.columns - 1)
     table = row_address(head.bias.vector_tables.keys, 0, h, column)
     exists = sees & ((distance == column) | head.bias.vector_tables.last)
-    values = tl.zeros(sees.shape, tl.float32)
+    values = tl.zeros(sees.shape, REAL)
     for r in range(head.bias.vector_tables.key_rank):
-        vector = tl.load(vectors + r, exists, 0.0).to(tl.float32)
-        values += vector * tl.load(table + r, exists, 0.0).to(tl.float32)
+        vector = tl.load(vectors + r, exists, 0.0).to(REAL)
+        values += vector * tl.load(table + r, exists, 0.0).to(REAL)
     return values

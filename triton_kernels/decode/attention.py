@@ -72,7 +72,7 @@ def attn_decode_kernel(
         tile_k = load_rows(k, page, kv_head, row, held, problem.head_dim, BLOCK_N, BLOCK_D)
         tile_v = load_rows(v, page, kv_head, row, held, problem.value_dim, BLOCK_N, BLOCK_DV)
         keys = PageKeys(page, row, j)
-        s = page_logits(Head(bias, problem, b, h), tile_q, tile_k, queries, keys)
+        s = page_logits(Head(bias, problem, b, h), tile_q, tile_k, queries, keys, tl.float32)
         weights, rescale, m, l = add_logits(s, m, l)
         acc = dot(weights.to(tile_v.dtype), tile_v, acc * rescale[:, None])
 

@@ -62,27 +62,26 @@ def block_queries(head, i, p, exists):
 
 
 @triton.jit
-def highest_bias(head, lows, highs, queries, first, page, place):
+def highest_bias(head, bounds, queries, first, page, place):
     """Returns upper bounds on the bias of the tiles of keys that start at `first`, in a place of a
-    page, in natural logarithms. [BLOCK_M, BLOCK_N], float64
-
-    lows, highs: the minima and maxima of prefix sums or of the blocks of a table, as in
-    biased_flash_attn.problem.TileBounds; for a relative bias, those of each query's terms.
-    """
+    page, in natural logarithms. [BLOCK_M, BLOCK_N], float64"""
     p, last = queries.p[:, None], first[None, :] + head.problem.tile_keys - 1
     nearest = tl.minimum(p - last, head.problem.window - 1)
     farthest = tl.minimum(p - first[None, :], head.problem.window - 1)
     near_block, far_block = nearest // PEAK_DISTANCES, farthest // PEAK_DISTANCES
     tiles = KeyTiles(page, place, nearest, farthest, near_block, far_block)
-    return head.bias.form.highest_bias(head, lows, highs, queries, tiles)
+    return head.bias.form.highest_bias(head, bounds, queries, tiles)
 
 
 @triton.jit
-def page_logits(head, tile_q, tile_k, queries, keys):
-    """Returns the logits in base 2, -inf where they are masked. [BLOCK_M, BLOCK_N]"""
+def page_logits(head, tile_q, tile_k, queries, keys, REAL: tl.constexpr):
+    """Returns the logits in base 2, -inf where they are masked. [BLOCK_M, BLOCK_N], float32
+
+    REAL: in which the bias sums products, float32 or float64.
+    """
     p, j = queries.p[:, None], keys.j[None, :]
     sees = queries.exists[:, None] & (j <= p) & (p - j < head.problem.window)
     s = dot(tile_q, tl.trans(tile_k)) * head.problem.scale_in_base_2
     if head.bias.form.page_bias is not None:
-        s += head.bias.form.page_bias(head, queries, keys, sees)
+        s += head.bias.form.page_bias(head, queries, keys, sees, REAL)
     return tl.where(sees, s, -INFINITY)

@@ -39,10 +39,7 @@ MAX_TILE_FRACTION = tl.constexpr(2**-4)
 def attn_choose_kernel(
     q,
     k,
-    centres,
-    extents,
-    lows,
-    highs,
+    bounds,
     bias,
     problem,
     log_fraction,
@@ -80,7 +77,8 @@ def attn_choose_kernel(
         # [BLOCK_N, BLOCK_D]
         tile_k = load_rows(k, page, kv_head, row, j < length, problem.head_dim, BLOCK_N, BLOCK_D)
         keys = PageKeys(page, row, j)
-        s = page_logits(Head(bias, problem, b, h), tile_q, tile_k, queries, keys)
+        # In float64, as the bounds ignore the rounding errors of a bias.
+        s = page_logits(Head(bias, problem, b, h), tile_q, tile_k, queries, keys, tl.float64)
         _, _, m, l = add_logits(s, m, l)
         squares = tile_k.to(tl.float32) * tile_k.to(tl.float32)
         largest_square = tl.maximum(largest_square, tl.max(tl.sum(squares, 1), 0))
@@ -102,14 +100,14 @@ def attn_choose_kernel(
         place = row // SIZE
         # [BLOCK_N, BLOCK_D]
         tile_centres = tl.load(
-            row_address(centres, page, kv_head, place)[:, None] + channel,
+            row_address(bounds.centres, page, kv_head, place)[:, None] + channel,
             channel < problem.head_dim,
             other=0.0,
         )
-        extent = row_address(extents, page, kv_head, place)
+        extent = row_address(bounds.extents, page, kv_head, place)
         radius = tl.load(extent) + rounding * tl.load(extent + 1)
         # Before the product, which leaves few registers. [BLOCK_M, BLOCK_N]
-        highest = highest_bias(Head(bias, problem, b, h), lows, highs, queries, key, page, place)
+        highest = highest_bias(Head(bias, problem, b, h), bounds, queries, key, page, place)
         logits = dot(tile_q, tl.trans(tile_centres)) * (problem.scale_in_base_2 * LN2)
         logits = (
             logits.to(tl.float64) + (query_norm[:, None] * radius[None, :]).to(tl.float64) + highest

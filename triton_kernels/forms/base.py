@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from ... import problem as calls
-from ..operands import Bias, FormFunctions, Function, VectorTables, per_head
+from ..operands import Bias, Bounds, FormFunctions, Function, VectorTables, per_head
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class Kernels:
         broadcast dimensions.
     for_tiles, for_pages: map its tensors to operands that differ from `names`, for attention and
         for decoding.
+    table_bounds: maps the operands for decoding to the bounds of tables that differ from those of
+        TileBounds.
     gradient_shapes: maps the operands, the problem and the number of blocks of queries of a
         sequence to the shapes of Gathered's tensors that differ from (B, H, N).
     may_be_factored: whether unmasked tiles of block_m queries can use factors (bias/factors.py) or
@@ -56,6 +58,7 @@ class Kernels:
     gradients: Callable[[Gathered], list[Tensor]]
     for_tiles: Callable[..., dict] = lambda *tensors: {}
     for_pages: Callable[..., dict] = lambda *tensors: {}
+    table_bounds: Callable[[Bias], dict] = lambda bias: {}
     gradient_shapes: Callable[..., dict] = lambda bias, problem, blocks: {}
     may_be_factored: Callable[..., bool] = lambda block_m, *tensors: False
     trains_queries: bool = False
@@ -73,6 +76,11 @@ class Kernels:
     def bias_of_pages(self, tensors: tuple[Tensor, ...]) -> Bias:
         """Returns the operands for decoding, where per-token tensors are in pages."""
         return self._bias(tensors, self.for_pages(*tensors))
+
+    def bounds_of_pages(self, bounds: calls.TileBounds, bias: Bias) -> Bounds:
+        """Returns the bounds for decoding. bias: the operands for it."""
+        tensors = bounds._asdict() | self.table_bounds(bias)
+        return Bounds(**{name: per_head(x) for name, x in tensors.items()})
 
     def padded_ranks(self, tensors: tuple[Tensor, ...]) -> int:
         """Returns the sum of the padded ranks of both terms of a relative bias, 0 for others."""

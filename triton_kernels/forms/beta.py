@@ -51,41 +51,41 @@ def beta_of_page(head, queries, keys, sees):
 
 
 @triton.jit
-def page_beta(head, queries, keys, sees):
+def page_beta(head, queries, keys, sees, REAL: tl.constexpr):
     return beta_of_page(head, queries, keys, sees) * LOG2E
 
 
 @triton.jit
-def page_log1p_square(head, queries, keys, sees):
+def page_log1p_square(head, queries, keys, sees, REAL: tl.constexpr):
     beta = beta_of_page(head, queries, keys, sees)
     return -log2(1 + beta * beta)
 
 
 @triton.jit
-def highest_linear(head, lows, highs, queries, tiles):
+def highest_linear(head, bounds, queries, tiles):
     slope = queries.gain[:, None].to(tl.float64)  # the negative of the slope
     return slope * tl.where(slope < 0, tiles.nearest, tiles.farthest).to(tl.float64)
 
 
 @triton.jit
-def extreme_betas(head, lows, highs, queries, tiles):
+def extreme_betas(head, bounds, queries, tiles):
     """Returns beta for the smallest and for the largest prefix sum of each tile."""
     h, page, place = head.h[:, None], tiles.page[None, :], tiles.place[None, :]
-    low = tl.load(row_address(lows, page, h, 0) + place)
-    high = tl.load(row_address(highs, page, h, 0) + place)
+    low = tl.load(row_address(bounds.lowest, page, h, 0) + place)
+    high = tl.load(row_address(bounds.highest, page, h, 0) + place)
     gain, sums = queries.gain[:, None].to(tl.float64), queries.sums[:, None]
     return gain * (sums - low), gain * (sums - high)
 
 
 @triton.jit
-def highest_beta(head, lows, highs, queries, tiles):
-    from_low, from_high = extreme_betas(head, lows, highs, queries, tiles)
+def highest_beta(head, bounds, queries, tiles):
+    from_low, from_high = extreme_betas(head, bounds, queries, tiles)
     return tl.maximum(from_low, from_high)
 
 
 @triton.jit
-def highest_log1p_square(head, lows, highs, queries, tiles):
-    from_low, from_high = extreme_betas(head, lows, highs, queries, tiles)
+def highest_log1p_square(head, bounds, queries, tiles):
+    from_low, from_high = extreme_betas(head, bounds, queries, tiles)
     least = tl.minimum(tl.abs(from_low), tl.abs(from_high))
     least = tl.where((from_low < 0) == (from_high < 0), least, 0.0)
     least = tl.minimum(least, 1e18).to(tl.float32)  # so that its square is finite

@@ -19,7 +19,7 @@ def tile_bias(head, queries, keys, pairs, sees, KEYS_FIRST: tl.constexpr):
 
 
 @triton.jit
-def page_bias(head, queries, keys, sees):
+def page_bias(head, queries, keys, sees, REAL: tl.constexpr):
     i = query_at(head.problem, head.b, queries.p[:, None])
     address = row_address(head.bias.dense, head.b, head.h, 0)[:, None]
     address += tl.cast(i, tl.int64) * head.bias.dense.row + keys.j[None, :]

@@ -18,14 +18,14 @@ def tile_bias(head, queries, keys, pairs, sees, KEYS_FIRST: tl.constexpr):
 
 
 @triton.jit
-def page_bias(head, queries, keys, sees):
+def page_bias(head, queries, keys, sees, REAL: tl.constexpr):
     table = row_address(head.bias.table, head.b, head.h, 0)[:, None]
     return tl.load(table + (queries.p[:, None] - keys.j[None, :]), sees, 0.0) * LOG2E
 
 
 @triton.jit
-def highest_bias(head, lows, highs, queries, tiles):
-    table = row_address(highs, head.b, head.h[:, None], 0)
+def highest_bias(head, bounds, queries, tiles):
+    table = row_address(bounds.table_highest, head.b, head.h[:, None], 0)
     highest = tl.maximum(tl.load(table + tiles.near_block), tl.load(table + tiles.far_block))
     return highest.to(tl.float64)
 

@@ -26,7 +26,7 @@ def tile_bias(head, queries, keys, pairs, sees, KEYS_FIRST: tl.constexpr):
 
 
 @triton.jit
-def page_bias(head, queries, keys, sees):
+def page_bias(head, queries, keys, sees, REAL: tl.constexpr):
     # In float64, so that tiles may be skipped by bounds that ignore its rounding errors.
     table = row_address(head.bias.table, head.b, head.h, 0)[:, None]
     values = tl.load(table + (queries.p[:, None] - keys.j[None, :]), sees, 0.0)
@@ -35,9 +35,10 @@ def page_bias(head, queries, keys, sees):
 
 
 @triton.jit
-def highest_bias(head, lows, highs, queries, tiles):
+def highest_bias(head, bounds, queries, tiles):
     h, gain = head.h[:, None], queries.gain[:, None].to(tl.float64)
-    low, high = row_address(lows, head.b, h, 0), row_address(highs, head.b, h, 0)
+    low = row_address(bounds.table_lowest, head.b, h, 0)
+    high = row_address(bounds.table_highest, head.b, h, 0)
     near, far = tiles.near_block, tiles.far_block
     low = tl.minimum(tl.load(low + near), tl.load(low + far)).to(tl.float64)
     high = tl.maximum(tl.load(high + near), tl.load(high + far)).to(tl.float64)

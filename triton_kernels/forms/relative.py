@@ -31,27 +31,48 @@ def tile_bias(head, queries, keys, pairs, sees, KEYS_FIRST: tl.constexpr):
 
 
 @triton.jit
-def page_bias(head, queries, keys, sees):
-    values = tl.zeros(sees.shape, tl.float32)
+def page_bias(head, queries, keys, sees, REAL: tl.constexpr):
+    values = tl.zeros(sees.shape, REAL)
     if head.bias.table is not None:
         p = queries.p[:, None]
         i = query_at(head.problem, head.b, p)
         table = row_address(head.bias.table, head.b, head.h[:, None], i)
         column = tl.minimum(p - keys.j[None, :], head.bias.vector_tables.columns)
-        values += tl.load(table + column, sees, 0.0)
+        values += tl.load(table + column, sees, 0.0).to(REAL)
     if head.bias.key_vectors is not None:
-        values += page_key_terms(head, queries, keys, sees)
-    return values * LOG2E
+        values += page_key_terms(head, queries, keys, sees, REAL)
+    return (values * LOG2E).to(tl.float32)
 
 
 @triton.jit
-def highest_bias(head, lows, highs, queries, tiles):
-    i = query_at(head.problem, head.b, queries.p[:, None])
-    table = row_address(highs, head.b, head.h[:, None], i)
-    beyond = (head.bias.vector_tables.columns - 1) // PEAK_DISTANCES + 1
-    at_nearest = tl.load(table + tl.minimum(tiles.near_block, beyond))
-    at_farthest = tl.load(table + tl.minimum(tiles.far_block, beyond))
-    return tl.maximum(at_nearest, at_farthest).to(tl.float64)
+def highest_bias(head, bounds, queries, tiles):
+    highest = tl.zeros(tiles.nearest.shape, tl.float64)
+    if head.bias.table is not None:
+        i = query_at(head.problem, head.b, queries.p[:, None])
+        table = row_address(bounds.table_highest, head.b, head.h[:, None], i)
+        beyond = (head.bias.vector_tables.columns - 1) // PEAK_DISTANCES + 1
+        at_nearest = tl.load(table + tl.minimum(tiles.near_block, beyond))
+        at_farthest = tl.load(table + tl.minimum(tiles.far_block, beyond))
+        highest += tl.maximum(at_nearest, at_farthest)
+    if head.bias.key_vectors is not None:
+        highest += highest_key_term(head, bounds, tiles)
+    return highest
+
+
+@triton.jit
+def highest_key_term(head, bounds, tiles):
+    """Returns the upper bound |W| |Q| on the products W . Q of the vectors of the keys of tiles and
+    those of their distances. [BLOCK_M, BLOCK_N], float64"""
+    h, columns = head.h[:, None], head.bias.vector_tables.columns
+    key_norm = tl.load(
+        row_address(bounds.highest, tiles.page[None, :], h, 0) + tiles.place[None, :]
+    )
+    norms = row_address(bounds.table_lowest, 0, h, 0)
+    last_block = (columns - 1) // PEAK_DISTANCES
+    exists = (tiles.nearest < columns) | head.bias.vector_tables.last
+    at_nearest = tl.load(norms + tl.minimum(tiles.near_block, last_block), exists, 0.0)
+    at_farthest = tl.load(norms + tl.minimum(tiles.far_block, last_block), exists, 0.0)
+    return key_norm.to(tl.float64) * tl.maximum(at_nearest, at_farthest)
 
 
 @triton.jit
@@ -101,13 +122,28 @@ def _vectors(vectors: Tensor, _, key_vectors: Tensor, __) -> dict:
 
 def _products(vectors: Tensor, table: Tensor, key_vectors: Tensor, _, *, last: bool) -> dict:
     """Returns the operands of few queries. The table of a query holds the products of its vector,
-    (B or 1, H or 1, Nq, n + 1), the last one for all distances beyond."""
-    products = None
+    (B or 1, H or 1, Nq, n + 1), the last one for all distances beyond. It is float64 if products of
+    vectors of keys, which may be large and of opposite sign, are added to it."""
+    products, key_vectors = None, _present(key_vectors)
     if _present(vectors) is not None:
-        products = (vectors.double() @ table.double()).float()
+        products = vectors.double() @ table.double()
+        products = products.float() if key_vectors is None else products
         beyond = products[..., -1:] if last else torch.zeros_like(products[..., -1:])
         products = torch.cat([products, beyond], -1)
-    return {"table": products, "key_vectors": _present(key_vectors)}
+    return {"table": products, "key_vectors": key_vectors}
+
+
+def _table_bounds(bias: Bias) -> dict:
+    """Returns the largest value of each query's table in each block of distances and, last, the one
+    of all distances beyond, (B or 1, H or 1, Nq, blocks + 1)."""
+    if bias.table is None:
+        return {"table_highest": None}
+    table, columns, size = bias.table.start, bias.vector_tables.columns, PEAK_DISTANCES.value
+    missing = size * (triton.cdiv(columns, size) + 1) - columns
+    whole = torch.cat([table[..., :-1], table[..., -1:].expand(*table.shape[:-1], missing)], -1)
+    largest = whole.unflatten(-1, (-1, size)).amax(-1)
+    # So that a NaN is not skipped.
+    return {"table_highest": largest.nan_to_num(torch.inf, torch.inf, -torch.inf)}
 
 
 def _present(vectors: Tensor) -> Tensor | None:
@@ -154,6 +190,7 @@ def kernels(*, last: bool) -> Kernels:
         _gradients,
         _vectors,
         partial(_products, last=last),
+        _table_bounds,
         gradient_shapes=_gradient_shapes,
         may_be_factored=lambda block_m, *tensors: not last,
         trains_queries=True,

@@ -13,12 +13,12 @@ from torch import Tensor
 from triton.language import constexpr
 
 from ... import problem as calls
-from ...shared_constants import PEAK_DISTANCES, rounding_of_logits
+from ...shared_constants import rounding_of_logits
 from ..decode.append import attn_append_kernel
 from ..decode.attention import attn_decode_kernel, attn_decode_merge_kernel
 from ..decode.selection import attn_choose_kernel
 from ..forms import kernels_of
-from ..operands import Bias, Strided, per_head, strided
+from ..operands import strided
 from ..primitives import LOG2E
 from .options import OPTIONS, SUMS_OVER_LANES, on_its_device
 
@@ -63,11 +63,10 @@ def decode(problem: calls.Problem) -> tuple[Tensor, Tensor]:
     """Returns o (B, H, Nq, Dv) in q's dtype and lse (B, H, Nq) in float32."""
     q, k, v = problem.q, problem.k, problem.v
     o, lse = problem.empty_results()
-    paged, bias = _pages_of(problem), kernels_of(problem).bias_of_pages(problem.form.tensors)
+    kernels, paged = kernels_of(problem), _pages_of(problem)
+    bias = kernels.bias_of_pages(problem.form.tensors)
     single = q.dtype == torch.float32
     chooses = problem.tolerance > 0 and problem.form.may_skip
-    # The selection does not bound the products with vectors of keys.
-    chooses = chooses and bias.key_vectors is None
     # The bounds of a function, and products in float32, do not fit in registers together.
     chooses = chooses and not (single and bias.function)
 
@@ -82,7 +81,7 @@ def decode(problem: calls.Problem) -> tuple[Tensor, Tensor]:
         attn_choose_kernel[blocks](
             strided(q),
             strided(k),
-            *_bounds(problem.pages.bounds, bias),
+            kernels.bounds_of_pages(problem.pages.bounds, bias),
             bias,
             paged,
             math.log(problem.tolerance / paged.tile_keys.value),
@@ -177,26 +176,6 @@ def _with_lists(problem: Pages, blocks: tuple[int, int]) -> Pages:
     most = problem.columns * problem.page_size // problem.tile_keys.value + 1
     lists = problem.block_table.new_empty((math.prod(blocks), most))
     return problem._replace(max_tiles=most, lists=lists, counts=lists.new_empty(len(lists)))
-
-
-def _bounds(bounds: calls.TileBounds, bias: Bias) -> list[Strided | None]:
-    """Returns centres, extents, and lowest and highest values, where they exist."""
-    extremes = bounds.table_lowest, bounds.table_highest
-    if bias.vector_tables is not None:
-        extremes = None, _largest_terms(bias)
-    elif bounds.highest is not None:
-        extremes = bounds.lowest, bounds.highest
-    return [strided(bounds.centres), strided(bounds.extents), *map(per_head, extremes)]
-
-
-def _largest_terms(bias: Bias) -> Tensor:
-    """Returns the largest value that a relative bias has in each block of distances, and last the
-    one beyond its tables, (B or 1, H or 1, Nq, blocks + 1)."""
-    table, columns = bias.table.start, bias.vector_tables.columns
-    missing = PEAK_DISTANCES * (triton.cdiv(columns, PEAK_DISTANCES) + 1) - columns
-    whole = torch.cat([table[..., :-1], table[..., -1:].expand(*table.shape[:-1], missing)], -1)
-    largest = whole.unflatten(-1, (-1, PEAK_DISTANCES)).amax(-1)
-    return largest.nan_to_num(torch.inf, torch.inf, -torch.inf)  # so that a NaN is not skipped
 
 
 def tile_sizes(rows: int, page_size: int, row_bytes: int) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -14,6 +15,7 @@ from tests.decoding.skipping_cases import (
     BIASES,
     CAN_GO,
     CONTENTS,
+    check_bounds_of_an_earlier_bias,
     check_first_tile,
     check_infinity,
     check_tolerance,
@@ -89,11 +91,12 @@ def test_skipped_mass_is_within_tolerance(name):
     check_tolerance(name, content, lengths, tolerance, page_size, window, torch.float32, "triton")
 
 
+@pytest.mark.parametrize("page_size", [16, 128])
 @pytest.mark.parametrize("name", BIASES)
-def test_bounds_hold_for_keys_at_their_limit(name):
+def test_bounds_hold_for_keys_at_their_limit(name, page_size):
     lengths, window = (random.randint(1, 3), random.randint(1300, 1700)), random.choice([None, 900])
-    tolerance, page_size = random.choice([1e-2, 2.0**-12]), random.choice([16, 64])
-    print(lengths, window, tolerance, page_size)
+    tolerance = random.choice([1e-2, 2.0**-12])
+    print(lengths, window, tolerance)
     check_tolerance(
         name, AT_THE_LIMIT, lengths, tolerance, page_size, window, torch.float32, "triton"
     )
@@ -110,17 +113,69 @@ def test_nonfinite_values_are_never_skipped(place, value):
     check_infinity(place, value, "triton")
 
 
-def test_a_chunk_may_fill_a_ring(monkeypatch):
-    """The chunk has one tile more than the ring: the first and the last have the same address."""
+def test_bounds_are_those_of_the_bias():
+    check_bounds_of_an_earlier_bias("triton")
+
+
+@pytest.fixture
+def selections(monkeypatch) -> list:
+    """The arguments of the kernels of each step that selects tiles, with the lists of these."""
     from biased_flash_attn.triton_kernels.launch import decoding
 
-    choose, chosen = decoding._with_lists, []
+    with_lists, made = decoding._with_lists, []
 
-    def with_lists(*arguments):
-        chosen.append(choose(*arguments))
-        return chosen[-1]
+    def kept(*arguments):
+        made.append(with_lists(*arguments))
+        return made[-1]
 
-    monkeypatch.setattr(decoding, "_with_lists", with_lists)
+    monkeypatch.setattr(decoding, "_with_lists", kept)
+    return made
+
+
+def test_large_terms_that_cancel_do_not_spend_more_than_the_tolerance(selections):
+    """Sums in float32 would make the near keys, the only ones with a bias, count six times as much
+    as they do."""
+    n, near, rank, tolerance = 64 * 42, 128, 16, 0.25
+    key_factors = torch.full((1, 1, n, rank), 0.13)
+    key_factors[..., 0] = 2.0**21
+    bias = biases.RelativeBias(
+        torch.full((1, 1, 1, 1), -(2.0**21)),
+        torch.ones(1, 1, near),
+        key_factors,
+        torch.ones(1, rank, near),
+    )
+    allowed = tolerance * near * math.exp(0.13 * (rank - 1))
+    of_tile = 2 * allowed / ((n - near) // 64)
+    q, k = torch.ones(1, 1, 1, 16), torch.zeros(1, 1, n, 16)
+    k[:, :, : n - near] = math.log(of_tile / 64) / 4
+    with torch.no_grad():
+        cache = KVCache(1, 1, 16)
+        biased_flash_attn_with_kvcache(q, cache, k, k, bias, tolerance=tolerance, backend="triton")
+    (selection,) = selections
+    skipped = n // 64 - int(selection.counts)
+    assert allowed - 2 * of_tile < skipped * of_tile <= allowed
+
+
+@pytest.mark.parametrize("tile", [6, 7])  # both places in a page
+@pytest.mark.parametrize("place", [0, 63])  # in each of the two blocks of distances of the tile
+@pytest.mark.parametrize("factor", [15.0, torch.inf])
+def test_one_product_of_a_key_and_a_distance_keeps_its_tile_alone(selections, tile, place, factor):
+    n, key = 64 * 30 + 20, 64 * tile + place
+    key_factors, key_tables = torch.zeros(1, 1, n, 2), torch.zeros(1, 2, n)
+    key_factors[:, :, key] = factor
+    key_tables[:, :, n - 1 - key] = 1.0
+    bias = biases.RelativeBias(key_factors=key_factors, key_tables=key_tables)
+    q, k = torch.ones(1, 1, 1, 16), torch.zeros(1, 1, n, 16)
+    k[:, :, -128:] = 5.0
+    with torch.no_grad():
+        cache = KVCache(1, 1, 16, page_size=128)
+        biased_flash_attn_with_kvcache(q, cache, k, k, bias, backend="triton")
+    (selection,) = selections
+    assert selection.lists[0, : int(selection.counts)].tolist() == [tile, 28, 29, 30]
+
+
+def test_a_chunk_may_fill_a_ring(selections):
+    """The chunk has one tile more than the ring: the first and the last have the same address."""
     n, window, page_size = 1100, 300, 64
     bias = biases.ALiBi(4, shift=4)  # not steep enough to skip a tile
     q, k = torch.randn(1, 4, n, 16), torch.randn(1, 2, n, 16)
@@ -143,5 +198,5 @@ def test_a_chunk_may_fill_a_ring(monkeypatch):
         o.append(step)
     spread = float(k.amax() - k.amin())
     assert (o[0] - o[1]).abs().max() <= 1e-4 * spread + 1e-5
-    last = chosen[-1]
+    last = selections[-1]
     assert last.counts.max() == last.max_tiles == last.lists.shape[1]
