@@ -67,11 +67,13 @@ def decode(problem: calls.Problem) -> tuple[Tensor, Tensor]:
     bias = kernels.bias_of_pages(problem.form.tensors)
     single = q.dtype == torch.float32
     chooses = problem.tolerance > 0 and problem.form.may_skip
-    # The bounds of a function, and products in float32, do not fit in registers together.
-    chooses = chooses and not (single and bias.function)
-
     page_size, rows_of_group = paged.page_size, paged.group * paged.n_query
     block_d, block_dv = (max(16, triton.next_power_of_2(x.shape[3])) for x in (q, v))
+    # Products in float32 do not fit in registers together with the bounds of a function nor, if
+    # heads are wide, with those of vectors of keys.
+    has_large_bounds = bias.function or (bias.key_vectors is not None and block_d > 64)
+    chooses = chooses and not (single and has_large_bounds)
+
     row_bytes = max(block_d, block_dv) * q.element_size()
     block_m, block_n = tile_sizes(rows_of_group, page_size, row_bytes)
     blocks = paged.batch * paged.kv_heads, triton.cdiv(rows_of_group, block_m)
