@@ -27,9 +27,11 @@ def length(request) -> int:
 
 
 @pytest.fixture
-def record(record_property):
-    """A function that takes the fields of a `results.Row` and stores the row."""
-    return lambda *fields, **more: record_property("row", results.Row(*fields, **more))
+def record(request, record_property):
+    """A function that takes the fields of a `results.Row` and stores the row. Rows are grouped by
+    the headings of modules, which end at a colon."""
+    group = request.module.__doc__.partition(":")[0]
+    return lambda *fields: record_property("row", results.Row(*fields, group=group))
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Training time compared with alternatives."""
+"""Training against alternatives: forward and backward."""
 
 import pytest
 import torch

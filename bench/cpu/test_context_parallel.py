@@ -1,4 +1,4 @@
-"""Bytes sent between two ranks with and without certified skipping."""
+"""Bytes sent between two ranks: with and without certified skipping."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A decoding step compared with memory bandwidth and SDPA, and with skipping."""
+"""Decoding: a step compared with memory bandwidth and SDPA, and with skipping."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Embedding of texts by an MPNet, as sentence-transformers calls it, against its own attention.
+"""Embedding with MPNet: as sentence-transformers calls it, against its own attention.
 
 The shape is that of all-mpnet-base-v2, with fewer layers. Texts of unequal length are padded to
 the longest, as every batch is; the accelerated encoder computes nothing for the padding.

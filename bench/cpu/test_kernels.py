@@ -1,4 +1,4 @@
-"""Our kernels compared with themselves and with the peak of the processor, without skipping."""
+"""Biases against none: our kernels without skipping, and the peak of the processor."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Packed sequences of different lengths compared with the same sequences one by one."""
+"""Packed sequences: of different lengths, compared with the same sequences one by one."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Training time with skipping, the default, compared with computing every visible pair."""
+"""Skipping: training time at the default tolerance, compared with computing every pair."""
 
 import pytest
 import torch

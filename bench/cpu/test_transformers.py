@@ -1,4 +1,4 @@
-"""Models of transformers on this package compared with their own eager attention.
+"""Models of transformers: on this package, compared with their own eager attention.
 
 Times are those of attention alone: the other layers of the models, such as projections and MLPs,
 return tensors that were drawn beforehand. Work that a model does once for all layers, a mask or a

@@ -306,8 +306,9 @@ def launched(form: str, dtype: torch.dtype, head_dim: int, bias_gradient: bool) 
         names.append("attn_trim_kernel")
     if words in ([], ["gain"]):
         names += ["attn_append_kernel", "attn_decode_kernel", "attn_decode_merge_kernel"]
-        # Products in float32 leave no room for pieces.
-        chooses = may_skip and (form, dtype) != ("normalized", torch.float32)
+        # Products in float32 leave no room for pieces or, of wide heads, for vectors of keys.
+        is_large = form == "normalized" or (form == "relative_last" and head_dim > 64)
+        chooses = may_skip and not (dtype == torch.float32 and is_large)
         names += ["attn_choose_kernel"] if chooses else []
     if dtype != torch.float32 and head_dim <= 128:
         if form == "distance":

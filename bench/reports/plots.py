@@ -1,55 +1,51 @@
-"""The plots of the README and of docs/performance.md, drawn from the JSON files in bench/results/.
-
-    python -m bench.reports.plots    writes docs/plots/*.svg
+"""The plots of the README and of docs/performance.md, drawn from the latest run of `make bench`.
 
 Every point is a measurement. Values extrapolated from measurements are dashed and labelled.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
-from functools import cache
 from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bench import RESULTS, ROOT
-from bench.reports.results import Row, rows_of, three_digits
+from bench import ROOT
+from bench.reports.latest import row, seconds
+from bench.reports.results import three_digits
 
 FOLDER = ROOT / "docs" / "plots"
-MACHINE = "amd-epyc-2-cores"
 SETTING = "forward and backward, 8 heads of 64 channels, causal, 2 cores of an AMD EPYC"
 # Keeps text as text, and makes the files reproducible.
 STYLE = {"svg.fonttype": "none", "svg.hashsalt": "biased_flash_attn", "font.size": 10}
 OURS, SKIPPED, SDPA, DENSE, PLAIN = "#2f5fb3", "#1b9e77", "#8a8a8a", "#d98c1f", "#b3432f"
-BIASES = {
+OF_POSITIONS = {
     "alibi": "ALiBi",
     "kerple_log": "KERPLE",
     "sandwich": "Sandwich",
     "t5": "T5",
+    "fire": "FIRE",
     "cable": "CABLE",
-    "forget_gate": "forget gate",
+    "forget_gate": "forget\ngate",
     "kernelized_cable": "kernelized\nCABLE",
 }
-
-
-@cache
-def measured() -> dict[tuple[str, str], Row]:
-    """The latest row of each measurement, by work and dtype."""
-    rows = {}
-    for path in sorted((RESULTS / MACHINE).glob("*.json")):
-        for row in rows_of(json.loads(path.read_text())):
-            rows[row.work, row.dtype] = row
-    return rows
-
-
-def seconds(work: str) -> tuple[float, float]:
-    """The medians of both sides in float32, ours first."""
-    row = measured()[work, "float32"]
-    return statistics.median(row.ours), statistics.median(row.other)
+OF_QUERIES = {
+    "gated_table": "WavLM",
+    "shaw": "Shaw",
+    "banded": "Inkling",
+    "disentangled": "DeBERTa",
+    "transformer_xl": "Transformer-\nXL",
+}
+WIDE = ("banded",)  # measured with heads of 128 channels
+BIASES = {
+    **{f"{name} against no bias": label for name, label in OF_POSITIONS.items()},
+    **{
+        f"{name} against no bias at N = 4096, D = {128 if name in WIDE else 64}": label
+        for name, label in OF_QUERIES.items()
+    },
+}
 
 
 def time_against_length(axes: Axes) -> None:
@@ -118,7 +114,7 @@ def memory_against_length(axes: Axes) -> None:
             f"{size:.0f} MiB", (length, size), (6, -11), textcoords="offset points", color=DENSE
         )
     work = "peak memory beyond inputs, outputs and gradients at N = 16384, kerple_log"
-    size = measured()[work, "float32"].measured
+    size = row(work, "float32").measured
     axes.plot([16384], [size], "s", color=OURS, label="this package, KERPLE trained, measured")
     axes.annotate(
         f"{size:.1f} MiB", (16384, size), (6, -11), textcoords="offset points", color=OURS
@@ -133,20 +129,21 @@ def memory_against_length(axes: Axes) -> None:
 
 def cost_of_biases(axes: Axes) -> None:
     for shift, dtype, color in ((-0.2, "float32", OURS), (0.2, "bfloat16", SKIPPED)):
-        rows = [measured()[f"{bias} against no bias", dtype] for bias in BIASES]
-        medians = [row.measured for row in rows]
-        quartiles = [statistics.quantiles(row.values, n=4) for row in rows]
+        rows = [row(work, dtype) for work in BIASES]
+        medians = [x.measured for x in rows]
+        quartiles = [statistics.quantiles(x.values, n=4) for x in rows]
         whiskers = [
             [m - q[0] for m, q in zip(medians, quartiles, strict=True)],
             [q[2] - m for m, q in zip(medians, quartiles, strict=True)],
         ]
         places = [n + shift for n in range(len(rows))]
         axes.bar(places, medians, 0.38, yerr=whiskers, color=color, label=dtype, ecolor="black")
-        for x, row, quartile in zip(places, rows, quartiles, strict=True):
-            axes.text(x, quartile[2] + 0.01, f"{row.measured:.2f}", ha="center", fontsize=8)
+        for place, median, quartile in zip(places, medians, quartiles, strict=True):
+            axes.text(place, quartile[2] + 0.02, f"{median:.2f}", ha="center", fontsize=7)
     axes.axhline(1, color="black", linewidth=1)
     axes.set_xticks(range(len(BIASES)), BIASES.values())
-    axes.set(ylabel="time relative to no bias", ylim=(0, 1.7))
+    axes.set(ylabel="time relative to no bias", ylim=(0, 2.6))
+    axes.tick_params(axis="x", labelsize=8)
     axes.legend(fontsize=8, loc="upper left")
 
 
@@ -158,9 +155,12 @@ def figures() -> dict[str, Figure]:
     memory = Figure(figsize=(7.5, 4), layout="constrained")
     memory_against_length(memory.subplots())
     memory.suptitle(f"Peak memory, {SETTING}", fontsize=9)
-    biases = Figure(figsize=(7.5, 3.6), layout="constrained")
+    biases = Figure(figsize=(10.5, 3.8), layout="constrained")
     cost_of_biases(biases.subplots())
-    biases.suptitle(f"4096 tokens, nothing skipped, {SETTING}", fontsize=9)
+    biases.suptitle(
+        f"4096 tokens, nothing skipped, {SETTING}; Inkling with 128 channels, DeBERTa not causal",
+        fontsize=9,
+    )
     return {"time": time, "memory": memory, "biases": biases}
 
 
@@ -169,7 +169,3 @@ def write(folder: Path) -> None:
     with mpl.rc_context(STYLE):
         for name, figure in figures().items():
             figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
-
-
-if __name__ == "__main__":
-    write(FOLDER)

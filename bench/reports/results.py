@@ -36,6 +36,7 @@ class Row:
     other: list[float] | None = None  # seconds of the alternative
     aim: str | None = None  # the name of the target, if several rows share it
     failure: str | None = None  # why there are no values
+    group: str | None = None  # the heading of the table that it belongs to
 
     @property
     def measured(self) -> float | None:
@@ -104,9 +105,12 @@ def save(rows: list[Row], folder: Path, where: dict, now: datetime | None = None
 
 
 def markdown(result: dict) -> str:
-    """The environment and a table of the rows."""
-    lines = [HEADINGS, *(row.cells() for row in rows_of(result))]
-    return f"{heading(result)}\n\n{table(lines)}\n"
+    """The environment, and a table of the rows of each group."""
+    rows, parts = rows_of(result), [heading(result)]
+    for group in dict.fromkeys(row.group for row in rows):
+        lines = [HEADINGS, *(row.cells() for row in rows if row.group == group)]
+        parts += [f"## {group}", table(lines)] if group else [table(lines)]
+    return "\n\n".join(parts) + "\n"
 
 
 def rows_of(result: dict) -> list[Row]:

@@ -1,4 +1,4 @@
-"""The committed plots show the committed results."""
+"""The committed documents and plots show the latest run of `make bench`."""
 
 from __future__ import annotations
 
@@ -15,3 +15,11 @@ def test_plots_show_the_latest_results(tmp_path):
     committed = {path.name: TEXT.findall(path.read_text()) for path in plots.FOLDER.iterdir()}
     assert drawn == committed
     assert all(committed.values())
+
+
+def test_documents_show_the_latest_results():
+    from bench.reports import documents
+
+    readme, performance = documents.README.read_text(), documents.PERFORMANCE.read_text()
+    assert documents.readme_with_results(readme) == readme
+    assert documents.performance_with_results(performance) == performance

@@ -1,0 +1,60 @@
+"""What the README, docs/performance.md and the plots show of the latest run of `make bench`.
+
+python -m bench.reports.documents    writes it
+"""
+
+from __future__ import annotations
+
+import re
+
+from bench import ROOT
+from bench.reports import latest, plots
+
+README, PERFORMANCE = ROOT / "README.md", ROOT / "docs" / "performance.md"
+AGAINST_SDPA = "sandwich against SDPA with a dense mask"
+AGAINST_PLAIN = "kerple_log against plain PyTorch with autograd"
+MEMORY = "peak memory beyond inputs, outputs and gradients at N = 16384, kerple_log"
+
+
+def readme_with_results(text: str) -> str:
+    """The README with the times and the memory in its comparison."""
+    for dtype in ("float32", "bfloat16"):
+        begin, end = rf"(\| time, 4096 tokens, {dtype} \| )", r"( \| no backward pass on CPUs \|)"
+        text = _replaced(begin, " | ".join(_times(dtype)), end, text)
+    size = latest.row(MEMORY, "float32").measured
+    return _replaced(r"(\| O\(N\); )", f"{size:.0f} MiB", r"( for the whole call \|)", text)
+
+
+def _times(dtype: str) -> list[str]:
+    """The cells of our times and those of SDPA and of plain PyTorch."""
+    works = AGAINST_SDPA, AGAINST_PLAIN
+    ours, others = zip(*(latest.seconds(work, dtype) for work in works), strict=True)
+    ratios = [latest.row(work, dtype).measured for work in works]
+    mine = " to ".join(dict.fromkeys(_two_digits(x) for x in sorted(ours)))
+    return [
+        f"{mine} s",
+        *(f"{_two_digits(s)} s ({_two_digits(r)}x)" for s, r in zip(others, ratios, strict=True)),
+    ]
+
+
+def _two_digits(x: float) -> str:
+    return f"{x:#.2g}" if x < 9.95 else f"{x:.0f}"
+
+
+def performance_with_results(text: str) -> str:
+    """docs/performance.md with the tables."""
+    tables = latest.path().with_suffix(".md").relative_to(ROOT)
+    return _replaced(r'(--8<-- ")', str(tables), r'(")', text)
+
+
+def _replaced(begin: str, by: str, end: str, text: str) -> str:
+    found, count = re.subn(f"{begin}.*?{end}", lambda match: match[1] + by + match[2], text)
+    if count != 1:
+        raise ValueError(f"{begin!r} to {end!r} occurs {count} times; it must occur once")
+    return found
+
+
+if __name__ == "__main__":
+    README.write_text(readme_with_results(README.read_text()))
+    PERFORMANCE.write_text(performance_with_results(PERFORMANCE.read_text()))
+    plots.write(plots.FOLDER)

@@ -1,0 +1,34 @@
+"""The latest run of `make bench` whose results are kept."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from functools import cache
+from pathlib import Path
+
+from bench import RESULTS
+from bench.reports.results import Row, rows_of
+
+
+@cache
+def path() -> Path:
+    """Its JSON file."""
+    paths = RESULTS.glob("*/????-??-??-????.json")
+    on_cpus = (path for path in paths if "gpu" not in json.loads(path.read_text())["machine"])
+    return max(on_cpus, key=lambda path: path.stem)
+
+
+def row(work: str, dtype: str) -> Row:
+    return _rows()[work, dtype]
+
+
+def seconds(work: str, dtype: str = "float32") -> tuple[float, float]:
+    """The medians of both sides, ours first."""
+    found = row(work, dtype)
+    return statistics.median(found.ours), statistics.median(found.other)
+
+
+@cache
+def _rows() -> dict[tuple[str, str], Row]:
+    return {(x.work, x.dtype): x for x in rows_of(json.loads(path().read_text()))}
