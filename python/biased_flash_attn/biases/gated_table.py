@@ -50,9 +50,9 @@ class GatedTable(Bias):
         """The bias for the queries of hidden states x (B, N, dim): those of the last Nq if q is
         given."""
         x = states_of_queries(x, q, self.dim)
-        per_head = x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-        sums = self.gate(per_head).unflatten(-1, (2, 4)).sum(-1)
-        a, b = torch.sigmoid(sums).chunk(2, dim=-1)
+        # Heads last, as the layer would copy the hidden states if they were transposed.
+        sums = self.gate(x.unflatten(-1, (self.num_heads, -1))).unflatten(-1, (2, 4)).sum(-1)
+        a, b = torch.sigmoid(sums).transpose(1, 2).chunk(2, dim=-1)
         factors = a * (b * self.c[:, None, None] - 1) + 2
         # Larger distances are in the last bucket too.
         reach = self.table.max_distance
