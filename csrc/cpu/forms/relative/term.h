@@ -13,7 +13,8 @@
 
 namespace bfa::BFA_KERNELS {
 
-// A row of a term: that of one query and the keys of a tile.
+// The row of a term is that of one query and the keys of a tile. It adds the products to the
+// logits, and gets their gradients. Here the term is absent.
 template <class Real>
 struct AbsentRow {
     BFA_INLINE Vector<Real> added_to(Vector<Real> s, int) const { return s; }
@@ -21,6 +22,7 @@ struct AbsentRow {
     BFA_INLINE void end() {}
 };
 
+// One product for each key. kAccumulates: whether gradients are added to those in memory.
 template <class Real, bool kAccumulates>
 struct ProductsRow {
     const Real* products;
