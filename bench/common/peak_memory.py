@@ -16,17 +16,13 @@ from bench.common.layer import draw
 from bench.common.measure import THREADS
 from biased_flash_attn.cli.cost import cost
 
-bias, dtype, length, direction = (
-    sys.argv[1],
-    getattr(torch, sys.argv[2]),
-    int(sys.argv[3]),
-    sys.argv[4],
-)
+bias, dtype_name, length, direction = sys.argv[1:]
+dtype = getattr(torch, dtype_name)
 torch.set_num_threads(THREADS)
 ours = relative.ours if bias in relative.MAKE else implementations.ours
 ours(draw(64, dtype), bias)()  # initializes libraries
 
-training = ours(draw(length, dtype), bias)
+training = ours(draw(int(length), dtype), bias)
 results = training.leaves["v"].nbytes
 if direction == "both":
     results += sum(leaf.nbytes for leaf in training.leaves.values())
