@@ -88,8 +88,11 @@ class FreeFactors(Content):
         of_keys: int = 0,
         beyond: str = "zero",
         distances: int | None = None,
+        dtype: torch.dtype = torch.float32,
     ):
+        """dtype: that of the factors and tables, except in float64 copies of a problem."""
         super().__init__()
+        self.dtype = dtype
         (n_query, n_key), heads = case.lengths, case.heads[0]
         self.beyond, n = beyond, distances or max(1, 2 * n_key // 3)
         self.first = 0 if case.causal else -(n // 3)
@@ -105,9 +108,10 @@ class FreeFactors(Content):
             self.key_tables = nn.Parameter(-drawn(heads, of_keys, n) / 4)
 
     def forward(self) -> biases.RelativeBias:
-        return biases.RelativeBias(
-            **dict(self.named_parameters()), first=self.first, beyond=self.beyond
-        )
+        given = dict(self.named_parameters())
+        if next(self.parameters()).dtype == torch.float32:
+            given = {name: x.to(self.dtype) for name, x in given.items()}
+        return biases.RelativeBias(**given, first=self.first, beyond=self.beyond)
 
     def keep_rows(self, entry: slice, length: int) -> None:
         """Keeps the first rows of one batch entry."""
@@ -230,6 +234,14 @@ WIDE = {
     )
     for form, beyond in (("relative", "zero"), ("relative_last", "last"))
     for rank in (64, 128)
+}
+# The same in the dtype of the inputs, whose products have the arithmetic of that dtype.
+SAME_DTYPE = {
+    f"{form}-same-dtype{rank}": lambda case, rank=rank, beyond=beyond: FreeFactors(
+        case, of_queries=rank, of_keys=rank, beyond=beyond, dtype=case.dtype
+    )
+    for form, beyond in (("relative", "zero"), ("relative_last", "last"))
+    for rank in (3, 64)
 }
 # Dense forms; they are divided into parts differently: see tests/forms/test_dense.py.
 DENSE = {

@@ -17,7 +17,7 @@ from biased_flash_attn.attention import prepared
 from biased_flash_attn.backends.reference import attention
 from biased_flash_attn.forms import Geometry
 from biased_flash_attn.problem import Problem as Call
-from tests.support.biases import DENSE, FORMS, OF_QUERIES, SHIPPED, WIDE, Content
+from tests.support.biases import DENSE, FORMS, OF_QUERIES, SAME_DTYPE, SHIPPED, WIDE, Content
 from tests.support.cases import LAYOUTS, Case
 from tests.support.numerics import assert_close_to_float64
 
@@ -84,7 +84,7 @@ def drawn(case: Case) -> Problem:
         x = LAYOUTS[case.layout](torch.randn(case.batch, *shape).to(case.dtype))
         return x.detach().requires_grad_()
 
-    make = (FORMS | SHIPPED | DENSE | OF_QUERIES | WIDE)[case.bias]
+    make = (FORMS | SHIPPED | DENSE | OF_QUERIES | WIDE | SAME_DTYPE)[case.bias]
     bias = make(case)
     return Problem(
         case,

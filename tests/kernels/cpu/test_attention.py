@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from biased_flash_attn import backends
-from tests.support.biases import FORMS, WIDE
+from tests.support.biases import FORMS, SAME_DTYPE, WIDE
 from tests.support.cases import DTYPES, INSTRUCTION_SETS, LAYOUTS, Case, pairwise
 from tests.support.problems import check, check_problem, drawn
 
@@ -78,6 +78,16 @@ def test_vectors_as_wide_as_heads_are_exact(bias, dtype, instruction_set):
     with backends.instruction_set(instruction_set):
         check(Case(bias, dtype, lengths=(63, 130), dims=(64, 17), heads=(2, 1), batch=1))
         check(Case(bias, dtype, lengths=(130, 17), dims=(16, 16), causal=False, layout="sliced"))
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("bias", SAME_DTYPE)
+def test_vectors_in_the_dtype_of_the_inputs_are_exact(bias, dtype, instruction_set):
+    """Distances within the table and beyond both of its ends."""
+    with backends.instruction_set(instruction_set):
+        check(Case(bias, dtype, lengths=(130, 330), dims=(16, 17), heads=(2, 1), batch=1))
+        check(Case(bias, dtype, lengths=(330, 330), dims=(16, 16), heads=(1, 1), causal=False))
 
 
 @pytest.mark.parametrize(
