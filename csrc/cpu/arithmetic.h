@@ -167,15 +167,28 @@ struct Paired {
 };
 #endif
 
-// Transposes (rows, columns) to (columns, kTile). rows is a multiple of the vector length.
+// Transposes (rows, columns) to (columns, target_stride). rows is a multiple of the vector length.
 template <class Operand>
-__attribute__((noinline)) void transpose(const Operand* source, int rows, int64_t columns,
-                                         int64_t source_stride, Operand* target) {
-    constexpr int kBlock = kLanes<Operand>;
-    for (int row = 0; row < rows; row += kBlock)
-        for (int64_t c = 0; c < columns; ++c)
-            for (int r = row; r < row + kBlock; ++r)
-                target[c * kTile + r] = source[r * source_stride + c];
+__attribute__((noinline)) void transpose(const Operand* source, int64_t rows, int64_t columns,
+                                         int64_t source_stride, Operand* target,
+                                         int64_t target_stride = kTile) {
+    constexpr int kSide = kLanes<Operand>;
+    const int64_t whole = columns / kSide * kSide;
+    for (int64_t row = 0; row < rows; row += kSide) {
+        for (int64_t c = 0; c < whole; c += kSide) {
+            Vector<Operand> square[kSide];
+#pragma GCC unroll 16
+            for (int x = 0; x < kSide; ++x)
+                square[x] = load(source + (row + x) * source_stride + c);
+            transpose_square<Operand>(square);
+#pragma GCC unroll 16
+            for (int x = 0; x < kSide; ++x)
+                store(target + (c + x) * target_stride + row, square[x]);
+        }
+        for (int64_t c = whole; c < columns; ++c)
+            for (int64_t r = row; r < row + kSide; ++r)
+                target[c * target_stride + r] = source[r * source_stride + c];
+    }
 }
 
 }  // namespace bfa::BFA_KERNELS

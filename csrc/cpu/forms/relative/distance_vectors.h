@@ -33,9 +33,12 @@ public:
           repeats_ends_(RelativeTensors::repeats_ends(problem)),
           rank_(problem.form_tensors[tensor].rows),
           count_(problem.form_tensors[tensor].columns),
-          places_(exists() ? round_up(count_ + 2 * kPadding, kPanelStep) : 0),
-          panels_(arena.take<Operand>(places_ / kPanelStep * depth() * kPanel)),
-          along_rank_(arena.take<Operand>(with_gradient ? places_ / kPair * columns() : 0)),
+          places_(exists() ? round_up(count_ + 2 * kPadding, kLane) : 0),
+          panels_(arena.take<Operand>(panels() * panel_elements())),
+          rows_of_span_(arena.take<Operand>(with_gradient ? kSpan * panel_rows() : 0)),
+          pairs_of_span_(kPair == 1 || !with_gradient
+                             ? rows_of_span_
+                             : arena.take<Operand>(kSpan / kPair * columns())),
           ends_(arena.take<Real>(2 * columns())),
           rows_(arena.take<Real>(kPair * row_elements())) {}
 
@@ -54,7 +57,7 @@ public:
         if (table == table_) return false;
         table_ = table;
         std::memset(ends_, 0, 2 * columns() * sizeof(Real));
-        for (int64_t r = 0; r < depth() * kPair; ++r) {
+        for (int64_t r = 0; r < panel_rows() * kPair; ++r) {
             Real* row = rows_ + r % kPair * row_elements();
             if (r < rank_) {
                 read_row_of_places(b, h, r, row);
@@ -65,7 +68,6 @@ public:
             }
             if (r % kPair == kPair - 1) fill_panels(r / kPair);
         }
-        if (with_gradient_) fill_along_rank();
         return true;
     }
 
@@ -86,13 +88,21 @@ public:
     // The vector of all these places.
     const Real* end(int index) const { return ends_ + index * columns(); }
 
-    // For products that contract the ranks, and those that contract the places.
+    // For products that contract the ranks.
     RightMatrix<Operand> contracting_ranks(int64_t place) const {
         const int64_t panel = place / kPanelStep;
-        return {panels_ + panel * depth() * kPanel + place % kPanelStep, kPanel};
+        return {panels_ + panel * panel_elements() + place % kPanelStep, kPanel};
     }
-    RightMatrix<Operand> contracting_places(int64_t even_place) const {
-        return {along_rank_ + even_place / kPair * columns(), columns()};
+    // For products that contract `count` places. It is transposed at each call: that of the whole
+    // table would need as much memory as the panels. Valid until the next call.
+    RightMatrix<Operand> contracting_places(int64_t even_place, int count) const {
+        const RightMatrix<Operand> source = contracting_ranks(even_place);
+        transpose(source.data, panel_rows(), count, source.stride, rows_of_span_, panel_rows());
+        if constexpr (kPair == 2)
+            Arithmetic::pack_row_pairs(Element::bfloat16, reinterpret_cast<char*>(rows_of_span_),
+                                       panel_rows() * sizeof(Operand), count, columns(),
+                                       pairs_of_span_, columns());
+        return {pairs_of_span_, columns()};
     }
     Result<Real> gradient(int64_t place) const {
         return {gradient_ + place * columns(), columns()};
@@ -125,10 +135,13 @@ public:
 private:
     // A product reads its places from one panel. The panels overlap by kSpan places, and their rows
     // are near each other: those of the whole table would each be in another page of memory.
-    static constexpr int64_t kPanelStep = 512, kPanel = kPanelStep + kSpan;
+    static constexpr int64_t kPanelStep = 1024, kPanel = kPanelStep + kSpan;
     static constexpr int64_t kPadding = 2 * kSpan;
 
-    int64_t row_elements() const { return places_ + kPanel; }
+    int64_t panels() const { return round_up(places_, kPanelStep) / kPanelStep; }
+    int64_t panel_rows() const { return round_up(depth(), kLane); }  // zeros after the ranks
+    int64_t panel_elements() const { return panel_rows() * kPanel; }
+    int64_t row_elements() const { return panels() * kPanelStep + kSpan; }
     int64_t column_of(int64_t place) const {
         const int64_t column = place - kPadding;
         return is_reversed_ ? count_ - 1 - column : column;
@@ -167,8 +180,8 @@ private:
     }
 
     void fill_panels(int64_t depth_index) const {
-        for (int64_t panel = 0; panel < places_ / kPanelStep; ++panel) {
-            Operand* target = panels_ + (panel * depth() + depth_index) * kPanel;
+        for (int64_t panel = 0; panel < panels(); ++panel) {
+            Operand* target = panels_ + panel * panel_elements() + depth_index * kPanel;
             const Real* source = rows_ + panel * kPanelStep;
             if constexpr (kPair == 1) {
                 std::memcpy(target, source, kPanel * sizeof(Operand));
@@ -180,32 +193,11 @@ private:
         }
     }
 
-    // Transposes the panels. The vectors of a few places at a time stay in the L1 cache.
-    void fill_along_rank() const {
-        for (int64_t begin = 0; begin < places_; begin += kLane) {
-            const RightMatrix<Operand> source = contracting_ranks(begin);
-            Operand* target = along_rank_ + begin / kPair * columns();
-            std::memset(target, 0, kLane / kPair * columns() * sizeof(Operand));
-            for (int64_t r = 0; r < depth(); ++r) {
-                const Operand* places = source.data + r * source.stride;
-                for (int x = 0; x < kLane; x += kPair) {
-                    Operand* vectors = target + x / kPair * columns() + r * kPair;
-                    if constexpr (kPair == 1) {
-                        *vectors = places[x];
-                    } else {
-                        vectors[0] = (places[x] & 0xffff) | places[x + 1] << 16;
-                        vectors[1] = places[x] >> 16 | (places[x + 1] & 0xffff0000);
-                    }
-                }
-            }
-        }
-    }
-
     const Problem& problem_;
     const int tensor_;
     const bool is_reversed_, with_gradient_, repeats_ends_;
     const int64_t rank_, count_, places_;
-    Operand *panels_, *along_rank_;
+    Operand *panels_, *rows_of_span_, *pairs_of_span_;
     Real *ends_, *rows_, *gradient_ = nullptr;  // rows_: as many rows of places as a pair has
     const char* table_ = nullptr;               // that of the vectors
 };

@@ -74,11 +74,12 @@ public:
     void add_gradients(const RightMatrix<Operand>& a, const Result<Real>& a_gradient,
                        const Vectors& vectors) {
         pack_pairs_of_columns();
+        const RightMatrix<Operand> places = vectors.contracting_places(place_, kRows + kWidth);
         for (int row = 0; row < kRows; row += kGroup) {
             const int rows = std::min(kGroup, kRows - row), column = kRows - row - rows;
             gemm<Arithmetic, true>(rows, a_gradient.stride, (rows + kWidth) / kPair,
                                    along_row(row, column),
-                                   vectors.contracting_places(place_ + column),
+                                   {places.data + column / kPair * places.stride, places.stride},
                                    {a_gradient.data + row * a_gradient.stride, a_gradient.stride});
         }
         pack_pairs_of_rows();
