@@ -154,15 +154,16 @@ BFA_INLINE Vector<T> sums_of_lanes(const T* vectors) {
 // One step of a transposition: exchanges the lanes of a where bit kHalf is 1 and those of b where
 // it is 0.
 template <int kHalf, class T, int... lane>
-BFA_INLINE void exchange(Vector<T>& a, Vector<T>& b, std::integer_sequence<int, lane...>) {
-    constexpr auto from = [](int x) { return x & kHalf ? kLanes<T> : 0; };
+BFA_INLINE void exchange_lanes(Vector<T>& a, Vector<T>& b, std::integer_sequence<int, lane...>) {
+    constexpr int kOther = kLanes<T> / kHalf;  // lane n of the second operand has index kLanes + n
     const Vector<T> first = a;
 #if defined(__clang__)
-    a = __builtin_shufflevector(first, b, ((lane & ~kHalf) + from(lane))...);
-    b = __builtin_shufflevector(first, b, ((lane | kHalf) + from(lane))...);
+    a = __builtin_shufflevector(first, b, ((lane & ~kHalf) + (lane & kHalf) * kOther)...);
+    b = __builtin_shufflevector(first, b, ((lane | kHalf) + (lane & kHalf) * kOther)...);
 #else
-    a = __builtin_shuffle(first, b, Vector<Bits<T>>{((lane & ~kHalf) + from(lane))...});
-    b = __builtin_shuffle(first, b, Vector<Bits<T>>{((lane | kHalf) + from(lane))...});
+    a = __builtin_shuffle(first, b,
+                          Vector<Bits<T>>{((lane & ~kHalf) + (lane & kHalf) * kOther)...});
+    b = __builtin_shuffle(first, b, Vector<Bits<T>>{((lane | kHalf) + (lane & kHalf) * kOther)...});
 #endif
 }
 
@@ -172,8 +173,8 @@ BFA_INLINE void transpose_square(Vector<T> (&rows)[kLanes<T>]) {
 #pragma GCC unroll 16
         for (int r = 0; r < kLanes<T>; ++r)
             if (!(r & kHalf))
-                exchange<kHalf, T>(rows[r], rows[r + kHalf],
-                                   std::make_integer_sequence<int, kLanes<T>>());
+                exchange_lanes<kHalf, T>(rows[r], rows[r + kHalf],
+                                         std::make_integer_sequence<int, kLanes<T>>());
         transpose_square<T, kHalf / 2>(rows);
     }
 }

@@ -84,7 +84,7 @@ def test_vectors_as_wide_as_heads_are_exact(bias, dtype, instruction_set):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("bias", SAME_DTYPE)
 def test_vectors_in_the_dtype_of_the_inputs_are_exact(bias, dtype, instruction_set):
-    """Distances within the table, which is as long as several panels, and beyond both its ends."""
+    """Distances within the table, which is longer than one panel, and beyond both its ends."""
     with backends.instruction_set(instruction_set):
         check(Case(bias, dtype, lengths=(130, 1700), dims=(16, 17), heads=(2, 1), batch=1))
         check(Case(bias, dtype, lengths=(330, 330), dims=(16, 16), heads=(1, 1), causal=False))

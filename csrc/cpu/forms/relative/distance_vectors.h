@@ -33,12 +33,12 @@ public:
           repeats_ends_(RelativeTensors::repeats_ends(problem)),
           rank_(problem.form_tensors[tensor].rows),
           count_(problem.form_tensors[tensor].columns),
-          places_(exists() ? round_up(count_ + 2 * kPadding, kLane) : 0),
+          places_(exists() ? count_ + 2 * kPadding : 0),
           panels_(arena.take<Operand>(panels() * panel_elements())),
           rows_of_span_(arena.take<Operand>(with_gradient ? kSpan * panel_rows() : 0)),
-          pairs_of_span_(kPair == 1 || !with_gradient
+          pairs_of_span_(kPair == 1
                              ? rows_of_span_
-                             : arena.take<Operand>(kSpan / kPair * columns())),
+                             : arena.take<Operand>(with_gradient ? kSpan / kPair * columns() : 0)),
           ends_(arena.take<Real>(2 * columns())),
           rows_(arena.take<Real>(kPair * row_elements())) {}
 
@@ -93,8 +93,8 @@ public:
         const int64_t panel = place / kPanelStep;
         return {panels_ + panel * panel_elements() + place % kPanelStep, kPanel};
     }
-    // For products that contract `count` places. It is transposed at each call: that of the whole
-    // table would need as much memory as the panels. Valid until the next call.
+    // For products that contract places, of which `count` are transposed at each call: a transposed
+    // copy of the whole table would need as much memory as the panels. Valid until the next call.
     RightMatrix<Operand> contracting_places(int64_t even_place, int count) const {
         const RightMatrix<Operand> source = contracting_ranks(even_place);
         transpose(source.data, panel_rows(), count, source.stride, rows_of_span_, panel_rows());
@@ -133,13 +133,14 @@ public:
     }
 
 private:
-    // A product reads its places from one panel. The panels overlap by kSpan places, and their rows
-    // are near each other: those of the whole table would each be in another page of memory.
+    // A product reads its places from one panel, whose rows are closer to each other in memory than
+    // those of the whole table would be. The panels overlap by kSpan places.
     static constexpr int64_t kPanelStep = 1024, kPanel = kPanelStep + kSpan;
     static constexpr int64_t kPadding = 2 * kSpan;
 
     int64_t panels() const { return round_up(places_, kPanelStep) / kPanelStep; }
-    int64_t panel_rows() const { return round_up(depth(), kLane); }  // zeros after the ranks
+    // Squares of vectors are transposed, so zeros follow the ranks.
+    int64_t panel_rows() const { return with_gradient_ ? round_up(depth(), kLane) : depth(); }
     int64_t panel_elements() const { return panel_rows() * kPanel; }
     int64_t row_elements() const { return panels() * kPanelStep + kSpan; }
     int64_t column_of(int64_t place) const {
@@ -197,7 +198,9 @@ private:
     const int tensor_;
     const bool is_reversed_, with_gradient_, repeats_ends_;
     const int64_t rank_, count_, places_;
-    Operand *panels_, *rows_of_span_, *pairs_of_span_;
+    Operand* panels_;
+    // (kSpan, panel_rows()) and (kSpan / kPair, columns()), which are the same without pairs.
+    Operand *rows_of_span_, *pairs_of_span_;
     Real *ends_, *rows_, *gradient_ = nullptr;  // rows_: as many rows of places as a pair has
     const char* table_ = nullptr;               // that of the vectors
 };
