@@ -12,7 +12,7 @@ from .parameters import finite, positive_int
 from .relative import RelativeBias, check_heads, rank_of
 
 ORDERS = ("halves", "interleaved")
-_CHUNK = 256  # distances whose sinusoids are computed at a time
+_CHUNK = 128  # distances whose sinusoids are computed at a time
 
 
 class TransformerXL(Bias):
