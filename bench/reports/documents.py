@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from bench import ROOT
-from bench.reports import latest, plots
+from bench.reports import bounds, latest, plots
 
 README, PERFORMANCE = ROOT / "README.md", ROOT / "docs" / "performance.md"
 AGAINST_SDPA = "sandwich against SDPA with a dense mask"
@@ -42,9 +42,14 @@ def _two_digits(x: float) -> str:
 
 
 def performance_with_results(text: str) -> str:
-    """docs/performance.md with the tables."""
+    """docs/performance.md with the tables, and what bounds the ratios in them."""
     tables = latest.path().with_suffix(".md").relative_to(ROOT)
-    return _replaced(r'(--8<-- ")', str(tables), r'(")', text)
+    text = _replaced(r'(--8<-- ")', str(tables), r'(")', text)
+    text = _replaced(r"(at most )", f"{bounds.peak() / 1e9:.0f}", r"( billion multiply-adds)", text)
+    text = _replaced(r"(no bias reaches )", f"{bounds.reached():.0f}", r"( %)", text)
+    for name, cells in bounds.rows().items():
+        text = _replaced(rf"(\| {name} \| )", " | ".join(cells), r"( \|\n)", text)
+    return text
 
 
 def _replaced(begin: str, by: str, end: str, text: str) -> str:
