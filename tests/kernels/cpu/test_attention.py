@@ -80,6 +80,7 @@ def test_vectors_as_wide_as_heads_are_exact(bias, dtype, instruction_set):
         check(Case(bias, dtype, lengths=(130, 17), dims=(16, 16), causal=False, layout="sliced"))
 
 
+@pytest.mark.sanitize
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("bias", SAME_DTYPE)
