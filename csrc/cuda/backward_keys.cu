@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(3 * kGroupThreads, 1)
     auto& shared = *reinterpret_cast<BackwardShared<Tile>*>(memory);
 
     const Problem& problem = params.problem;
-    const Program program(problem, problem.heads / problem.group, false);
+    const Program program(problem, problem.heads / problem.group, blockIdx.x, gridDim.x, false);
     const Head head(problem, program.b, program.h * problem.group);
     const int first_key = program.block * kBlockRows;
     if (first_key >= head.n_key) return;  // a sequence that is shorter than others

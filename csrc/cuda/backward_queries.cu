@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(3 * kGroupThreads, 1)
     auto& shared = *reinterpret_cast<Shared*>(memory);
     constexpr bool kHasNumbers = Form::template kNumbers<Tile::kKeys> > 0;
 
-    const Program program(params.problem, params.problem.heads);
+    const Program program(params.problem, params.problem.heads, blockIdx.x, gridDim.x);
     const Head head(params.problem, program.b, program.h);
     const Block block{params.problem, params.bias, head, program.block * kBlockRows};
     if (block.first >= head.n_query) return;  // a sequence that is shorter than others

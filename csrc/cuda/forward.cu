@@ -1,13 +1,13 @@
 // Forward: o_i = sum_j exp(s_ij - lse_i) v_j and lse_i = log sum_j exp(s_ij).
 //
-// A block computes 128 queries of a head, 64 in each of two warp groups. A third one copies tiles
-// of keys and values to shared memory, where both groups read them:
+// A thread block computes 128 queries of a head, 64 in each of two warp groups, and then takes the
+// next ones, those with the most keys first. A third group copies tiles of keys and values to
+// shared memory, where both groups read them:
 //
 //     for each key tile, the last one first:
-//         s = q k^T
+//         s = bias / scale + q k^T
 //         o = o + p v                     # p and v of the previous tile
-//         s = scale s + bias, masked      # while o is computed, and the other group's products
-//         p = online softmax of s
+//         p = online softmax of s         # while o is computed, and the other group's products
 //         o = rescaled o
 #include "forms/cumulative.cuh"
 #include "forms/distance.cuh"
@@ -25,188 +25,307 @@ struct Shared {
     using Element = typename Tile::Element;
     using Place = Stage<Tile::kStages>;
     // The outputs replace the queries.
-    static constexpr int kWidth = maximum(Tile::kHeadDim, Tile::kValueDim);
+    static constexpr int kPanels = maximum(Tile::kHeadDim, Tile::kValueDim) / kPanel;
 
-    alignas(1024) Panels<Element, kWidth, kBlockRows> queries;
+    alignas(1024) Element queries[kPanels][kBlockRows][kPanel];
     alignas(1024) Panels<Element, Tile::kHeadDim, Tile::kKeys> keys[Tile::kStages];
     alignas(1024) Panels<Element, Tile::kValueDim, Tile::kKeys> values[Tile::kStages];
     alignas(128) float numbers[Tile::kStages][Tile::kNumbers];  // see forms/form.cuh
-    Barrier query_full;
+    Mailbox for_groups[2];                                      // with the queries of each group
+    Mailbox for_numbers;
     Barrier own_values;  // the last tile of values, before rows of other sequences are cleared
     Ring<Tile::kStages> key_ring, value_ring;
+
+    __device__ void init(bool has_numbers) {
+        for (Mailbox& group : for_groups) group.init(kConsumerWarps / 2);
+        for_numbers.init(1);
+        own_values.init(1);
+        key_ring.init(has_numbers ? 2 : 1, kConsumerWarps);
+        value_ring.init(1, kConsumerWarps);
+        fence_barrier_init();
+    }
 };
 
-// The first warp of the producer group: copies q, and then keys and values tile by tile.
-template <class Tile>
-__device__ void copy_tiles(const ForwardParams& params, Shared<Tile>& shared, const Head& head,
-                           int first, KeyTiles<Tile::kKeys> tiles, int lane) {
-    using Element = typename Tile::Element;
-    const bool leads = lane == 0;
-    if (leads) {
-        shared.query_full.arrive_expecting(sizeof(Panels<Element, Tile::kHeadDim, kBlockRows>));
-        auto& queries =
-            reinterpret_cast<Panels<Element, Tile::kHeadDim, kBlockRows>&>(shared.queries);
-        copy_rows<kBlockRows>(queries, params.q, shared.query_full, head.first_query + first,
-                              head.h, head.entry);
-    }
-    typename Shared<Tile>::Place stage;
-    for (int n = tiles.count - 1; n >= 0; --n, stage.advance()) {
-        const int j = tiles.first_key(n), row = head.first_key + j;
-        auto& keys = shared.keys[stage.index];
-        auto& values = shared.values[stage.index];
-        if (leads) {
-            shared.key_ring.wait_until_empty(stage);
-            Barrier& full = shared.key_ring.full(stage);
-            full.arrive_expecting(sizeof(keys));
-            copy_rows<Tile::kKeys>(keys, params.k, full, row, head.kv_head, head.entry);
+// Calls f with the 128 queries of a program and the tiles of their keys.
+template <class Tile, class Function>
+__device__ void with_block(const ForwardParams& params, int rank, Function f) {
+    const Program program(params.problem, params.problem.heads, rank, params.programs);
+    const Head head(params.problem, program.b, program.h);
+    const Block block{params.problem, params.bias, head, program.block * kBlockRows};
+    f(block, KeyTiles<Tile::kKeys>(block));
+}
+
+// The first warp of the producer group: distributes the work, and copies its tensors.
+template <class Tile, class Form>
+class Producer {
+    using Tiles = KeyTiles<Tile::kKeys>;
+
+public:
+    __device__ Producer(const ForwardParams& params, Shared<Tile>& shared, int lane)
+        : params_(params), shared_(shared), lane_(lane), leads_(lane == 0) {}
+
+    __device__ void run() {
+        for (int rank = blockIdx.x; rank < params_.programs; rank = next_rank()) {
+            with_block<Tile>(params_, rank, [&](const Block& block, Tiles tiles) {
+                // A sequence may be shorter than others.
+                if (block.first < block.head.n_query) produce(block, tiles, rank);
+            });
         }
+        if (!leads_) return;
+        if (kStaged<Form, Tile::kKeys> > 0) shared_.for_numbers.send(Mailbox::kNoMore, round_);
+        for (Mailbox& group : shared_.for_groups) group.send(Mailbox::kNoMore, round_);
+    }
+
+private:
+    __device__ int next_rank() const {
+        if (!params_.tickets) return params_.programs;
+        int ticket = 0;
+        if (leads_) ticket = atomicAdd(params_.tickets, 1);
+        return int(gridDim.x) + __shfl_sync(~0u, ticket, 0);
+    }
+    __device__ void produce(const Block& block, Tiles tiles, int rank) {
+        const int count = tiles.count;
+        if (leads_ && kStaged<Form, Tile::kKeys> > 0) shared_.for_numbers.send(rank, round_);
+        // The first keys do not wait until the outputs of earlier queries have been stored.
+        if (count > 0) copy_keys(block.head, tiles.first_key(count - 1));
+        if (leads_) send_queries(block, rank, count > 0);
+        round_.advance();
+        // Keys are needed before the values of the previous tile.
+        for (int n = count - 1; n >= 0; --n) {
+            if (n > 0) copy_keys(block.head, tiles.first_key(n - 1));
+            copy_values(block.head, tiles.first_key(n));
+        }
+    }
+    __device__ void copy_keys(const Head& head, int j) {
+        if (leads_) {
+            auto& keys = shared_.keys[key_stage_.index];
+            shared_.key_ring.wait_until_empty(key_stage_);
+            Barrier& full = shared_.key_ring.full(key_stage_);
+            full.arrive_expecting(sizeof(keys));
+            copy_rows<Tile::kKeys>(keys, params_.k, full, head.first_key + j, head.kv_head,
+                                   head.entry);
+        }
+        key_stage_.advance();
+    }
+    __device__ void send_queries(const Block& block, int rank, bool has_keys) {
+        constexpr int kPanels = Tile::kHeadDim / kPanel;
+        const Head& head = block.head;
+        const int bytes = has_keys ? kPanels * kGroupRows * kRowBytes : 0;
+        for (int group = 0; group < 2; ++group) {
+            Barrier& full = shared_.for_groups[group].send(rank, round_, bytes);
+            const int first = group * kGroupRows;
+            for (int panel = 0; has_keys && panel < kPanels; ++panel) {
+                copy_box(shared_.queries[panel][first], params_.q, full, panel * kPanel,
+                         head.first_query + block.first + first, head.h, head.entry);
+            }
+        }
+    }
+    // The whole warp calls this.
+    __device__ void copy_values(const Head& head, int j) {
+        const auto stage = value_stage_;
+        value_stage_.advance();
+        auto& values = shared_.values[stage.index];
         // Rows after the end of a sequence may contain NaN, which a weight of 0 does not remove.
-        const bool has_others = params.problem.sequences && j + Tile::kKeys > head.n_key;
-        if (leads) {
-            shared.value_ring.wait_until_empty(stage);
-            Barrier& full = has_others ? shared.own_values : shared.value_ring.full(stage);
+        const bool has_others = params_.problem.sequences && j + Tile::kKeys > head.n_key;
+        if (leads_) {
+            shared_.value_ring.wait_until_empty(stage);
+            Barrier& full = has_others ? shared_.own_values : shared_.value_ring.full(stage);
             full.arrive_expecting(sizeof(values));
-            copy_rows<Tile::kKeys>(values, params.v, full, row, head.kv_head, head.entry);
+            copy_rows<Tile::kKeys>(values, params_.v, full, head.first_key + j, head.kv_head,
+                                   head.entry);
         }
         __syncwarp();
-        if (has_others) {
-            shared.own_values.wait(0);  // only the last tile contains rows of others
-            clear_rows(values, head.n_key - j, lane);
-            fence_async_proxy();
-            __syncwarp();
-            if (leads) shared.value_ring.full(stage).arrive();
-        }
+        if (!has_others) return;
+        shared_.own_values.wait(parity_);
+        parity_ ^= 1;
+        clear_rows(values, head.n_key - j, lane_);
+        fence_async_proxy();
+        __syncwarp();
+        if (leads_) shared_.value_ring.full(stage).arrive();
+    }
+
+    const ForwardParams& params_;
+    Shared<Tile>& shared_;
+    const int lane_;
+    const bool leads_;
+    typename Shared<Tile>::Place key_stage_, value_stage_;
+    Stage<1> round_;       // of the mailboxes
+    uint32_t parity_ = 0;  // of `own_values`
+};
+
+// Calls f for all blocks of queries that arrive in a mailbox; all of its readers call this.
+template <class Tile, class Function>
+__device__ void for_each_block(const ForwardParams& params, Mailbox& mailbox, int lane,
+                               Function f) {
+    for (Stage<1> round;; round.advance()) {
+        const int rank = __shfl_sync(~0u, mailbox.receive(round), 0);
+        if (rank == Mailbox::kNoMore) return;
+        with_block<Tile>(params, rank, f);
+        __syncwarp();
+        if (lane == 0) mailbox.ring.release(round);
     }
 }
 
 // The second warp of the producer group: provides the form's numbers of each tile with its keys.
 template <class Tile, class Form>
-__device__ void stage_numbers(Shared<Tile>& shared, const Block& block, KeyTiles<Tile::kKeys> tiles,
-                              int lane) {
+__device__ void stage_numbers(const ForwardParams& params, Shared<Tile>& shared, int lane) {
     typename Shared<Tile>::Place stage;
-    for (int n = tiles.count - 1; n >= 0; --n, stage.advance()) {
-        shared.key_ring.wait_until_empty(stage);
-        Form::template stage<Tile::kKeys>(block, tiles.first_key(n), shared.numbers[stage.index],
-                                          lane);
-        __syncwarp();
-        if (lane == 0) shared.key_ring.full(stage).arrive();
-    }
+    for_each_block<Tile>(
+        params, shared.for_numbers, lane, [&](const Block& block, KeyTiles<Tile::kKeys> tiles) {
+            for (int n = tiles.count - 1; n >= 0; --n, stage.advance()) {
+                const int j = tiles.first_key(n);
+                const StartOfTile tile(block, j, Tile::kKeys);
+                float* numbers = shared.numbers[stage.index];
+                shared.key_ring.wait_until_empty(stage);
+                if (!tile.template exists<Form>()) {
+                    Form::template stage<Tile::kKeys>(block, j, numbers, lane);
+                } else if constexpr (Form::kStarts) {
+                    Form::template stage_start<Tile::kKeys>(block, j, tile, numbers, lane);
+                }
+                __syncwarp();
+                if (lane == 0) shared.key_ring.full(stage).arrive();
+            }
+        });
 }
 
+// A warp group that computes its queries of every block.
 template <class Tile, class Form>
-__device__ void attend(const ForwardParams& params, Shared<Tile>& shared, const Block& block,
-                       KeyTiles<Tile::kKeys> tiles, Place place) {
+class Consumer {
     using Element = typename Tile::Element;
-    constexpr int kKeys = Tile::kKeys, kChannels = Tile::kHeadDim;
-    const bool leads_warp = place.thread % 32 == 0;
-    Logits<Element, kKeys, Form> logits(block, place);
-    Softmax softmax;
-    float s[kKeys / 2], o[Tile::kValueDim / 2], rescale[2];
-    uint32_t p[kKeys / 4];
+    static constexpr int kKeys = Tile::kKeys;
+
+public:
+    __device__ Consumer(const ForwardParams& params, Shared<Tile>& shared, Place place)
+        : params_(params),
+          shared_(shared),
+          place_(place),
+          leads_warp_(place.thread % 32 == 0),
+          turns_(place.group) {}
+
+    __device__ void run() {
+        for_each_block<Tile>(params_, shared_.for_groups[place_.group], place_.thread % 32,
+                             [&](const Block& block, KeyTiles<kKeys> tiles) {
+                                 attend(block, tiles);
+                                 // The next queries are copied to where outputs were written.
+                                 fence_async_proxy();
+                             });
+        turns_.finish();
+    }
+
+private:
+    __device__ void attend(const Block& block, KeyTiles<kKeys> tiles) {
+        Logits<Element, kKeys, Form> logits(block, place_);
+        Softmax softmax;
+        float s[kKeys / 2], o[Tile::kValueDim / 2], rescale[2];
+        uint32_t p[kKeys / 4];
 #pragma unroll
-    for (float& x : o) x = 0;
+        for (float& x : o) x = 0;
 
-    if (tiles.count > 0) {
-        const uint64_t q = describe(shared.queries[0][place.group * kGroupRows]);
-        typename Shared<Tile>::Place stage, previous;
-
-        const auto multiply_keys = [&] {
-            shared.key_ring.wait_until_full(stage);
-            fence_products(s);
-            multiply_rows<Element, kKeys, kChannels, kBlockRows, kKeys>(
-                s, q, describe(shared.keys[stage.index]));
-            commit_products();
-        };
-        const auto multiply_values = [&] {
-            shared.value_ring.wait_until_full(previous);
-            fence_products(p, o);
-            multiply_columns<Element, Tile::kValueDim, kKeys>(
-                o, p, describe(shared.values[previous.index], kKeys * kRowBytes), true);
-            commit_products();
+        const auto wait_for_keys = [&](auto stage) { shared_.key_ring.wait_until_full(stage); };
+        const auto start = [&](int n) {
+            if constexpr (Form::kStarts)
+                logits.start(s, shared_.numbers[stage_.index], tiles.first_key(n));
         };
         const auto add_to_softmax = [&](int n) {
-            logits.complete(s, shared.numbers[stage.index], tiles.first_key(n));
+            logits.complete(s, shared_.numbers[stage_.index], tiles.first_key(n));
             __syncwarp();
-            if (leads_warp) shared.key_ring.release(stage);
+            if (leads_warp_) shared_.key_ring.release(stage_);
             softmax.add(s, logits.multiplier, rescale);
+            // The compiler would move the wait for o ahead of the softmax, but not of a loop.
+            if (n > 0) wait_for_keys(stage_.following());
         };
-
-        Turns turns(place.group);
-        shared.query_full.wait(0);
-        turns.wait();
-        multiply_keys();
-        turns.pass();
-        wait_products<0>(s);
-        add_to_softmax(tiles.count - 1);
-        round_to<Element>(p, s);
-#pragma unroll 1
-        for (int n = tiles.count - 2; n >= 0; --n) {
-            previous = stage;
-            stage.advance();
-            turns.wait();
-            multiply_keys();
-            multiply_values();
-            turns.pass();
-            wait_products<1>(s);
-            add_to_softmax(n);
-            wait_products<0>(o, p);
-            if (leads_warp) shared.value_ring.release(previous);
-            multiply(o, rescale);
+        if (tiles.count > 0) {
+            wait_for_keys(stage_);
+            start(tiles.count - 1);
+            turns_.wait();
+            multiply_keys(s);
+            turns_.pass();
+            wait_products<0>(s);
+            add_to_softmax(tiles.count - 1);
             round_to<Element>(p, s);
+#pragma unroll 1
+            for (int n = tiles.count - 2; n >= 0; --n) {
+                const auto previous = stage_;
+                stage_.advance();
+                start(n);
+                turns_.wait();
+                multiply_keys(s);
+                multiply_values(o, p, previous);
+                turns_.pass();
+                wait_products<1>(s);
+                add_to_softmax(n);
+                wait_products<0>(o, p);
+                if (leads_warp_) shared_.value_ring.release(previous);
+                multiply(o, rescale);
+                round_to<Element>(p, s);
+            }
+            multiply_values(o, p, stage_);
+            wait_products<0>(o, p);
+            if (leads_warp_) shared_.value_ring.release(stage_);
+            stage_.advance();
         }
-        previous = stage;
-        multiply_values();
-        wait_products<0>(o, p);
-        turns.finish();
+        softmax.finish();
+        store(block, softmax, o);
     }
-    softmax.finish();
-    const float inverses[2] = {softmax.inverse(0), softmax.inverse(1)};
-    multiply(o, inverses);
-    const Head& head = block.head;
-    const int first = head.first_query + block.first, count = head.n_query - block.first;
-    store_rows(shared.queries, o, {params.o, head.b, head.h, first, count, params.value_dim},
-               place);
-    store_numbers(params.lse.at(head.b, head.h, first), place, count,
-                  [&](int r) { return softmax.lse(r); });
-}
+    __device__ void multiply_keys(float (&s)[kKeys / 2]) {
+        fence_products(s);
+        multiply_rows<Element, kKeys, Tile::kHeadDim, kBlockRows, kKeys>(
+            s, describe(shared_.queries[0][place_.group * kGroupRows]),
+            describe(shared_.keys[stage_.index]), Form::kStarts);
+        commit_products();
+    }
+    __device__ void multiply_values(float (&o)[Tile::kValueDim / 2], uint32_t (&p)[kKeys / 4],
+                                    typename Shared<Tile>::Place stage) {
+        shared_.value_ring.wait_until_full(stage);
+        fence_products(p, o);
+        multiply_columns<Element, Tile::kValueDim, kKeys>(
+            o, p, describe(shared_.values[stage.index], kKeys * kRowBytes), true);
+        commit_products();
+    }
+    __device__ void store(const Block& block, const Softmax& softmax,
+                          float (&o)[Tile::kValueDim / 2]) {
+        const Place place{place_.group, int(thread_again()) % kGroupThreads};
+        const float inverses[2] = {softmax.inverse(0), softmax.inverse(1)};
+        multiply(o, inverses);
+        const Head& head = block.head;
+        const int first = head.first_query + block.first, count = head.n_query - block.first;
+        store_rows(shared_.queries, o, {params_.o, head.b, head.h, first, count, params_.value_dim},
+                   place);
+        store_numbers(params_.lse.at(head.b, head.h, first), place, count,
+                      [&](int r) { return softmax.lse(r); });
+    }
+
+    const ForwardParams& params_;
+    Shared<Tile>& shared_;
+    const Place place_;
+    const bool leads_warp_;
+    Turns turns_;
+    typename Shared<Tile>::Place stage_;
+};
 
 template <class Tile, class Form, int kSharedBytes>
 __global__ void __launch_bounds__(3 * kGroupThreads, 1)
     attn_fwd_kernel(const __grid_constant__ ForwardParams params) {
     extern __shared__ __align__(1024) unsigned char memory[];
     static_assert(sizeof(Shared<Tile>) <= kSharedBytes);
-    static_assert(Form::template kNumbers<Tile::kKeys> <= Tile::kNumbers);
+    constexpr bool kHasNumbers = kStaged<Form, Tile::kKeys> > 0;
+    static_assert(kStaged<Form, Tile::kKeys> <= Tile::kNumbers);
     auto& shared = *reinterpret_cast<Shared<Tile>*>(memory);
-    constexpr bool kHasNumbers = Form::template kNumbers<Tile::kKeys> > 0;
 
-    const Program program(params.problem, params.problem.heads);
-    const Head head(params.problem, program.b, program.h);
-    const Block block{params.problem, params.bias, head, program.block * kBlockRows};
-    if (block.first >= head.n_query) return;  // a sequence that is shorter than others
-    const KeyTiles<Tile::kKeys> tiles(block);
-
-    if (threadIdx.x == 0) {
-        shared.query_full.init(1);
-        shared.own_values.init(1);
-        shared.key_ring.init(kHasNumbers ? 2 : 1, kConsumerWarps);
-        shared.value_ring.init(1, kConsumerWarps);
-        fence_barrier_init();
-    }
+    if (threadIdx.x == 0) shared.init(kHasNumbers);
     __syncthreads();
 
-    const int group = int(threadIdx.x) / kGroupThreads, warp = int(threadIdx.x) / 32;
+    const int warp = __shfl_sync(~0u, int(threadIdx.x) / 32, 0), group = warp / 4;
     const int lane = int(threadIdx.x) % 32;
-    if (group == 0) {
-        release_registers<kProducerRegisters>();
-        if (tiles.count == 0) return;
-        if (warp == 0) copy_tiles(params, shared, head, block.first, tiles, lane);
-        if constexpr (kHasNumbers) {
-            if (warp == 1) stage_numbers<Tile, Form>(shared, block, tiles, lane);
-        }
-    } else {
+    if (group > 0) {
         claim_registers<kConsumerRegisters>();
-        attend<Tile, Form>(params, shared, block, tiles,
-                           {group - 1, int(threadIdx.x) % kGroupThreads});
+        Consumer<Tile, Form>(params, shared, {group - 1, int(threadIdx.x) % kGroupThreads}).run();
+        return;
+    }
+    release_registers<kProducerRegisters>();
+    if (warp == 0) Producer<Tile, Form>(params, shared, lane).run();
+    if constexpr (kHasNumbers) {
+        if (warp == 1) stage_numbers<Tile, Form>(params, shared, lane);
     }
 }
 

@@ -34,19 +34,20 @@ struct Head {
     __device__ int places() const { return n_key + shift; }
 };
 
-// The block of rows of this program; programs with the most work start first.
+// A block of rows of a head: the program `rank` of some `count`, by decreasing work.
 struct Program {
     int b, h, block;
 
     // heads: of a batch index.
-    __device__ Program(const Problem& problem, int heads, bool last_first = true) {
+    __device__ Program(const Problem& problem, int heads, int rank, int count,
+                       bool last_first = true) {
         int group;
         if (problem.order) {
-            const int number = problem.order[blockIdx.x];
+            const int number = problem.order[rank];
             group = number / problem.blocks, block = number % problem.blocks;
         } else {
-            const int groups = int(gridDim.x) / problem.blocks;
-            group = int(blockIdx.x) % groups, block = int(blockIdx.x) / groups;
+            const int groups = count / problem.blocks;
+            group = rank % groups, block = rank / groups;
             if (last_first) block = problem.blocks - 1 - block;
         }
         b = group / heads, h = group % heads;

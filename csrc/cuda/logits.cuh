@@ -19,7 +19,6 @@ public:
     __device__ Logits(const Block& block, Place place)
         : queries(block, place), block_(block), column_(place.column()) {
         scale_ = block.problem.scale * kLog2E;
-        multiplier = Form::kExists ? 1 : multiplier_without_bias();
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int i = block.first + place.row(r);
@@ -31,6 +30,27 @@ public:
                            block.visible_to(first).end};
     }
 
+    // Sets s to what the products with keys j, j + 1, ... are to be added to. numbers: what the
+    // form has staged for them, as for `complete`.
+    __device__ void start(float (&s)[kKeys / 2], const float* numbers, int j) {
+        const StartOfTile tile(block_, j, kKeys);
+        has_started_ = tile.exists<Form>();
+        if constexpr (Form::kStarts) {
+            if (has_started_) {
+                typename Form::Start rows[2];
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    const auto distance = float(position_[r] - (j + column_));
+                    rows[r] =
+                        Form::template start<kKeys>(query_[r], numbers, column_, distance, tile);
+                }
+                for_each_sum<kKeys>([&](int n, int r, int column) { s[n] = rows[r].at(column); });
+                return;
+            }
+        }
+#pragma unroll
+        for (float& x : s) x = 0;
+    }
     // For keys j, j + 1, ... numbers: what the form has staged for them.
     __device__ void complete(float (&s)[kKeys / 2], const float* numbers, int j) {
         if constexpr (Queries::kExists) {
@@ -41,8 +61,10 @@ public:
             } else if (scale_ <= 0) {
                 add_bias(s, numbers, j);
             }
-        } else if (Form::kExists || scale_ <= 0) {
-            add_bias(s, numbers, j);
+        } else {
+            const bool adds = (Form::kExists && !has_started_) || scale_ <= 0;
+            multiplier = adds ? 1 : scale_;
+            if (adds) add_bias(s, numbers, j);
         }
         if (j < visible_to_all_.begin || j + kKeys > visible_to_all_.end) mask(s, j);
     }
@@ -96,6 +118,7 @@ private:
     }
 
     const Block& block_;
+    bool has_started_ = false;
     float scale_;  // in base 2
     int column_;   // the thread's first one
     int position_[2];

@@ -83,6 +83,8 @@ struct ForwardParams {
     Rows<void> o;       // (B, H, Nq, Dv), q's type
     Rows<float> lse;    // (B, H, Nq), natural logarithm
     int32_t value_dim;  // channels of o, a multiple of 8
+    int32_t programs;   // blocks of rows of all heads, which may exceed the grid
+    int32_t* tickets;   // how many of the programs beyond the grid have started; null if none
 };
 
 // Of the kernel that prepares the backward pass.

@@ -15,6 +15,11 @@ struct Stage {
         index = index + 1 == kStages ? 0 : index + 1;
         parity ^= index == 0;
     }
+    __device__ Stage following() const {
+        Stage next = *this;
+        next.advance();
+        return next;
+    }
 };
 
 // Hands tiles from a producer to consumers, in the order of stages.
@@ -38,6 +43,28 @@ public:
 
 private:
     Barrier full_[kStages], empty_[kStages];
+};
+
+// Hands the numbers of programs to the warps that compute them, and with a number possibly copies.
+struct Mailbox {
+    static constexpr int kNoMore = -1;
+
+    Ring<1> ring;
+    int number;
+
+    // readers: arrivals after which the next number may be sent.
+    __device__ void init(int readers) { ring.init(1, readers); }
+    // bytes: those that are copied with the number; the copies arrive at the returned barrier.
+    __device__ Barrier& send(int next, Stage<1> round, int bytes = 0) {
+        ring.wait_until_empty(round);
+        number = next;
+        ring.full(round).arrive_expecting(bytes);
+        return ring.full(round);
+    }
+    __device__ int receive(Stage<1> round) {
+        ring.wait_until_full(round);
+        return number;
+    }
 };
 
 // Two warp groups that take turns in issuing matrix products, so that the softmax of one coincides

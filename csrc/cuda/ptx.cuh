@@ -87,6 +87,13 @@ __device__ void claim_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
+// threadIdx.x. Registers are scarce: the compiler is not to keep what follows from it.
+__device__ inline uint32_t thread_again() {
+    uint32_t thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+}
+
 __device__ inline float exp2_approximate(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

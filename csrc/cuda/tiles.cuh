@@ -46,9 +46,9 @@ struct KeyTiles {
     __device__ explicit KeyTiles(const Block& block) {
         const Head& head = block.head;
         const int last = minimum(block.first + kBlockRows, head.n_query) - 1;
-        begin = block.visible_to(head.position(block.first)).begin;
+        begin = __shfl_sync(~0u, block.visible_to(head.position(block.first)).begin, 0);
         const int end = block.visible_to(head.position(last)).end;
-        count = maximum(0, (end - begin + kKeys - 1) / kKeys);
+        count = __shfl_sync(~0u, maximum(0, (end - begin + kKeys - 1) / kKeys), 0);
     }
     __device__ int first_key(int n) const { return begin + n * kKeys; }
 };

@@ -142,21 +142,21 @@ BFA_WGMMA_OF(Float16, "f16");
 #undef BFA_SUMS_32
 #undef BFA_SUMS_8
 
-// Issues d = a b^T for 64 rows of a and kColumns rows of b, both in shared memory, where rows have
-// kChannels channels. kRowsA, kRowsB: the rows of their panels.
+// Issues d = a b^T, or d += a b^T if `adds`, for 64 rows of a and kColumns rows of b, both in
+// shared memory, where rows have kChannels channels. kRowsA, kRowsB: the rows of their panels.
 template <class Element, int kColumns, int kChannels, int kRowsA, int kRowsB>
-__device__ void multiply_rows(float (&d)[kColumns / 2], uint64_t a, uint64_t b) {
+__device__ void multiply_rows(float (&d)[kColumns / 2], uint64_t a, uint64_t b, bool adds = false) {
 #pragma unroll
     for (int n = 0; n < kChannels; n += kDepth) {
         const int panel = n / kPanel, in_row = n % kPanel * 2;
         const uint64_t part_a = advanced(a, panel * kRowsA * kRowBytes + in_row);
         const uint64_t part_b = advanced(b, panel * kRowsB * kRowBytes + in_row);
         if constexpr (kColumns == 32)
-            Wgmma<Element>::rows_32(d, part_a, part_b, n > 0);
+            Wgmma<Element>::rows_32(d, part_a, part_b, adds || n > 0);
         else if constexpr (kColumns == 64)
-            Wgmma<Element>::rows_64(d, part_a, part_b, n > 0);
+            Wgmma<Element>::rows_64(d, part_a, part_b, adds || n > 0);
         else
-            Wgmma<Element>::rows_128(d, part_a, part_b, n > 0);
+            Wgmma<Element>::rows_128(d, part_a, part_b, adds || n > 0);
     }
 }
 

@@ -23,6 +23,7 @@ LARGEST_BOX = 256
 SWIZZLE = 128  # bytes
 SWIZZLES, ZERO_FILL = {128: 3}, 0
 MAX_PARSED = 16
+MULTIPROCESSORS = 3  # few, so that blocks of small problems have more than one part of the work
 
 
 class InvalidValueError(ValueError):
@@ -48,6 +49,9 @@ class EmulatedDriver:
 
     def refusal(self, device: torch.device) -> str:
         return ""
+
+    def multiprocessors(self, device: torch.device) -> int:
+        return MULTIPROCESSORS
 
     def load(self, device: torch.device, kernel, shared_bytes: int) -> Function:
         parsed = self._parse(kernel.image)

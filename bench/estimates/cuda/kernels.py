@@ -6,6 +6,7 @@ import statistics
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cache
+from typing import NamedTuple
 
 from bench.machine_code.sass import disassemble
 from biased_flash_attn.cuda_kernels import nvrtc
@@ -15,24 +16,27 @@ from ..gpu import Gpu
 from ..pipes import L2, SHARED, SHARED_BYTES, WARPS_OF_A_GROUP, operand_bytes, pipe_cycles
 from . import paths
 from .paths import Paths
-from .simulate import COPY_LATENCIES, OWN, WARPS, Copy, OneBlock, Producer, steps
+from .simulate import COPY_LATENCIES, OWN, WARPS, Copy, OneBlock, steps
 
 FORWARD, DQ, DKV = "forward", "dQ", "dK, dV"
 KINDS = {FORWARD: Variant, DQ: BackwardQueries, DKV: BackwardKeys}
 ELEMENT_BYTES = 2
 # The events that a warp waits for, and signals, in the order of the code: before the loop over
-# tiles, in it, and after it.
+# tiles, in it, in its last iteration, and after it.
 _TILES, _KEYS, _VALUES = "tiles", "keys", "values"
 _WAITS = {
-    FORWARD: ((OWN, _KEYS), (_KEYS, _VALUES), (_VALUES,)),
-    DQ: ((OWN, _TILES), (_TILES,), ()),
-    DKV: ((OWN,), (_TILES,), ()),
+    FORWARD: ((OWN, _KEYS, _KEYS), (_VALUES, _KEYS), (_VALUES,), (_VALUES,)),
+    DQ: ((OWN, _TILES), (_TILES,), (_TILES,), ()),
+    DKV: ((OWN,), (_TILES,), (_TILES,), ()),
 }
 _RELEASES = {
-    FORWARD: ((_KEYS,), (_KEYS, _VALUES), ()),
-    DQ: ((), (_TILES,), ()),
-    DKV: ((), (_TILES,), ()),
+    FORWARD: ((_KEYS,), (_KEYS, _VALUES), (_KEYS, _VALUES), (_VALUES, OWN)),
+    DQ: ((), (_TILES,), (_TILES,), ()),
+    DKV: ((), (_TILES,), (_TILES,), ()),
 }
+PERSISTENT = (FORWARD,)  # kernels whose blocks compute one block of rows after another
+# Cycles from the end of a block to the first instruction of the next one, which is a guess.
+LAUNCH = 1000
 SHORT, LONG = 6, 16  # numbers of tiles that are simulated: their difference is a steady state
 
 
@@ -52,17 +56,18 @@ class Kernel:
         """The bytes of a tile of both operands, which a block copies to shared memory."""
         return ELEMENT_BYTES * self.block_n * (self.variant.head_dim + self.variant.value_dim)
 
-    @property
-    def producer(self) -> Producer:
-        variant = self.variant
+    def copies(self, tiles: int) -> list[Copy]:
+        """Those of the producer for a block of rows, in order."""
+        variant, rounds = self.variant, self._rounds_of_loads
         own = ELEMENT_BYTES * BLOCK_M * variant.head_dim
-        if self.name == FORWARD:
-            sizes = {_KEYS: variant.head_dim, _VALUES: variant.value_dim}
-            of_tile = [Copy(x, ELEMENT_BYTES * self.block_n * n) for x, n in sizes.items()]
-        else:
+        stages = variant.tile.stages
+        if self.name != FORWARD:
             own += ELEMENT_BYTES * BLOCK_M * variant.value_dim
-            of_tile = [Copy(_TILES, self.tile_bytes)]
-        return Producer(own, tuple(of_tile), variant.tile.stages, self._rounds_of_loads)
+            return [Copy(OWN, own, 1), *[Copy(_TILES, self.tile_bytes, stages, rounds)] * tiles]
+        row_bytes = ELEMENT_BYTES * self.block_n
+        keys = Copy(_KEYS, row_bytes * variant.head_dim, stages, rounds)
+        values = Copy(_VALUES, row_bytes * variant.value_dim, stages)
+        return [keys, Copy(OWN, own, 1), *[keys, values] * (tiles - 1), values]
 
     @property
     def _rounds_of_loads(self) -> int:
@@ -75,14 +80,16 @@ class Kernel:
             return found + -(-(BLOCK_M + self.block_n) // (4 * 32))
         return found + (rows if self.variant.form not in ("None", "Linear") else 0)
 
-    def simulated(self, gpu: Gpu, tiles: int, latency: int) -> float:
-        """The cycles of a block with whole tiles alone, whose copies take `latency`."""
-        parts = self.paths.before, self.paths.whole, self.paths.after
+    def simulated(self, gpu: Gpu, blocks: int, tiles: int) -> float:
+        """The cycles of some blocks of rows, one after another, with whole tiles alone."""
+        parts = self.paths.before, self.paths.whole, self.paths.last, self.paths.after
         events = zip(parts, _WAITS[self.name], _RELEASES[self.name], strict=True)
-        before, whole, after = (steps(*part, gpu) for part in events)
+        before, whole, last, after = (steps(*part, gpu) for part in events)
         ahead = 0 if self.name == DKV else 1  # the first tile is before the loop
-        program = before + whole * (tiles - ahead) + after
-        return OneBlock(program, self.producer, tiles, gpu, latency).run()
+        program = (before + whole * (tiles - ahead - 1) + last + after) * blocks
+        copies = self.copies(tiles) * blocks
+        runs = (OneBlock(program, copies, gpu, latency).run() for latency in COPY_LATENCIES)
+        return statistics.mean(runs)
 
     def pipes(self, gpu: Gpu) -> Counter[str]:
         """The cycles of each unit for one whole tile of a block."""
@@ -94,15 +101,25 @@ class Kernel:
         return found
 
 
+class Cycles(NamedTuple):
+    """The cycles before and after all blocks of rows of a multiprocessor, of each block besides its
+    tiles, and of each whole tile."""
+
+    once: float
+    block: float
+    tile: float
+
+
 @cache
-def cycles(kernel: Kernel, gpu: Gpu) -> tuple[float, float]:
-    """The cycles of a block besides its tiles, and those of each whole tile."""
-    short, long = (
-        statistics.mean(kernel.simulated(gpu, tiles, latency) for latency in COPY_LATENCIES)
-        for tiles in (SHORT, LONG)
-    )
-    of_tile = (long - short) / (LONG - SHORT)
-    return max(0.0, short - SHORT * of_tile), of_tile
+def cycles(kernel: Kernel, gpu: Gpu) -> Cycles:
+    short, long = (kernel.simulated(gpu, 1, tiles) for tiles in (SHORT, LONG))
+    tile = (long - short) / (LONG - SHORT)
+    alone = max(0.0, short - SHORT * tile)
+    if kernel.name not in PERSISTENT:
+        return Cycles(0.0, LAUNCH + alone, tile)
+    two = kernel.simulated(gpu, 2, SHORT)
+    block = max(0.0, two - short - SHORT * tile)
+    return Cycles(LAUNCH + alone - block, block, tile)
 
 
 @cache
@@ -111,5 +128,6 @@ def build(name: str, form: str, head_dim: int, trained: bool = False) -> Kernel:
     arguments = form, "Bfloat16", head_dim, head_dim
     variant = KINDS[name](*arguments, *([] if name == FORWARD else [trained]))
     image = nvrtc.compile_kernel(variant.source, variant.expression, "sm_90a").image
-    before, in_loop, _ = map(len, _WAITS[name])
-    return Kernel(name, variant, paths.of_consumers(disassemble(image), before, in_loop))
+    *waits, _ = map(len, _WAITS[name])
+    code = disassemble(image)
+    return Kernel(name, variant, paths.of_consumers(code, *waits, name in PERSISTENT))

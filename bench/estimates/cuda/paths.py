@@ -2,7 +2,9 @@
 
 The code of a kernel contains the programs of all warp groups, masks that most tiles skip, and
 retries of waits. A warp of a group that computes executes the shortest path to its loop over tiles,
-the shortest path through the loop for a whole tile, and the longest one for a masked tile.
+the shortest path through the loop for a whole tile, and the longest one for a masked tile. If it
+computes one block of rows after another, the paths around the loop over tiles are those within the
+loop over blocks.
 """
 
 from __future__ import annotations
@@ -20,20 +22,29 @@ WAIT = "SYNCS.PHASECHK"
 class Paths:
     before: Path  # up to the loop over tiles
     whole: Path  # for a tile in which all pairs are visible
+    last: Path  # for the last one of these
     masked: Path  # for a tile in which some are not
     after: Path
 
 
-def of_consumers(code: Code, waits_before: int, waits: int) -> Paths:
-    """The paths of a warp that computes. waits: for tiles, before the loop and in it."""
+def of_consumers(
+    code: Code, waits_before: int, waits: int, waits_of_last: int, is_persistent: bool
+) -> Paths:
+    """The paths of a warp that computes. waits: for tiles, before the loop, in it, and in its last
+    iteration. is_persistent: whether there is a loop over blocks."""
     graph = _Graph(code)
     begin, last = _loop_over_tiles(code)
+    first, ends = 0, graph.exits
+    if is_persistent:
+        first, end = _loop_over_blocks(code, begin, max(graph.exits))
+        ends = (end,)
     return Paths(
-        before=graph.shortest(0, begin, waits_before)[:-1],
+        before=graph.shortest(first, begin, waits_before)[:-1],
         whole=graph.shortest(begin, last, waits),
+        last=graph.shortest(begin, last, waits_of_last),
         masked=graph.longest(begin, (last,)),
         # Stores are behind checks of the number of rows, which the shortest path would not pass.
-        after=graph.longest(last + 1, graph.exits),
+        after=graph.longest(last + 1, ends),
     )
 
 
@@ -45,6 +56,14 @@ def _loop_over_tiles(code: Code) -> tuple[int, int]:
         loop for loop in conditional if {"HGMMA", "MUFU"} <= {one.name for one in code.body(loop)}
     )
     loop = min(loops, key=lambda loop: loop.end - loop.begin)
+    return loop.begin, loop.end - 1
+
+
+def _loop_over_blocks(code: Code, begin: int, last_exit: int) -> tuple[int, int]:
+    """The first and last instruction of the loop around the loop over tiles, which begins there."""
+    # Retries of waits, which come after all exits, branch back too.
+    around = (loop for loop in code.loops if loop.begin < begin < loop.end <= last_exit)
+    loop = min(around, key=lambda loop: loop.end - loop.begin)
     return loop.begin, loop.end - 1
 
 

@@ -6,6 +6,8 @@ simulated instruction by instruction, like warps of the Triton kernels. They wai
 - tiles, in a ring of stages: the producer copies them in order, each as soon as all warps have
   released the tile before it in its stage. A copy occupies the L2 cache, and its rows arrive some
   cycles later. Another warp of the producer fetches the numbers that a bias needs.
+- their own rows, likewise, in a ring of one stage. Each group has its own half of them in the
+  kernels, but waits for both here.
 - the turn of a group to issue products, if the groups take turns.
 
 Asynchronous products of both groups share the matrix units, in the order of their issue, and read
@@ -16,7 +18,7 @@ at least half of it if they need it, which then delays the product.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from bench.machine_code.sass import Instruction
@@ -38,25 +40,15 @@ OWN, TURN = "own rows", "turn"  # events besides the rings of tiles
 
 @dataclass(frozen=True)
 class Copy:
-    """The copy of a tile to a stage of a ring."""
+    """The copy of a tile to a stage of a ring.
+
+    rounds: of loads, one after another, that fetch the numbers of the tile.
+    """
 
     ring: str
     bytes: int
-
-
-@dataclass(frozen=True)
-class Producer:
-    """What the third warp group does.
-
-    own_bytes: of the block's own rows. tile: the copies for each tile, in order. stages: of each
-    ring. rounds: of loads, one after another, that fetch the numbers of a tile, which the first
-    ring of a tile provides.
-    """
-
-    own_bytes: int
-    tile: tuple[Copy, ...]
     stages: int
-    rounds: int
+    rounds: int = 0
 
 
 def steps(
@@ -115,22 +107,19 @@ class Turn:
 
 
 class OneBlock(Multiprocessor):
-    """A multiprocessor with one block, which processes some tiles."""
+    """A multiprocessor with one block."""
 
-    def __init__(
-        self, of_warps: Sequence[Step], producer: Producer, tiles: int, gpu: Gpu, latency: int
-    ):
-        """latency: of copies, in cycles."""
+    def __init__(self, of_warps: Sequence[Step], copies: Iterable[Copy], gpu: Gpu, latency: int):
+        """copies: those of the producer, in order. latency: of each, in cycles."""
         super().__init__()
-        self.producer, self.gpu, self.latency = producer, gpu, latency
-        self.rings = {name: Ring() for name in (OWN, *(x.ring for x in producer.tile))}
-        self.copies = deque((n, copy) for n in range(tiles) for copy in producer.tile)
+        self.gpu, self.latency = gpu, latency
+        self.copies = deque(copies)
+        self.rings = {copy.ring: Ring() for copy in self.copies}
         self.copying, self.fetching = 0.0, 0.0  # until when the warps of the producer are busy
         # Cycles of shared memory that other accesses have taken from products, which pay later.
         self.owed = [0.0] * PARTITIONS
         self.written: deque[tuple[float, float]] = deque()  # when copies write to shared memory
         self.turns = [Turn(arrived=WARPS_OF_A_GROUP), Turn()]
-        self._fill(OWN, self._copied(0.0, producer.own_bytes))
         self._produce()
         block = Block(WARPS)
         for n in range(WARPS):
@@ -188,16 +177,17 @@ class OneBlock(Multiprocessor):
     def _produce(self) -> None:
         """Copies the tiles for which there are empty stages."""
         while self.copies:
-            tile, copy = self.copies[0]
-            ring, before = self.rings[copy.ring], tile - self.producer.stages
+            copy = self.copies[0]
+            ring = self.rings[copy.ring]
+            before = len(ring.full) - copy.stages
             if before >= 0 and before not in ring.empty:
                 return
             start = ring.empty.get(before, 0.0)
             self.copying = max(self.copying, start) + ISSUE_CYCLES
             full = self._copied(self.copying, copy.bytes)
-            if copy is self.producer.tile[0] and self.producer.rounds:
+            if copy.rounds:
                 round_of_loads = self.gpu.l2_latency + self.gpu.shared_latency
-                self.fetching = max(self.fetching, start) + self.producer.rounds * round_of_loads
+                self.fetching = max(self.fetching, start) + copy.rounds * round_of_loads
                 full = max(full, self.fetching)
             self.copies.popleft()
             self._fill(copy.ring, full)

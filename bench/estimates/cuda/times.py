@@ -14,8 +14,6 @@ from .simulate import WARPS
 
 HBM = "HBM"
 UNITS = (*PIPES, HBM)
-# Cycles from the end of a block to the first instruction of the next one, which is a guess.
-LAUNCH = 1000
 
 
 @dataclass(frozen=True)
@@ -56,13 +54,12 @@ def of_tiles(
 ) -> float:
     """The same for blocks with given numbers of tiles, in the order in which they start, for each
     of some groups."""
-    around, of_tile = cycles(kernel, gpu)
-    around += LAUNCH
+    once, of_block, of_tile = cycles(kernel, gpu)
     if causal:
         more = len(kernel.paths.masked) - len(kernel.paths.whole)
-        around += BLOCK_M / kernel.block_n * more * WARPS / PARTITIONS
-    blocks = [around + of_tile * tiles for tiles in of_blocks]
-    return gpu.nanoseconds(last_end(blocks, groups, gpu.multiprocessors)) * 1e-6
+        of_block += BLOCK_M / kernel.block_n * more * WARPS / PARTITIONS
+    blocks = [of_block + of_tile * tiles for tiles in of_blocks]
+    return gpu.nanoseconds(once + last_end(blocks, groups, gpu.multiprocessors)) * 1e-6
 
 
 def bound(kernel: Kernel, gpu: Gpu, problem: Problem) -> Bound:
@@ -71,7 +68,7 @@ def bound(kernel: Kernel, gpu: Gpu, problem: Problem) -> Bound:
     at_once = max(1.0, gpu.multiprocessors / (problem.batch * problem.heads))
     of_each = gpu.hbm / gpu.clock / gpu.multiprocessors
     units[HBM] = kernel.tile_bytes / at_once / of_each
-    return Bound(cycles(kernel, gpu)[1], units)
+    return Bound(cycles(kernel, gpu).tile, units)
 
 
 def milliseconds_of_delta(gpu: Gpu, problem: Problem) -> float:

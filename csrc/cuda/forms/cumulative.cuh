@@ -12,8 +12,11 @@ struct PrefixSums {
     static constexpr bool kExists = true, kHasSides = true;
     static constexpr bool kTrainsGain = kHasGain, kTrainsSums = true;
     static constexpr bool kTrainsTable = false;
+    static constexpr bool kStarts = true, kNeedsSide = true;
     template <int kKeys>
     static constexpr int kNumbers = 2 * kKeys;
+    template <int kKeys>
+    static constexpr int kStartNumbers = kKeys + 2;
     template <int kQueries>
     static constexpr int kNumbersOfQueries = 4 * kQueries;
 
@@ -31,6 +34,33 @@ struct PrefixSums {
             const Key found = key(block, j + n);
             numbers[2 * n] = found.high, numbers[2 * n + 1] = found.low;
         }
+    }
+    // Sums from the key that is nearest to the queries, whose own sum follows. Those that are large
+    // belong to keys that are far away in terms of the bias.
+    template <int kKeys>
+    static __device__ void stage_start(const Block& block, int j, StartOfTile tile, float* numbers,
+                                       int lane) {
+        const int last = minimum(j + kKeys, block.head.n_key) - 1;
+        const Key nearest = key(block, tile.sign > 0 ? last : j);
+#pragma unroll 1
+        for (int n = lane; n < kKeys; n += 32) numbers[n] = difference(key(block, j + n), nearest);
+        if (lane == 0) numbers[kKeys] = nearest.high, numbers[kKeys + 1] = nearest.low;
+    }
+    struct Start {
+        float base, step, unit;
+        const float* sums;
+
+        __device__ float at(int n) const {
+            const float x = fmaf(step, sums[n], base);
+            return kIsLogSquare ? -unit * log2_approximate(1 + x * x) : x;
+        }
+    };
+    template <int kKeys>
+    static __device__ Start start(const Query& query, const float* numbers, int column, float,
+                                  StartOfTile tile) {
+        const float step = kIsLogSquare ? query.gain : kLog2E * tile.unit * tile.sign * query.gain;
+        const float from_nearest = difference(query, {numbers[kKeys], numbers[kKeys + 1]});
+        return {step * from_nearest, -step, tile.unit, numbers + column};
     }
     template <int kQueries>
     static __device__ void stage_queries(const Block& block, int i, float* numbers, int lane) {
@@ -67,17 +97,17 @@ struct PrefixSums {
     static __device__ void add_gradient(QueryGradient& sums, const Query& query,
                                         const float* numbers, int column, D distance,
                                         float grad_s) {
-        const float difference = sum_between(query, key_at(numbers, column), distance);
-        const float of_beta = grad_of_beta(query, difference, grad_s);
-        sums.gain += of_beta * difference;
+        const float between = sum_between(query, key_at(numbers, column), distance);
+        const float of_beta = grad_of_beta(query, between, grad_s);
+        sums.gain += of_beta * between;
         sums.sum += query.gain * signed_by(distance, of_beta);
     }
     template <class D>
     static __device__ float gradient_of_key(const Key& key, const float* numbers, int column,
                                             D distance, float grad_s) {
         const Query query = query_at(numbers, column);
-        const float difference = sum_between(query, key, distance);
-        const float of_beta = query.gain * grad_of_beta(query, difference, grad_s);
+        const float between = sum_between(query, key, distance);
+        const float of_beta = query.gain * grad_of_beta(query, between, grad_s);
         return -signed_by(distance, of_beta);
     }
 
@@ -94,11 +124,13 @@ private:
         return {{numbers[4 * column], numbers[4 * column + 1]},
                 kHasGain ? numbers[4 * column + 2] : 1};
     }
+    static __device__ float difference(const Key& a, const Key& b) {
+        return a.high - b.high + (a.low - b.low);
+    }
     // beta without the gain.
     template <class D>
     static __device__ float sum_between(const Key& query, const Key& key, D distance) {
-        const float difference = query.high - key.high + (query.low - key.low);
-        return signed_by(distance, difference);
+        return signed_by(distance, difference(query, key));
     }
     // -x where the bias has -(C[p] - C[j]). The sign of what is squared is arbitrary.
     static __device__ float signed_by(Past, float x) { return x; }
@@ -110,8 +142,8 @@ private:
         const float beta = query.gain * sum_between(query, key, distance);
         return kIsLogSquare ? -log2_approximate(1 + beta * beta) : kLog2E * beta;
     }
-    static __device__ float grad_of_beta(const Query& query, float difference, float grad_s) {
-        const float beta = query.gain * difference;
+    static __device__ float grad_of_beta(const Query& query, float between, float grad_s) {
+        const float beta = query.gain * between;
         return kIsLogSquare ? grad_s * __fdividef(-2 * beta, 1 + beta * beta) : grad_s;
     }
 };

@@ -19,8 +19,11 @@ struct Distance {
     static constexpr bool kExists = true, kHasSides = false;
     static constexpr bool kTrainsGain = false, kTrainsSums = false;
     static constexpr bool kTrainsTable = true;
+    static constexpr bool kStarts = true, kNeedsSide = false;
     template <int kColumns>
     static constexpr int kNumbers = kPlanQueries + kColumns;
+    template <int kKeys>
+    static constexpr int kStartNumbers = 2 * kNumbers<kKeys>;
     template <int kColumns>
     static constexpr int kNumbersOfQueries = kNumbers<kColumns>;
 
@@ -32,12 +35,31 @@ struct Distance {
     template <int kKeys>
     static __device__ void stage(const Block& block, int j, float* numbers, int lane) {
         const int largest = block.head.position(block.first) + kPlanQueries - 1 - j;
-        stage_entries<kKeys>(block, largest, -1, numbers, lane);
+        stage_entries<kKeys>(block, largest, -1, 1, numbers, lane);
+    }
+    // Two copies, one of them moved by one entry, so that all threads read aligned pairs.
+    template <int kKeys>
+    static __device__ void stage_start(const Block& block, int j, StartOfTile tile, float* numbers,
+                                       int lane) {
+        const int largest = block.head.position(block.first) + kPlanQueries - 1 - j;
+        stage_entries<kKeys>(block, largest, -1, tile.unit, numbers, lane);
+        stage_entries<kKeys>(block, largest - 1, -1, tile.unit, numbers + kNumbers<kKeys>, lane);
+    }
+    struct Start {
+        const float* entries;
+
+        __device__ float at(int n) const { return entries[n]; }
+    };
+    template <int kKeys>
+    static __device__ Start start(const Query& query, const float* numbers, int column, float,
+                                  StartOfTile) {
+        const int copy = query.row % 2, even = query.row - copy;
+        return {numbers + copy * kNumbers<kKeys> + even + column};
     }
     template <int kQueries>
     static __device__ void stage_queries(const Block& block, int i, float* numbers, int lane) {
         const int smallest = block.head.position(i) - (block.first + kPlanQueries - 1);
-        stage_entries<kQueries>(block, smallest, 1, numbers, lane);
+        stage_entries<kQueries>(block, smallest, 1, 1, numbers, lane);
     }
     static __device__ Query query(const Block& block, int i) {
         return {kPlanQueries - 1 - (i - block.first)};
@@ -51,16 +73,16 @@ struct Distance {
     }
 
 private:
-    // Writes the entries of distances d, d + step, ...
+    // Writes the entries of distances d, d + step, ..., times a factor.
     template <int kColumns>
-    static __device__ void stage_entries(const Block& block, int d, int step, float* numbers,
-                                         int lane) {
+    static __device__ void stage_entries(const Block& block, int d, int step, float factor,
+                                         float* numbers, int lane) {
         const Range own = distances(block.problem);
         const float* table = block.bias.table.at(block.head.b, block.head.h);
 #pragma unroll 1
         for (int n = lane; n < kNumbers<kColumns>; n += 32) {
             const int of_n = d + n * step;
-            numbers[n] = own.contains(of_n) ? kLog2E * table[of_n - own.begin] : 0;
+            numbers[n] = own.contains(of_n) ? factor * kLog2E * table[of_n - own.begin] : 0;
         }
     }
 };

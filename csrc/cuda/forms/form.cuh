@@ -9,6 +9,15 @@
 //     bias(...)             the bias of a pair in base 2. column: of the key in its tile; distance:
 //                           p - j. For pairs that are not visible, the value is arbitrary.
 //
+// In the forward pass, products are added to the bias of tiles for which this is possible:
+//
+//     kStarts               whether there may be such tiles
+//     kNeedsSide            whether all keys of these are up to all queries of the block, or after
+//     kStartNumbers<n>, stage_start<n>(...)    like kNumbers and stage
+//     Start, start<n>(...)  what a thread needs of a query and a tile. column: its first one;
+//                           distance: of the key in that column
+//     at(n)                 of a Start, the bias n columns later, in units of products
+//
 // and, for the backward pass, the same with queries and keys exchanged,
 //
 //     kNumbersOfQueries<n>, stage_queries<n>(...), Key, key(...), bias_of_key(...)
@@ -45,6 +54,31 @@ struct Block {
 
 // The distance of a key up to the query, for forms that need no number.
 struct Past {};
+
+// How the bias of a tile is written as what products are added to.
+struct StartOfTile {
+    float unit;  // the product that is 1 in base 2, or 0 if there is none
+    float sign;  // 1 for keys up to all queries of the block, -1 for keys after them, or else 0
+
+    // For keys j, ..., j + count - 1.
+    __device__ StartOfTile(const Block& block, int j, int count) {
+        // A scale may be 0 or negative, and the bias divided by a small one infinite.
+        constexpr float kSmallest = 0x1p-40f;
+        const float scale = block.problem.scale * kLog2E;
+        unit = scale >= kSmallest ? 1 / scale : 0;
+        const int first = block.head.position(block.first);
+        sign = j + count - 1 <= first ? 1 : j >= first + kPlanQueries ? -1 : 0;
+    }
+    template <class Form>
+    __device__ bool exists() const {
+        return Form::kStarts && unit > 0 && (sign != 0 || !Form::kNeedsSide);
+    }
+};
+
+// The floats in shared memory that the forward pass needs for a tile.
+template <class Form, int kKeys>
+constexpr int kStaged =
+    maximum(Form::template kNumbers<kKeys>, Form::template kStartNumbers<kKeys>);
 
 // What a warp needs of its 16 queries to compute the bias of a tile: specialized by forms with
 //

@@ -9,8 +9,11 @@ struct Linear {
     static constexpr bool kExists = true, kHasSides = false;
     static constexpr bool kTrainsGain = true, kTrainsSums = false;
     static constexpr bool kTrainsTable = false;
+    static constexpr bool kStarts = true, kNeedsSide = true;
     template <int kKeys>
     static constexpr int kNumbers = 0;
+    template <int kKeys>
+    static constexpr int kStartNumbers = 0;
     template <int kQueries>
     static constexpr int kNumbersOfQueries = 0;
 
@@ -19,6 +22,18 @@ struct Linear {
     };
     using Key = Query;
 
+    struct Start {
+        float base, step;
+
+        __device__ float at(int column) const { return fmaf(step, float(column), base); }
+    };
+
+    template <int kKeys>
+    static __device__ Start start(const Query& query, const float*, int, float distance,
+                                  StartOfTile tile) {
+        const float step = tile.sign * tile.unit * query.slope;
+        return {-step * distance, step};
+    }
     static __device__ Query query(const Block& block, int) {
         return {kLog2E * *block.bias.slopes.at(block.head.b, block.head.h)};
     }

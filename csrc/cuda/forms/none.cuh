@@ -9,8 +9,11 @@ struct None {
     static constexpr bool kExists = false, kHasSides = false;
     static constexpr bool kTrainsGain = false, kTrainsSums = false;
     static constexpr bool kTrainsTable = false;
+    static constexpr bool kStarts = false, kNeedsSide = false;
     template <int kKeys>
     static constexpr int kNumbers = 0;
+    template <int kKeys>
+    static constexpr int kStartNumbers = 0;
     template <int kQueries>
     static constexpr int kNumbersOfQueries = 0;
 

@@ -120,12 +120,6 @@ private:
     // second one, and the others of either are not used; else there are too few registers.
     static constexpr int kSums = kRank <= 32 ? 2 : 1;
 
-    // Registers are scarce: the compiler is not to keep what follows from it between tiles.
-    static __device__ uint32_t thread_again() {
-        uint32_t thread;
-        asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-        return thread;
-    }
     // The bytes before the vector of the largest distance of the warp of a thread.
     static __device__ uint32_t offset_of_warp(uint32_t thread) {
         const uint32_t first_row = (thread - kGroupThreads) / 32 * kRows;

@@ -25,6 +25,7 @@ from .parameters import (
 from .variants import (
     BLOCK_M,
     ELEMENTS,
+    GROUP_M,
     ROWS_OF_DELTA,
     Backward,
     BackwardKeys,
@@ -43,15 +44,17 @@ def forward(launcher: Launcher, problem: calls.Problem) -> tuple[Tensor, Tensor]
     variant = Variant(*shared.arguments)
     order = None if problem.plan is None else schedule.for_queries(problem, BLOCK_M)
     fields = shared.problem(problem.geometry.n_query, order)
+    programs = problem.batch * q.shape[1] * fields.blocks
+    grid = min(programs, launcher.driver.multiprocessors(q.device))
+    tickets = q.new_zeros(1, dtype=torch.int32) if grid < programs else None
     params = ForwardParams(
-        launcher.tensor_map(q, BLOCK_M),
+        launcher.tensor_map(q, GROUP_M),
         *(launcher.tensor_map(x, variant.tile.block_n) for x in (k, v)),
         fields,
         shared.bias,
-        *(Rows.of(o), Rows.of(lse), v.shape[3]),
+        *(Rows.of(o), Rows.of(lse), v.shape[3], programs, _address(tickets)),
     )
-    grid = problem.batch * q.shape[1] * fields.blocks
-    launcher.launch(variant, grid, params, shared.tensors(q, k, v, o, lse, order))
+    launcher.launch(variant, grid, params, shared.tensors(q, k, v, o, lse, order, tickets))
     return o, lse
 
 

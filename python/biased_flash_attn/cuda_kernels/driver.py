@@ -29,6 +29,9 @@ class Driver(Protocol):
     def refusal(self, device: torch.device) -> str:
         """Returns the reason why a device cannot run the kernels, or an empty string."""
 
+    def multiprocessors(self, device: torch.device) -> int:
+        """Returns how many blocks of a kernel that fills a multiprocessor run at a time."""
+
     def load(self, device: torch.device, kernel: Kernel, shared_bytes: int) -> Any:
         """Loads a kernel, permits it dynamic shared memory, and returns its function."""
 
@@ -73,6 +76,9 @@ class CudaDriver:
         if found == CAPABILITY and torch.version.hip is None:
             return ""
         return f"needs a GPU of compute capability 9.0 (H100, H200); {device} has {found}"
+
+    def multiprocessors(self, device: torch.device) -> int:
+        return torch.cuda.get_device_properties(device).multi_processor_count
 
     def load(self, device: torch.device, kernel: Kernel, shared_bytes: int) -> Any:
         from cuda.bindings import driver

@@ -60,6 +60,8 @@ class ForwardParams(ctypes.Structure):
         ("o", Rows),
         ("lse", Rows),
         ("value_dim", c_int32),
+        ("programs", c_int32),
+        ("tickets", c_void_p),
     )
 
 

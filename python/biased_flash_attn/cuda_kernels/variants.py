@@ -23,6 +23,7 @@ FORMS = ("None", "Linear", "Distance", *_OF_SUMS, *_OF_VECTORS)
 # Channels of the widest heads with gradients and vectors, both of which need shared memory.
 WIDEST_WITH_VECTORS = 128
 BLOCK_M = 128  # queries of a block
+GROUP_M = 64  # of a warp group
 THREADS = 384  # a warp group that copies, and two that compute
 ROWS_OF_DELTA = 8  # of a block, one per warp
 _OTHER_BYTES = 1024  # of the form in each stage, and of the barriers
@@ -77,7 +78,8 @@ class Variant:
 
     def _number_bytes(self, tile: Tile) -> int:
         """The bytes of a stage that the form may use."""
-        return max(_OTHER_BYTES, 2 * self.rank * (BLOCK_M + tile.block_n))
+        tables = 8 * (BLOCK_M + tile.block_n) if self.form == "Distance" else 0  # two copies
+        return max(_OTHER_BYTES, tables, 2 * self.rank * (BLOCK_M + tile.block_n))
 
     @property
     def rank(self) -> int:
