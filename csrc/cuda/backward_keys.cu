@@ -30,7 +30,7 @@ __device__ void for_each_head(const BackwardParams& params, const Head& key_head
     for (int n = 0; n < params.problem.group; ++n) {
         Head head = key_head;
         head.h = key_head.kv_head * params.problem.group + n;
-        const Block block{params.problem, params.bias, head, first_key};
+        const Block block{params.problem, params.bias, head, first_key, kBlockRows};
         f(block, QueryTiles<Tile::kKeys>(block));
     }
 }
@@ -162,12 +162,12 @@ __global__ void __launch_bounds__(3 * kGroupThreads, 1)
     const int group = int(threadIdx.x) / kGroupThreads, warp = int(threadIdx.x) / 32;
     const int lane = int(threadIdx.x) % 32;
     if (group > 0) {
-        claim_registers<kConsumerRegisters>();
+        claim_registers<kConsumerRegisters<2>>();
         accumulate_over_queries<Tile, Form, kTrained, kHasKeys, kHasValues>(
             params, shared, head, first_key, {group - 1, int(threadIdx.x) % kGroupThreads});
         return;
     }
-    release_registers<kProducerRegisters>();
+    release_registers<kProducerRegisters<2>>();
     if (warp == 0) {
         Copier<Tile> copier(shared, lane);
         copier.copy_own(params.k, params.v, head.first_key + first_key, head.kv_head, head.entry);

@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(3 * kGroupThreads, 1)
 
     const Program program(params.problem, params.problem.heads, blockIdx.x, gridDim.x);
     const Head head(params.problem, program.b, program.h);
-    const Block block{params.problem, params.bias, head, program.block * kBlockRows};
+    const Block block{params.problem, params.bias, head, program.block * kBlockRows, kBlockRows};
     if (block.first >= head.n_query) return;  // a sequence that is shorter than others
     const KeyTiles<Tile::kKeys> tiles(block);
     if constexpr (kTrainsTable) shared.diagonals.init();
@@ -162,12 +162,12 @@ __global__ void __launch_bounds__(3 * kGroupThreads, 1)
     const int group = int(threadIdx.x) / kGroupThreads, warp = int(threadIdx.x) / 32;
     const int lane = int(threadIdx.x) % 32;
     if (group > 0) {
-        claim_registers<kConsumerRegisters>();
+        claim_registers<kConsumerRegisters<2>>();
         accumulate_over_keys<Tile, Form, kTrained>(params, shared, block, tiles,
                                                    {group - 1, int(threadIdx.x) % kGroupThreads});
         return;
     }
-    release_registers<kProducerRegisters>();
+    release_registers<kProducerRegisters<2>>();
     if (warp == 0 && tiles.count > 0) {
         Copier<Tile> copier(shared, lane);
         copier.copy_own(params.q, params.grad_o, head.first_query + block.first, head.h,

@@ -1,13 +1,13 @@
 // Forward: o_i = sum_j exp(s_ij - lse_i) v_j and lse_i = log sum_j exp(s_ij).
 //
-// A thread block computes 128 queries of a head, 64 in each of two warp groups, and then takes the
-// next ones, those with the most keys first. A third group copies tiles of keys and values to
-// shared memory, where both groups read them:
+// A thread block computes 128 or 192 queries of a head, 64 in each of its warp groups, and then
+// takes the next ones, those with the most keys first. One more group copies tiles of keys and
+// values to shared memory, where all others read them:
 //
 //     for each key tile, the last one first:
 //         s = bias / scale + q k^T
 //         o = o + p v                     # p and v of the previous tile
-//         p = online softmax of s         # while o is computed, and the other group's products
+//         p = online softmax of s         # while o is computed, and the other groups' products
 //         o = rescaled o
 #include "forms/cumulative.cuh"
 #include "forms/distance.cuh"
@@ -27,31 +27,32 @@ struct Shared {
     // The outputs replace the queries.
     static constexpr int kPanels = maximum(Tile::kHeadDim, Tile::kValueDim) / kPanel;
 
-    alignas(1024) Element queries[kPanels][kBlockRows][kPanel];
+    alignas(1024) Element queries[kPanels][Tile::kRows][kPanel];
     alignas(1024) Panels<Element, Tile::kHeadDim, Tile::kKeys> keys[Tile::kStages];
     alignas(1024) Panels<Element, Tile::kValueDim, Tile::kKeys> values[Tile::kStages];
     alignas(128) float numbers[Tile::kStages][Tile::kNumbers];  // see forms/form.cuh
-    Mailbox for_groups[2];                                      // with the queries of each group
+    Mailbox for_groups[Tile::kGroups];                          // with the queries of each group
     Mailbox for_numbers;
     Barrier own_values;  // the last tile of values, before rows of other sequences are cleared
     Ring<Tile::kStages> key_ring, value_ring;
 
     __device__ void init(bool has_numbers) {
-        for (Mailbox& group : for_groups) group.init(kConsumerWarps / 2);
+        constexpr int kWarps = Tile::kRows / 16;  // that compute
+        for (Mailbox& group : for_groups) group.init(kGroupThreads / 32);
         for_numbers.init(1);
         own_values.init(1);
-        key_ring.init(has_numbers ? 2 : 1, kConsumerWarps);
-        value_ring.init(1, kConsumerWarps);
+        key_ring.init(has_numbers ? 2 : 1, kWarps);
+        value_ring.init(1, kWarps);
         fence_barrier_init();
     }
 };
 
-// Calls f with the 128 queries of a program and the tiles of their keys.
+// Calls f with the queries of a program and the tiles of their keys.
 template <class Tile, class Function>
 __device__ void with_block(const ForwardParams& params, int rank, Function f) {
     const Program program(params.problem, params.problem.heads, rank, params.programs);
     const Head head(params.problem, program.b, program.h);
-    const Block block{params.problem, params.bias, head, program.block * kBlockRows};
+    const Block block{params.problem, params.bias, head, program.block * Tile::kRows, Tile::kRows};
     f(block, KeyTiles<Tile::kKeys>(block));
 }
 
@@ -111,7 +112,7 @@ private:
         constexpr int kPanels = Tile::kHeadDim / kPanel;
         const Head& head = block.head;
         const int bytes = has_keys ? kPanels * kGroupRows * kRowBytes : 0;
-        for (int group = 0; group < 2; ++group) {
+        for (int group = 0; group < Tile::kGroups; ++group) {
             Barrier& full = shared_.for_groups[group].send(rank, round_, bytes);
             const int first = group * kGroupRows;
             for (int panel = 0; has_keys && panel < kPanels; ++panel) {
@@ -269,7 +270,7 @@ private:
     }
     __device__ void multiply_keys(float (&s)[kKeys / 2]) {
         fence_products(s);
-        multiply_rows<Element, kKeys, Tile::kHeadDim, kBlockRows, kKeys>(
+        multiply_rows<Element, kKeys, Tile::kHeadDim, Tile::kRows, kKeys>(
             s, describe(shared_.queries[0][place_.group * kGroupRows]),
             describe(shared_.keys[stage_.index]), Form::kStarts);
         commit_products();
@@ -299,12 +300,12 @@ private:
     Shared<Tile>& shared_;
     const Place place_;
     const bool leads_warp_;
-    Turns turns_;
+    Turns<Tile::kGroups> turns_;
     typename Shared<Tile>::Place stage_;
 };
 
 template <class Tile, class Form, int kSharedBytes>
-__global__ void __launch_bounds__(3 * kGroupThreads, 1)
+__global__ void __launch_bounds__((1 + Tile::kGroups) * kGroupThreads, 1)
     attn_fwd_kernel(const __grid_constant__ ForwardParams params) {
     extern __shared__ __align__(1024) unsigned char memory[];
     static_assert(sizeof(Shared<Tile>) <= kSharedBytes);
@@ -318,11 +319,11 @@ __global__ void __launch_bounds__(3 * kGroupThreads, 1)
     const int warp = __shfl_sync(~0u, int(threadIdx.x) / 32, 0), group = warp / 4;
     const int lane = int(threadIdx.x) % 32;
     if (group > 0) {
-        claim_registers<kConsumerRegisters>();
+        claim_registers<kConsumerRegisters<Tile::kGroups>>();
         Consumer<Tile, Form>(params, shared, {group - 1, int(threadIdx.x) % kGroupThreads}).run();
         return;
     }
-    release_registers<kProducerRegisters>();
+    release_registers<kProducerRegisters<Tile::kGroups>>();
     if (warp == 0) Producer<Tile, Form>(params, shared, lane).run();
     if constexpr (kHasNumbers) {
         if (warp == 1) stage_numbers<Tile, Form>(params, shared, lane);

@@ -19,15 +19,13 @@ public:
     __device__ Logits(const Block& block, Place place)
         : queries(block, place), block_(block), column_(place.column()) {
         scale_ = block.problem.scale * kLog2E;
+        position_ = block.head.position(block.first + place.row(0));
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            const int i = block.first + place.row(r);
-            position_[r] = block.head.position(i);
-            query_[r] = Form::query(block, i);
-        }
-        const int first = block.head.position(block.first + place.group * kGroupRows);
-        visible_to_all_ = {block.visible_to(first + kGroupRows - 1).begin,
-                           block.visible_to(first).end};
+        for (int r = 0; r < 2; ++r) query_[r] = Form::query(block, block.first + place.row(r));
+        const int first_row = block.first + place.group * kGroupRows;
+        planned_ = planned_keys(block.problem, block.head, minimum(first_row, block.last()));
+        const int first = block.head.position(first_row);
+        visible_to_all_ = {visible_to(first + kGroupRows - 1).begin, visible_to(first).end};
     }
 
     // Sets s to what the products with keys j, j + 1, ... are to be added to. numbers: what the
@@ -40,7 +38,7 @@ public:
                 typename Form::Start rows[2];
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
-                    const auto distance = float(position_[r] - (j + column_));
+                    const auto distance = float(position_ + 8 * r - (j + column_));
                     rows[r] =
                         Form::template start<kKeys>(query_[r], numbers, column_, distance, tile);
                 }
@@ -89,6 +87,7 @@ public:
     }
 
 private:
+    __device__ Range visible_to(int p) const { return visible_keys(block_.problem, planned_, p); }
     // A negative one would exchange the signs of infinities.
     __device__ float multiplier_without_bias() const { return scale_ > 0 ? scale_ : 1; }
     // Calls f with a function that returns the distance of row r to the key in a column.
@@ -98,7 +97,7 @@ private:
             if (block_.problem.causal) return f([](int, int) { return Past{}; });
         }
         const int first = j + column_;
-        const float distance[2] = {float(position_[0] - first), float(position_[1] - first)};
+        const float distance[2] = {float(position_ - first), float(position_ + 8 - first)};
         f([&](int r, int column) { return distance[r] - float(column); });
     }
     __device__ void add_bias(float (&s)[kKeys / 2], const float* numbers, int j) const {
@@ -110,7 +109,7 @@ private:
         });
     }
     __device__ void mask(float (&s)[kKeys / 2], int j) const {
-        const Range visible[2] = {block_.visible_to(position_[0]), block_.visible_to(position_[1])};
+        const Range visible[2] = {visible_to(position_), visible_to(position_ + 8)};
         const int first = j + column_;
         for_each_sum<kKeys>([&](int n, int r, int column) {
             if (!visible[r].contains(first + column)) s[n] = -kInfinity;
@@ -119,10 +118,10 @@ private:
 
     const Block& block_;
     bool has_started_ = false;
-    float scale_;  // in base 2
-    int column_;   // the thread's first one
-    int position_[2];
-    Range visible_to_all_;
+    float scale_;   // in base 2
+    int column_;    // the thread's first one
+    int position_;  // of the first of its rows, which are 8 apart
+    Range planned_, visible_to_all_;
     typename Form::Query query_[2];
 };
 

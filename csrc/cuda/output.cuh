@@ -17,8 +17,8 @@ struct Target {
 
 // Writes x, the sums of a product. A warp writes its own 16 rows through its part of shared memory,
 // which nothing else uses any more. Chunks of 16 bytes are permuted to avoid bank conflicts.
-template <class Element, int kPanels, int kSums>
-__device__ void store_rows(Element (&panels)[kPanels][kBlockRows][kPanel], const float (&x)[kSums],
+template <class Element, int kPanels, int kPanelRows, int kSums>
+__device__ void store_rows(Element (&panels)[kPanels][kPanelRows][kPanel], const float (&x)[kSums],
                            const Target& to, Place place) {
     constexpr int kChunk = 8, kChunks = 2 * kSums / kChunk, kRows = 16;
     const int lane = place.thread % 32;

@@ -67,16 +67,17 @@ struct Mailbox {
     }
 };
 
-// Two warp groups that take turns in issuing matrix products, so that the softmax of one coincides
-// with the products of the other. Each passes the turn as often as it waits for it, and the second
-// one, which passes the first turn, precedes the other by one at the end.
+// Warp groups that take turns in issuing matrix products, so that the softmax of one coincides with
+// the products of the others. Each passes the turn as often as it waits for it, and the last one,
+// which passes the first turn, has passed one more at the end.
+template <int kGroups>
 class Turns {
 public:
     __device__ explicit Turns(int group) : group_(group) {
-        if (group_ == 1) pass();
+        if (group_ == kGroups - 1) pass();
     }
     __device__ void wait() { barrier_sync(1 + group_, 2 * 128); }
-    __device__ void pass() { barrier_arrive(1 + (group_ ^ 1), 2 * 128); }
+    __device__ void pass() { barrier_arrive(1 + (group_ + 1) % kGroups, 2 * 128); }
     // Accepts the turn that nobody takes any more.
     __device__ void finish() {
         if (group_ == 0) wait();

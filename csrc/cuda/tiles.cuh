@@ -8,18 +8,26 @@
 
 namespace bfa::cuda {
 
-constexpr int kGroupRows = 64;              // rows of a matrix product
-constexpr int kBlockRows = 2 * kGroupRows;  // queries of a block, or keys
+constexpr int kGroupRows = 64;  // rows of a matrix product
+// Of a block of the backward kernels.
+constexpr int kBlockRows = 2 * kGroupRows;
 constexpr int kConsumerWarps = 8;
-constexpr int kProducerRegisters = 40;
-constexpr int kConsumerRegisters = 232;
 static_assert(kBlockRows == kPlanQueries, "a block has one range of keys");
 
-// A tile of keys and values. HeadDim and ValueDim are padded to whole panels. kNumbers: the floats
-// of a stage that the form needs, and in the backward kernels lse and D.
-template <class Element_, int kHeadDim_, int kValueDim_, int kKeys_, int kStages_, int kNumbers_>
+// The registers of each thread of the group that copies, and of some groups that compute.
+template <int kGroups>
+constexpr int kProducerRegisters = kGroups == 2 ? 40 : 32;
+template <int kGroups>
+constexpr int kConsumerRegisters = kGroups == 2 ? 232 : 160;
+
+// A tile of keys and values, for some groups of queries. HeadDim and ValueDim are padded to whole
+// panels. kNumbers: the floats of a stage that the form needs, and in the backward kernels lse and
+// D.
+template <class Element_, int kGroups_, int kHeadDim_, int kValueDim_, int kKeys_, int kStages_,
+          int kNumbers_>
 struct Tile {
     using Element = Element_;
+    static constexpr int kGroups = kGroups_, kRows = kGroups * kGroupRows;
     static constexpr int kHeadDim = kHeadDim_, kValueDim = kValueDim_;
     static constexpr int kKeys = kKeys_, kStages = kStages_, kNumbers = kNumbers_;
 };
@@ -44,13 +52,17 @@ struct KeyTiles {
     int begin, count;
 
     __device__ explicit KeyTiles(const Block& block) {
-        const Head& head = block.head;
-        const int last = minimum(block.first + kBlockRows, head.n_query) - 1;
-        begin = __shfl_sync(~0u, block.visible_to(head.position(block.first)).begin, 0);
-        const int end = block.visible_to(head.position(last)).end;
+        // From one lane, so that the compiler knows that they are the same in all lanes.
+        begin = __shfl_sync(~0u, visible_to(block, block.first).begin, 0);
+        const int end = visible_to(block, block.last()).end;
         count = __shfl_sync(~0u, maximum(0, (end - begin + kKeys - 1) / kKeys), 0);
     }
     __device__ int first_key(int n) const { return begin + n * kKeys; }
+
+private:
+    static __device__ Range visible_to(const Block& block, int i) {
+        return block.visible_to(block.head.position(i), i);
+    }
 };
 
 // Zeros the rows from `first` on; a whole warp calls it.

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 from bench.machine_code.sass import disassemble
 from biased_flash_attn.cuda_kernels import nvrtc
-from biased_flash_attn.cuda_kernels.variants import BLOCK_M, BackwardKeys, BackwardQueries, Variant
+from biased_flash_attn.cuda_kernels.variants import BackwardKeys, BackwardQueries, Variant
 
 from ..gpu import Gpu
 from ..pipes import L2, SHARED, SHARED_BYTES, WARPS_OF_A_GROUP, operand_bytes, pipe_cycles
 from . import paths
 from .paths import Paths
-from .simulate import COPY_LATENCIES, OWN, WARPS, Copy, OneBlock, steps
+from .simulate import COPY_LATENCIES, OWN, Copy, OneBlock, steps
 
 FORWARD, DQ, DKV = "forward", "dQ", "dK, dV"
 KINDS = {FORWARD: Variant, DQ: BackwardQueries, DKV: BackwardKeys}
@@ -52,6 +52,16 @@ class Kernel:
         return self.variant.tile.block_n
 
     @property
+    def block_m(self) -> int:
+        """Rows of a block: queries or, for dK and dV, keys."""
+        return self.variant.block_m
+
+    @property
+    def warps(self) -> int:
+        """Those that compute."""
+        return self.variant.groups * WARPS_OF_A_GROUP
+
+    @property
     def tile_bytes(self) -> int:
         """The bytes of a tile of both operands, which a block copies to shared memory."""
         return ELEMENT_BYTES * self.block_n * (self.variant.head_dim + self.variant.value_dim)
@@ -59,10 +69,10 @@ class Kernel:
     def copies(self, tiles: int) -> list[Copy]:
         """Those of the producer for a block of rows, in order."""
         variant, rounds = self.variant, self._rounds_of_loads
-        own = ELEMENT_BYTES * BLOCK_M * variant.head_dim
+        own = ELEMENT_BYTES * self.block_m * variant.head_dim
         stages = variant.tile.stages
         if self.name != FORWARD:
-            own += ELEMENT_BYTES * BLOCK_M * variant.value_dim
+            own += ELEMENT_BYTES * self.block_m * variant.value_dim
             return [Copy(OWN, own, 1), *[Copy(_TILES, self.tile_bytes, stages, rounds)] * tiles]
         row_bytes = ELEMENT_BYTES * self.block_n
         keys = Copy(_KEYS, row_bytes * variant.head_dim, stages, rounds)
@@ -77,7 +87,7 @@ class Kernel:
         rows = self.block_n // 32
         found = rows if self.name == DKV else 0
         if self.variant.form == "Distance":
-            return found + -(-(BLOCK_M + self.block_n) // (4 * 32))
+            return found + -(-(self.block_m + self.block_n) // (4 * 32))
         return found + (rows if self.variant.form not in ("None", "Linear") else 0)
 
     def simulated(self, gpu: Gpu, blocks: int, tiles: int) -> float:
@@ -88,14 +98,15 @@ class Kernel:
         ahead = 0 if self.name == DKV else 1  # the first tile is before the loop
         program = (before + whole * (tiles - ahead - 1) + last + after) * blocks
         copies = self.copies(tiles) * blocks
-        runs = (OneBlock(program, copies, gpu, latency).run() for latency in COPY_LATENCIES)
+        groups = self.variant.groups
+        runs = (OneBlock(program, groups, copies, gpu, x).run() for x in COPY_LATENCIES)
         return statistics.mean(runs)
 
     def pipes(self, gpu: Gpu) -> Counter[str]:
         """The cycles of each unit for one whole tile of a block."""
-        found = pipe_cycles(self.paths.whole, WARPS, gpu)
+        found = pipe_cycles(self.paths.whole, self.warps, gpu)
         products = [one for one in self.paths.whole if one.name == "HGMMA"]
-        read = WARPS // WARPS_OF_A_GROUP * sum(map(operand_bytes, products))
+        read = self.variant.groups * sum(map(operand_bytes, products))
         found[SHARED] += (read + self.tile_bytes) / SHARED_BYTES
         found[L2] += self.tile_bytes / gpu.l2_bytes
         return found

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from bench import RESULTS
 from biased_flash_attn.cuda_kernels import nvrtc
-from biased_flash_attn.cuda_kernels.variants import BLOCK_M
 
 from .. import report
 from ..calibration import FRACTION
@@ -61,7 +60,7 @@ def _line(kernel: Kernel) -> Line:
     pairs = kernel.block_n / 2  # of a thread and a tile
     cells = (
         *(FORMS[variant.form], str(variant.head_dim), kernel.name),
-        *(f"{BLOCK_M} x {kernel.block_n}, {variant.tile.stages}",),
+        *(f"{kernel.block_m} x {kernel.block_n}, {variant.tile.stages}",),
         f"{len(kernel.paths.whole) / pairs:.1f}",
         *(f"{bound.units[unit]:.0f}" for unit in times.UNITS),
         f"{bound.cycles:.0f}",

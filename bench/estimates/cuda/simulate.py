@@ -1,6 +1,6 @@
 """Steps the warps of a block of the CUDA kernels through their machine code.
 
-Two warp groups compute, each in four warps, and a third one copies. The groups that compute are
+Two or three warp groups compute, each in four warps, and another one copies. The groups that compute are
 simulated instruction by instruction, like warps of the Triton kernels. They wait for
 
 - tiles, in a ring of stages: the producer copies them in order, each as soon as all warps have
@@ -27,8 +27,6 @@ from ..gpu import PARTITIONS, Gpu
 from ..pipes import L2, MATRIX, SHARED, SHARED_BYTES, WARPS_OF_A_GROUP, Use, operand_bytes
 from ..simulate import BARRIER_CYCLES, Block, Kind, Multiprocessor, Step, Warp, prepare
 
-GROUPS = 2  # that compute
-WARPS = GROUPS * WARPS_OF_A_GROUP
 # Cycles from a copy's turn in the L2 cache to the end of a wait for its rows. No measurement of
 # copies of this size is published. An estimate is the mean over these numbers, which also averages
 # over ways in which two groups can fall into step.
@@ -60,7 +58,7 @@ def steps(
         step = prepare(one, gpu)
         if one.name == "BAR":
             # The others are the barrier of all threads, which starts a block, and conditional ones:
-            # the second group gives the first turn away, and the first group accepts the last one.
+            # the last group gives the first turn away, and the first group accepts the last one.
             is_turn = one.predicate is None and "0x100" in one.operands
             event = TURN if is_turn else ""
             kind = Kind.WAIT if one.opcode.startswith("BAR.SYNC") else Kind.SIGNAL
@@ -100,7 +98,7 @@ class Consumer(Warp):
 
 @dataclass
 class Turn:
-    """The barrier at which a group waits for its turn, and the other group passes it."""
+    """The barrier at which a group waits for its turn, and the group before it passes it."""
 
     arrived: int = 0
     waiting: list[Consumer] = field(default_factory=list)
@@ -109,20 +107,24 @@ class Turn:
 class OneBlock(Multiprocessor):
     """A multiprocessor with one block."""
 
-    def __init__(self, of_warps: Sequence[Step], copies: Iterable[Copy], gpu: Gpu, latency: int):
-        """copies: those of the producer, in order. latency: of each, in cycles."""
+    def __init__(
+        self, of_warps: Sequence[Step], groups: int, copies: Iterable[Copy], gpu: Gpu, latency: int
+    ):
+        """groups: that compute. copies: those of the producer, in order. latency: of each, in
+        cycles."""
         super().__init__()
         self.gpu, self.latency = gpu, latency
+        self.n_warps = groups * WARPS_OF_A_GROUP
         self.copies = deque(copies)
         self.rings = {copy.ring: Ring() for copy in self.copies}
         self.copying, self.fetching = 0.0, 0.0  # until when the warps of the producer are busy
         # Cycles of shared memory that other accesses have taken from products, which pay later.
         self.owed = [0.0] * PARTITIONS
         self.written: deque[tuple[float, float]] = deque()  # when copies write to shared memory
-        self.turns = [Turn(arrived=WARPS_OF_A_GROUP), Turn()]
+        self.turns = [Turn(arrived=WARPS_OF_A_GROUP), *(Turn() for _ in range(1, groups))]
         self._produce()
-        block = Block(WARPS)
-        for n in range(WARPS):
+        block = Block(self.n_warps)
+        for n in range(self.n_warps):
             group = n // WARPS_OF_A_GROUP
             self.push(0.0, Consumer(n % PARTITIONS, block, of_warps, group=group))
 
@@ -152,7 +154,7 @@ class OneBlock(Multiprocessor):
         super()._issue(warp, time)
         if step.kind is Kind.SIGNAL:
             if step.event == TURN:
-                self._arrive_at_turn(1 - warp.group, time)
+                self._arrive_at_turn((warp.group + 1) % len(self.turns), time)
             else:
                 self._release(warp, step.event, time)
 
@@ -161,7 +163,7 @@ class OneBlock(Multiprocessor):
         turn.arrived += 1
         if waits is not None:
             turn.waiting.append(waits)
-        if turn.arrived == WARPS:
+        if turn.arrived == 2 * WARPS_OF_A_GROUP:
             for warp in turn.waiting:
                 self.push(time + BARRIER_CYCLES, warp)
             self.turns[group] = Turn()
@@ -170,7 +172,7 @@ class OneBlock(Multiprocessor):
         ring, tile = self.rings[name], warp.releases[name]
         warp.releases[name] += 1
         ring.releases[tile] += 1
-        if ring.releases[tile] == WARPS:
+        if ring.releases[tile] == self.n_warps:
             ring.empty[tile] = time + self.gpu.shared_latency
             self._produce()
 

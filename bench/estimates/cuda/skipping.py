@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from biased_flash_attn import attention_plan, backends, biases
-from biased_flash_attn.cuda_kernels.variants import BLOCK_M
+from biased_flash_attn.shared_constants import PLAN_QUERIES
 
 from ..report import CHANNELS
 from ..times import Problem
 from . import times
 from .calibration import GPU
-from .kernels import DKV, DQ, FORWARD, build
+from .kernels import DKV, DQ, FORWARD, Kernel, build
 
 LENGTH = 65536
 HEAD_DIMS = (64, 128)
@@ -48,11 +48,11 @@ def _estimate(problem: Problem) -> Skipping:
     every = kept = times.milliseconds_of_delta(GPU, problem)
     for name in (FORWARD, DQ, DKV):
         kernel = build(name, "Linear", problem.head_dim)
-        of_blocks = tiles_of_blocks(name, first_key, problem.n, kernel.block_n)
+        of_blocks = tiles_of_blocks(kernel, first_key, problem.n)
         every += times.milliseconds(kernel, GPU, problem)
         kept += times.of_tiles(kernel, GPU, of_blocks, groups=1)
         if name == FORWARD:
-            all_tiles = times.tiles_of_blocks(name, problem, kernel.block_n)
+            all_tiles = times.tiles_of_blocks(kernel, problem)
             fraction = sum(of_blocks) / (problem.heads * sum(all_tiles))
     return Skipping(problem, fraction, (every, kept))
 
@@ -68,16 +68,18 @@ def _untrimmed() -> Iterator[None]:
         del cpu.trim
 
 
-def tiles_of_blocks(name: str, first_key: Tensor, n: int, block_n: int) -> list[int]:
+def tiles_of_blocks(kernel: Kernel, first_key: Tensor, n: int) -> list[int]:
     """The tiles of each block under a causal mask, in the order in which blocks start, for the
-    first keys of each head and BLOCK_M queries."""
-    first = torch.arange(0, n, BLOCK_M)
-    if name != DKV:
-        end = (first + BLOCK_M).clamp(max=n)
-        return (-(-(end - first_key) // block_n)).flatten().sort(descending=True).values.tolist()
+    first keys of each head and PLAN_QUERIES queries."""
+    block_m, block_n = kernel.block_m, kernel.block_n
+    first = torch.arange(0, n, block_m)
+    if kernel.name != DKV:
+        end = (first + block_m).clamp(max=n)
+        keys = end - first_key[..., first // PLAN_QUERIES]
+        return (-(-keys // block_n)).flatten().sort(descending=True).values.tolist()
     # The bounds do not decrease, so the queries of a key are those up to some tile.
     last = torch.searchsorted(
-        first_key.long(), first.expand_as(first_key) + BLOCK_M - 1, right=True
+        first_key.long(), first.expand(len(first_key), -1) + block_m - 1, right=True
     )
-    queries = (last * BLOCK_M).clamp(max=n) - first
+    queries = (last * PLAN_QUERIES).clamp(max=n) - first
     return (-(-queries // block_n)).T.flatten().tolist()

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from biased_flash_attn.cuda_kernels.variants import BLOCK_M
-
 from ..gpu import PARTITIONS, Gpu
 from ..pipes import PIPES
 from ..times import Problem, last_end
 from .kernels import DKV, ELEMENT_BYTES, Kernel, cycles
-from .simulate import WARPS
 
 HBM = "HBM"
 UNITS = (*PIPES, HBM)
@@ -32,20 +29,20 @@ class Bound:
         return self.units[self.unit] / self.cycles
 
 
-def tiles_of_blocks(name: str, problem: Problem, block_n: int) -> list[int]:
+def tiles_of_blocks(kernel: Kernel, problem: Problem) -> list[int]:
     """The tiles of each block, blocks with most tiles first."""
-    n = problem.n
+    n, block_m, block_n = problem.n, kernel.block_m, kernel.block_n
     every = -(-n // block_n)
-    blocks = range(0, n, BLOCK_M)
+    blocks = range(0, n, block_m)
     if not problem.causal:
         return [every] * len(blocks)
-    if name == DKV:
+    if kernel.name == DKV:
         return [every - first // block_n for first in blocks]
-    return [-(-min(first + BLOCK_M, n) // block_n) for first in reversed(blocks)]
+    return [-(-min(first + block_m, n) // block_n) for first in reversed(blocks)]
 
 
 def milliseconds(kernel: Kernel, gpu: Gpu, problem: Problem) -> float:
-    of_blocks = tiles_of_blocks(kernel.name, problem, kernel.block_n)
+    of_blocks = tiles_of_blocks(kernel, problem)
     return of_tiles(kernel, gpu, of_blocks, problem.batch * problem.heads, problem.causal)
 
 
@@ -57,7 +54,7 @@ def of_tiles(
     once, of_block, of_tile = cycles(kernel, gpu)
     if causal:
         more = len(kernel.paths.masked) - len(kernel.paths.whole)
-        of_block += BLOCK_M / kernel.block_n * more * WARPS / PARTITIONS
+        of_block += kernel.block_m / kernel.block_n * more * kernel.warps / PARTITIONS
     blocks = [of_block + of_tile * tiles for tiles in of_blocks]
     return gpu.nanoseconds(once + last_end(blocks, groups, gpu.multiprocessors)) * 1e-6
 

@@ -16,12 +16,13 @@ namespace forms {
 // A tile reads one entry per diagonal. They are stored in base 2, such that the columns of a row
 // read consecutive numbers.
 struct Distance {
+    static constexpr int kMostRows = 3 * 64;  // of a block
     static constexpr bool kExists = true, kHasSides = false;
     static constexpr bool kTrainsGain = false, kTrainsSums = false;
     static constexpr bool kTrainsTable = true;
     static constexpr bool kStarts = true, kNeedsSide = false;
     template <int kColumns>
-    static constexpr int kNumbers = kPlanQueries + kColumns;
+    static constexpr int kNumbers = kMostRows + kColumns;
     template <int kKeys>
     static constexpr int kStartNumbers = 2 * kNumbers<kKeys>;
     template <int kColumns>
@@ -34,14 +35,14 @@ struct Distance {
 
     template <int kKeys>
     static __device__ void stage(const Block& block, int j, float* numbers, int lane) {
-        const int largest = block.head.position(block.first) + kPlanQueries - 1 - j;
+        const int largest = block.head.position(block.first) + block.rows - 1 - j;
         stage_entries<kKeys>(block, largest, -1, 1, numbers, lane);
     }
     // Two copies, one of them moved by one entry, so that all threads read aligned pairs.
     template <int kKeys>
     static __device__ void stage_start(const Block& block, int j, StartOfTile tile, float* numbers,
                                        int lane) {
-        const int largest = block.head.position(block.first) + kPlanQueries - 1 - j;
+        const int largest = block.head.position(block.first) + block.rows - 1 - j;
         stage_entries<kKeys>(block, largest, -1, tile.unit, numbers, lane);
         stage_entries<kKeys>(block, largest - 1, -1, tile.unit, numbers + kNumbers<kKeys>, lane);
     }
@@ -58,11 +59,11 @@ struct Distance {
     }
     template <int kQueries>
     static __device__ void stage_queries(const Block& block, int i, float* numbers, int lane) {
-        const int smallest = block.head.position(i) - (block.first + kPlanQueries - 1);
+        const int smallest = block.head.position(i) - (block.first + block.rows - 1);
         stage_entries<kQueries>(block, smallest, 1, 1, numbers, lane);
     }
     static __device__ Query query(const Block& block, int i) {
-        return {kPlanQueries - 1 - (i - block.first)};
+        return {block.rows - 1 - (i - block.first)};
     }
     static __device__ Key key(const Block& block, int j) { return query(block, j); }
     static __device__ float bias(const Query& query, const float* numbers, int column, float) {
@@ -80,7 +81,7 @@ private:
         const Range own = distances(block.problem);
         const float* table = block.bias.table.at(block.head.b, block.head.h);
 #pragma unroll 1
-        for (int n = lane; n < kNumbers<kColumns>; n += 32) {
+        for (int n = lane; n < block.rows + kColumns; n += 32) {
             const int of_n = d + n * step;
             numbers[n] = own.contains(of_n) ? factor * kLog2E * table[of_n - own.begin] : 0;
         }

@@ -44,11 +44,13 @@ struct Block {
     const Problem& problem;
     const Bias& bias;
     const Head& head;
-    int first;
+    int first, rows;
 
-    // The keys that the query at position p attends to.
-    __device__ Range visible_to(int p) const {
-        return visible_keys(problem, planned_keys(problem, head, first), p);
+    // The last query that exists.
+    __device__ int last() const { return minimum(first + rows, head.n_query) - 1; }
+    // The keys that the query at position p attends to. i: a query of the same tile of the plan.
+    __device__ Range visible_to(int p, int i) const {
+        return visible_keys(problem, planned_keys(problem, head, i), p);
     }
 };
 
@@ -67,7 +69,7 @@ struct StartOfTile {
         const float scale = block.problem.scale * kLog2E;
         unit = scale >= kSmallest ? 1 / scale : 0;
         const int first = block.head.position(block.first);
-        sign = j + count - 1 <= first ? 1 : j >= first + kPlanQueries ? -1 : 0;
+        sign = j + count - 1 <= first ? 1 : j >= first + block.rows ? -1 : 0;
     }
     template <class Form>
     __device__ bool exists() const {

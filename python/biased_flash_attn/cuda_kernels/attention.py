@@ -42,8 +42,8 @@ def forward(launcher: Launcher, problem: calls.Problem) -> tuple[Tensor, Tensor]
     o, lse = problem.empty_results()
     shared = Shared.of(problem)
     variant = Variant(*shared.arguments)
-    order = None if problem.plan is None else schedule.for_queries(problem, BLOCK_M)
-    fields = shared.problem(problem.geometry.n_query, order)
+    order = None if problem.plan is None else schedule.for_queries(problem, variant.block_m)
+    fields = shared.problem(problem.geometry.n_query, variant.block_m, order)
     programs = problem.batch * q.shape[1] * fields.blocks
     grid = min(programs, launcher.driver.multiprocessors(q.device))
     tickets = q.new_zeros(1, dtype=torch.int32) if grid < programs else None
@@ -87,7 +87,7 @@ def backward(
     others = 1 if table_sums is None else table_sums.shape[2], q.shape[3], v.shape[3]
 
     def launch(kind: type[Backward], heads: int, rows: int, order: Tensor | None) -> None:
-        fields = shared.problem(rows, order)
+        fields = shared.problem(rows, BLOCK_M, order)
         params = BackwardParams(*maps, fields, shared.bias, *map(Rows.of, results), *others)
         grid = problem.batch * heads * fields.blocks if order is None else len(order)
         tensors = shared.tensors(q, k, v, grad_o, *results, order)
@@ -166,8 +166,8 @@ class Shared:
         new = q.new_empty if self.call.sequences is None else q.new_zeros  # padding is not written
         return new(*q.shape[:3], channels, dtype=torch.float32)
 
-    def problem(self, rows: int, order: Tensor | None) -> Problem:
-        """Returns the parameters of a kernel with one block per BLOCK_M of some rows per head."""
+    def problem(self, rows: int, block_m: int, order: Tensor | None) -> Problem:
+        """Returns the parameters of a kernel with one block per block_m of some rows per head."""
         call, geometry, heads = self.call, self.call.geometry, self.call.q.shape[1]
         first_key, end_key = (None, None) if call.plan is None else call.plan
         return Problem(
@@ -179,7 +179,7 @@ class Shared:
             window=UNBOUNDED if geometry.window is None else geometry.window,
             causal=geometry.causal,
             packed=call.sequences is not None and call.sequences.is_packed,
-            blocks=-(-rows // BLOCK_M),
+            blocks=-(-rows // block_m),
             scale=call.scale,
             sequences=_address(self.rows),
             plan=Plan(Rows.of(first_key), _address(end_key)),

@@ -22,9 +22,10 @@ _OF_VECTORS = tuple(f"Relative<{rank}>" for rank in RANKS)
 FORMS = ("None", "Linear", "Distance", *_OF_SUMS, *_OF_VECTORS)
 # Channels of the widest heads with gradients and vectors, both of which need shared memory.
 WIDEST_WITH_VECTORS = 128
-BLOCK_M = 128  # queries of a block
-GROUP_M = 64  # of a warp group
-THREADS = 384  # a warp group that copies, and two that compute
+BLOCK_M = 128  # rows of a block of the backward kernels
+GROUP_M = 64  # rows of a warp group
+GROUP_THREADS = 128
+MOST_GROUPS = 3
 ROWS_OF_DELTA = 8  # of a block, one per warp
 _OTHER_BYTES = 1024  # of the form in each stage, and of the barriers
 
@@ -38,7 +39,7 @@ class Tile:
 
 
 # By the larger number of padded channels of q and v.
-TILES = {64: Tile(128, 2), 128: Tile(128, 2), 192: Tile(64, 2), 256: Tile(64, 2)}
+TILES = {64: Tile(128, 4), 128: Tile(128, 2), 192: Tile(64, 2), 256: Tile(64, 2)}
 BACKWARD_TILES = {64: Tile(64, 3), 128: Tile(64, 3), 192: Tile(32, 3), 256: Tile(32, 3)}
 # The most channels of keys and values whose gradients one kernel computes.
 _MOST_OF_BOTH = 256
@@ -55,7 +56,6 @@ class Variant:
 
     source = "forward.cu"
     kernel = "attn_fwd_kernel"
-    threads = THREADS
 
     tiles = TILES
 
@@ -66,6 +66,22 @@ class Variant:
         return tile if fits else Tile(tile.block_n, tile.stages - 1)
 
     @property
+    def groups(self) -> int:
+        """The warp groups that compute; one more copies. In narrow heads, exponentials take as long
+        as products, and two groups do not hide both."""
+        is_narrow = max(self.head_dim, self.value_dim) == CHANNELS[0]
+        return MOST_GROUPS if is_narrow and not self.rank else 2
+
+    @property
+    def block_m(self) -> int:
+        """Queries of a block, or keys."""
+        return GROUP_M * self.groups
+
+    @property
+    def threads(self) -> int:
+        return GROUP_THREADS * (1 + self.groups)
+
+    @property
     def shared_bytes(self) -> int:
         """The dynamic shared memory of a block."""
         return self._shared_bytes(self.tile)
@@ -73,13 +89,17 @@ class Variant:
     def _shared_bytes(self, tile: Tile) -> int:
         """That of q or o, the stages of keys and values, and barriers."""
         key_bytes = 2 * tile.block_n * (self.head_dim + self.value_dim)
-        rows = 2 * BLOCK_M * max(self.head_dim, self.value_dim)
+        rows = 2 * self.block_m * max(self.head_dim, self.value_dim)
         return rows + tile.stages * (key_bytes + self._number_bytes(tile)) + _OTHER_BYTES
 
     def _number_bytes(self, tile: Tile) -> int:
         """The bytes of a stage that the form may use."""
-        tables = 8 * (BLOCK_M + tile.block_n) if self.form == "Distance" else 0  # two copies
-        return max(_OTHER_BYTES, tables, 2 * self.rank * (BLOCK_M + tile.block_n))
+        # Two copies of the entries for the rows of any block.
+        of_table = 8 * (MOST_GROUPS * GROUP_M + tile.block_n) if self.form == "Distance" else 0
+        return max(_OTHER_BYTES, of_table, self._vector_bytes(tile))
+
+    def _vector_bytes(self, tile: Tile) -> int:
+        return 2 * self.rank * (self.block_m + tile.block_n)
 
     @property
     def rank(self) -> int:
@@ -90,7 +110,7 @@ class Variant:
     @property
     def expression(self) -> str:
         """The kernel in C++."""
-        channels, tile = f"{self.head_dim}, {self.value_dim}", self.tile
+        channels, tile = f"{self.groups}, {self.head_dim}, {self.value_dim}", self.tile
         element, form = f"bfa::cuda::{self.element}", f"bfa::cuda::forms::{self.form}"
         sizes = f"{tile.block_n}, {tile.stages}, {self._number_bytes(tile) // 4}"
         tile = f"bfa::cuda::Tile<{element}, {channels}, {sizes}>"
@@ -122,6 +142,7 @@ class Backward(Variant):
         return [cls(form, element, head_dim, value_dim, form_gradient and form in cls.trainable)]
 
     tiles = BACKWARD_TILES
+    groups = BLOCK_M // GROUP_M
 
     def _shared_bytes(self, tile: Tile) -> int:
         """That of two operands of the block's own rows, the stages of two others, and barriers."""
@@ -130,7 +151,7 @@ class Backward(Variant):
         return BLOCK_M * channels + tile.stages * stage_bytes + _OTHER_BYTES
 
     def _number_bytes(self, tile: Tile) -> int:
-        return _OTHER_BYTES + super()._number_bytes(tile)
+        return _OTHER_BYTES + max(_OTHER_BYTES, self._vector_bytes(tile))
 
     @property
     def _numbers(self) -> list[str]:
