@@ -1,6 +1,6 @@
 """Steps the warps of a block of the CUDA kernels through their machine code.
 
-Two or three warp groups compute, each in four warps, and another one copies. The groups that compute are
+Two or three warp groups compute, each in four warps, and one more copies. Those that compute are
 simulated instruction by instruction, like warps of the Triton kernels. They wait for
 
 - tiles, in a ring of stages: the producer copies them in order, each as soon as all warps have

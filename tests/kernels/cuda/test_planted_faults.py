@@ -17,10 +17,11 @@ pytestmark = [*MARKS, pytest.mark.skipif(not EMULATED, reason="faults may hang a
 
 WAIT_FULL = "full_[stage.index].wait(stage.parity);"
 WAIT_EMPTY = "empty_[stage.index].wait(stage.parity ^ 1);"
-RELEASE_KEYS = "if (leads_warp) shared.key_ring.release(stage);"
-COMPLETE = "logits.complete(s, shared.numbers[stage.index], tiles.first_key(n));"
+RELEASE_KEYS = "if (leads_warp_) shared_.key_ring.release(stage_);"
+COMPLETE = "logits.complete(s, shared_.numbers[stage_.index], tiles.first_key(n));"
 
-# With more tiles than stages, and a form that stages numbers of each tile.
+# With more tiles than stages, more blocks of queries than run at a time, and a form that stages
+# numbers of each tile.
 OF_TILES = [
     Planted("full stages are not waited for", OUT_OF_STEP, "pipeline.cuh", WAIT_FULL),
     Planted(
@@ -40,10 +41,76 @@ OF_TILES = [
         "consumers claim registers that the producer keeps",
         {"deadlock"},
         "tiles.cuh",
-        "kProducerRegisters = 40",
-        "kProducerRegisters = 48",
+        "40 : 32",
+        "40 : 40",
     ),
-    Planted("queries are not waited for", EARLY, "forward.cu", "shared.query_full.wait(0);"),
+    Planted(
+        "queries are not waited for", OUT_OF_STEP, "pipeline.cuh", "ring.wait_until_full(round);"
+    ),
+    Planted(
+        "queries are replaced before their outputs are stored",
+        OUT_OF_STEP,
+        "pipeline.cuh",
+        "ring.wait_until_empty(round);",
+    ),
+    Planted(
+        "queries are replaced when one warp has stored its outputs",
+        OUT_OF_STEP,
+        "forward.cu",
+        "group.init(kGroupThreads / 32);",
+        "group.init(1);",
+    ),
+    Planted(
+        "queries precede the outputs in their place",
+        EARLY,
+        "forward.cu",
+        "fence_async_proxy();\n                             });",
+        "});",
+    ),
+    Planted(
+        "queries of other rows are copied",
+        {WRONG},
+        "forward.cu",
+        "head.first_query + block.first + first, head.h",
+        "head.first_query + block.first, head.h",
+    ),
+    Planted(
+        "blocks may take the same ticket",
+        {"race"},
+        "forward.cu",
+        "atomicAdd(params_.tickets, 1)",
+        "(*params_.tickets)++",
+    ),
+    Planted(
+        "the first ticket is lost",
+        {WRONG},
+        "forward.cu",
+        "int(gridDim.x) +",
+        "1 + int(gridDim.x) +",
+    ),
+    Planted(
+        "the end of the work is not sent",
+        {"deadlock"},
+        "forward.cu",
+        "group.send(Mailbox::kNoMore, round_);",
+        ";",
+    ),
+    *[
+        Planted(
+            f"{name} are full with half of the bytes",
+            OUT_OF_STEP,
+            "forward.cu",
+            f"sizeof({name})",
+            f"sizeof({name}) / 2",
+        )
+        for name in ("keys", "values")
+    ],
+    Planted(
+        "the first turn is not given",
+        {"deadlock"},
+        "pipeline.cuh",
+        "if (group_ == kGroups - 1) pass();",
+    ),
     Planted(
         "logits are used before they are complete",
         EARLY,
@@ -54,8 +121,8 @@ OF_TILES = [
         "outputs are rescaled before they are complete",
         EARLY,
         "forward.cu",
-        "wait_products<0>(o, p);\n            if (leads_warp)",
-        "if (leads_warp)",
+        "wait_products<0>(o, p);\n                if (leads_warp_)",
+        "if (leads_warp_)",
     ),
     Planted(
         "keys are released before the form's numbers are read",
@@ -65,26 +132,26 @@ OF_TILES = [
         f"{RELEASE_KEYS}\n            {COMPLETE}",
     ),
     Planted(
-        "a stage is empty when one group has released it",
+        "a stage is empty when half of the warps have released it",
         OUT_OF_STEP,
-        "tiles.cuh",
-        "kConsumerWarps = 8",
-        "kConsumerWarps = 4",
+        "forward.cu",
+        "key_ring.init(has_numbers ? 2 : 1, kWarps);",
+        "key_ring.init(has_numbers ? 2 : 1, kWarps / 2);",
     ),
     Planted(
         "keys are full without the form's numbers",
         OUT_OF_STEP,
         "forward.cu",
-        "kHasNumbers ? 2 : 1",
+        "has_numbers ? 2 : 1",
         "1",
     ),
     Planted(
         "values are never released",
         {"deadlock"},
         "forward.cu",
-        "if (leads_warp) shared.value_ring.release(previous);",
+        "if (leads_warp_) shared_.value_ring.release(previous);",
     ),
-    Planted("turns are never passed", {"deadlock"}, "forward.cu", "turns.pass();"),
+    Planted("turns are never passed", {"deadlock"}, "forward.cu", "turns_.pass();"),
     Planted(
         "outputs are read before all lanes have written them", EARLY, "output.cuh", "__syncwarp();"
     ),
@@ -94,14 +161,21 @@ OF_PADDING = [
         "rows of others are cleared before they arrive",
         EARLY,
         "forward.cu",
-        "shared.own_values.wait(0);",
+        "shared_.own_values.wait(parity_);",
     ),
-    Planted("products precede the cleared rows", EARLY, "forward.cu", "fence_async_proxy();"),
+    Planted(
+        "products precede the cleared rows",
+        EARLY,
+        "forward.cu",
+        "fence_async_proxy();\n        __syncwarp();",
+        "__syncwarp();",
+    ),
+    Planted("the phase of cleared rows never changes", OUT_OF_STEP, "forward.cu", "parity_ ^= 1;"),
     Planted(
         "rows of others are not cleared",
         {WRONG},
         "forward.cu",
-        "clear_rows(values, head.n_key - j, lane);",
+        "clear_rows(values, head.n_key - j, lane_);",
     ),
 ]
 
@@ -236,7 +310,8 @@ SETTINGS = {"dims": (64, 64), "heads": (1, 1), "causal": False, "trained": False
 
 @pytest.mark.parametrize("planted", OF_TILES, ids=lambda x: x.name)
 def test_fault_of_the_pipeline_is_found(planted, first_fault):
-    problem = drawn(Case("cumulative", torch.bfloat16, (130, 600), batch=1, **SETTINGS))
+    settings = SETTINGS | {"heads": (2, 1)}
+    problem = drawn(Case("cumulative", torch.bfloat16, (250, 500), batch=1, **settings))
     assert first_fault(planted, lambda: check(problem)) in planted.expected
 
 
