@@ -3,36 +3,38 @@ which it is tested. Ours without a bias stand in for them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..times import BACKWARD, Problem
 
-FLASH, MOSAIC = "FlashAttention-3", "Tokamax"
+FLASH, MOSAIC, CUDNN = "FlashAttention-3", "Tokamax", "cuDNN"
 SOURCES = {
     MOSAIC: "Pallas-Mosaic kernels of openxla/tokamax, medians of the five timings stored in "
     "`tokamax/data/autotuning/nvidia_h100_80gb_hbm3` (2026-08), bfloat16. Like ours, two groups of "
     "64 rows take turns, and dQ and dK, dV are two passes; only sizes of tiles that are ours are "
     "listed",
     FLASH: "as timed by its authors (arXiv:2407.08608, figures 5 and 6), float16. Its forward pass "
-    "for heads of 128 has our tiles and stages; those for other heads have larger tiles, and its "
-    "backward pass computes dQ, dK and dV together, with additions to dQ in any order, five "
-    "products instead of seven",
+    "for heads of 64 and, with a causal mask, of 128 has our tiles, groups and stages; others have "
+    "larger tiles, and its backward pass computes dQ, dK and dV together, with additions to dQ in "
+    "any order, five products instead of seven",
+    CUDNN: "timed with `jax.nn.dot_product_attention` and stored beside those of Tokamax, "
+    "bfloat16. The structure of its kernels is not published",
 }
 
 
 @dataclass(frozen=True)
 class Row:
-    """One timing. alike: whether the kernel has the structure of ours."""
+    """One timing. is_alike: whether the kernel has the structure of ours."""
 
     source: str
     problem: Problem
     backward: bool
     milliseconds: float
-    alike: bool = True
+    is_alike: bool = True
 
     @property
     def is_fitted(self) -> bool:
-        return self.source == MOSAIC and self.problem.n == 16384
+        return self.is_alike and self.problem.n == 16384
 
     @property
     def flops(self) -> float:
@@ -52,9 +54,17 @@ def _mosaic(backward: bool, n: int, head_dim: int, causal: bool, ms: float) -> R
 
 
 def _flash(backward: bool, n: int, head_dim: int, causal: bool, tflops: float) -> Row:
-    row = Row(FLASH, _problem(n, head_dim, causal), backward, 1.0)
-    alike = head_dim == 128 and not backward
-    return Row(FLASH, row.problem, backward, row.flops / tflops * 1e-9, alike)
+    is_alike = not backward and (head_dim == 64 or (head_dim == 128 and causal))
+    return _by_speed(FLASH, _problem(n, head_dim, causal), backward, tflops, is_alike)
+
+
+def _cudnn(n: int, head_dim: int, causal: bool, tflops: float) -> Row:
+    return _by_speed(CUDNN, _problem(n, head_dim, causal), False, tflops, False)
+
+
+def _by_speed(source: str, problem: Problem, backward: bool, tflops: float, is_alike: bool) -> Row:
+    row = Row(source, problem, backward, 1.0, is_alike)
+    return replace(row, milliseconds=row.flops / tflops * 1e-9)
 
 
 ROWS = (
@@ -88,7 +98,14 @@ ROWS = (
     _flash(False, 4096, 128, False, 638),
     _flash(False, 8192, 128, False, 646),
     _flash(False, 16384, 128, False, 648),
+    _flash(False, 2048, 128, True, 521),
+    _flash(False, 4096, 128, True, 579),
+    _flash(False, 8192, 128, True, 602),
     _flash(False, 16384, 128, True, 616),
+    _flash(False, 2048, 64, False, 460),
+    _flash(False, 4096, 64, False, 476),
+    _flash(False, 8192, 64, False, 496),
+    _flash(False, 16384, 64, False, 497),
     _flash(False, 2048, 64, True, 371),
     _flash(False, 4096, 64, True, 420),
     _flash(False, 8192, 64, True, 460),
@@ -98,4 +115,12 @@ ROWS = (
     _flash(True, 16384, 64, False, 474),
     _flash(True, 8192, 128, False, 559),
     _flash(True, 16384, 128, False, 561),
+    _cudnn(4096, 64, True, 468),
+    _cudnn(8192, 64, True, 514),
+    _cudnn(16384, 64, True, 538),
+    _cudnn(16384, 64, False, 562),
+    _cudnn(4096, 128, True, 595),
+    _cudnn(8192, 128, True, 629),
+    _cudnn(16384, 128, True, 645),
+    _cudnn(16384, 128, False, 694),
 )

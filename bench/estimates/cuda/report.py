@@ -149,7 +149,7 @@ def calibration(found: Iterable[Prediction]) -> str:
                 *(row.source, "backward" if row.backward else "forward"),
                 f"{'causal' if size.causal else 'full'}, {size.batch} x {size.heads} x {size.n}",
                 *(str(size.head_dim), f"{row.tflops:.0f}", f"{row.tflops / (1 + one.error):.0f}"),
-                *(f"{one.error:+.0%}", use if row.alike else "another structure"),
+                *(f"{one.error:+.0%}", use if row.is_alike else "another structure"),
             )
         )
     columns = ("kernel", "pass", "B x H x N", "head_dim", "published TFLOP/s", "estimated")

@@ -39,7 +39,7 @@ class Tile:
 
 
 # By the larger number of padded channels of q and v.
-TILES = {64: Tile(128, 4), 128: Tile(128, 2), 192: Tile(64, 2), 256: Tile(64, 2)}
+TILES = {64: Tile(128, 2), 128: Tile(128, 2), 192: Tile(64, 2), 256: Tile(64, 2)}
 BACKWARD_TILES = {64: Tile(64, 3), 128: Tile(64, 3), 192: Tile(32, 3), 256: Tile(32, 3)}
 # The most channels of keys and values whose gradients one kernel computes.
 _MOST_OF_BOTH = 256
