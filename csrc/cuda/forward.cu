@@ -175,13 +175,13 @@ __device__ void stage_numbers(const ForwardParams& params, Shared<Tile>& shared,
         params, shared.for_numbers, lane, [&](const Block& block, KeyTiles<Tile::kKeys> tiles) {
             for (int n = tiles.count - 1; n >= 0; --n, stage.advance()) {
                 const int j = tiles.first_key(n);
-                const StartOfTile tile(block, j, Tile::kKeys);
+                const int side = side_of_keys(block, j, Tile::kKeys);
                 float* numbers = shared.numbers[stage.index];
                 shared.key_ring.wait_until_empty(stage);
-                if (!tile.template exists<Form>()) {
+                if (!Form::kStarts || (Form::kNeedsSide && side == 0)) {
                     Form::template stage<Tile::kKeys>(block, j, numbers, lane);
                 } else if constexpr (Form::kStarts) {
-                    Form::template stage_start<Tile::kKeys>(block, j, tile, numbers, lane);
+                    Form::template stage_start<Tile::kKeys>(block, j, side, numbers, lane);
                 }
                 __syncwarp();
                 if (lane == 0) shared.key_ring.full(stage).arrive();
@@ -215,7 +215,7 @@ public:
 
 private:
     __device__ void attend(const Block& block, KeyTiles<kKeys> tiles) {
-        Logits<Element, kKeys, Form> logits(block, place_);
+        Logits<Element, kKeys, Form, Form::kStarts> logits(block, place_);
         Softmax softmax;
         float s[kKeys / 2], o[Tile::kValueDim / 2], rescale[2];
         uint32_t p[kKeys / 4];

@@ -6,8 +6,8 @@
 
 namespace bfa::cuda {
 
-// For the two queries of a thread.
-template <class Element, int kKeys, class Form>
+// For the two queries of a thread. kStarts: whether products are added to the bias.
+template <class Element, int kKeys, class Form, bool kStarts = false>
 class Logits {
     using Queries = WarpQueries<Form, Element>;
 
@@ -19,6 +19,7 @@ public:
     __device__ Logits(const Block& block, Place place)
         : queries(block, place), block_(block), column_(place.column()) {
         scale_ = block.problem.scale * kLog2E;
+        multiplier = Form::kExists && !kStarts ? 1 : scale_;
         position_ = block.head.position(block.first + place.row(0));
 #pragma unroll
         for (int r = 0; r < 2; ++r) query_[r] = Form::query(block, block.first + place.row(r));
@@ -28,41 +29,40 @@ public:
         visible_to_all_ = {visible_to(first + kGroupRows - 1).begin, visible_to(first).end};
     }
 
-    // Sets s to what the products with keys j, j + 1, ... are to be added to. numbers: what the
-    // form has staged for them, as for `complete`.
-    __device__ void start(float (&s)[kKeys / 2], const float* numbers, int j) {
-        const StartOfTile tile(block_, j, kKeys);
-        has_started_ = tile.exists<Form>();
-        if constexpr (Form::kStarts) {
-            if (has_started_) {
-                typename Form::Start rows[2];
-#pragma unroll
-                for (int r = 0; r < 2; ++r) {
-                    const auto distance = float(position_ + 8 * r - (j + column_));
-                    rows[r] =
-                        Form::template start<kKeys>(query_[r], numbers, column_, distance, tile);
-                }
-                for_each_sum<kKeys>([&](int n, int r, int column) { s[n] = rows[r].at(column); });
-                return;
-            }
+    // Sets s to the bias of keys j, j + 1, ... in units of products. numbers: what the form has
+    // staged for them.
+    __device__ void start(float (&s)[kKeys / 2], const float* numbers, int j) const {
+        const float unit = 1 / scale_;
+        const int side = side_of_keys(block_, j, kKeys);
+        if (Form::kNeedsSide && side == 0) {
+            with_distances(j, [&](auto distance) {
+                for_each_sum<kKeys>([&](int n, int r, int column) {
+                    s[n] = unit * bias(r, numbers, column, distance(r, column));
+                });
+            });
+            return;
         }
+        typename Form::Start rows[2];
 #pragma unroll
-        for (float& x : s) x = 0;
+        for (int r = 0; r < 2; ++r) {
+            const auto distance = float(position_ + 8 * r - (j + column_));
+            rows[r] = Form::template start<kKeys>(query_[r], numbers, column_, distance,
+                                                  float(side), unit);
+        }
+        for_each_sum<kKeys>([&](int n, int r, int column) { s[n] = rows[r].at(column); });
     }
-    // For keys j, j + 1, ... numbers: what the form has staged for them.
+    // Completes products with keys j, j + 1, ...
     __device__ void complete(float (&s)[kKeys / 2], const float* numbers, int j) {
         if constexpr (Queries::kExists) {
             const bool has_bias = queries.template may_differ<kKeys>(j);
-            multiplier = has_bias ? kLog2E : multiplier_without_bias();
-            if (has_bias) {
-                queries.template add<kKeys>(s, block_.problem.scale, numbers);
-            } else if (scale_ <= 0) {
-                add_bias(s, numbers, j);
-            }
-        } else {
-            const bool adds = (Form::kExists && !has_started_) || scale_ <= 0;
-            multiplier = adds ? 1 : scale_;
-            if (adds) add_bias(s, numbers, j);
+            multiplier = has_bias ? kLog2E : scale_;
+            if (has_bias) queries.template add<kKeys>(s, block_.problem.scale, numbers);
+        } else if (Form::kExists && !kStarts) {
+            with_distances(j, [&](auto distance) {
+                for_each_sum<kKeys>([&](int n, int r, int column) {
+                    s[n] = s[n] * scale_ + bias(r, numbers, column, distance(r, column));
+                });
+            });
         }
         if (j < visible_to_all_.begin || j + kKeys > visible_to_all_.end) mask(s, j);
     }
@@ -88,8 +88,6 @@ public:
 
 private:
     __device__ Range visible_to(int p) const { return visible_keys(block_.problem, planned_, p); }
-    // A negative one would exchange the signs of infinities.
-    __device__ float multiplier_without_bias() const { return scale_ > 0 ? scale_ : 1; }
     // Calls f with a function that returns the distance of row r to the key in a column.
     template <class Function>
     __device__ void with_distances(int j, Function f) const {
@@ -100,13 +98,9 @@ private:
         const float distance[2] = {float(position_ - first), float(position_ + 8 - first)};
         f([&](int r, int column) { return distance[r] - float(column); });
     }
-    __device__ void add_bias(float (&s)[kKeys / 2], const float* numbers, int j) const {
-        with_distances(j, [&](auto distance) {
-            for_each_sum<kKeys>([&](int n, int r, int column) {
-                s[n] = s[n] * scale_ +
-                       Form::bias(query_[r], numbers, column_ + column, distance(r, column));
-            });
-        });
+    template <class D>
+    __device__ float bias(int r, const float* numbers, int column, D distance) const {
+        return Form::bias(query_[r], numbers, column_ + column, distance);
     }
     __device__ void mask(float (&s)[kKeys / 2], int j) const {
         const Range visible[2] = {visible_to(position_), visible_to(position_ + 8)};
@@ -117,7 +111,6 @@ private:
     }
 
     const Block& block_;
-    bool has_started_ = false;
     float scale_;   // in base 2
     int column_;    // the thread's first one
     int position_;  // of the first of its rows, which are 8 apart

@@ -38,10 +38,10 @@ struct PrefixSums {
     // Sums from the key that is nearest to the queries, whose own sum follows. Those that are large
     // belong to keys that are far away in terms of the bias.
     template <int kKeys>
-    static __device__ void stage_start(const Block& block, int j, StartOfTile tile, float* numbers,
+    static __device__ void stage_start(const Block& block, int j, int side, float* numbers,
                                        int lane) {
         const int last = minimum(j + kKeys, block.head.n_key) - 1;
-        const Key nearest = key(block, tile.sign > 0 ? last : j);
+        const Key nearest = key(block, side > 0 ? last : j);
 #pragma unroll 1
         for (int n = lane; n < kKeys; n += 32) numbers[n] = difference(key(block, j + n), nearest);
         if (lane == 0) numbers[kKeys] = nearest.high, numbers[kKeys + 1] = nearest.low;
@@ -57,10 +57,10 @@ struct PrefixSums {
     };
     template <int kKeys>
     static __device__ Start start(const Query& query, const float* numbers, int column, float,
-                                  StartOfTile tile) {
-        const float step = kIsLogSquare ? query.gain : kLog2E * tile.unit * tile.sign * query.gain;
+                                  float side, float unit) {
+        const float step = kIsLogSquare ? query.gain : kLog2E * unit * side * query.gain;
         const float from_nearest = difference(query, {numbers[kKeys], numbers[kKeys + 1]});
-        return {step * from_nearest, -step, tile.unit, numbers + column};
+        return {step * from_nearest, -step, unit, numbers + column};
     }
     template <int kQueries>
     static __device__ void stage_queries(const Block& block, int i, float* numbers, int lane) {

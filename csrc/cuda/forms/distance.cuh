@@ -24,7 +24,7 @@ struct Distance {
     template <int kColumns>
     static constexpr int kNumbers = kMostRows + kColumns;
     template <int kKeys>
-    static constexpr int kStartNumbers = 2 * kNumbers<kKeys>;
+    static constexpr int kStartNumbers = kNumbers<kKeys>;
     template <int kColumns>
     static constexpr int kNumbersOfQueries = kNumbers<kColumns>;
 
@@ -38,13 +38,11 @@ struct Distance {
         const int largest = block.head.position(block.first) + block.rows - 1 - j;
         stage_entries<kKeys>(block, largest, -1, 1, numbers, lane);
     }
-    // Two copies, one of them moved by one entry, so that all threads read aligned pairs.
     template <int kKeys>
-    static __device__ void stage_start(const Block& block, int j, StartOfTile tile, float* numbers,
-                                       int lane) {
+    static __device__ void stage_start(const Block& block, int j, int, float* numbers, int lane) {
+        const float factor = 1 / (block.problem.scale * kLog2E);
         const int largest = block.head.position(block.first) + block.rows - 1 - j;
-        stage_entries<kKeys>(block, largest, -1, tile.unit, numbers, lane);
-        stage_entries<kKeys>(block, largest - 1, -1, tile.unit, numbers + kNumbers<kKeys>, lane);
+        stage_entries<kKeys>(block, largest, -1, factor, numbers, lane);
     }
     struct Start {
         const float* entries;
@@ -53,9 +51,8 @@ struct Distance {
     };
     template <int kKeys>
     static __device__ Start start(const Query& query, const float* numbers, int column, float,
-                                  StartOfTile) {
-        const int copy = query.row % 2, even = query.row - copy;
-        return {numbers + copy * kNumbers<kKeys> + even + column};
+                                  float, float) {
+        return {numbers + query.row + column};
     }
     template <int kQueries>
     static __device__ void stage_queries(const Block& block, int i, float* numbers, int lane) {

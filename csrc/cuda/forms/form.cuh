@@ -9,13 +9,14 @@
 //     bias(...)             the bias of a pair in base 2. column: of the key in its tile; distance:
 //                           p - j. For pairs that are not visible, the value is arbitrary.
 //
-// In the forward pass, products are added to the bias of tiles for which this is possible:
+// In the forward pass, products are added to the bias, which takes few instructions
 //
-//     kStarts               whether there may be such tiles
-//     kNeedsSide            whether all keys of these are up to all queries of the block, or after
-//     kStartNumbers<n>, stage_start<n>(...)    like kNumbers and stage
+//     kStarts               if true,
+//     kNeedsSide            and, if this is true, in tiles on one side of all queries of the block:
+//     kStartNumbers<n>, stage_start<n>(...)    like kNumbers and stage. side: see below
 //     Start, start<n>(...)  what a thread needs of a query and a tile. column: its first one;
-//                           distance: of the key in that column
+//                           distance: of the key in that column; unit: the product that is 1 in
+//                           base 2
 //     at(n)                 of a Start, the bias n columns later, in units of products
 //
 // and, for the backward pass, the same with queries and keys exchanged,
@@ -57,25 +58,12 @@ struct Block {
 // The distance of a key up to the query, for forms that need no number.
 struct Past {};
 
-// How the bias of a tile is written as what products are added to.
-struct StartOfTile {
-    float unit;  // the product that is 1 in base 2, or 0 if there is none
-    float sign;  // 1 for keys up to all queries of the block, -1 for keys after them, or else 0
-
-    // For keys j, ..., j + count - 1.
-    __device__ StartOfTile(const Block& block, int j, int count) {
-        // A scale may be 0 or negative, and the bias divided by a small one infinite.
-        constexpr float kSmallest = 0x1p-40f;
-        const float scale = block.problem.scale * kLog2E;
-        unit = scale >= kSmallest ? 1 / scale : 0;
-        const int first = block.head.position(block.first);
-        sign = j + count - 1 <= first ? 1 : j >= first + block.rows ? -1 : 0;
-    }
-    template <class Form>
-    __device__ bool exists() const {
-        return Form::kStarts && unit > 0 && (sign != 0 || !Form::kNeedsSide);
-    }
-};
+// 1 if keys j, ..., j + count - 1 are up to all queries of a block, -1 if they are after all of
+// them, and otherwise 0.
+__device__ inline int side_of_keys(const Block& block, int j, int count) {
+    const int first = block.head.position(block.first);
+    return j + count - 1 <= first ? 1 : j >= first + block.rows ? -1 : 0;
+}
 
 // The floats in shared memory that the forward pass needs for a tile.
 template <class Form, int kKeys>

@@ -22,6 +22,8 @@ struct Linear {
     };
     using Key = Query;
 
+    template <int kKeys>
+    static __device__ void stage_start(const Block&, int, int, float*, int) {}
     struct Start {
         float base, step;
 
@@ -29,9 +31,9 @@ struct Linear {
     };
 
     template <int kKeys>
-    static __device__ Start start(const Query& query, const float*, int, float distance,
-                                  StartOfTile tile) {
-        const float step = tile.sign * tile.unit * query.slope;
+    static __device__ Start start(const Query& query, const float*, int, float distance, float side,
+                                  float unit) {
+        const float step = side * unit * query.slope;
         return {-step * distance, step};
     }
     static __device__ Query query(const Block& block, int) {

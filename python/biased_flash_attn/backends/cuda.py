@@ -13,6 +13,8 @@ from ..cuda_kernels.variants import ELEMENTS
 from ..problem import Problem
 from .protocol import ATTENTION, Report
 
+# The kernels divide the bias by the scale, which must not overflow.
+SMALLEST_SCALE = 1e-9
 _CHANNELS = 8  # those of 16 bytes, by which the addresses of rows are aligned
 
 
@@ -47,6 +49,8 @@ class Cuda:
             return reason
         if reason := forms.refusal(problem):
             return reason
+        if problem.scale < SMALLEST_SCALE:
+            return f"needs a scale of at least {SMALLEST_SCALE:.0e}; it is {problem.scale}"
         for name, x in (("q", problem.q), ("v", problem.v)):
             if x.shape[3] % _CHANNELS:
                 return f"needs a head_dim that is a multiple of 8; {name} has {x.shape[3]}"

@@ -94,9 +94,8 @@ class Variant:
 
     def _number_bytes(self, tile: Tile) -> int:
         """The bytes of a stage that the form may use."""
-        # Two copies of the entries for the rows of any block.
-        of_table = 8 * (MOST_GROUPS * GROUP_M + tile.block_n) if self.form == "Distance" else 0
-        return max(_OTHER_BYTES, of_table, self._vector_bytes(tile))
+        of_table = 4 * (MOST_GROUPS * GROUP_M + tile.block_n)  # for the rows of any block
+        return max(of_table, self._vector_bytes(tile))
 
     def _vector_bytes(self, tile: Tile) -> int:
         return 2 * self.rank * (self.block_m + tile.block_n)

@@ -41,9 +41,6 @@ def test_every_pair_of_settings_is_exact(settings):
     check(relative(**settings))
 
 
-@pytest.mark.parametrize("scale", [-0.3, 0.0])
-def test_scales_that_are_not_positive_are_exact_within_and_beyond_a_band(scale):
-    check(relative(3, distances=40, lengths=(140, 400), scale=scale, **HALF))
 
 
 def test_factors_with_rows_that_cannot_be_loaded_in_chunks_are_copied():
