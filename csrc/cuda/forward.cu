@@ -17,6 +17,7 @@
 #include "logits.cuh"
 #include "output.cuh"
 #include "tiles.cuh"
+#include "warp_matrices.cuh"
 
 namespace bfa::cuda {
 
@@ -194,6 +195,12 @@ template <class Tile, class Form>
 class Consumer {
     using Element = typename Tile::Element;
     static constexpr int kKeys = Tile::kKeys;
+    // In wide heads, products, copies and biases would take more of shared memory than it has. Each
+    // thread has registers for so many channels of q that products need not read there.
+    static constexpr int kKept =
+        Tile::kHeadDim == 128 && kKeys == 128 && !WarpQueries<Form, Element>::kExists ? 80 : 0;
+    // Fragments of these channels.
+    using Kept = uint32_t[maximum(1, kKept / 4)];
 
 public:
     __device__ Consumer(const ForwardParams& params, Shared<Tile>& shared, Place place)
@@ -219,6 +226,7 @@ private:
         Softmax softmax;
         float s[kKeys / 2], o[Tile::kValueDim / 2], rescale[2];
         uint32_t p[kKeys / 4];
+        Kept q = {};
 #pragma unroll
         for (float& x : o) x = 0;
 
@@ -236,10 +244,11 @@ private:
             if (n > 0) wait_for_keys(stage_.following());
         };
         if (tiles.count > 0) {
+            load_kept(q);
             wait_for_keys(stage_);
             start(tiles.count - 1);
             turns_.wait();
-            multiply_keys(s);
+            multiply_keys(s, q);
             turns_.pass();
             wait_products<0>(s);
             add_to_softmax(tiles.count - 1);
@@ -250,7 +259,7 @@ private:
                 stage_.advance();
                 start(n);
                 turns_.wait();
-                multiply_keys(s);
+                multiply_keys(s, q);
                 multiply_values(o, p, previous);
                 turns_.pass();
                 wait_products<1>(s);
@@ -268,11 +277,23 @@ private:
         softmax.finish();
         store(block, softmax, o);
     }
-    __device__ void multiply_keys(float (&s)[kKeys / 2]) {
-        fence_products(s);
-        multiply_rows<Element, kKeys, Tile::kHeadDim, Tile::kRows, kKeys>(
-            s, describe(shared_.queries[0][place_.group * kGroupRows]),
-            describe(shared_.keys[stage_.index]), Form::kStarts);
+    __device__ void load_kept(Kept& q) {
+        const int lane = place_.thread % 32, row = place_.row(0) - lane / 4;
+#pragma unroll
+        for (int channel = 0; channel < kKept; channel += kDepth) {
+            uint32_t fragment[4];
+            load_fragment(fragment, shared_.queries, row, channel, lane);
+#pragma unroll
+            for (int n = 0; n < 4; ++n) q[channel / 4 + n] = fragment[n];
+        }
+    }
+    __device__ void multiply_keys(float (&s)[kKeys / 2], Kept& q) {
+        const uint64_t keys = describe(shared_.keys[stage_.index]);
+        fence_products(s, q);
+        if constexpr (kKept > 0) multiply_rows<Element, kKeys>(s, q, keys, Form::kStarts);
+        multiply_rows<Element, kKeys, Tile::kHeadDim, Tile::kRows, kKeys, kKept>(
+            s, describe(shared_.queries[0][place_.group * kGroupRows]), keys,
+            Form::kStarts || kKept > 0);
         commit_products();
     }
     __device__ void multiply_values(float (&o)[Tile::kValueDim / 2], uint32_t (&p)[kKeys / 4],

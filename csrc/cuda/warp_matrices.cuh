@@ -27,6 +27,15 @@ __device__ void load_matrices(uint32_t (&x)[4], uint32_t address) {
     }
 }
 
+// Loads channels `channel`, ..., `channel` + 15 of a warp's 16 rows, of which `row` is the first,
+// as fragments of a left operand in the order of wgmma.cuh.
+template <class Element, int kPanels, int kRows>
+__device__ void load_fragment(uint32_t (&x)[4], const Element (&panels)[kPanels][kRows][64],
+                              int row, int channel, int lane) {
+    const int of_lane = row + lane % 16, chunk = channel % 64 / 8 + lane / 16;
+    load_matrices(x, shared_address(&panels[channel / 64][of_lane][(chunk ^ of_lane % 8) * 8]));
+}
+
 #define BFA_MMA(TYPE)                                                                   \
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE                 \
                  ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \

@@ -119,6 +119,11 @@ struct Wgmma;
             BFA_WGMMA("m64n128k16.f32." TYPE "." TYPE, BFA_NAMES_64, "%64, %65", "%66", "0, 0",  \
                       BFA_SUMS_32(0), BFA_SUMS_32(32) : "l"(a), "l"(b));                         \
         }                                                                                        \
+        static __device__ void rows_128(float* d, const uint32_t* a, uint64_t b, bool adds) {    \
+            BFA_WGMMA("m64n128k16.f32." TYPE "." TYPE, BFA_NAMES_64, "{%64,%65,%66,%67}, %68",   \
+                      "%69", "0", BFA_SUMS_32(0), BFA_SUMS_32(32) : "r"(a[0]), "r"(a[1]),        \
+                      "r"(a[2]), "r"(a[3]), "l"(b));                                             \
+        }                                                                                        \
         static __device__ void columns_64(float* d, const uint32_t* a, uint64_t b, bool adds) {  \
             BFA_WGMMA("m64n64k16.f32." TYPE "." TYPE, BFA_NAMES_32, "{%32,%33,%34,%35}, %36",    \
                       "%37", "1", BFA_SUMS_32(0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]),   \
@@ -144,19 +149,30 @@ BFA_WGMMA_OF(Float16, "f16");
 
 // Issues d = a b^T, or d += a b^T if `adds`, for 64 rows of a and kColumns rows of b, both in
 // shared memory, where rows have kChannels channels. kRowsA, kRowsB: the rows of their panels.
-template <class Element, int kColumns, int kChannels, int kRowsA, int kRowsB>
+// kFirst: the first of these channels that is multiplied.
+template <class Element, int kColumns, int kChannels, int kRowsA, int kRowsB, int kFirst = 0>
 __device__ void multiply_rows(float (&d)[kColumns / 2], uint64_t a, uint64_t b, bool adds = false) {
 #pragma unroll
-    for (int n = 0; n < kChannels; n += kDepth) {
+    for (int n = kFirst; n < kChannels; n += kDepth) {
         const int panel = n / kPanel, in_row = n % kPanel * 2;
         const uint64_t part_a = advanced(a, panel * kRowsA * kRowBytes + in_row);
         const uint64_t part_b = advanced(b, panel * kRowsB * kRowBytes + in_row);
         if constexpr (kColumns == 32)
-            Wgmma<Element>::rows_32(d, part_a, part_b, adds || n > 0);
+            Wgmma<Element>::rows_32(d, part_a, part_b, adds || n > kFirst);
         else if constexpr (kColumns == 64)
-            Wgmma<Element>::rows_64(d, part_a, part_b, adds || n > 0);
+            Wgmma<Element>::rows_64(d, part_a, part_b, adds || n > kFirst);
         else
-            Wgmma<Element>::rows_128(d, part_a, part_b, adds || n > 0);
+            Wgmma<Element>::rows_128(d, part_a, part_b, adds || n > kFirst);
+    }
+}
+
+// The same for fragments a of the first channels of 64 rows.
+template <class Element, int kRowsB, int kCount>
+__device__ void multiply_rows(float (&d)[64], const uint32_t (&a)[kCount], uint64_t b, bool adds) {
+#pragma unroll
+    for (int n = 0; n < 4 * kCount; n += kDepth) {
+        const int of_part = n / kPanel * kRowsB * kRowBytes + n % kPanel * 2;
+        Wgmma<Element>::rows_128(d, a + n / 4, advanced(b, of_part), adds || n > 0);
     }
 }
 

@@ -41,8 +41,6 @@ def test_every_pair_of_settings_is_exact(settings):
     check(relative(**settings))
 
 
-
-
 def test_factors_with_rows_that_cannot_be_loaded_in_chunks_are_copied():
     problem = relative(16, lengths=(70, 70), **HALF)
     factors = problem.bias.query_factors
