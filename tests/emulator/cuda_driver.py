@@ -41,8 +41,9 @@ class EmulatedDriver:
 
     architecture = "compute_90a"
 
-    def __init__(self, seed: int = 0):
+    def __init__(self, seed: int = 0, approximation_seed: int = 0):
         self.seed = seed
+        self.approximation_seed = approximation_seed
         self.launches = 0
         self._parsed: OrderedDict[bytes, Kernel] = OrderedDict()
 
@@ -105,6 +106,7 @@ class EmulatedDriver:
             shared_bytes=shared_bytes,
             memory=tensors,
             seed=self.seed,
+            approximation_seed=self.approximation_seed,
         )
         self.launches += 1
 

@@ -80,6 +80,7 @@ def launch(
     cluster: Sequence[int] | None = None,
     memory: Sequence[torch.Tensor | np.ndarray | TensorMap] = (),
     seed: int = 0,
+    approximation_seed: int = 0,
 ) -> Counts:
     """Runs the kernel over the grid.
 
@@ -91,8 +92,8 @@ def launch(
         shared_bytes: dynamic shared memory.
         memory: what the kernel may access besides its arguments: tensors, arrays, and the tensors
             of tensor maps.
-        seed: determines the interleaving of warps, the completion of asynchronous operations, and
-            the errors of approximate instructions.
+        seed: determines the interleaving of warps and the completion of asynchronous operations.
+        approximation_seed: determines the errors of approximate instructions.
 
     Raises:
         Fault: if the kernel executes an invalid operation.
@@ -123,6 +124,7 @@ def launch(
             bytes(encoded),
             kernel.shared_bytes + shared_bytes,
             seed,
+            approximation_seed,
         )
     except _core.Violation as violation:
         raise Fault(kernel, violation) from None

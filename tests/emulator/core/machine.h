@@ -41,7 +41,8 @@ struct Launch {
     GlobalMemory& memory;
     std::vector<uint8_t> parameters;
     uint32_t shared_bytes;
-    uint64_t seed;
+    uint64_t seed;                // of interleavings
+    uint64_t approximation_seed;  // of the errors of approximate instructions
     std::vector<Count> counts;
 
     void run();
