@@ -51,7 +51,9 @@ CASES = {
 def test_errors_are_within_their_bound_and_reach_half_of_it(case):
     name, exact_of, arguments, bound_of = CASES[case]
     x = arguments()
-    found = evaluate(f"{name}.approx.f32 %d, %a;", np.float32, x.view(np.uint32), approximation_seed=5)
+    found = evaluate(
+        f"{name}.approx.f32 %d, %a;", np.float32, x.view(np.uint32), approximation_seed=5
+    )
     exact = exact_of(x.astype(np.float64))
     relative = (found - exact) / bound_of(x, exact)
     assert np.abs(relative).max() <= 1
