@@ -44,6 +44,7 @@ class EmulatedDriver:
     def __init__(self, seed: int = 0, approximation_seed: int = 0):
         self.seed = seed
         self.approximation_seed = approximation_seed
+        self.resident: int | None = None  # clusters that run side by side; drawn by default
         self.launches = 0
         self._parsed: OrderedDict[bytes, Kernel] = OrderedDict()
 
@@ -107,6 +108,7 @@ class EmulatedDriver:
             memory=tensors,
             seed=self.seed,
             approximation_seed=self.approximation_seed,
+            resident=self.resident,
         )
         self.launches += 1
 
