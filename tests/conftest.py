@@ -222,7 +222,7 @@ def gpu(request, seed):
     from tests.emulator.triton_backend import emulated
 
     device = request.getfixturevalue("emulated_gpu")
-    device.seed = seed
+    device.seed = device.approximation_seed = seed
     with emulated(device):
         yield
 

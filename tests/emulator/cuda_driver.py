@@ -42,8 +42,10 @@ class EmulatedDriver:
 
     architecture = "compute_90a"
 
-    def __init__(self, seed: int = 0):
+    def __init__(self, seed: int = 0, approximation_seed: int = 0):
         self.seed = seed
+        self.approximation_seed = approximation_seed
+        self.resident: int | None = None  # clusters that run side by side; drawn by default
         self.launches = 0
         self._parsed: OrderedDict[bytes, Kernel] = OrderedDict()
 
@@ -109,6 +111,8 @@ class EmulatedDriver:
             shared_bytes=shared_bytes,
             memory=tensors,
             seed=self.seed,
+            approximation_seed=self.approximation_seed,
+            resident=self.resident,
         )
         self.launches += 1
 

@@ -80,6 +80,8 @@ def launch(
     cluster: Sequence[int] | None = None,
     memory: Sequence[torch.Tensor | np.ndarray | TensorMap] = (),
     seed: int = 0,
+    approximation_seed: int = 0,
+    resident: int | None = None,
 ) -> Counts:
     """Runs the kernel over the grid.
 
@@ -91,8 +93,9 @@ def launch(
         shared_bytes: dynamic shared memory.
         memory: what the kernel may access besides its arguments: tensors, arrays, and the tensors
             of tensor maps.
-        seed: determines the interleaving of warps, the completion of asynchronous operations, and
-            the errors of approximate instructions.
+        seed: determines the interleaving of warps and the completion of asynchronous operations.
+        approximation_seed: determines the errors of approximate instructions.
+        resident: the number of clusters that run side by side; drawn from `seed` by default.
 
     Raises:
         Fault: if the kernel executes an invalid operation.
@@ -104,6 +107,8 @@ def launch(
         raise ValueError(
             f"{kernel.name} takes {len(kernel.parameters)} arguments, not {len(arguments)}"
         )
+    if resident is not None and resident < 1:
+        raise ValueError(f"resident is {resident}; at least one cluster has to run")
     kinds = torch.Tensor, np.ndarray, TensorMap
     tensors = [x for x in (*arguments, *memory) if isinstance(x, kinds)]
     accessible = [span(x) for x in tensors]
@@ -123,6 +128,8 @@ def launch(
             bytes(encoded),
             kernel.shared_bytes + shared_bytes,
             seed,
+            approximation_seed,
+            resident,
         )
     except _core.Violation as violation:
         raise Fault(kernel, violation) from None

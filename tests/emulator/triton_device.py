@@ -28,9 +28,10 @@ MAX_PARSED = 32
 class Device:
     """Replaces Triton's driver of a GPU, and executes the kernels that are launched on it."""
 
-    def __init__(self, arch: int, seed: int = 0):
+    def __init__(self, arch: int, seed: int = 0, approximation_seed: int = 0):
         self.arch = arch
         self.seed = seed
+        self.approximation_seed = approximation_seed
         self.launches: Counter[str] = Counter()
         self.instructions = 0
         self.executed: set[str] = set()  # hashes of kernels
@@ -74,6 +75,7 @@ class Device:
             values,
             shared_bytes=shared,
             seed=self.seed,
+            approximation_seed=self.approximation_seed,
         )
         self.launches[kernel.name] += 1
         self.instructions += counts.instructions

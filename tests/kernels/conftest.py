@@ -28,7 +28,7 @@ def hopper(request, seed):
             yield
         return
     launcher = request.getfixturevalue("emulated_hopper")
-    launcher.driver.seed = seed
+    launcher.driver.seed = launcher.driver.approximation_seed = seed
     with emulated(launcher):
         yield
 

@@ -4,12 +4,24 @@
 
 namespace ptx {
 
+namespace {
+
+// A strong write of equal bytes, as of an atomic operation that fails, may be repeated by a warp
+// that waits.
+void write(const Warp& w, uint8_t* target, uint32_t size, const uint8_t* data, bool is_strong) {
+    if (!is_strong || !std::equal(data, data + size, target))
+        w.block.cluster.launch.note_progress();
+    std::copy_n(data, size, target);
+}
+
+}  // namespace
+
 Access access_of(const Warp& w, int lane, bool is_strong) {
     Access access{&w.known, w.epoch()};
     access.lane = static_cast<uint8_t>(lane);
     access.is_strong = is_strong;
     access.line = w.block.cluster.launch.program.code[static_cast<size_t>(w.pc())].line;
-    access.serial = w.block.cluster.ticks;
+    access.serial = w.block.cluster.launch.ticks;
     access.lanes_ordered = {access.epoch.agent, w.lanes_ordered};
     access.copies_ordered = {w.block.agent_of_copies(w.index), w.copies_ordered};
     return access;
@@ -40,23 +52,35 @@ void write_shared(const Warp& w, int lane, uint64_t address, uint32_t size, cons
     const uint32_t offset = shared_offset(w, lane, address, size);
     SharedMemory& shared = w.block.cluster.block_of(w, address, lane).shared;
     w.require(shared.write(offset, size, access, data), lane, address);
-    w.block.cluster.note_progress();
-    std::copy_n(data, size, shared.data() + offset);
+    write(w, shared.data() + offset, size, data, access.is_strong);
 }
 
-void check_global(const Warp& w, int lane, uint64_t address, uint32_t size, bool writes,
-                  bool is_strong) {
+GlobalAccess global_access_of(const Warp& w, bool writes, bool is_strong) {
+    return {w.block.cluster.number,
+            w.block.linear_index(),
+            w.epoch(),
+            &w.known,
+            false,
+            writes,
+            is_strong};
+}
+
+GlobalAccess global_access_of(const Warp& w, bool writes, bool is_strong, Epoch copy) {
+    GlobalAccess access = global_access_of(w, writes, is_strong);
+    access.epoch = copy;
+    access.is_copy = true;
+    return access;
+}
+
+void check_global(const Warp& w, int lane, uint64_t address, uint32_t size,
+                  const GlobalAccess& access) {
     GlobalMemory& memory = w.block.cluster.launch.memory;
-    const auto what = [&] { return std::string(writes ? "write of " : "read of "); };
-    if (const char* refusal = memory.refusal(address, size, writes)) {
+    const auto what = [&] { return std::string(access.writes ? "write of " : "read of "); };
+    if (const char* refusal = memory.refusal(address, size, access.writes)) {
         w.fault(kind::kOutOfBounds,
                 what() + std::to_string(size) + " bytes: the address " + refusal, lane, address);
     }
-    if (is_strong) return;
-    Block& block = w.block;
-    const char* conflict =
-        memory.conflict(address, size, writes, block.linear_index(), block.of_blocks);
-    if (conflict) {
+    if (const char* conflict = memory.conflict(address, size, access)) {
         w.fault(kind::kRace,
                 what() + "global memory that " + conflict + ", and the accesses are not ordered",
                 lane, address);
@@ -65,26 +89,41 @@ void check_global(const Warp& w, int lane, uint64_t address, uint32_t size, bool
 
 void read_global(const Warp& w, int lane, uint64_t address, uint32_t size, uint8_t* out,
                  bool is_strong) {
-    check_global(w, lane, address, size, false, is_strong);
+    check_global(w, lane, address, size, global_access_of(w, false, is_strong));
     std::copy_n(reinterpret_cast<const uint8_t*>(address), size, out);
 }
 
 void write_global(const Warp& w, int lane, uint64_t address, uint32_t size, const uint8_t* data,
                   bool is_strong) {
-    check_global(w, lane, address, size, true, is_strong);
-    w.block.cluster.note_progress();
-    std::copy_n(data, size, reinterpret_cast<uint8_t*>(address));
+    check_global(w, lane, address, size, global_access_of(w, true, is_strong));
+    write(w, reinterpret_cast<uint8_t*>(address), size, data, is_strong);
 }
 
-void synchronize_blocks(const Warp& w, uint64_t address, const Instruction& i) {
-    Block& block = w.block;
-    block.cluster.launch.memory.synchronize(address, block.linear_index(), block.of_blocks,
-                                            i.setting[5] & kAcquires, i.setting[5] & kReleases);
+void acquire_global(Warp& w, uint64_t address, const Instruction& i) {
+    const Released* there = w.block.cluster.launch.memory.released(address);
+    if (!there) return;
+    if (i.setting[5] & kAcquires) {
+        w.acquire(there->clocks);
+    } else {
+        w.observed.join(there->clocks);
+    }
+}
+
+void release_global(Warp& w, uint64_t address, const Instruction& i, bool is_atomic) {
+    const bool releases = i.setting[5] & kReleases;
+    GlobalMemory& memory = w.block.cluster.launch.memory;
+    if (!releases && w.released_to_gpu.is_empty() && !memory.released(address)) return;
+    // A store replaces what others released there; atomic operations pass it on.
+    Released& there =
+        memory.released_by(address, w.block.cluster.number, w.epoch().agent, is_atomic);
+    there.clocks.join(releases ? w.known_of_all() : w.released_to_gpu);
+    if (releases) w.advance();
 }
 
 int64_t take_order(const Modifiers& m) {
     const bool both = m.has("acq_rel") || m.has("sc");
-    return (both || m.has("acquire") ? kAcquires : 0) | (both || m.has("release") ? kReleases : 0);
+    return (both || m.has("acquire") ? kAcquires : 0) | (both || m.has("release") ? kReleases : 0) |
+           (m.has("cta") ? kOfBlock : 0);
 }
 
 void read_parameter(const Warp& w, int lane, uint64_t address, uint32_t size, uint8_t* out) {

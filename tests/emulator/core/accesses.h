@@ -20,17 +20,24 @@ void write_global(const Warp& w, int lane, uint64_t address, uint32_t size, cons
                   bool is_strong = false);
 
 // The semantics of a strong access, setting[5] of its instruction: later accesses come after those
-// that others released, and earlier ones before those of others that acquire.
-constexpr int64_t kAcquires = 1, kReleases = 2;
+// that others released, and earlier ones before those of others that acquire; or it is strong for
+// threads of its block only.
+constexpr int64_t kAcquires = 1, kReleases = 2, kOfBlock = 4;
 int64_t take_order(const Modifiers& m);
-// Called for strong accesses to global memory.
-void synchronize_blocks(const Warp& w, uint64_t address, const Instruction& i);
+// Called for strong accesses to global memory, after a read and before a write; for both if the
+// access is atomic.
+void acquire_global(Warp& w, uint64_t address, const Instruction& i);
+void release_global(Warp& w, uint64_t address, const Instruction& i, bool is_atomic);
 
 void read_parameter(const Warp& w, int lane, uint64_t address, uint32_t size, uint8_t* out);
 
+// The current access of the warp to global memory; that of a copy is recorded with the epoch at
+// which the copy is complete.
+GlobalAccess global_access_of(const Warp& w, bool writes, bool is_strong = false);
+GlobalAccess global_access_of(const Warp& w, bool writes, bool is_strong, Epoch copy);
 // Faults if the memory is not part of the launch, or if blocks race for it.
-void check_global(const Warp& w, int lane, uint64_t address, uint32_t size, bool writes,
-                  bool is_strong);
+void check_global(const Warp& w, int lane, uint64_t address, uint32_t size,
+                  const GlobalAccess& access);
 
 // The offset in the shared memory of the block that contains all the bytes.
 uint32_t shared_offset(const Warp& w, int lane, uint64_t address, uint32_t size);

@@ -4,11 +4,12 @@
 namespace ptx {
 namespace {
 
-// Uniform in [-1, 1], and determined by the operands and the launch's seed.
+// Uniform in [-1, 1], and determined by the operands and the launch's seed of errors.
 double drawn(const Warp& w, const Instruction& i, float a, float b = 0) {
     uint64_t x = std::bit_cast<uint32_t>(a) | static_cast<uint64_t>(std::bit_cast<uint32_t>(b))
                                                   << 32;
-    x ^= w.block.cluster.launch.seed * 0x9E3779B97F4A7C15 + static_cast<uint64_t>(i.setting[0]);
+    x ^= w.block.cluster.launch.approximation_seed * 0x9E3779B97F4A7C15 +
+         static_cast<uint64_t>(i.setting[0]);
     for (int round = 0; round < 3; ++round) {
         x ^= x >> 31;
         x *= 0xD6E8FEB86659FD93;

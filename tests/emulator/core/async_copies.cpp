@@ -17,17 +17,17 @@ Next copy(Warp& w, const Instruction& i) {
     const Mask ignored = i.size() > 3 && !has_size ? w.predicate(i[3]) : 0;
     Block& block = w.block;
     const uint32_t agent = block.agent_of_copies(w.index);
-    const bool early = block.cluster.lands_early();
+    const bool early = block.cluster.launch.lands_early();
     count_global(w, of_active_lanes(w, from), size);
     count_shared(w, of_active_lanes(w, to), size);
     for (int l = 0; l < kLanes; ++l) {
         if (!(w.active >> l & 1)) continue;
         const uint32_t present = ignored >> l & 1 ? 0 : std::min(sizes[l], size);
         require_aligned(w, l, to[l], size);
-        uint8_t bytes[16] = {};
         if (present) {
             require_aligned(w, l, from[l], size);
-            read_global(w, l, from[l], present, bytes);
+            const Epoch complete{agent, w.copy_time};
+            check_global(w, l, from[l], present, global_access_of(w, false, false, complete));
         }
         Access access = access_of(w, l);
         access.epoch = {agent, w.copy_time};
@@ -76,7 +76,7 @@ Next arrive_after_copies(Warp& w, const Instruction& i) {
     w.advance();
     block.land(agent, time);
     const auto land = [&block, &barrier, known, lanes] { block.arrive(barrier, known, lanes); };
-    if (block.cluster.lands_early()) {
+    if (block.cluster.launch.lands_early()) {
         land();
     } else {
         block.copies.push_back({agent, time, land});

@@ -54,11 +54,13 @@ Next atomic(Warp& w, const Instruction& i) {
         if (space == Space::kGeneric) std::tie(space, address) = resolved(address);
         require_aligned(w, l, address, kSize);
         uint8_t bytes[kSize];
+        const bool is_strong = !(i.setting[5] & kOfBlock);  // for other blocks
         const Access access = access_of(w, l, true);
         if (space == Space::kShared) {
             read_shared(w, l, address, kSize, bytes, access);
         } else {
-            read_global(w, l, address, kSize, bytes, true);
+            read_global(w, l, address, kSize, bytes, is_strong);
+            if (is_strong) acquire_global(w, address, i);
         }
         T old[E], made[E];
         std::memcpy(old, bytes, kSize);
@@ -70,12 +72,13 @@ Next atomic(Warp& w, const Instruction& i) {
                                       flushed(values[l * E + e], flush), others[l * E + e]),
                               flush);
         }
+        w.polls = std::memcmp(bytes, made, kSize) == 0;
         std::memcpy(bytes, made, kSize);
         if (space == Space::kShared) {
             write_shared(w, l, address, kSize, bytes, access);
         } else {
-            write_global(w, l, address, kSize, bytes, true);
-            synchronize_blocks(w, address, i);
+            write_global(w, l, address, kSize, bytes, is_strong);
+            if (is_strong) release_global(w, address, i, true);
         }
     }
     if (i.setting[2]) w.set_values<T, E>(i[0], results);

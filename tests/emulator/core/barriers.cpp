@@ -220,7 +220,7 @@ Next mbarrier_wait(Warp& w, const Instruction& i) {
         if (w.active >> l & 1) same &= addresses[l] == addresses[first];
     }
     // A wait may also end at a time limit, and is then repeated by its loop.
-    if (!complete && i.setting[1] && same && w.block.cluster.random() % 4) {
+    if (!complete && i.setting[1] && same && w.block.cluster.launch.random() % 4) {
         const uint64_t phase = i.setting[0] ? states[first] & 1 : states[first] & 1;
         return w.suspend(Wait::Kind::kMBarrier, addresses[first] & kRankMask, phase);
     }
@@ -268,7 +268,8 @@ Next fence(Warp& w, const Instruction&) {
 }
 
 Next fence_of_gpu(Warp& w, const Instruction& i) {
-    w.block.cluster.launch.memory.fence(w.block.linear_index(), w.block.of_blocks);
+    w.acquire(w.observed);
+    w.released_to_gpu = w.known_of_all();
     return fence(w, i);
 }
 

@@ -69,15 +69,24 @@ using Row = std::array<uint64_t, 4>;
 std::vector<Row> run(const Program& program, std::array<uint32_t, 3> grid,
                      std::array<uint32_t, 3> block, std::array<uint32_t, 3> cluster,
                      const std::vector<std::tuple<uint64_t, uint64_t, bool>>& memory,
-                     const py::bytes& parameters, uint32_t shared_bytes, uint64_t seed) {
+                     const py::bytes& parameters, uint32_t shared_bytes, uint64_t seed,
+                     uint64_t approximation_seed, std::optional<uint32_t> resident) {
     GlobalMemory global;
     for (auto [base, size, writable] : memory) global.add(base, size, writable);
     const auto given = std::string(parameters);
     std::vector<uint8_t> bytes(given.begin(), given.end());
     global.finish(program.global_granule_shift);
-    Launch launch{program,         dim_of(grid), dim_of(block),
-                  dim_of(cluster), global,       std::move(bytes),
-                  shared_bytes,    seed,         std::vector<Count>(program.code.size())};
+    Launch launch{program,
+                  dim_of(grid),
+                  dim_of(block),
+                  dim_of(cluster),
+                  global,
+                  std::move(bytes),
+                  shared_bytes,
+                  seed,
+                  approximation_seed,
+                  resident,
+                  std::vector<Count>(program.code.size())};
     {
         py::gil_scoped_release release;
         launch.run();

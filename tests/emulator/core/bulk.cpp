@@ -41,7 +41,7 @@ void land(Warp& w, const Signal& signal, uint32_t bytes, std::function<void()> m
         signal.block->add_transactions(barrier, -static_cast<int64_t>(bytes));
     };
     signal.barrier->in_flight += 1;
-    if (w.block.cluster.lands_early()) {
+    if (w.block.cluster.launch.lands_early()) {
         complete();
     } else {
         signal.block->copies.push_back({signal.barrier->agent, signal.time, complete});
@@ -65,30 +65,35 @@ void land_in_groups(Warp& w, int lane, uint64_t address, uint32_t size,
                 lane, address);
     }
     const uint32_t time = ++w.bulk_time, reads = block.agent_of_bulk(w.index);
-    if (!w.bulk_writes) w.bulk_writes = block.cluster.new_agent();
     Access access = access_of(w, lane);
     access.epoch = {reads, time};
     access.is_async = true;
     const uint32_t offset = shared_offset(w, lane, address, size);
     w.require(block.shared.read(offset, size, access), lane, address);
     w.bulk_copies.push_back({time, lane, w.pc()});
+    w.unwritten.push_back(w.bulk_copies.back());
 
     const auto write = [scatter = std::move(scatter)](const std::vector<uint8_t>& data) {
         scatter(data);
     };
     const auto read = [&block, &w, time, offset, write, gather = std::move(gather)] {
         const auto data = gather(block.shared.data() + offset);
-        if (block.cluster.lands_early()) {
+        if (block.cluster.launch.lands_early()) {
             write(data);
         } else {
             block.copies.push_back({w.bulk_writes, time, [write, data] { write(data); }});
         }
     };
-    if (block.cluster.lands_early()) {
+    if (block.cluster.launch.lands_early()) {
         read();
     } else {
         block.copies.push_back({reads, time, read});
     }
+}
+
+GlobalAccess next_bulk_write(Warp& w, bool is_reduction) {
+    if (!w.bulk_writes) w.bulk_writes = w.block.cluster.new_agent();
+    return global_access_of(w, true, is_reduction, {w.bulk_writes, w.bulk_time + 1});
 }
 
 uint64_t shared_address(uint64_t address) {

@@ -51,6 +51,9 @@ inline uint64_t in_block(uint64_t shared, uint32_t rank) {
 std::vector<uint32_t> targets(const Warp& w, int lane, uint64_t address, bool is_multicast,
                               uint32_t mask);
 
+// The write to global memory of the bulk copy that the warp issues next.
+GlobalAccess next_bulk_write(Warp& w, bool is_reduction);
+
 void require_multiple_of_16(const Warp& w, int lane, uint32_t bytes);
 
 Execute decode_tensor_copy(Modifiers& m, Instruction& i);

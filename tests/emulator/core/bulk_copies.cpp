@@ -18,12 +18,13 @@ Next copy_from_global(Warp& w, const Instruction& i) {
         require_aligned(w, l, first, 16);
         require_aligned(w, l, from[l], 16);
         if (size == 0) continue;
-        check_global(w, l, from[l], size, false, false);
         count_global(w, {from[l]}, size);
         for (uint32_t rank : targets(w, l, first, i.setting[0], masks[l])) {
             const uint64_t place =
                 i.setting[0] ? in_block(signals[l], rank) : shared_address(signals[l]);
             const Signal signal = signal_at(w, l, place);
+            const Epoch complete{signal.barrier->agent, signal.time};
+            check_global(w, l, from[l], size, global_access_of(w, false, false, complete));
             uint8_t* target =
                 begin_shared_write(w, l, in_block(first, rank), size, access_of(w, signal));
             land(w, signal, size,
@@ -80,7 +81,7 @@ Next copy_to_global(Warp& w, const Instruction& i) {
         require_multiple_of_16(w, l, size);
         require_aligned(w, l, to[l], 16);
         require_aligned(w, l, source, 16);
-        check_global(w, l, to[l], size, true, Reduces);
+        check_global(w, l, to[l], size, next_bulk_write(w, Reduces));
         count_global(w, {to[l]}, size);
         const auto target = reinterpret_cast<uint8_t*>(to[l]);
         land_in_groups(
@@ -111,12 +112,20 @@ Next wait(Warp& w, const Instruction& i) {
         if (!(w.active >> l & 1) || groups.size() <= pending) continue;
         const uint32_t time = groups[groups.size() - 1 - pending];
         w.block.land(reads, time);
-        if (!i.setting[0]) w.block.land(w.bulk_writes, time);
-        std::erase_if(w.bulk_copies,
-                      [&](const BulkCopy& copy) { return copy.lane == l && copy.time <= time; });
+        const auto is_complete = [&](const BulkCopy& copy) {
+            return copy.lane == l && copy.time <= time;
+        };
+        std::erase_if(w.bulk_copies, is_complete);
+        if (i.setting[0]) continue;
+        w.block.land(w.bulk_writes, time);
+        std::erase_if(w.unwritten, is_complete);
     }
-    // Copies of other lanes may still be reading.
-    w.known.seen.set(reads, w.bulk_copies.empty() ? w.bulk_time : w.bulk_copies.front().time - 1);
+    // Copies of other lanes may still be in flight.
+    const auto complete = [&](const std::deque<BulkCopy>& others) {
+        return others.empty() ? w.bulk_time : others.front().time - 1;
+    };
+    w.known.seen.set(reads, complete(w.bulk_copies));
+    if (!i.setting[0] && w.bulk_writes) w.known.seen.set(w.bulk_writes, complete(w.unwritten));
     return Next::kFollowing;
 }
 

@@ -5,7 +5,7 @@
 namespace ptx {
 
 void GlobalMemory::add(uint64_t base, uint64_t size, bool writable) {
-    if (size) ranges_.push_back({base, base + size, writable, {}});
+    if (size) ranges_.push_back({base, base + size, writable, {}, {}});
 }
 
 void GlobalMemory::finish(int granule_shift) {
@@ -37,77 +37,130 @@ const char* GlobalMemory::refusal(uint64_t address, uint64_t size, bool writes) 
     return nullptr;
 }
 
-GlobalMemory::Granule& GlobalMemory::granule(Range& range, uint64_t index) const {
+GlobalMemory::Granule& GlobalMemory::granule(const Range& range, Pages& pages,
+                                             uint64_t index) const {
     const uint64_t in_range = index - (range.base >> shift_);
-    if (range.pages.empty()) {
+    if (pages.empty()) {
         const uint64_t granules = ((range.end - 1) >> shift_) - (range.base >> shift_) + 1;
-        range.pages.resize((granules - 1) / std::tuple_size_v<Page> + 1);
+        pages.resize((granules - 1) / std::tuple_size_v<Page> + 1);
     }
-    std::unique_ptr<Page>& page = range.pages[in_range / std::tuple_size_v<Page>];
+    std::unique_ptr<Page>& page = pages[in_range / std::tuple_size_v<Page>];
     if (!page) page = std::make_unique<Page>();
     return (*page)[in_range % std::tuple_size_v<Page>];
 }
 
-uint32_t GlobalMemory::current(uint32_t block) {
-    uint32_t& number = current_[block];
-    if (!number) {
-        epochs_.push_back({block, 1});
-        number = static_cast<uint32_t>(epochs_.size());
+uint32_t GlobalMemory::number_of(const GlobalAccess& access) {
+    uint32_t& number = latest_[static_cast<uint64_t>(access.cluster) << 32 | access.epoch.agent];
+    if (!number || accessors_[number - 1].epoch.time != access.epoch.time) {
+        accessors_.push_back({access.cluster, access.block, access.epoch, access.is_copy});
+        number = static_cast<uint32_t>(accessors_.size());
     }
     return number;
 }
 
-Epoch GlobalMemory::end_epoch(uint32_t block) {
-    const Epoch ended = epochs_[current(block) - 1];
-    epochs_.push_back({block, ended.time + 1});
-    current_[block] = static_cast<uint32_t>(epochs_.size());
-    return ended;
+bool GlobalMemory::precedes(const Accessor& earlier, const GlobalAccess& access) {
+    return earlier.cluster == access.cluster
+               ? access.known->seen.covers(earlier.epoch)
+               : access.known->others.covers(earlier.cluster, earlier.epoch);
 }
 
-bool GlobalMemory::is_ordered(uint32_t number, uint32_t block, const BlockKnowledge& known) const {
+std::vector<uint32_t> GlobalMemory::members(uint32_t number) const {
+    return number & kSet ? sets_[number & ~kSet] : std::vector<uint32_t>{number};
+}
+
+bool GlobalMemory::is_ordered(uint32_t number, const GlobalAccess& access) const {
     if (!number) return true;
     if (number == kSeveral) return false;
-    const Epoch epoch = epochs_[number - 1];
-    return epoch.agent == block || known.seen.covers(epoch);
+    if (number & kSet) {
+        const auto& set = sets_[number & ~kSet];
+        return std::all_of(set.begin(), set.end(),
+                           [&](uint32_t one) { return is_ordered(one, access); });
+    }
+    const Accessor& earlier = accessors_[number - 1];
+    return (earlier.block == access.block && !earlier.is_copy) || precedes(earlier, access);
 }
 
-const char* GlobalMemory::conflict(uint64_t address, uint64_t size, bool writes, uint32_t block,
-                                   const BlockKnowledge& known) {
+const char* GlobalMemory::objection(uint32_t number, const GlobalAccess& access, bool wrote) const {
+    if (is_ordered(number, access)) return nullptr;
+    if (!(number & kSet) && accessors_[number - 1].block == access.block) {
+        return wrote ? "an unfinished copy wrote" : "an unfinished copy reads";
+    }
+    return wrote ? "another block of this launch wrote" : "another block of this launch read";
+}
+
+uint32_t GlobalMemory::with(uint32_t number, uint32_t self, const GlobalAccess& access) {
+    if (!number || number == self) return self;
+    if (number == kSeveral) return kSeveral;
+    uint32_t& extended = extended_[static_cast<uint64_t>(number) << 32 | self];
+    if (extended) return extended;
+    auto set = members(number);
+    const size_t before = set.size();
+    const bool contained = std::find(set.begin(), set.end(), self) != set.end();
+    std::erase_if(set, [&](uint32_t one) {
+        const Accessor& earlier = accessors_[one - 1];
+        // Later accesses of an agent stand for earlier ones.
+        const bool is_same =
+            earlier.cluster == access.cluster && earlier.epoch.agent == access.epoch.agent;
+        return is_same || precedes(earlier, access);
+    });
+    if (contained && set.size() + 1 == before) return extended = number;
+    if (set.empty()) return extended = self;
+    if (set.size() == kMostInSet) return extended = kSeveral;
+    set.push_back(self);
+    sets_.push_back(std::move(set));
+    return extended = kSet | static_cast<uint32_t>(sets_.size() - 1);
+}
+
+const char* GlobalMemory::conflict(uint64_t address, uint64_t size, const GlobalAccess& access) {
     Range& range = const_cast<Range&>(*find(address));
     if (!range.writable) return nullptr;
-    const uint32_t self = current(block);
+    const uint32_t self = number_of(access);
+    // Neighbours usually have the same readers.
+    uint32_t readers = 0, extended = self;
     for (uint64_t i = address >> shift_; i <= (address + size - 1) >> shift_; ++i) {
-        Granule& accessed = granule(range, i);
-        if (!is_ordered(accessed.writer, block, known)) return "another block of this launch wrote";
-        if (writes) {
-            if (!is_ordered(accessed.reader, block, known))
-                return "another block of this launch read";
-            accessed = {self, 0};
-        } else {
-            accessed.reader = is_ordered(accessed.reader, block, known) ? self : kSeveral;
+        Granule& weak = granule(range, range.weak, i);
+        const bool any_strong = access.is_strong || !range.strong.empty();
+        Granule* strong = any_strong ? &granule(range, range.strong, i) : nullptr;
+        if (auto found = objection(weak.writers, access, true)) return found;
+        if (strong && !access.is_strong) {
+            if (auto found = objection(strong->writers, access, true)) return found;
         }
+        if (!access.writes) {
+            Granule& own = access.is_strong ? *strong : weak;
+            if (own.readers != readers) {
+                readers = own.readers;
+                extended = with(readers, self, access);
+            }
+            own.readers = extended;
+            continue;
+        }
+        if (auto found = objection(weak.readers, access, false)) return found;
+        if (access.is_strong) {
+            strong->writers = with(strong->writers, self, access);
+            continue;
+        }
+        // Accesses that are ordered after this one are also ordered after those before it.
+        weak = {self, 0};
+        if (!strong) continue;
+        if (auto found = objection(strong->readers, access, false)) return found;
+        *strong = {};
     }
     return nullptr;
 }
 
-void GlobalMemory::synchronize(uint64_t address, uint32_t block, BlockKnowledge& known,
-                               bool acquires, bool releases) {
-    BlockClock& released = released_[address];
-    (acquires ? known.seen : known.observed).join(released);
-    if (releases) {
-        const Epoch ended = end_epoch(block);
-        known.seen.set(ended);
-        released.join(known.seen);
-    } else {
-        released.join(known.at_fence);
-    }
+const Released* GlobalMemory::released(uint64_t address) const {
+    const auto found = released_.find(address);
+    return found == released_.end() ? nullptr : &found->second;
 }
 
-void GlobalMemory::fence(uint32_t block, BlockKnowledge& known) {
-    known.seen.join(known.observed);
-    const Epoch ended = end_epoch(block);
-    known.seen.set(ended);
-    known.at_fence = known.seen;
+Released& GlobalMemory::released_by(uint64_t address, uint32_t cluster, uint32_t agent,
+                                    bool is_atomic) {
+    Released& there = released_[address];
+    const bool is_same = there.cluster == cluster && there.agent == agent;
+    if (!is_atomic && !is_same) there.clocks = {};
+    there.cluster = cluster;
+    there.agent = agent;
+    return there;
 }
 
 }  // namespace ptx

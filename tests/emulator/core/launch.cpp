@@ -10,8 +10,14 @@ namespace {
 // Numbers of visible instructions that a warp runs before another may: short turns find errors that
 // depend on single accesses, long ones let a warp run far ahead.
 constexpr int kTurns[] = {1, 4, 16, 64, 256, 4096};
-// After so many instructions without a write, an arrival or an exit, the warps are spinning.
-constexpr uint64_t kStepsWithoutProgress = 4'000'000;
+// After so many instructions without a write, an arrival or an exit, the warps are spinning, and
+// also after so many turns that ended with a poll, between which others had as many turns.
+constexpr uint64_t kStepsWithoutProgress = 4'000'000, kPollsWithoutProgress = 100'000;
+// Numbers of turns of warps of a cluster before another cluster may have turns.
+constexpr int kStays[] = {1, 8, 64, 512};
+// The most clusters that run side by side if the number is drawn. Few are enough for blocks to
+// overtake each other, and fit into caches.
+constexpr uint32_t kMostDrawn = 3;
 
 }  // namespace
 
@@ -66,6 +72,7 @@ void Block::land(uint32_t agent, uint32_t time) {
         return is_due;
     });
     for (const Pending& copy : due) copy.land();
+    if (!due.empty()) cluster.launch.note_progress();
 }
 
 uint32_t Block::living_threads() const {
@@ -76,7 +83,7 @@ uint32_t Block::living_threads() const {
 
 void Block::complete_if_due(NamedBarrier& barrier) {
     if (barrier.arrived < barrier.expected) return;
-    cluster.note_progress();
+    cluster.launch.note_progress();
     barrier.complete.join(barrier.arriving);
     barrier.final_yes = std::exchange(barrier.yes, 0);
     barrier.final_votes = std::exchange(barrier.votes, 0);
@@ -113,7 +120,7 @@ void Block::add_transactions(MBarrier& barrier, int64_t bytes) {
 
 void Block::complete_phase_if_due(MBarrier& barrier) {
     if (barrier.pending || barrier.transactions) return;
-    cluster.note_progress();
+    cluster.launch.note_progress();
     barrier.complete.join(barrier.arriving);
     // Writes of asynchronous copies in this phase are visible through both proxies.
     const auto time = static_cast<uint32_t>(barrier.phase + 1);
@@ -123,10 +130,8 @@ void Block::complete_phase_if_due(MBarrier& barrier) {
     barrier.pending = barrier.count;
 }
 
-Cluster::Cluster(Launch& launch, Dim index)
-    : launch(launch),
-      random(launch.seed * 0x9E3779B97F4A7C15 + index.x + 1009 * (index.y + 1009 * index.z)),
-      next_agent_(static_agents()) {
+Cluster::Cluster(Launch& launch, uint32_t number, Dim index)
+    : launch(launch), number(number), next_agent_(static_agents()) {
     const Dim& shape = launch.cluster;
     for (uint32_t rank = 0; rank < shape.count(); ++rank) {
         const Dim inside = shape.at(rank);
@@ -152,9 +157,9 @@ Block& Cluster::block_of(const Warp& warp, uint64_t shared_address, int lane) {
     return block;
 }
 
-void Cluster::run() {
+bool Cluster::run(int turns) {
     std::vector<Warp*> runnable;
-    for (;;) {
+    for (bool polls = false; turns > 0 && !polls; --turns) {
         runnable.clear();
         bool is_done = true;
         for (auto& block : blocks) {
@@ -163,36 +168,50 @@ void Cluster::run() {
                 if (warp.is_runnable()) runnable.push_back(&warp);
             }
         }
-        if (is_done) return finish();
+        if (is_done) {
+            finish();
+            return false;
+        }
         std::vector<Block*> copying;
         for (auto& block : blocks) {
             if (!block->copies.empty()) copying.push_back(block.get());
         }
-        const bool lands = runnable.empty() || (!copying.empty() && random() % 32 == 0);
+        const bool lands = runnable.empty() || (!copying.empty() && launch.random() % 32 == 0);
         if (lands && !copying.empty()) {
-            Block& block = *copying[random() % copying.size()];
-            const auto which = static_cast<long>(random() % block.copies.size());
+            Block& block = *copying[launch.random() % copying.size()];
+            const auto which = static_cast<long>(launch.random() % block.copies.size());
             const Pending copy = std::move(block.copies[static_cast<size_t>(which)]);
             block.copies.erase(block.copies.begin() + which);
             copy.land();
-            note_progress();
+            launch.note_progress();
             continue;
         }
-        if (runnable.empty() || ticks - last_progress_ > kStepsWithoutProgress) {
-            std::string where;
-            for (auto& block : blocks) {
-                for (Warp& warp : block->warps) where += warp.where();
-            }
-            const char* what =
-                runnable.empty() ? "no warp can proceed: " : "the warps are spinning: ";
-            for (auto& block : blocks) {
-                for (Warp& warp : block->warps) {
-                    if (!warp.is_done()) warp.fault_at_wait(kind::kDeadlock, what + where);
-                }
-            }
+        if (runnable.empty()) {
+            first_running()->fault_at_wait(kind::kDeadlock, "no warp can proceed: " + where());
         }
-        runnable[random() % runnable.size()]->run(kTurns[random() % std::size(kTurns)]);
+        Warp& chosen = *runnable[launch.random() % runnable.size()];
+        chosen.run(kTurns[launch.random() % std::size(kTurns)]);
+        polls = chosen.polls;
+        launch.polls += polls;
     }
+    return true;
+}
+
+std::string Cluster::where() const {
+    std::string text;
+    for (const auto& block : blocks) {
+        for (const Warp& warp : block->warps) text += warp.where();
+    }
+    return text;
+}
+
+Warp* Cluster::first_running() const {
+    for (const auto& block : blocks) {
+        for (Warp& warp : block->warps) {
+            if (!warp.is_done()) return &warp;
+        }
+    }
+    return nullptr;
 }
 
 void Cluster::complete_phase_if_due() {
@@ -239,22 +258,54 @@ void Cluster::finish() {
                 "the block ended without waiting for this copy, which uses its shared memory");
         }
     }
-    // The remaining copies write to global memory.
     for (auto& block : blocks) {
-        while (!block->copies.empty()) {
-            const Pending copy = std::move(block->copies.front());
-            block->copies.pop_front();
-            copy.land();
+        for (Pending& copy : block->copies) {
+            const bool writes_global =
+                std::any_of(block->warps.begin(), block->warps.end(),
+                            [&](const Warp& warp) { return warp.bulk_writes == copy.agent; });
+            if (writes_global) launch.late_writes.push_back(std::move(copy.land));
         }
     }
 }
 
 void Launch::run() {
     const Dim clusters{grid.x / cluster.x, grid.y / cluster.y, grid.z / cluster.z};
-    std::vector<uint32_t> order(clusters.count());
-    std::iota(order.begin(), order.end(), 0);
-    std::shuffle(order.begin(), order.end(), std::mt19937_64(seed));
-    for (uint32_t i : order) Cluster(*this, clusters.at(i)).run();
+    std::vector<uint32_t> pending(clusters.count());
+    std::iota(pending.begin(), pending.end(), 0);
+    std::shuffle(pending.begin(), pending.end(), random);
+    const uint32_t places = resident.value_or(1 + random() % kMostDrawn);
+    Clusters running;
+    for (;;) {
+        while (running.size() < places && !pending.empty()) {
+            const uint32_t number = pending.back();
+            pending.pop_back();
+            running.push_back(std::make_unique<Cluster>(*this, number, clusters.at(number)));
+            note_progress();
+        }
+        const bool lands = running.empty() || random() % 8 == 0;
+        if (lands && !late_writes.empty()) {
+            std::swap(late_writes[random() % late_writes.size()], late_writes.back());
+            late_writes.back()();
+            late_writes.pop_back();
+            continue;
+        }
+        if (running.empty()) return;
+        const bool spins =
+            ticks - last_progress > kStepsWithoutProgress || polls > kPollsWithoutProgress;
+        if (spins) report_spinning(running, pending.size());
+        const auto chosen = running.begin() + static_cast<long>(random() % running.size());
+        if (!(*chosen)->run(kStays[random() % std::size(kStays)])) running.erase(chosen);
+    }
+}
+
+void Launch::report_spinning(const Clusters& running, size_t pending) const {
+    std::string text = "the warps are spinning";
+    if (pending) text += ", and no place is free for " + std::to_string(pending) + " more clusters";
+    text += ": ";
+    for (const auto& one : running) text += one->where();
+    for (const auto& one : running) {
+        if (Warp* warp = one->first_running()) warp->fault_at_wait(kind::kDeadlock, text);
+    }
 }
 
 }  // namespace ptx

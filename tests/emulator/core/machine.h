@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <random>
 #include <span>
 #include <vector>
@@ -35,20 +36,50 @@ struct Count {
     uint64_t sectors = 0;       // of 32 bytes of global memory
 };
 
+// The epochs at which a tensor map in global memory was modified, and fenced afterwards.
+struct TensorMapWrites {
+    uint32_t written, fenced, time;
+};
+
+class Block;
+class Cluster;
+
 struct Launch {
     const Program& program;
     Dim grid, block, cluster;
     GlobalMemory& memory;
     std::vector<uint8_t> parameters;
     uint32_t shared_bytes;
-    uint64_t seed;
+    uint64_t seed;                     // of interleavings
+    uint64_t approximation_seed;       // of the errors of approximate instructions
+    std::optional<uint32_t> resident;  // clusters that run side by side; drawn if not given
     std::vector<Count> counts;
 
-    void run();
-};
+    std::mt19937_64 random{seed};
+    uint64_t ticks = 0;          // read by clock registers
+    uint64_t last_progress = 0;  // of any cluster
+    uint64_t polls = 0;          // since then, of all warps
+    // Modified ones, by address. Their agents belong to no cluster.
+    std::map<uint64_t, TensorMapWrites> tensor_maps;
+    // By bulk copies of clusters that have ended.
+    std::vector<std::function<void()>> late_writes;
 
-class Block;
-class Cluster;
+    void run();
+    void note_progress() {
+        last_progress = ticks;
+        polls = 0;
+    }
+    // Whether an asynchronous operation lands immediately or as late as possible.
+    bool lands_early() { return random() & 1; }
+
+private:
+    using Clusters = std::vector<std::unique_ptr<Cluster>>;
+
+    // Faults at a warp that has not exited.
+    void report_spinning(const Clusters& running, size_t pending) const;
+};
+// Instead of the number of a cluster, for agents that belong to none.
+constexpr uint32_t kNoCluster = 0xFFFFFFFF;
 
 // Generic addresses outside global memory.
 constexpr uint64_t kSharedWindow = 0x7E00'0000'0000'0000, kLocalWindow = 0x7D00'0000'0000'0000;
@@ -108,6 +139,10 @@ public:
     // Executes up to `quantum` instructions that are visible to other warps. False if none can run.
     bool run(int quantum);
     std::string where() const;
+    // Acquires what agents of all clusters released.
+    void acquire(const ClusterClocks& released);
+    // Its knowledge of all clusters.
+    ClusterClocks known_of_all() const;
     // A fault of an instruction that was executed before.
     [[noreturn]] void fault_at(int pc, const char* kind, const std::string& message);
     [[noreturn]] void fault_at_wait(const char* kind, const std::string& message);
@@ -164,6 +199,7 @@ public:
     std::array<std::vector<uint32_t>, kLanes> bulk_groups;
     std::deque<BulkCopy> bulk_copies;
     uint32_t bulk_writes = 0;
+    std::deque<BulkCopy> unwritten;  // bulk copies that may not have written completely
     // The times of the last load from, store to and product in tensor memory, and the products that
     // have not been executed, in order.
     uint32_t tensor_load_time = 0, tensor_store_time = 0, tensor_core_time = 0;
@@ -174,6 +210,13 @@ public:
     uint64_t cluster_arrival = 0;
     Mask cluster_arrived = 0;
     Knowledge released;  // its knowledge at its last fence
+    // The same for all clusters, at its last fence for the whole GPU; and what others released
+    // where it read by relaxed operations, which its next such fence acquires.
+    ClusterClocks released_to_gpu, observed;
+    // The last strong load from global memory, and whether repeating it returned the same value:
+    // then the warp waits for others, and its turn ends.
+    uint64_t polled_address = 0, polled_value = 0;
+    bool polls = false;
 
 private:
     friend class Block;
@@ -225,11 +268,6 @@ struct Incoming {
     int pc;
 };
 
-// The epochs at which a tensor map in global memory was modified, and fenced afterwards.
-struct TensorMapWrites {
-    uint32_t written, fenced, time;
-};
-
 struct WarpGroup {
     uint32_t arrived = 0;  // warps at the instruction that they execute together
     uint64_t phase = 0;
@@ -258,7 +296,6 @@ public:
     std::map<uint32_t, Incoming> incoming;  // by the mbarrier's agent
     TensorMemory tensor_memory;
     uint32_t free_registers = 0;  // that warps have released
-    BlockKnowledge of_blocks;  // the accesses of others to global memory that this block knows of
 
     bool has_ended(const Wait& wait);
     bool is_done() const;
@@ -293,23 +330,22 @@ private:
 
 class Cluster {
 public:
-    Cluster(Launch& launch, Dim index);
+    Cluster(Launch& launch, uint32_t number, Dim index);
 
     Launch& launch;
+    const uint32_t number;  // in the launch
     std::vector<std::unique_ptr<Block>> blocks;
-    std::mt19937_64 random;
     // The barrier of the cluster.
     uint64_t phase = 0;
     Knowledge arriving, complete;
-    void note_progress() { last_progress_ = ticks; }
-    uint64_t ticks = 0;                               // read by clock registers
-    std::map<uint64_t, TensorMapWrites> tensor_maps;  // modified ones, by address
 
-    void run();
+    // Lets warps run for some turns, or until one of them polls. False if all have exited.
+    bool run(int turns);
     // Ends the phase of the barrier if all lanes that have not exited have arrived.
     void complete_phase_if_due();
-    // Whether an asynchronous operation lands immediately or as late as possible.
-    bool lands_early() { return random() & 1; }
+    // All instructions that its warps are at.
+    std::string where() const;
+    Warp* first_running() const;
     uint32_t agents_per_block() const;
     uint32_t static_agents() const { return agents_per_block() * launch.cluster.count(); }
     uint32_t new_agent() { return next_agent_++; }
@@ -320,7 +356,6 @@ private:
     // After all warps have exited: faults if asynchronous work still uses shared memory.
     void finish();
 
-    uint64_t last_progress_ = 0;
     uint32_t next_agent_;
 };
 

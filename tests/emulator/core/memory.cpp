@@ -43,9 +43,18 @@ std::vector<const Operand*> elements(const Operand& o) {
     return all;
 }
 
+// Whether the warp repeats a strong load, which returns what it did before.
+void note_poll(Warp& w, const Lanes<uint64_t>& addresses,
+               const std::vector<Lanes<uint64_t>>& values) {
+    const auto first = static_cast<size_t>(w.first_lane());
+    w.polls = addresses[first] == w.polled_address && values[0][first] == w.polled_value;
+    w.polled_address = addresses[first];
+    w.polled_value = values[0][first];
+}
+
 Next load(Warp& w, const Instruction& i) {
     const auto size = static_cast<uint32_t>(i.setting[1]), n = static_cast<uint32_t>(i.setting[2]);
-    const bool is_strong = i.setting[3];
+    const bool is_strong = i.setting[3], of_block = i.setting[5] & kOfBlock;
     const auto addresses = w.addresses(i[1]);
     count(w, space_of(i), addresses, size * n);
     std::vector<Lanes<uint64_t>> values(n, filled<uint64_t>(0));
@@ -62,8 +71,8 @@ Next load(Warp& w, const Instruction& i) {
             case Space::kLocal: access_local(w, l, address, size * n, bytes, nullptr); break;
             case Space::kParameter: read_parameter(w, l, address, size * n, bytes); break;
             default:
-                read_global(w, l, address, size * n, bytes, is_strong);
-                if (is_strong) synchronize_blocks(w, address, i);
+                read_global(w, l, address, size * n, bytes, is_strong && !of_block);
+                if (is_strong && !of_block) acquire_global(w, address, i);
         }
         for (uint32_t e = 0; e < n; ++e) {
             uint64_t value = 0;
@@ -75,6 +84,7 @@ Next load(Warp& w, const Instruction& i) {
             values[e][l] = value;
         }
     }
+    if (is_strong) note_poll(w, addresses, values);
     const auto targets = elements(i[0]);
     if (targets.size() != n)
         w.fault(kind::kUnsupported, "the numbers of registers and elements differ");
@@ -84,7 +94,7 @@ Next load(Warp& w, const Instruction& i) {
 
 Next store(Warp& w, const Instruction& i) {
     const auto size = static_cast<uint32_t>(i.setting[1]), n = static_cast<uint32_t>(i.setting[2]);
-    const bool is_strong = i.setting[3];
+    const bool is_strong = i.setting[3], of_block = i.setting[5] & kOfBlock;
     const auto addresses = w.addresses(i[0]);
     count(w, space_of(i), addresses, size * n);
     const auto sources = elements(i[1]);
@@ -93,7 +103,7 @@ Next store(Warp& w, const Instruction& i) {
     std::vector<Lanes<uint64_t>> values;
     for (const Operand* source : sources) values.push_back(w.bits<uint64_t>(*source));
     // If several lanes write to one address, the order is unspecified.
-    const int flip = w.block.cluster.random() & 1 ? kLanes - 1 : 0;
+    const int flip = w.block.cluster.launch.random() & 1 ? kLanes - 1 : 0;
     for (int turn = 0; turn < kLanes; ++turn) {
         const int l = turn ^ flip;
         if (!(w.active >> l & 1)) continue;
@@ -107,8 +117,8 @@ Next store(Warp& w, const Instruction& i) {
         } else if (space == Space::kLocal) {
             access_local(w, l, address, size * n, nullptr, bytes);
         } else {
-            write_global(w, l, address, size * n, bytes, is_strong);
-            if (is_strong) synchronize_blocks(w, address, i);
+            write_global(w, l, address, size * n, bytes, is_strong && !of_block);
+            if (is_strong && !of_block) release_global(w, address, i, false);
         }
     }
     return Next::kFollowing;

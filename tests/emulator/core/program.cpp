@@ -134,7 +134,8 @@ void Program::find_smallest_store() {
             return std::find(i.opcode.begin(), i.opcode.end(), part) != i.opcode.end();
         };
         if (i.opcode[0] == "cp" && has("bulk")) global_granule_shift = 0;
-        if (i.opcode[0] != "st" || has("shared") || has("local")) continue;
+        const bool writes = i.opcode[0] == "st" || i.opcode[0] == "atom" || i.opcode[0] == "red";
+        if (!writes || has("shared") || has("local")) continue;
         const int elements = has("v2") ? 2 : has("v4") ? 4 : has("v8") ? 8 : 1;
         const auto bytes = static_cast<unsigned>(elements * bytes_of(i.opcode.back()));
         if (bytes) global_granule_shift = std::min(global_granule_shift, std::countr_zero(bytes));

@@ -106,7 +106,7 @@ struct Program {
     uint32_t static_shared_bytes = 0;
     uint32_t thread_registers = 0;  // that hardware gives a thread at first; 0 if not determined
     int granule_shift = 4;          // log2 of the smallest access to shared memory, in bytes
-    int global_granule_shift = 4;   // the same of stores to global memory
+    int global_granule_shift = 4;   // the same of writes to global memory
 
     void add(Instruction instruction);
     // Called after the last instruction: finds the registers that asynchronous products use, and

@@ -67,7 +67,7 @@ Lanes<uint64_t> Warp::special64(const std::string& name) const {
         value = 1;
     } else if (name == "%clock" || name == "%clock64" || name == "%globaltimer" ||
                name == "%clock_hi" || name == "%globaltimer_lo") {
-        value = ++block.cluster.ticks;
+        value = ++block.cluster.launch.ticks;
     } else if (name == "%dynamic_smem_size") {
         value = launch.shared_bytes - launch.program.static_shared_bytes;
     } else if (name == "%total_smem_size") {

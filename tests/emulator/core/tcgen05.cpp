@@ -31,7 +31,7 @@ Next allocate(Warp& w, const Instruction& i) {
     }
     const uint32_t columns = column_count(w, i[1]);
     const auto first =
-        memory.allocate(columns, w.block.cluster.static_agents(), w.block.cluster.random);
+        memory.allocate(columns, w.block.cluster.static_agents(), w.block.cluster.launch.random);
     if (!first) {
         w.fault(kind::kDeadlock,
                 std::to_string(columns) + " columns of tensor memory are not free");

@@ -106,7 +106,7 @@ void add_to(TensorMemory& memory, const TensorAddress& to, const Shape& p, bool 
 // Work of the tensor cores, executed in the order in which a warp issued it.
 void enqueue(Warp& w, std::function<void()> work) {
     Block& block = w.block;
-    if (w.tensor_work.empty() && block.cluster.lands_early()) return work();
+    if (w.tensor_work.empty() && block.cluster.launch.lands_early()) return work();
     w.tensor_work.push_back(std::move(work));
     block.copies.push_back({block.agent_of_tensor_cores(w.index), 0, [&w] {
                                 const auto first = std::move(w.tensor_work.front());

@@ -40,11 +40,12 @@ Next load(Warp& w, const Instruction& i) {
         const auto [map, box] = box_of(w, i, i[1], l);
         const uint64_t first = shared_address(to[l]);
         require_aligned(w, l, first & kRankMask, kSharedAlignment);
-        box.check(w, l, false, false);
         for (uint32_t rank : targets(w, l, first, i.setting[1], masks[l])) {
             const uint64_t place =
                 i.setting[1] ? in_block(signals[l], rank) : shared_address(signals[l]);
             const Signal signal = signal_at(w, l, place);
+            const Epoch complete{signal.barrier->agent, signal.time};
+            box.check(w, l, global_access_of(w, false, false, complete));
             uint8_t* target =
                 begin_shared_write(w, l, in_block(first, rank), box.bytes(), access_of(w, signal));
             const auto shared = static_cast<uint32_t>(first & kRankMask);
@@ -68,7 +69,7 @@ Next store(Warp& w, const Instruction& i) {
         const auto [map, box] = box_of(w, i, i[0], l);
         const uint64_t first = shared_address(from[l]);
         require_aligned(w, l, first & kRankMask, kSharedAlignment);
-        box.check(w, l, true, i.setting[1]);
+        box.check(w, l, next_bulk_write(w, i.setting[1]));
         Reduce reduce = nullptr;
         if (i.setting[1]) {
             reduce = reduction_of(i.opcode[static_cast<size_t>(i.setting[2])], map.element);

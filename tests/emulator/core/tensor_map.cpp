@@ -64,9 +64,9 @@ Box::Box(const TensorMap& map, const std::array<int32_t, kMaxRank>& first)
     }
 }
 
-void Box::check(const Warp& w, int lane, bool writes, bool is_strong) const {
+void Box::check(const Warp& w, int lane, const GlobalAccess& access) const {
     for_each_run([&](uint64_t address, uint32_t, uint32_t size) {
-        check_global(w, lane, address, size, writes, is_strong);
+        check_global(w, lane, address, size, access);
         count_global(w, {address}, size);
     });
 }
@@ -92,10 +92,10 @@ TensorMap load_tensor_map(const Warp& w, int lane, uint64_t address) {
     } else {
         read_global(w, lane, address, sizeof map, bytes);
     }
-    const auto& written = w.block.cluster.tensor_maps;
+    const auto& written = w.block.cluster.launch.tensor_maps;
     if (const auto found = written.find(address); found != written.end()) {
         const TensorMapWrites& writes = found->second;
-        if (!w.known.seen.covers({writes.fenced, writes.time})) {
+        if (!w.known.others.covers(kNoCluster, {writes.fenced, writes.time})) {
             w.fault(kind::kRace,
                     "the tensor map was modified without a fence.proxy.tensormap acquire before "
                     "this use",

@@ -41,8 +41,8 @@ public:
     Box(const TensorMap& map, const std::array<int32_t, kMaxRank>& first);
 
     uint32_t bytes() const { return bytes_; }
-    // Faults if it contains memory that is not part of the launch, and counts the traffic.
-    void check(const Warp& w, int lane, bool writes, bool is_strong) const;
+    // Faults if the access to the box does, and counts the traffic.
+    void check(const Warp& w, int lane, const GlobalAccess& access) const;
     // All elements, the contiguous dimension first, with the fill value outside the tensor.
     std::vector<uint8_t> read() const;
     // Calls f(address in global memory, offset in the box, bytes) for each contiguous run within

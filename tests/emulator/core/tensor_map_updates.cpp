@@ -21,12 +21,18 @@ enum Field {
 
 bool has_index(int64_t field) { return field >= kBox && field <= kElementStride; }
 
+void note_map(Warp& w, Epoch epoch) {
+    Clock clock;
+    clock.set(epoch.agent, epoch.time);
+    w.known.others.join(kNoCluster, clock);
+}
+
 // Records a write of the map in global memory by the warp.
 void note_write(Warp& w, uint64_t address) {
-    Cluster& cluster = w.block.cluster;
-    const auto [found, is_new] = cluster.tensor_maps.try_emplace(address);
-    if (is_new) found->second = {cluster.new_agent(), cluster.new_agent(), 0};
-    w.known.seen.set(found->second.written, ++found->second.time);
+    auto& maps = w.block.cluster.launch.tensor_maps;
+    const auto agents = static_cast<uint32_t>(2 * maps.size());
+    const auto found = maps.try_emplace(address, TensorMapWrites{agents, agents + 1, 0}).first;
+    note_map(w, {found->second.written, ++found->second.time});
 }
 
 void set_field(const Warp& w, TensorMap& map, const Instruction& i, int lane, uint64_t value) {
@@ -124,12 +130,12 @@ Next fence_for_tensor_maps(Warp& w, const Instruction& i) {
     if (i[1].value != sizeof(TensorMap)) w.fault(kind::kInvalid, "a tensor map has 128 bytes");
     for (int l = 0; l < kLanes; ++l) {
         if (!(w.active >> l & 1)) continue;
-        const auto& maps = w.block.cluster.tensor_maps;
+        const auto& maps = w.block.cluster.launch.tensor_maps;
         const auto found = maps.find(addresses[l]);
         if (found == maps.end()) continue;
         const TensorMapWrites& writes = found->second;
-        if (w.known.seen.covers({writes.written, writes.time}))
-            w.known.seen.set(writes.fenced, writes.time);
+        if (w.known.others.covers(kNoCluster, {writes.written, writes.time}))
+            note_map(w, {writes.fenced, writes.time});
     }
     return Next::kFollowing;
 }

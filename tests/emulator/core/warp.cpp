@@ -17,7 +17,7 @@ Warp::Warp(Block& block, int index, Mask lanes)
     for (const Operand& r : program.never_written) {
         const size_t bytes = r.width == 1 ? sizeof(Mask) : kLanes * (r.width / 8);
         for (size_t n = 0; n < bytes; ++n) {
-            registers_[r.offset + n] = static_cast<uint8_t>(block.cluster.random());
+            registers_[r.offset + n] = static_cast<uint8_t>(block.cluster.launch.random());
         }
         defined_[r.number] = kAllLanes;
     }
@@ -53,7 +53,7 @@ Fragment* Warp::any_fragment() {
     for (Fragment& f : fragments_) {
         if (block.has_ended(f.wait)) able.push_back(&f);
     }
-    return able.empty() ? nullptr : able[block.cluster.random() % able.size()];
+    return able.empty() ? nullptr : able[block.cluster.launch.random() % able.size()];
 }
 
 bool Warp::run(int quantum) {
@@ -63,8 +63,9 @@ bool Warp::run(int quantum) {
     constexpr int kLongestTurn = 1 << 14;
     Launch& launch = block.cluster.launch;
     bool ran = false;
+    polls = false;
     diverged_turns_ = fragments_.size() > 1 ? diverged_turns_ + 1 : 0;
-    for (int steps = 0; quantum > 0 && steps < kLongestTurn; ++steps) {
+    for (int steps = 0; quantum > 0 && steps < kLongestTurn && !polls; ++steps) {
         Fragment* f = diverged_turns_ > kPatience ? any_fragment() : next_fragment();
         if (!f) break;
         quantum -= launch.program.code[f->pc].is_visible;
@@ -80,7 +81,7 @@ void Warp::step(Fragment& f) {
     const Instruction& i = launch.program.code[f.pc];
     fragment = &f;
     active = f.lanes;
-    ++block.cluster.ticks;
+    ++block.cluster.launch.ticks;
     if (i.guard.kind == Operand::Kind::kRegister) active &= predicate(i.guard);
     const bool resumed = f.wait.kind != Wait::Kind::kNone;
     if (!resumed) {
@@ -112,7 +113,7 @@ void Warp::step(Fragment& f) {
 }
 
 void Warp::exit(Fragment& f) {
-    block.cluster.note_progress();
+    block.cluster.launch.note_progress();
     f.lanes &= ~active;
     ++f.pc;
     std::erase_if(fragments_, [](const Fragment& one) { return !one.lanes; });
@@ -210,6 +211,17 @@ void Warp::order_lanes() {
     advance();
     lanes_ordered = epoch().time;
     copies_ordered = known.seen[block.agent_of_copies(index)];
+}
+
+void Warp::acquire(const ClusterClocks& released) {
+    known.others.join(released);
+    if (const Clock* own = released.find(block.cluster.number)) known.seen.join(*own);
+}
+
+ClusterClocks Warp::known_of_all() const {
+    ClusterClocks all = known.others;
+    all.join(block.cluster.number, known.seen);
+    return all;
 }
 
 void Warp::note_unknown(const Operand& o) const {

@@ -155,7 +155,7 @@ Next multiply(Warp& w, const Instruction& i) {
         compute(block, group, i, in_registers ? nullptr : &a, b, accumulates);
     };
     // Products are executed in order, so one lands early only if none before it is pending.
-    if (warps.products.empty() && block.cluster.lands_early()) {
+    if (warps.products.empty() && block.cluster.launch.lands_early()) {
         land();
     } else {
         warps.products.push_back({access.epoch.agent, time, land});

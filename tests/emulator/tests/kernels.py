@@ -59,7 +59,7 @@ def pairs(special: np.ndarray, n: int, count: int = 2) -> list[np.ndarray]:
     return [np.concatenate([g.ravel(), d]) for g, d in zip(grids, drawn, strict=True)]
 
 
-def evaluate(body: str, result, *operands: np.ndarray, seed: int = 0) -> np.ndarray:
+def evaluate(body: str, result, *operands: np.ndarray, **seeds: int) -> np.ndarray:
     """Executes `body` in one thread per element of the operands.
 
     The registers %a, %b, %c, %e contain the operands, and %d receives the result; the body may use
@@ -67,6 +67,7 @@ def evaluate(body: str, result, *operands: np.ndarray, seed: int = 0) -> np.ndar
 
     Args:
         result: the type of the results; `bool` if they are in the predicate %p.
+        seeds: those of `launch`.
     """
     n = operands[0].size
     padded = [np.resize(x, -(-n // THREADS) * THREADS) for x in operands]
@@ -75,7 +76,7 @@ def evaluate(body: str, result, *operands: np.ndarray, seed: int = 0) -> np.ndar
         body += "\nselp.u16 %d, 1, 0, %p;"
     widths = tuple(8 * x.itemsize for x in operands)
     kernel = _elementwise(body, 8 * out.itemsize, widths)
-    emulator.launch(kernel, (out.size // THREADS,), [out, *padded], seed=seed)
+    emulator.launch(kernel, (out.size // THREADS,), [out, *padded], **seeds)
     return out[:n].astype(result)
 
 

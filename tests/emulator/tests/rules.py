@@ -32,10 +32,12 @@ mad.wide.u32 %mine, %tid, 4, %out;
 """
 
 
-def launch(body: str, threads: int = 64, grid: int = 1, seed: int = 0, out=None) -> np.ndarray:
+def launch(
+    body: str, threads: int = 64, grid: int = 1, seed: int = 0, out=None, resident=None
+) -> np.ndarray:
     kernel = kernel_of(PRELUDE + body + "\nret;", [".param .u64 out"])
     out = np.zeros(4096, np.uint32) if out is None else out
-    emulator.launch(kernel, (grid,), [out], block=(threads,), seed=seed)
+    emulator.launch(kernel, (grid,), [out], block=(threads,), seed=seed, resident=resident)
     return out
 
 
