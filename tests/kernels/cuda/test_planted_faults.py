@@ -18,7 +18,13 @@ pytestmark = [*MARKS, pytest.mark.skipif(not EMULATED, reason="faults may hang a
 WAIT_FULL = "full_[stage.index].wait(stage.parity);"
 WAIT_EMPTY = "empty_[stage.index].wait(stage.parity ^ 1);"
 RELEASE_KEYS = "if (leads_warp_) shared_.key_ring.release(stage_);"
-COMPLETE = "logits.complete(s, shared_.numbers[stage_.index], tiles.first_key(n));"
+START = "logits.start(s, shared_.numbers[stage_.index], tiles.first_key(n));"
+BETWEEN = """
+        };
+        const auto add_to_softmax = [&](int n) {
+            logits.complete(s, shared_.numbers[stage_.index], tiles.first_key(n));
+            __syncwarp();
+            """
 
 # With more tiles than stages, more blocks of queries than run at a time, and a form that stages
 # numbers of each tile.
@@ -125,11 +131,18 @@ OF_TILES = [
         "if (leads_warp_)",
     ),
     Planted(
-        "keys are released before the form's numbers are read",
-        {"race"},
+        "keys are released before they are multiplied",
+        EARLY,
         "forward.cu",
-        f"{COMPLETE}\n            __syncwarp();\n            {RELEASE_KEYS}",
-        f"{RELEASE_KEYS}\n            {COMPLETE}",
+        f"{START}{BETWEEN}{RELEASE_KEYS}",
+        f"{{ {START} __syncwarp(); {RELEASE_KEYS} }}{BETWEEN}",
+    ),
+    Planted(
+        "keys are released before the form's numbers are read",
+        EARLY,
+        "forward.cu",
+        f"{START}{BETWEEN}{RELEASE_KEYS}",
+        f"{{ {RELEASE_KEYS} {START} }}{BETWEEN}",
     ),
     Planted(
         "a stage is empty when half of the warps have released it",

@@ -114,8 +114,8 @@ FAULTS = [
         "tiles within a band have the multiplier of others",
         {WRONG},
         "logits.cuh",
-        "has_bias ? kLog2E : multiplier_without_bias()",
-        "multiplier_without_bias()",
+        "has_bias ? kLog2E : scale_",
+        "scale_",
     ),
 ]
 FAULTS_OF_GRADIENTS = [
