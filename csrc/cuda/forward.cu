@@ -48,29 +48,27 @@ struct Shared {
     }
 };
 
-// Calls f with the queries of a program and the tiles of their keys.
+// Calls f with the queries of a program.
 template <class Tile, class Function>
 __device__ void with_block(const ForwardParams& params, int rank, Function f) {
     const Program program(params.problem, params.problem.heads, rank, params.programs);
     const Head head(params.problem, program.b, program.h);
     const Block block{params.problem, params.bias, head, program.block * Tile::kRows, Tile::kRows};
-    f(block, KeyTiles<Tile::kKeys>(block));
+    f(block);
 }
 
 // The first warp of the producer group: distributes the work, and copies its tensors.
 template <class Tile, class Form>
 class Producer {
-    using Tiles = KeyTiles<Tile::kKeys>;
-
 public:
     __device__ Producer(const ForwardParams& params, Shared<Tile>& shared, int lane)
         : params_(params), shared_(shared), lane_(lane), leads_(lane == 0) {}
 
     __device__ void run() {
         for (int rank = blockIdx.x; rank < params_.programs; rank = next_rank()) {
-            with_block<Tile>(params_, rank, [&](const Block& block, Tiles tiles) {
+            with_block<Tile>(params_, rank, [&](const Block& block) {
                 // A sequence may be shorter than others.
-                if (block.first < block.head.n_query) produce(block, tiles, rank);
+                if (block.first < block.head.n_query) produce(block, rank);
             });
         }
         if (!leads_) return;
@@ -85,7 +83,8 @@ private:
         if (leads_) ticket = atomicAdd(params_.tickets, 1);
         return int(gridDim.x) + __shfl_sync(~0u, ticket, 0);
     }
-    __device__ void produce(const Block& block, Tiles tiles, int rank) {
+    __device__ void produce(const Block& block, int rank) {
+        const KeyTiles<Tile::kKeys> tiles(block);
         const int count = tiles.count;
         if (leads_ && kStaged<Form, Tile::kKeys> > 0) shared_.for_numbers.send(rank, round_);
         // The first keys do not wait until the outputs of earlier queries have been stored.
@@ -155,25 +154,13 @@ private:
     uint32_t parity_ = 0;  // of `own_values`
 };
 
-// Calls f for all blocks of queries that arrive in a mailbox; all of its readers call this.
-template <class Tile, class Function>
-__device__ void for_each_block(const ForwardParams& params, Mailbox& mailbox, int lane,
-                               Function f) {
-    for (Stage<1> round;; round.advance()) {
-        const int rank = __shfl_sync(~0u, mailbox.receive(round), 0);
-        if (rank == Mailbox::kNoMore) return;
-        with_block<Tile>(params, rank, f);
-        __syncwarp();
-        if (lane == 0) mailbox.ring.release(round);
-    }
-}
-
 // The second warp of the producer group: provides the form's numbers of each tile with its keys.
 template <class Tile, class Form>
 __device__ void stage_numbers(const ForwardParams& params, Shared<Tile>& shared, int lane) {
     typename Shared<Tile>::Place stage;
-    for_each_block<Tile>(
-        params, shared.for_numbers, lane, [&](const Block& block, KeyTiles<Tile::kKeys> tiles) {
+    shared.for_numbers.for_each(lane, [&] {
+        with_block<Tile>(params, shared.for_numbers.rank(), [&](const Block& block) {
+            const KeyTiles<Tile::kKeys> tiles(block);
             for (int n = tiles.count - 1; n >= 0; --n, stage.advance()) {
                 const int j = tiles.first_key(n);
                 const int side = side_of_keys(block, j, Tile::kKeys);
@@ -188,6 +175,7 @@ __device__ void stage_numbers(const ForwardParams& params, Shared<Tile>& shared,
                 if (lane == 0) shared.key_ring.full(stage).arrive();
             }
         });
+    });
 }
 
 // A warp group that computes its queries of every block.
@@ -211,17 +199,18 @@ public:
           turns_(place.group) {}
 
     __device__ void run() {
-        for_each_block<Tile>(params_, shared_.for_groups[place_.group], place_.thread % 32,
-                             [&](const Block& block, KeyTiles<kKeys> tiles) {
-                                 attend(block, tiles);
-                                 // The next queries are copied to where outputs were written.
-                                 fence_async_proxy();
-                             });
+        Mailbox& mailbox = shared_.for_groups[place_.group];
+        mailbox.for_each(place_.thread % 32, [&] {
+            with_block<Tile>(params_, mailbox.rank(), [&](const Block& block) { attend(block); });
+            // The next queries are copied to where outputs were written.
+            fence_async_proxy();
+        });
         turns_.finish();
     }
 
 private:
-    __device__ void attend(const Block& block, KeyTiles<kKeys> tiles) {
+    __device__ void attend(const Block& block) {
+        const KeyTiles<kKeys> tiles(block);
         Logits<Element, kKeys, Form, Form::kStarts> logits(block, place_);
         Softmax softmax;
         float s[kKeys / 2], o[Tile::kValueDim / 2], rescale[2];

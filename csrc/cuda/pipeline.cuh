@@ -45,26 +45,37 @@ private:
     Barrier full_[kStages], empty_[kStages];
 };
 
-// Hands the numbers of programs to the warps that compute them, and with a number possibly copies.
-struct Mailbox {
+// Hands the ranks of programs to the warps that compute them, and with each possibly copies.
+class Mailbox {
+public:
     static constexpr int kNoMore = -1;
 
-    Ring<1> ring;
-    int number;
+    // readers: the warps that call for_each.
+    __device__ void init(int readers) { ring_.init(1, readers); }
+    // For the producer. bytes: of copies that arrive at the returned barrier.
+    __device__ Barrier& send(int rank, Stage<1> round, int bytes = 0) {
+        ring_.wait_until_empty(round);
+        rank_ = rank;
+        ring_.full(round).arrive_expecting(bytes);
+        return ring_.full(round);
+    }
+    // Calls f for each rank until there are no more.
+    template <class Function>
+    __device__ void for_each(int lane, Function f) {
+        for (Stage<1> round;; round.advance()) {
+            ring_.wait_until_full(round);
+            if (rank() == kNoMore) return;
+            f();
+            __syncwarp();
+            if (lane == 0) ring_.release(round);
+        }
+    }
+    // The one that f is called for. From one lane, so that the compiler knows that all have it.
+    __device__ int rank() const { return __shfl_sync(~0u, rank_, 0); }
 
-    // readers: arrivals after which the next number may be sent.
-    __device__ void init(int readers) { ring.init(1, readers); }
-    // bytes: those that are copied with the number; the copies arrive at the returned barrier.
-    __device__ Barrier& send(int next, Stage<1> round, int bytes = 0) {
-        ring.wait_until_empty(round);
-        number = next;
-        ring.full(round).arrive_expecting(bytes);
-        return ring.full(round);
-    }
-    __device__ int receive(Stage<1> round) {
-        ring.wait_until_full(round);
-        return number;
-    }
+private:
+    Ring<1> ring_;
+    int rank_;
 };
 
 // Warp groups that take turns in issuing matrix products, so that the softmax of one coincides with

@@ -16,7 +16,7 @@ from .published import ROWS, Row
 
 # Matrix units that are busy for most of the time lower the clock, and the simulation omits
 # instruction fetch, register banks and conflicts in the L2 cache.
-GPU = replace(H100, sustained=0.75)
+GPU = replace(H100, sustained=0.735)
 
 
 def predict(row: Row, gpu: Gpu) -> Prediction:

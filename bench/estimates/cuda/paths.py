@@ -33,7 +33,7 @@ def of_consumers(
     """The paths of a warp that computes. waits: for tiles, before the loop, in it, and in its last
     iteration. is_persistent: whether there is a loop over blocks."""
     graph = _Graph(code)
-    begin, last = _loop_over_tiles(code)
+    begin, last = loop_over_tiles(code)
     first, ends = 0, graph.exits
     if is_persistent:
         first, end = _loop_over_blocks(code, begin, max(graph.exits))
@@ -48,7 +48,7 @@ def of_consumers(
     )
 
 
-def _loop_over_tiles(code: Code) -> tuple[int, int]:
+def loop_over_tiles(code: Code) -> tuple[int, int]:
     """The first instruction of the loop, and the last one, which branches to the first."""
     # Retries of waits, which are at the end of the code, branch back unconditionally.
     conditional = (loop for loop in code.loops if code.instructions[loop.end - 1].predicate)
