@@ -48,7 +48,7 @@ __device__ void stage_numbers(const BackwardParams& params, BackwardShared<Tile>
     const Head& head = block.head;
     float* numbers = shared.numbers[stage];
     if (lane == 0) numbers[2 * Tile::kKeys] = __int_as_float(head.position(i));
-#pragma unroll 1
+#pragma unroll
     for (int n = lane; n < Tile::kKeys; n += 32) {
         const int64_t row = head.first_query + i + n;
         const bool exists = i + n < head.n_query;

@@ -60,6 +60,8 @@ __device__ void with_block(const ForwardParams& params, int rank, Function f) {
 // The first warp of the producer group: distributes the work, and copies its tensors.
 template <class Tile, class Form>
 class Producer {
+    static constexpr bool kHasNumbers = kStaged<Form, Tile::kKeys> > 0;
+
 public:
     __device__ Producer(const ForwardParams& params, Shared<Tile>& shared, int lane)
         : params_(params), shared_(shared), lane_(lane), leads_(lane == 0) {}
@@ -72,7 +74,7 @@ public:
             });
         }
         if (!leads_) return;
-        if (kStaged<Form, Tile::kKeys> > 0) shared_.for_numbers.send(Mailbox::kNoMore, round_);
+        if (kHasNumbers) shared_.for_numbers.send(Mailbox::kNoMore, round_);
         for (Mailbox& group : shared_.for_groups) group.send(Mailbox::kNoMore, round_);
     }
 
@@ -86,7 +88,7 @@ private:
     __device__ void produce(const Block& block, int rank) {
         const KeyTiles<Tile::kKeys> tiles(block);
         const int count = tiles.count;
-        if (leads_ && kStaged<Form, Tile::kKeys> > 0) shared_.for_numbers.send(rank, round_);
+        if (leads_ && kHasNumbers) shared_.for_numbers.send(rank, round_);
         // The first keys do not wait until the outputs of earlier queries have been stored.
         if (count > 0) copy_keys(block.head, tiles.first_key(count - 1));
         if (leads_) send_queries(block, rank, count > 0);
@@ -163,13 +165,12 @@ __device__ void stage_numbers(const ForwardParams& params, Shared<Tile>& shared,
             const KeyTiles<Tile::kKeys> tiles(block);
             for (int n = tiles.count - 1; n >= 0; --n, stage.advance()) {
                 const int j = tiles.first_key(n);
-                const int side = side_of_keys(block, j, Tile::kKeys);
                 float* numbers = shared.numbers[stage.index];
                 shared.key_ring.wait_until_empty(stage);
-                if (!Form::kStarts || (Form::kNeedsSide && side == 0)) {
+                if constexpr (Form::kStarts) {
+                    Form::template stage_start<Tile::kKeys>(block, j, numbers, lane);
+                } else {
                     Form::template stage<Tile::kKeys>(block, j, numbers, lane);
-                } else if constexpr (Form::kStarts) {
-                    Form::template stage_start<Tile::kKeys>(block, j, side, numbers, lane);
                 }
                 __syncwarp();
                 if (lane == 0) shared.key_ring.full(stage).arrive();
@@ -189,6 +190,7 @@ class Consumer {
         Tile::kHeadDim == 128 && kKeys == 128 && !WarpQueries<Form, Element>::kExists ? 80 : 0;
     // Fragments of these channels.
     using Kept = uint32_t[maximum(1, kKept / 4)];
+    static_assert(!WarpQueries<Form, Element>::kExists || Tile::kRows == kPlanQueries);
 
 public:
     __device__ Consumer(const ForwardParams& params, Shared<Tile>& shared, Place place)
@@ -278,8 +280,12 @@ private:
     }
     __device__ void multiply_keys(float (&s)[kKeys / 2], Kept& q) {
         const uint64_t keys = describe(shared_.keys[stage_.index]);
-        fence_products(s, q);
-        if constexpr (kKept > 0) multiply_rows<Element, kKeys>(s, q, keys, Form::kStarts);
+        if constexpr (kKept > 0) {
+            fence_products(s, q);
+            multiply_rows<Element, kKeys>(s, q, keys, Form::kStarts);
+        } else {
+            fence_products(s);
+        }
         multiply_rows<Element, kKeys, Tile::kHeadDim, Tile::kRows, kKeys, kKept>(
             s, describe(shared_.queries[0][place_.group * kGroupRows]), keys,
             Form::kStarts || kKept > 0);

@@ -6,6 +6,8 @@
 
 namespace bfa::cuda {
 
+static_assert(kPlanQueries % kGroupRows == 0, "a group has one range of keys");
+
 // For the two queries of a thread. kStarts: whether products are added to the bias.
 template <class Element, int kKeys, class Form, bool kStarts = false>
 class Logits {
@@ -33,8 +35,8 @@ public:
     // staged for them.
     __device__ void start(float (&s)[kKeys / 2], const float* numbers, int j) const {
         const float unit = 1 / scale_;
-        const int side = side_of_keys(block_, j, kKeys);
-        if (Form::kNeedsSide && side == 0) {
+        const int side = Form::template side<kKeys>(block_, j, numbers);
+        if (side == 0) {
             with_distances(j, [&](auto distance) {
                 for_each_sum<kKeys>([&](int n, int r, int column) {
                     s[n] = unit * bias(r, numbers, column, distance(r, column));

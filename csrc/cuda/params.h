@@ -44,16 +44,16 @@ struct Plan {
 
 // What a kernel must know about a call besides its tensors.
 struct Problem {
-    int32_t heads;    // query heads
-    int32_t group;    // query heads per key head
-    int32_t n_query;  // with sequences, the largest number of queries of any sequence
-    int32_t n_key;    // likewise
-    int32_t shift;    // position of the last query minus that of the last key; likewise
-    int32_t window;   // visible keys per query, its own included; 2^30 without a window
-    int32_t causal;   // 1: keys after the query are invisible
-    int32_t packed;   // 1: all sequences are in batch entry 0
-    int32_t blocks;   // blocks of rows per head: the grid has batch * heads * blocks programs
-    float scale;      // factor of q k^T, not in base 2
+    int32_t heads;              // query heads
+    int32_t group;              // query heads per key head
+    int32_t n_query;            // with sequences, the largest number of queries of any sequence
+    int32_t n_key;              // likewise
+    int32_t shift;              // position of the last query minus that of the last key; likewise
+    int32_t window;             // visible keys per query, its own included; 2^30 without a window
+    int32_t causal;             // 1: keys after the query are invisible
+    int32_t packed;             // 1: all sequences are in batch entry 0
+    int32_t blocks;             // blocks of rows per head, a program each
+    float scale;                // factor of q k^T, not in base 2
     const Sequence* sequences;  // one per batch index, or null if batch entries are sequences
     Plan plan;
     // Program numbers, (b * heads + h) * blocks + block, by decreasing work; null for the order of

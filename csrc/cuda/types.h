@@ -9,6 +9,8 @@ using uint16_t = unsigned short;
 using uint32_t = unsigned int;
 using uint64_t = unsigned long long;
 
-constexpr int kPlanQueries = BFA_PLAN_QUERIES;  // of shared_constants.py: a compiler option
+// Of shared_constants.py: compiler options.
+constexpr int kPlanQueries = BFA_PLAN_QUERIES;
+constexpr float kLargestSum = BFA_LARGEST_SUM;
 
 }  // namespace bfa::cuda

@@ -72,7 +72,7 @@ __device__ void for_each_sum(Function f) {
     for (int n = 0; n < kColumns / 2; ++n) f(n, n / 2 % 2, n / 4 * 8 + n % 2);
 }
 
-// The rows of a thread and its first column, in the 128 rows of two groups.
+// The rows of a thread and its first column, in the rows of all groups.
 struct Place {
     int group, thread;
 
@@ -166,7 +166,7 @@ __device__ void multiply_rows(float (&d)[kColumns / 2], uint64_t a, uint64_t b, 
     }
 }
 
-// The same for fragments a of the first channels of 64 rows.
+// The same for 128 rows of b, and fragments a of the first channels of 64 rows.
 template <class Element, int kRowsB, int kCount>
 __device__ void multiply_rows(float (&d)[64], const uint32_t (&a)[kCount], uint64_t b, bool adds) {
 #pragma unroll

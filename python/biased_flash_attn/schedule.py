@@ -18,8 +18,9 @@ def for_queries(problem: Problem, block: int) -> Tensor:
     start = torch.arange(0, geometry.n_query, block, device=plan.device)
     n_query, n_key, shift = lengths(problem)
     shift = n_key - n_query + shift
-    last = (start + block).clamp(max=geometry.n_query) - 1
-    first, end = plan[0][..., start // PLAN_QUERIES], plan[1][..., last // PLAN_QUERIES]
+    last = ((start + block).clamp(max=n_query) - 1).clamp(min=0).expand(*plan.shape[1:3], -1)
+    first = plan[0][..., start // PLAN_QUERIES]
+    end = plan[1].take_along_dim(last // PLAN_QUERIES, -1)
     if geometry.window is not None:
         first = torch.maximum(first, start + shift - geometry.window + 1)
     if geometry.causal:

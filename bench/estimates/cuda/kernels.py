@@ -81,14 +81,9 @@ class Kernel:
 
     @property
     def _rounds_of_loads(self) -> int:
-        """How often the producer waits for numbers of a tile: it loads 32 rows at a time, with lse
-        and D for dK and dV, and four times as many entries of a table, of which a tile needs one
-        for each diagonal."""
-        rows = self.block_n // 32
-        found = rows if self.name == DKV else 0
-        if self.variant.form == "Distance":
-            return found + -(-(self.block_m + self.block_n) // (4 * 32))
-        return found + (rows if self.variant.form not in ("None", "Linear") else 0)
+        """How often the producer waits for numbers of a tile: it loads all that the form needs at a
+        time and, for dK and dV, lse and D before them."""
+        return (self.name == DKV) + (self.variant.form not in ("None", "Linear"))
 
     def simulated(self, gpu: Gpu, blocks: int, tiles: int) -> float:
         """The cycles of some blocks of rows, one after another, with whole tiles alone."""

@@ -5,6 +5,10 @@ retries of waits. A warp of a group that computes executes the shortest path to 
 the shortest path through the loop for a whole tile, and the longest one for a masked tile. If it
 computes one block of rows after another, the paths around the loop over tiles are those within the
 loop over blocks.
+
+These paths need not be possible ones outside the loop over whole tiles. The one to the loop loads
+the order of a plan and the rows of a sequence, which a problem may lack, but not the prefix sums of
+the block's own queries. The one of a masked tile compares positions as for keys on both sides.
 """
 
 from __future__ import annotations

@@ -6,11 +6,11 @@ simulated instruction by instruction, like warps of the Triton kernels. They wai
 - tiles, in a ring of stages: the producer copies them in order, each as soon as all warps have
   released the tile before it in its stage. A copy occupies the L2 cache, and its rows arrive some
   cycles later. Another warp of the producer fetches the numbers that a bias needs.
-- their own rows, likewise, in a ring of one stage. Each group has its own half of them in the
-  kernels, but waits for both here.
+- their own rows, likewise, in a ring of one stage. Each group waits for its part of them in the
+  kernels, but for all of them here.
 - the turn of a group to issue products, if the groups take turns.
 
-Asynchronous products of both groups share the matrix units, in the order of their issue, and read
+Asynchronous products of all groups share the matrix units, in the order of their issue, and read
 operands from shared memory. Other accesses and copies take the bandwidth that a product leaves, and
 at least half of it if they need it, which then delays the product.
 """
@@ -29,7 +29,7 @@ from ..simulate import BARRIER_CYCLES, Block, Kind, Multiprocessor, Step, Warp, 
 
 # Cycles from a copy's turn in the L2 cache to the end of a wait for its rows. No measurement of
 # copies of this size is published. An estimate is the mean over these numbers, which also averages
-# over ways in which two groups can fall into step.
+# over ways in which groups can fall into step.
 COPY_LATENCIES = (400, 600, 800)
 SPAN = 10000  # cycles after which a copy is certainly in the past
 ISSUE_CYCLES = 60  # of the producer, between two tiles

@@ -12,11 +12,11 @@ struct PrefixSums {
     static constexpr bool kExists = true, kHasSides = true;
     static constexpr bool kTrainsGain = kHasGain, kTrainsSums = true;
     static constexpr bool kTrainsTable = false;
-    static constexpr bool kStarts = true, kNeedsSide = true;
+    static constexpr bool kStarts = true;
     template <int kKeys>
     static constexpr int kNumbers = 2 * kKeys;
     template <int kKeys>
-    static constexpr int kStartNumbers = kKeys + 2;
+    static constexpr int kStartNumbers = kNumbers<kKeys> + 1;
     template <int kQueries>
     static constexpr int kNumbersOfQueries = 4 * kQueries;
 
@@ -29,22 +29,37 @@ struct PrefixSums {
 
     template <int kKeys>
     static __device__ void stage(const Block& block, int j, float* numbers, int lane) {
-#pragma unroll 1
+#pragma unroll
         for (int n = lane; n < kKeys; n += 32) {
             const Key found = key(block, j + n);
             numbers[2 * n] = found.high, numbers[2 * n + 1] = found.low;
         }
     }
-    // Sums from the key that is nearest to the queries, whose own sum follows. Those that are large
-    // belong to keys that are far away in terms of the bias.
+    // For tiles on one side of all queries, sums from the key that is nearest to them, whose own
+    // sum follows. Rounding large ones would affect keys with a small bias, if later steps cancel
+    // them. In the end the side, 0 if the numbers are those of `stage`.
     template <int kKeys>
-    static __device__ void stage_start(const Block& block, int j, int side, float* numbers,
-                                       int lane) {
-        const int last = minimum(j + kKeys, block.head.n_key) - 1;
-        const Key nearest = key(block, side > 0 ? last : j);
-#pragma unroll 1
-        for (int n = lane; n < kKeys; n += 32) numbers[n] = difference(key(block, j + n), nearest);
-        if (lane == 0) numbers[kKeys] = nearest.high, numbers[kKeys + 1] = nearest.low;
+    static __device__ void stage_start(const Block& block, int j, float* numbers, int lane) {
+        int side = side_of_keys(block, j, kKeys);
+        if (side != 0) {
+            const int end = minimum(j + kKeys, block.head.n_key);
+            const Key nearest = key(block, side > 0 ? end - 1 : j);
+            bool is_large = false;
+#pragma unroll
+            for (int n = lane; n < kKeys; n += 32) {
+                numbers[n] = difference(key(block, j + n), nearest);
+                is_large |= j + n < end && !(fabsf(numbers[n]) <= kLargestSum);
+            }
+            if (lane == 0) numbers[kKeys] = nearest.high, numbers[kKeys + 1] = nearest.low;
+            if (__any_sync(~0u, is_large)) side = 0;
+            __syncwarp();  // `stage` replaces numbers of other lanes
+        }
+        if (side == 0) stage<kKeys>(block, j, numbers, lane);
+        if (lane == 0) numbers[kNumbers<kKeys>] = float(side);
+    }
+    template <int kKeys>
+    static __device__ int side(const Block&, int, const float* numbers) {
+        return int(numbers[kNumbers<kKeys>]);
     }
     struct Start {
         float base, step, unit;
@@ -64,7 +79,7 @@ struct PrefixSums {
     }
     template <int kQueries>
     static __device__ void stage_queries(const Block& block, int i, float* numbers, int lane) {
-#pragma unroll 1
+#pragma unroll
         for (int n = lane; n < kQueries; n += 32) {
             const Query found = query(block, i + n);
             numbers[4 * n] = found.high, numbers[4 * n + 1] = found.low;

@@ -20,7 +20,7 @@ struct Distance {
     static constexpr bool kExists = true, kHasSides = false;
     static constexpr bool kTrainsGain = false, kTrainsSums = false;
     static constexpr bool kTrainsTable = true;
-    static constexpr bool kStarts = true, kNeedsSide = false;
+    static constexpr bool kStarts = true;
     template <int kColumns>
     static constexpr int kNumbers = kMostRows + kColumns;
     template <int kKeys>
@@ -35,14 +35,15 @@ struct Distance {
 
     template <int kKeys>
     static __device__ void stage(const Block& block, int j, float* numbers, int lane) {
-        const int largest = block.head.position(block.first) + block.rows - 1 - j;
-        stage_entries<kKeys>(block, largest, -1, 1, numbers, lane);
+        stage_keys<kKeys>(block, j, 1, numbers, lane);
     }
     template <int kKeys>
-    static __device__ void stage_start(const Block& block, int j, int, float* numbers, int lane) {
-        const float factor = 1 / (block.problem.scale * kLog2E);
-        const int largest = block.head.position(block.first) + block.rows - 1 - j;
-        stage_entries<kKeys>(block, largest, -1, factor, numbers, lane);
+    static __device__ void stage_start(const Block& block, int j, float* numbers, int lane) {
+        stage_keys<kKeys>(block, j, 1 / (block.problem.scale * kLog2E), numbers, lane);
+    }
+    template <int kKeys>
+    static __device__ int side(const Block&, int, const float*) {
+        return 1;
     }
     struct Start {
         const float* entries;
@@ -71,13 +72,19 @@ struct Distance {
     }
 
 private:
+    template <int kKeys>
+    static __device__ void stage_keys(const Block& block, int j, float factor, float* numbers,
+                                      int lane) {
+        const int largest = block.head.position(block.first) + block.rows - 1 - j;
+        stage_entries<kKeys>(block, largest, -1, factor, numbers, lane);
+    }
     // Writes the entries of distances d, d + step, ..., times a factor.
     template <int kColumns>
     static __device__ void stage_entries(const Block& block, int d, int step, float factor,
                                          float* numbers, int lane) {
         const Range own = distances(block.problem);
         const float* table = block.bias.table.at(block.head.b, block.head.h);
-#pragma unroll 1
+#pragma unroll
         for (int n = lane; n < block.rows + kColumns; n += 32) {
             const int of_n = d + n * step;
             numbers[n] = own.contains(of_n) ? factor * kLog2E * table[of_n - own.begin] : 0;

@@ -9,11 +9,12 @@
 //     bias(...)             the bias of a pair in base 2. column: of the key in its tile; distance:
 //                           p - j. For pairs that are not visible, the value is arbitrary.
 //
-// In the forward pass, products are added to the bias, which takes few instructions
+// In the forward pass, products are added to the bias, which may take few instructions:
 //
-//     kStarts               if true,
-//     kNeedsSide            and, if this is true, in tiles on one side of all queries of the block:
-//     kStartNumbers<n>, stage_start<n>(...)    like kNumbers and stage. side: see below
+//     kStarts               whether this is so, and there is
+//     kStartNumbers<n>, stage_start<n>(...)    like kNumbers and stage
+//     side<n>(...)          the side of all queries of the block on which the keys of a tile are,
+//                           if it matters: see below. If 0, bias(...) computes the start.
 //     Start, start<n>(...)  what a thread needs of a query and a tile. column: its first one;
 //                           distance: of the key in that column; unit: the product that is 1 in
 //                           base 2
@@ -68,7 +69,7 @@ __device__ inline int side_of_keys(const Block& block, int j, int count) {
 // The floats in shared memory that the forward pass needs for a tile.
 template <class Form, int kKeys>
 constexpr int kStaged =
-    maximum(Form::template kNumbers<kKeys>, Form::template kStartNumbers<kKeys>);
+    Form::kStarts ? Form::template kStartNumbers<kKeys> : Form::template kNumbers<kKeys>;
 
 // What a warp needs of its 16 queries to compute the bias of a tile: specialized by forms with
 //

@@ -9,7 +9,7 @@ struct Linear {
     static constexpr bool kExists = true, kHasSides = false;
     static constexpr bool kTrainsGain = true, kTrainsSums = false;
     static constexpr bool kTrainsTable = false;
-    static constexpr bool kStarts = true, kNeedsSide = true;
+    static constexpr bool kStarts = true;
     template <int kKeys>
     static constexpr int kNumbers = 0;
     template <int kKeys>
@@ -23,7 +23,9 @@ struct Linear {
     using Key = Query;
 
     template <int kKeys>
-    static __device__ void stage_start(const Block&, int, int, float*, int) {}
+    static __device__ int side(const Block& block, int j, const float*) {
+        return side_of_keys(block, j, kKeys);
+    }
     struct Start {
         float base, step;
 

@@ -13,7 +13,7 @@ from ..cuda_kernels.variants import ELEMENTS
 from ..problem import Problem
 from .protocol import ATTENTION, Report
 
-# The kernels divide the bias by the scale, which must not overflow.
+# The forward kernel divides the bias by the scale, and compares products before it scales them.
 SMALLEST_SCALE = 1e-9
 _CHANNELS = 8  # those of 16 bytes, by which the addresses of rows are aligned
 

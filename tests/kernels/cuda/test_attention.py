@@ -93,6 +93,19 @@ def test_results_are_repeatable(bias):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.parametrize("scale", [0.0, -0.3, 1e-10])
+def test_scales_that_cannot_divide_a_bias_are_refused(scale):
+    problem = drawn(Case("linear", torch.bfloat16, (20, 20), (64, 64), scale=scale))
+    with pytest.raises(ValueError, match=r"^backend='cuda' needs a scale of at least 1e-09; it is"):
+        attend(problem)
+
+
+@pytest.mark.parametrize("scale", [1e-9, 20.0])
+@pytest.mark.parametrize("bias", ["none", "linear", "distance", "cumulative-gain"])
+def test_any_other_scale_is_exact(bias, scale):
+    check(Case(bias, torch.float16, (40, 150), (64, 64), scale=scale))
+
+
 def test_compiled_calls_have_no_graph_break():
     problem = drawn(Case("linear", torch.bfloat16, (70, 70), (64, 64)))
     compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")

@@ -21,6 +21,7 @@ pytestmark = [
 # Bytes per thread of values that do not fit in registers: none in other variants.
 STACKS = {
     ("attn_bwd_dkv_kernel", "LogSquareWithGain", 128, 128, True): 8,
+    ("attn_fwd_kernel", "Distance", 64, 64, False): 16,
     ("attn_fwd_kernel", "Cumulative", 64, 64, False): 48,
     ("attn_fwd_kernel", "CumulativeWithGain", 64, 64, False): 48,
     ("attn_fwd_kernel", "LogSquare", 64, 64, False): 16,
@@ -32,6 +33,7 @@ LARGEST_STACKS_OF_VECTORS = {16: 80, 32: 96, 64: 144}
 ACCESSES_IN_LOOP = {("Cumulative", 64): 14, ("CumulativeWithGain", 64): 24}
 SAMPLE = [
     Variant("None", "Float16", 64, 64),
+    Variant("Cumulative", "Bfloat16", 64, 64),
     Variant("LogSquareWithGain", "Bfloat16", 128, 128),
     Variant("Distance", "Bfloat16", 256, 256),
     BackwardQueries("None", "Float16", 128, 128, False),

@@ -7,17 +7,18 @@ import torch
 from torch import Tensor
 
 from biased_flash_attn.cuda_kernels import table_gradient
-from tests.kernels.cuda.backend import EMULATED, MARKS, check
+from tests.kernels.cuda.backend import EMULATED, MARKS, attend, check
 from tests.kernels.cuda.planted import EARLY, OUT_OF_STEP, WRONG, Planted
 from tests.sequences.packed_cases import PaddedCase, drawn_padded, padded
 from tests.support.cases import Case
-from tests.support.problems import drawn
+from tests.support.problems import check_beyond_float32, drawn
 
 pytestmark = [*MARKS, pytest.mark.skipif(not EMULATED, reason="faults may hang a GPU")]
 
 WAIT_FULL = "full_[stage.index].wait(stage.parity);"
 WAIT_EMPTY = "empty_[stage.index].wait(stage.parity ^ 1);"
 RELEASE_KEYS = "if (leads_warp_) shared_.key_ring.release(stage_);"
+CUMULATIVE = "forms/cumulative.cuh"
 START = "logits.start(s, shared_.numbers[stage_.index], tiles.first_key(n));"
 BETWEEN = """
         };
@@ -51,13 +52,13 @@ OF_TILES = [
         "40 : 40",
     ),
     Planted(
-        "queries are not waited for", OUT_OF_STEP, "pipeline.cuh", "ring.wait_until_full(round);"
+        "queries are not waited for", OUT_OF_STEP, "pipeline.cuh", "ring_.wait_until_full(round);"
     ),
     Planted(
         "queries are replaced before their outputs are stored",
         OUT_OF_STEP,
         "pipeline.cuh",
-        "ring.wait_until_empty(round);",
+        "ring_.wait_until_empty(round);",
     ),
     Planted(
         "queries are replaced when one warp has stored its outputs",
@@ -70,7 +71,7 @@ OF_TILES = [
         "queries precede the outputs in their place",
         EARLY,
         "forward.cu",
-        "fence_async_proxy();\n                             });",
+        "fence_async_proxy();\n        });",
         "});",
     ),
     Planted(
@@ -167,6 +168,22 @@ OF_TILES = [
     Planted("turns are never passed", {"deadlock"}, "forward.cu", "turns_.pass();"),
     Planted(
         "outputs are read before all lanes have written them", EARLY, "output.cuh", "__syncwarp();"
+    ),
+]
+# With tiles of keys before and after all queries of a block.
+OF_SUMS = [
+    Planted(
+        "large sums of steps are rounded",
+        {WRONG},
+        CUMULATIVE,
+        "if (__any_sync(~0u, is_large)) side = 0;",
+    ),
+    Planted(
+        "sums of keys after the queries have the sign of others",
+        {WRONG},
+        CUMULATIVE,
+        "kLog2E * unit * side * query.gain",
+        "kLog2E * unit * query.gain",
     ),
 ]
 OF_PADDING = [
@@ -326,6 +343,15 @@ def test_fault_of_the_pipeline_is_found(planted, first_fault):
     settings = SETTINGS | {"heads": (2, 1)}
     problem = drawn(Case("cumulative", torch.bfloat16, (250, 500), batch=1, **settings))
     assert first_fault(planted, lambda: check(problem)) in planted.expected
+
+
+@pytest.mark.parametrize("planted", OF_SUMS, ids=lambda x: x.name)
+def test_fault_of_sums_of_steps_is_found(planted, first_fault):
+    problem = drawn(Case("cumulative", torch.bfloat16, (400, 400), batch=1, **SETTINGS))
+    with torch.no_grad():  # keys between these steps have no weight, and others that of nearby ones
+        problem.bias.steps[..., 100], problem.bias.steps[..., 130] = 1e7, -1e7
+    check_beyond_float32(problem, attend)
+    assert first_fault(planted, lambda: check_beyond_float32(problem, attend)) in planted.expected
 
 
 @pytest.mark.parametrize("planted", OF_GRADIENTS, ids=lambda x: x.name)
