@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from bench.estimates.calibration import FRACTION
 from bench.estimates.cuda import published, run, simulate, skipping, times
 from bench.estimates.cuda.kernels import DKV, DQ, FORWARD, build
 from bench.estimates.cuda.paths import Paths, of_consumers
-from bench.estimates.cuda.simulate import Copy, OneBlock, Producer, steps
+from bench.estimates.cuda.simulate import Copy, OneBlock, steps
 from bench.estimates.gpu import H100
 from bench.estimates.times import Problem
 from bench.machine_code.sass import Code, Instruction, Loop
@@ -60,10 +61,11 @@ def test_paths_skip_masks_and_retries():
     ]
     branches = {2: 16, 4: 18, 8: 12, 13: 3, 17: 3, 19: 5}
     loops = tuple(Loop(to, at + 1) for at, to in branches.items() if to < at)
-    found = of_consumers(Code(tuple(code), loops, tuple(branches.items())), 1, 1)
+    found = of_consumers(Code(tuple(code), loops, tuple(branches.items())), 1, 1, 1, False)
     assert found == Paths(
         before=tuple(code[:3]),
         whole=(*code[3:9], *code[12:14]),
+        last=(*code[3:9], *code[12:14]),
         masked=tuple(code[3:14]),
         after=tuple(code[14:16]),
     )
@@ -73,8 +75,23 @@ def test_paths_pass_the_stated_number_of_waits():
     """The second wait of the loop is for a tile that the last iteration does not have."""
     loop = [WAIT, PRODUCT, EXP, branch("@P1"), WAIT, RELEASE, branch("@P2"), EXIT]
     code = Code(tuple(loop), (Loop(0, 7),), ((3, 5), (6, 0)))
-    assert of_consumers(code, 0, 2).whole == tuple(loop[:7])
-    assert of_consumers(code, 0, 1).whole == (*loop[:4], *loop[5:7])
+    found = of_consumers(code, 0, 2, 1, False)
+    assert found.whole == tuple(loop[:7])
+    assert found.last == (*loop[:4], *loop[5:7])
+
+
+def test_paths_of_persistent_blocks_are_those_of_the_loop_over_blocks():
+    code = [
+        *(ADD, WAIT, branch("@!P0"), branch("@P3")),  # 0: once; the loop over blocks begins at 1
+        *(WAIT, PRODUCT, EXP, branch("@P1")),  # 4: the loop over tiles
+        *(RELEASE, branch(), EXIT),  # 8: the end of the loop over blocks
+        *(WAIT, branch()),  # 11: a retry, which is not a loop over blocks
+    ]
+    branches = {2: 11, 3: 10, 7: 4, 9: 1, 12: 3}
+    loops = tuple(Loop(to, at + 1) for at, to in branches.items() if to < at)
+    found = of_consumers(Code(tuple(code), loops, tuple(branches.items())), 1, 1, 1, True)
+    assert found.before == tuple(code[1:4])
+    assert found.after == tuple(code[8:10])
 
 
 @NEEDS_NVRTC
@@ -97,17 +114,18 @@ def test_emulated_kernels_execute_the_paths(form, seed, monkeypatch):
     checked = 0
     for kernel in (build(x, name, 64, form != "none" and x != FORWARD) for x in (FORWARD, DQ, DKV)):
         (of_launch,) = (x for x in counts if kernel.variant.kernel in x.kernel.name)
-        tiles = times.tiles_of_blocks(kernel.name, problem, kernel.block_n)
+        tiles = times.tiles_of_blocks(kernel, problem)
         ahead = kernel.name != DKV  # the tile before the loop
         executed = Counter()
         for path, repeats in (
             (kernel.paths.before, len(tiles)),
-            (kernel.paths.whole, sum(tiles) - ahead * len(tiles)),
+            (kernel.paths.whole, sum(tiles) - (ahead + 1) * len(tiles)),
+            (kernel.paths.last, len(tiles)),
             (kernel.paths.after, len(tiles)),
         ):
             for one in path:
                 executed[one.name if one.name == "HGMMA" else one.opcode] += (
-                    repeats * heads * simulate.WARPS
+                    repeats * heads * kernel.warps
                 )
         for opcode, of_ptx in (("HGMMA", "wgmma.mma"), ("MUFU.EX2", "ex2")):
             emulated_ones = (n for x, n in of_launch.by_opcode.items() if x.startswith(of_ptx))
@@ -128,8 +146,8 @@ PASS = instruction("BAR.ARV", "R2, 0x100")
 def cycles_of_a_tile(loop: list[Instruction], size: int = 0, stages: int = 2) -> float:
     """The cycles of each tile, of `size` bytes, in a steady state."""
     of_tile = steps(loop, ["tiles"], ["tiles"], H100)
-    producer = Producer(0, (Copy("tiles", size),), stages, rounds=0)
-    few, many = (OneBlock(of_tile * n, producer, n, H100, 400).run() for n in (6, 16))
+    copies = [Copy("tiles", size, stages)]
+    few, many = (OneBlock(of_tile * n, 2, copies * n, H100, 400).run() for n in (6, 16))
     return (many - few) / 10
 
 
@@ -174,9 +192,8 @@ def test_missing_events_are_errors():
     with pytest.raises(ValueError, match="a path without waits for"):
         steps([WAIT], ["tiles", "tiles"], [], H100)
     of_tile = steps([WAIT, ADD], ["tiles"], [], H100)  # is never released
-    producer = Producer(0, (Copy("tiles", 0),), 2, rounds=0)
     with pytest.raises(RuntimeError, match="nothing signals"):
-        OneBlock(of_tile * 4, producer, 4, H100, 400).run()
+        OneBlock(of_tile * 4, 2, [Copy("tiles", 0, 2)] * 4, H100, 400).run()
 
 
 # Tiles
@@ -188,16 +205,24 @@ def test_tiles_are_those_with_visible_pairs(name, causal, seed):
     n, block_n = 128 * random.randrange(1, 6), random.choice((64, 128))
     queries, keys = torch.arange(n)[:, None], torch.arange(n)
     sees = (keys <= queries) | (not causal)
-    found = times.tiles_of_blocks(name, Problem(1, 1, n, 64, causal), block_n)
-    assert found == sorted(visible_tiles(sees, name, block_n), reverse=True)
+    kernel = rows_of(name, block_n)
+    found = times.tiles_of_blocks(kernel, Problem(1, 1, n, 64, causal))
+    assert found == sorted(visible_tiles(sees, kernel), reverse=True)
 
 
-def visible_tiles(sees: torch.Tensor, name: str, block_n: int) -> list[int]:
-    """The tiles of each block of 128 queries, or of keys, with a visible pair."""
-    if name == DKV:
+def rows_of(name: str, block_n: int) -> SimpleNamespace:
+    """What the functions need of a kernel."""
+    block_m = random.choice((128, 192)) if name == FORWARD else 128
+    return SimpleNamespace(name=name, block_m=block_m, block_n=block_n)
+
+
+def visible_tiles(sees: torch.Tensor, kernel: SimpleNamespace) -> list[int]:
+    """The tiles of each block of queries, or of keys, with a visible pair."""
+    if kernel.name == DKV:
         sees = sees.T
-    n = len(sees)
-    return sees.reshape(n // 128, 128, n // block_n, block_n).any(3).any(1).sum(1).tolist()
+    n, block_n = len(sees), kernel.block_n
+    blocks = (rows.reshape(-1, n // block_n, block_n) for rows in sees.split(kernel.block_m))
+    return [int(rows.any(2).any(0).sum()) for rows in blocks]
 
 
 @pytest.mark.parametrize("name", [FORWARD, DQ, DKV])
@@ -209,8 +234,9 @@ def test_tiles_of_plans_are_those_with_planned_pairs(name, seed):
     first = torch.minimum(first // block_n * block_n, torch.arange(blocks) * 128)
     queries, keys = torch.arange(n)[:, None], torch.arange(n)
     sees = (keys <= queries) & (keys >= first.repeat_interleave(128)[:, None])
-    found = skipping.tiles_of_blocks(name, first[None], n, block_n)
-    assert sorted(found) == sorted(visible_tiles(sees, name, block_n))
+    kernel = rows_of(name, block_n)
+    found = skipping.tiles_of_blocks(kernel, first[None], n)
+    assert sorted(found) == sorted(visible_tiles(sees, kernel))
 
 
 # Tables
@@ -230,11 +256,13 @@ def test_published_timings_agree_with_quoted_rates():
         (published.MOSAIC, False, True): 636,
         (published.MOSAIC, True, False): 455,
         (published.MOSAIC, True, True): 452,
+        (published.CUDNN, False, False): 694,
+        (published.CUDNN, False, True): 645,
     }
 
 
 def test_most_rows_of_similar_kernels_are_predicted():
-    fitted = [row.is_fitted for row in published.ROWS if row.alike]
+    fitted = [row.is_fitted for row in published.ROWS if row.is_alike]
     assert 0 < sum(fitted) < len(fitted) / 2
 
 
@@ -243,7 +271,7 @@ def test_stated_error_is_that_of_similar_kernels():
     assert "**Estimates, not measurements: none of these kernels has been timed.**" in document
     rows = (line for line in document.splitlines() if line.endswith("| predicted |"))
     errors = sorted(abs(int(re.search(r"([+-]\d+)%", row)[1])) for row in rows)
-    assert len(errors) == sum(row.alike and not row.is_fitted for row in published.ROWS)
+    assert len(errors) == sum(row.is_alike and not row.is_fitted for row in published.ROWS)
     found = errors[math.ceil(FRACTION * len(errors)) - 1]
     stated = int(re.search(r"error of each is\n±(\d+)%", document)[1])
     assert abs(stated - found) <= 1
