@@ -1,8 +1,8 @@
 // Forward: o_i = sum_j exp(s_ij - lse_i) v_j and lse_i = log sum_j exp(s_ij).
 //
 // A thread block computes 128 or 192 queries of a head, 64 in each of its warp groups, and then
-// takes the next ones, those with the most keys first. One more group copies tiles of keys and
-// values to shared memory, where all others read them:
+// takes the next ones: the last ones of all heads first or, with a plan, those with the most keys.
+// One more group copies tiles of keys and values to shared memory, where all others read them:
 //
 //     for each key tile, the last one first:
 //         s = bias / scale + q k^T
