@@ -184,8 +184,8 @@ template <class Tile, class Form>
 class Consumer {
     using Element = typename Tile::Element;
     static constexpr int kKeys = Tile::kKeys;
-    // In wide heads, products, copies and biases would take more of shared memory than it has. Each
-    // thread has registers for so many channels of q that products need not read there.
+    // Shared memory limits heads of 128 channels: products, copies and biases would need more than
+    // its bandwidth. So products read these first channels of q from registers; more do not fit.
     static constexpr int kKept =
         Tile::kHeadDim == 128 && kKeys == 128 && !WarpQueries<Form, Element>::kExists ? 80 : 0;
     // Fragments of these channels.

@@ -7,6 +7,8 @@ from typing import NamedTuple
 WRONG = "wrong result"
 EARLY = {"race", "in flight", "uninitialized", WRONG}
 OUT_OF_STEP = EARLY | {"invalid", "deadlock"}  # a phase ends too early, and so do later ones
+# Of small problems.
+SETTINGS = {"dims": (64, 64), "heads": (1, 1), "causal": False, "trained": False}
 
 
 class Planted(NamedTuple):

@@ -26,9 +26,12 @@ STACKS = {
     ("attn_fwd_kernel", "CumulativeWithGain", 64, 64, False): 48,
     ("attn_fwd_kernel", "LogSquare", 64, 64, False): 16,
     ("attn_fwd_kernel", "LogSquareWithGain", 64, 64, False): 16,
+    ("attn_fwd_kernel", "Relative<16>", 256, 256, False): 80,
+    ("attn_fwd_kernel", "Relative<32>", 256, 256, False): 96,
+    ("attn_fwd_kernel", "Relative<64>", 256, 256, False): 144,
 }
 # By the channels of vectors of queries; of 64, the loop of dq and dU has 41 accesses.
-LARGEST_STACKS_OF_VECTORS = {16: 80, 32: 96, 64: 144}
+LARGEST_STACKS_OF_VECTORS = {16: 32, 32: 56, 64: 128}
 # Accesses to them in the loop over tiles of the forward kernel, masks included.
 ACCESSES_IN_LOOP = {("Cumulative", 64): 14, ("CumulativeWithGain", 64): 24}
 SAMPLE = [
