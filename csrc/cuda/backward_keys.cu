@@ -12,7 +12,6 @@
 //
 // Both gradients of 128 keys take a register per thread and channel: with more channels than fit,
 // one kernel computes dk and another dv.
-#include "backward_tiles.cuh"
 #include "forms/cumulative.cuh"
 #include "forms/distance.cuh"
 #include "forms/linear.cuh"
@@ -20,44 +19,9 @@
 #include "forms/relative_keys.cuh"
 #include "key_logits.cuh"
 #include "output.cuh"
+#include "query_tiles.cuh"
 
 namespace bfa::cuda {
-
-// Calls f for each query head of a key head, with the tiles of its queries.
-template <class Tile, class Function>
-__device__ void for_each_head(const BackwardParams& params, const Head& key_head, int first_key,
-                              Function f) {
-    for (int n = 0; n < params.problem.group; ++n) {
-        Head head = key_head;
-        head.h = key_head.kv_head * params.problem.group + n;
-        const Block block{params.problem, params.bias, head, first_key, kBlockRows};
-        f(block, QueryTiles<Tile::kKeys>(block));
-    }
-}
-
-// Of a tile, before those of the form: lse, D, the position of its first query, and padding.
-template <class Tile>
-constexpr int kNumbersOfTile = 2 * Tile::kKeys + 4;
-
-// The second warp of the producer group: provides the numbers of each tile.
-template <class Tile, class Form>
-__device__ void stage_numbers(const BackwardParams& params, BackwardShared<Tile>& shared,
-                              const Block& block, int i, int stage, int lane) {
-    static_assert(kNumbersOfTile<Tile> + Form::template kNumbersOfQueries<Tile::kKeys> <=
-                  Tile::kNumbers);
-    const Head& head = block.head;
-    float* numbers = shared.numbers[stage];
-    if (lane == 0) numbers[2 * Tile::kKeys] = __int_as_float(head.position(i));
-#pragma unroll
-    for (int n = lane; n < Tile::kKeys; n += 32) {
-        const int64_t row = head.first_query + i + n;
-        const bool exists = i + n < head.n_query;
-        numbers[n] = exists ? *params.lse_in_base_2.at(head.b, head.h, row) : kInfinity;
-        numbers[Tile::kKeys + n] = exists ? *params.delta.at(head.b, head.h, row) : 0;
-    }
-    if constexpr (Form::template kNumbersOfQueries<Tile::kKeys> > 0)
-        Form::template stage_queries<Tile::kKeys>(block, i, numbers + kNumbersOfTile<Tile>, lane);
-}
 
 template <class Tile, class Form, bool kTrained, bool kHasKeys, bool kHasValues>
 __device__ void accumulate_over_queries(const BackwardParams& params, BackwardShared<Tile>& shared,
@@ -84,9 +48,9 @@ __device__ void accumulate_over_queries(const BackwardParams& params, BackwardSh
             float grad_sums[2] = {0, 0};
 #pragma unroll 1
             for (int n = 0; n < tiles.count; ++n) {
-                const float* lse = shared.numbers[stage.index] + place.column();
-                const float* delta = lse + kRows;
-                const float* numbers = shared.numbers[stage.index] + kNumbersOfTile<Tile>;
+                auto& numbers = TileNumbers<kRows>::of(shared.numbers[stage.index]);
+                const float* lse = numbers.lse + place.column();
+                const float* delta = numbers.delta + place.column();
                 const int i = tiles.first_query(n);
                 shared.ring.wait_until_full(stage);
                 multiply_channels(shared, stage.index, place, s);
@@ -102,9 +66,8 @@ __device__ void accumulate_over_queries(const BackwardParams& params, BackwardSh
                         grad_s[n] = s[n] * (grad_s[n] - delta[column]);
                     });
                 }
-                if constexpr (kTrained) {
-                    const float position = shared.numbers[stage.index][2 * kRows];
-                    logits.add_gradients(grad_sums, grad_s, numbers, __float_as_int(position));
+                if constexpr (kTrained && Form::kTrainsSums) {
+                    logits.add_gradients(grad_sums, grad_s, numbers);
                 }
                 if constexpr (kHasValues) round_to<Element>(rounded_p, s);
                 if constexpr (kHasKeys) round_to<Element>(rounded_s, grad_s);
@@ -162,15 +125,16 @@ __global__ void __launch_bounds__(3 * kGroupThreads, 1)
     const int group = int(threadIdx.x) / kGroupThreads, warp = int(threadIdx.x) / 32;
     const int lane = int(threadIdx.x) % 32;
     if (group > 0) {
-        claim_registers<kConsumerRegisters<2>>();
+        claim_registers<kRegistersOfConsumers>();
         accumulate_over_queries<Tile, Form, kTrained, kHasKeys, kHasValues>(
             params, shared, head, first_key, {group - 1, int(threadIdx.x) % kGroupThreads});
         return;
     }
-    release_registers<kProducerRegisters<2>>();
+    release_registers<kRegistersOfProducers>();
     if (warp == 0) {
         Copier<Tile> copier(shared, lane);
-        copier.copy_own(params.k, params.v, head.first_key + first_key, head.kv_head, head.entry);
+        copier.copy_own(params.k, params.v, head.first_key + first_key, head.kv_head, head.entry,
+                        head.n_key - first_key, problem.sequences);
         for_each_head<Tile>(params, head, first_key, [&](const Block& block, auto tiles) {
             for (int n = 0; n < tiles.count; ++n) {
                 const int i = tiles.first_query(n);

@@ -22,25 +22,17 @@
 namespace bfa::cuda {
 
 template <class Tile, bool kTrainsTable>
-struct QueryShared : BackwardShared<Tile> {};
-
-template <class Tile>
-struct QueryShared<Tile, true> : BackwardShared<Tile> {
-    Diagonals<Tile::kKeys> diagonals;
+struct QueryShared : BackwardShared<Tile> {
+    Optional<kTrainsTable, Diagonals<Tile::kKeys, false>> diagonals;
 };
 
 // One of the warps that sum along diagonals.
 template <int kKeys>
-__device__ void sum_table(const BackwardParams& params, Diagonals<kKeys>& diagonals,
+__device__ void sum_table(const BackwardParams& params, Diagonals<kKeys, false>& diagonals,
                           const Block& block, KeyTiles<kKeys> tiles, int summer, int lane) {
-    const Head& head = block.head;
-    const int batch_index = params.grad_table.batch ? 0 : head.b;  // in the same slots
-    const int number = batch_index * params.problem.blocks + block.first / kBlockRows;
-    float* sums = params.grad_table.at(head.b, head.h, number % params.slots);
-    const Range own = distances(params.problem);
-    const int largest = head.position(block.first) + kBlockRows - 1 - tiles.first_key(0);
-    diagonals.sum(tiles.count, largest, summer, lane,
-                  [&](int d) { return own.contains(d) ? sums + (d - own.begin) : nullptr; });
+    const int largest = block.head.position(block.first) + kBlockRows - 1 - tiles.first_key(0);
+    Stage<Diagonals<kKeys, false>::kStages> stage;
+    diagonals.sum(Slot(params, block), stage, tiles.count, largest, summer, lane);
 }
 
 template <class Tile, class Form, bool kTrained, class Shared>
@@ -67,7 +59,7 @@ __device__ void accumulate_over_keys(const BackwardParams& params, Shared& share
 
     if (tiles.count > 0) {
         typename BackwardShared<Tile>::Place stage, previous;
-        Stage<Diagonals<Tile::kKeys>::kStages> diagonals_stage;
+        Stage<Diagonals<Tile::kKeys, false>::kStages> diagonals_stage;
 
         const auto multiply_tile = [&] {
             shared.ring.wait_until_full(stage);
@@ -170,8 +162,8 @@ __global__ void __launch_bounds__(3 * kGroupThreads, 1)
     release_registers<kProducerRegisters<2>>();
     if (warp == 0 && tiles.count > 0) {
         Copier<Tile> copier(shared, lane);
-        copier.copy_own(params.q, params.grad_o, head.first_query + block.first, head.h,
-                        head.entry);
+        copier.copy_own(params.q, params.grad_o, head.first_query + block.first, head.h, head.entry,
+                        head.n_query - block.first, params.problem.sequences);
         for (int n = 0; n < tiles.count; ++n) {
             const int j = tiles.first_key(n);
             copier.copy_tile(params.k, params.v, head.first_key + j, head.kv_head, head.entry,

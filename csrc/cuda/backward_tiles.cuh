@@ -1,6 +1,6 @@
-// What both backward kernels do alike. A block has rows of its own, and streams tiles of the
+// What the backward kernels do alike. A block has rows of its own, and streams tiles of the
 // others: queries stream keys, and keys stream queries. "Channels" stands for q or k, with head_dim
-// channels, and "values" for dO or v, so that for both kernels
+// channels, and "values" for dO or v, so that for all kernels
 //
 //     s = own channels x streamed channels^T,   dP = own values x streamed values^T
 //
@@ -25,10 +25,11 @@ struct BackwardShared {
     Barrier uncleared;  // a tile before rows of other sequences are cleared
     Ring<Tile::kStages> ring;
 
-    __device__ void init(bool has_numbers) {
+    // consumers: warps that read tiles, or their numbers.
+    __device__ void init(bool has_numbers, int consumers = kConsumerWarps) {
         own_full.init(1);
         uncleared.init(1);
-        ring.init(has_numbers ? 2 : 1, kConsumerWarps);
+        ring.init(has_numbers ? 2 : 1, consumers);
         fence_barrier_init();
     }
 };
@@ -39,42 +40,45 @@ class Copier {
 public:
     __device__ Copier(BackwardShared<Tile>& shared, int lane) : shared_(shared), lane_(lane) {}
 
+    // own, sequences: as for tiles.
     __device__ void copy_own(const TensorMap& channels, const TensorMap& values, int row, int head,
-                             int entry) {
-        if (lane_ > 0) return;
-        shared_.own_full.arrive_expecting(sizeof(shared_.own_channels) +
-                                          sizeof(shared_.own_values));
-        copy_rows<Tile::kKeys>(shared_.own_channels, channels, shared_.own_full, row, head, entry);
-        copy_rows<Tile::kKeys>(shared_.own_values, values, shared_.own_full, row, head, entry);
+                             int entry, int own, bool sequences) {
+        copy(shared_.own_channels, shared_.own_values, shared_.own_full, channels, values, row,
+             head, entry, own, sequences);
     }
     // Copies the next tile, of whose rows the first `own` belong to the sequence. Others may
     // contain NaN, which a weight of 0 does not remove. sequences: whether there are others.
     __device__ void copy_tile(const TensorMap& channels, const TensorMap& values, int row, int head,
                               int entry, int own, bool sequences) {
-        auto& tile_channels = shared_.channels[stage_.index];
-        auto& tile_values = shared_.values[stage_.index];
-        const bool clears = sequences && own < Tile::kKeys;
-        if (lane_ == 0) {
-            shared_.ring.wait_until_empty(stage_);
-            Barrier& full = clears ? shared_.uncleared : shared_.ring.full(stage_);
-            full.arrive_expecting(sizeof(tile_channels) + sizeof(tile_values));
-            copy_rows<Tile::kKeys>(tile_channels, channels, full, row, head, entry);
-            copy_rows<Tile::kKeys>(tile_values, values, full, row, head, entry);
-        }
-        __syncwarp();
-        if (clears) {
-            shared_.uncleared.wait(parity_);
-            parity_ ^= 1;
-            clear_rows(tile_channels, own, lane_);
-            clear_rows(tile_values, own, lane_);
-            fence_async_proxy();
-            __syncwarp();
-            if (lane_ == 0) shared_.ring.full(stage_).arrive();
-        }
+        if (lane_ == 0) shared_.ring.wait_until_empty(stage_);
+        copy(shared_.channels[stage_.index], shared_.values[stage_.index],
+             shared_.ring.full(stage_), channels, values, row, head, entry, own, sequences);
         stage_.advance();
     }
 
 private:
+    template <class Channels, class Values>
+    __device__ void copy(Channels& to_channels, Values& to_values, Barrier& full,
+                         const TensorMap& channels, const TensorMap& values, int row, int head,
+                         int entry, int own, bool sequences) {
+        const bool clears = sequences && own < int(sizeof(to_channels[0]) / kRowBytes);
+        if (lane_ == 0) {
+            Barrier& arrived = clears ? shared_.uncleared : full;
+            arrived.arrive_expecting(sizeof(to_channels) + sizeof(to_values));
+            copy_rows<Tile::kKeys>(to_channels, channels, arrived, row, head, entry);
+            copy_rows<Tile::kKeys>(to_values, values, arrived, row, head, entry);
+        }
+        __syncwarp();
+        if (!clears) return;
+        shared_.uncleared.wait(parity_);
+        parity_ ^= 1;
+        clear_rows(to_channels, own, lane_);
+        clear_rows(to_values, own, lane_);
+        fence_async_proxy();
+        __syncwarp();
+        if (lane_ == 0) full.arrive();
+    }
+
     BackwardShared<Tile>& shared_;
     int lane_;
     typename BackwardShared<Tile>::Place stage_;

@@ -235,7 +235,9 @@ private:
             if (n > 0) wait_for_keys(stage_.following());
         };
         if (tiles.count > 0) {
-            load_kept(q);
+            if constexpr (kKept > 0) {
+                load_fragments(q, shared_.queries, place_.first_row_of_warp(), place_.thread % 32);
+            }
             wait_for_keys(stage_);
             start(tiles.count - 1);
             turns_.wait();
@@ -267,16 +269,6 @@ private:
         }
         softmax.finish();
         store(block, softmax, o);
-    }
-    __device__ void load_kept(Kept& q) {
-        const int lane = place_.thread % 32, row = place_.row(0) - lane / 4;
-#pragma unroll
-        for (int channel = 0; channel < kKept; channel += kDepth) {
-            uint32_t fragment[4];
-            load_fragment(fragment, shared_.queries, row, channel, lane);
-#pragma unroll
-            for (int n = 0; n < 4; ++n) q[channel / 4 + n] = fragment[n];
-        }
     }
     __device__ void multiply_keys(float (&s)[kKeys / 2], Kept& q) {
         const uint64_t keys = describe(shared_.keys[stage_.index]);

@@ -35,11 +35,15 @@ struct Sequence {
     int64_t first_query, n_query, first_key, n_key, shift;
 };
 
-// The range of keys [first_key, end_key) that each tile of kPlanQueries queries attends to. The
-// last dimension of both tensors is contiguous, and both have the strides of first_key.
+// The range of keys [first_key, end_key) that each tile of kPlanQueries queries attends to, and for
+// kernels whose blocks have keys, the range of queries [first_query, end_query) that attend to some
+// keys of each block. The last dimension of all tensors is contiguous, and both bounds of a range
+// have the strides of the first one.
 struct Plan {
     Rows<const int32_t> first_key;  // null without a plan
     const int32_t* end_key;
+    Rows<const int32_t> first_query;
+    const int32_t* end_query;
 };
 
 // What a kernel must know about a call besides its tensors.
@@ -96,7 +100,8 @@ struct DeltaParams {
     int32_t batch, heads, rows, value_dim;
 };
 
-// Of the kernel for dq and of the one for dk and dv. Boxes have 64 rows.
+// Of the kernel for all gradients, of the one that stores dq afterwards, and of those for dq and
+// for dk and dv. Boxes have as many rows as a tile.
 struct BackwardParams {
     TensorMap q, k, v, grad_o;
     Problem problem;  // blocks and order are those of each kernel: of queries, or of keys
@@ -104,13 +109,19 @@ struct BackwardParams {
     Rows<const float> lse_in_base_2, delta;
     Rows<void> grad_q, grad_k, grad_v;
     // Gradients of the operands of a trained bias, (B, H, Nq), (B, H, Nq) and (B, H, Nk): of the
-    // gains, or minus the slope; of the prefix sums, at the queries; and likewise at the keys.
+    // gains, or minus the slope; of the prefix sums, at the queries; and likewise at the keys. The
+    // kernel for all gradients has that of minus the slope at the keys.
     Rows<float> grad_gain, grad_query_sums, grad_key_sums;
-    // Of a trained table, (B or 1, H, slots, distances): partial sums, to which the kernel for dq
+    // Of a trained table, (B or 1, H, slots, distances): partial sums, to which one kernel
     // adds. Blocks that add to one slot belong to different launches.
     Rows<float> grad_table;
     Rows<float> grad_query_vectors;  // (B, H, Nq, padded channels)
     int32_t slots, head_dim, value_dim;
+    // Of the kernel for all gradients, in each entry and head: see query_sums.cuh.
+    int32_t tiles;
+    void* query_sums;
+    int32_t* turns;    // 0 for tiles without keys
+    int32_t* tickets;  // how many blocks have started
 };
 
 }  // namespace bfa::cuda

@@ -11,6 +11,12 @@ struct Stage {
     int index = 0;
     uint32_t parity = 0;
 
+    // That of tile n.
+    static __device__ Stage of(int n) {
+        Stage stage;
+        stage.index = n % kStages, stage.parity = n / kStages & 1;
+        return stage;
+    }
     __device__ void advance() {
         index = index + 1 == kStages ? 0 : index + 1;
         parity ^= index == 0;

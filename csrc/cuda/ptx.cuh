@@ -67,6 +67,45 @@ __device__ inline void copy_box(void* to, const TensorMap& map, Barrier& barrier
         : "memory");
 }
 
+// Copies from shared to global memory; add_floats adds to what is there. Addresses are multiples of
+// 16 bytes. A thread waits for its own copies that it has committed.
+__device__ inline void store_bytes(void* to, const void* from, int bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+                 "r"(shared_address(from)), "r"(bytes)
+                 : "memory");
+}
+
+__device__ inline void add_floats(void* to, const void* from, int bytes) {
+    asm volatile(
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+        "r"(shared_address(from)), "r"(bytes)
+        : "memory");
+}
+
+__device__ inline void commit_copies() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+__device__ inline void wait_until_read() {
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+__device__ inline void wait_until_written() {
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+// Orders accesses of this thread to global memory before its later copies.
+__device__ inline void fence_copies() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
+// Numbers by which blocks wait for each other.
+__device__ inline int32_t load_acquire(const int32_t* x) {
+    int32_t value;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(x) : "memory");
+    return value;
+}
+
+__device__ inline void store_release(int32_t* x, int32_t value) {
+    asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(x), "r"(value) : "memory");
+}
+
 // Barriers of some of the block's warps. Number 0 is that of __syncthreads().
 __device__ inline void barrier_sync(int number, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");

@@ -32,6 +32,12 @@ struct Tile {
     static constexpr int kKeys = kKeys_, kStages = kStages_, kNumbers = kNumbers_;
 };
 
+// A member of a structure that only exists on a condition.
+template <bool kCondition, class T>
+struct Optional : T {};
+template <class T>
+struct Optional<false, T> {};
+
 // Rows of kChannels channels in panels, as wgmma.cuh expects them.
 template <class Element, int kChannels, int kRows>
 using Panels = Element[kChannels / kPanel][kRows][kPanel];

@@ -27,13 +27,42 @@ __device__ void load_matrices(uint32_t (&x)[4], uint32_t address) {
     }
 }
 
-// Loads channels `channel`, ..., `channel` + 15 of a warp's 16 rows, of which `row` is the first,
-// as fragments of a left operand in the order of wgmma.cuh.
-template <class Element, int kPanels, int kRows>
-__device__ void load_fragment(uint32_t (&x)[4], const Element (&panels)[kPanels][kRows][64],
-                              int row, int channel, int lane) {
-    const int of_lane = row + lane % 16, chunk = channel % 64 / 8 + lane / 16;
-    load_matrices(x, shared_address(&panels[channel / 64][of_lane][(chunk ^ of_lane % 8) * 8]));
+// Loads columns `column`, ..., `column` + 15 of a warp's 16 rows of a panel, of which `row` is the
+// first, as fragments of a left operand in the order of wgmma.cuh.
+template <class Element, int kRows>
+__device__ void load_fragment(uint32_t (&x)[4], const Element (&panel)[kRows][64], int row,
+                              int column, int lane) {
+    const int of_lane = row + lane % 16, chunk = column / 8 + lane / 16;
+    load_matrices(x, shared_address(&panel[of_lane][(chunk ^ of_lane % 8) * 8]));
+}
+
+// The same for 4 kCount columns, which may be in several panels.
+template <class Element, int kPanels, int kRows, int kCount>
+__device__ void load_fragments(uint32_t (&x)[kCount], const Element (&panels)[kPanels][kRows][64],
+                               int row, int lane) {
+#pragma unroll
+    for (int n = 0; n < kCount; n += 4) {
+        uint32_t fragment[4];
+        load_fragment(fragment, panels[n / 16], row, n * 4 % 64, lane);
+#pragma unroll
+        for (int m = 0; m < 4; ++m) x[n + m] = fragment[m];
+    }
+}
+
+// Stores the fragments of a warp's 16 rows of a panel, of which `row` is the first.
+template <class Element, int kRows>
+__device__ void store_fragments(Element (&panel)[kRows][64], const uint32_t (&x)[16], int row,
+                                int lane) {
+    const int of_lane = row + lane % 16;
+    // Of chunk 0 or 1. The address of another pair differs in bits that rows do not use.
+    const uint32_t first = shared_address(&panel[of_lane][(lane / 16 ^ of_lane % 8) * 8]);
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                         first ^ n * 32),
+                     "r"(x[4 * n]), "r"(x[4 * n + 1]), "r"(x[4 * n + 2]), "r"(x[4 * n + 3])
+                     : "memory");
+    }
 }
 
 #define BFA_MMA(TYPE)                                                                   \

@@ -76,9 +76,8 @@ __device__ void for_each_sum(Function f) {
 struct Place {
     int group, thread;
 
-    __device__ int row(int r) const {
-        return group * 64 + thread / 32 * 16 + thread % 32 / 4 + 8 * r;
-    }
+    __device__ int first_row_of_warp() const { return group * 64 + thread / 32 * 16; }
+    __device__ int row(int r) const { return first_row_of_warp() + thread % 32 / 4 + 8 * r; }
     __device__ int column() const { return thread % 4 * 2; }
 };
 
@@ -114,6 +113,19 @@ struct Wgmma;
         static __device__ void rows_64(float* d, uint64_t a, uint64_t b, bool adds) {            \
             BFA_WGMMA("m64n64k16.f32." TYPE "." TYPE, BFA_NAMES_32, "%32, %33", "%34", "0, 0",   \
                       BFA_SUMS_32(0) : "l"(a), "l"(b));                                          \
+        }                                                                                        \
+        static __device__ void both_32(float* d, uint64_t a, uint64_t b, bool adds) {            \
+            BFA_WGMMA("m64n32k16.f32." TYPE "." TYPE, BFA_NAMES_16, "%16, %17", "%18", "1, 1",   \
+                      BFA_SUMS_8(0), BFA_SUMS_8(8) : "l"(a), "l"(b));                            \
+        }                                                                                        \
+        static __device__ void both_64(float* d, uint64_t a, uint64_t b, bool adds) {            \
+            BFA_WGMMA("m64n64k16.f32." TYPE "." TYPE, BFA_NAMES_32, "%32, %33", "%34", "1, 1",   \
+                      BFA_SUMS_32(0) : "l"(a), "l"(b));                                          \
+        }                                                                                        \
+        static __device__ void rows_64(float* d, const uint32_t* a, uint64_t b, bool adds) {     \
+            BFA_WGMMA("m64n64k16.f32." TYPE "." TYPE, BFA_NAMES_32, "{%32,%33,%34,%35}, %36",    \
+                      "%37", "0", BFA_SUMS_32(0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]),   \
+                      "l"(b));                                                                   \
         }                                                                                        \
         static __device__ void rows_128(float* d, uint64_t a, uint64_t b, bool adds) {           \
             BFA_WGMMA("m64n128k16.f32." TYPE "." TYPE, BFA_NAMES_64, "%64, %65", "%66", "0, 0",  \
@@ -166,13 +178,31 @@ __device__ void multiply_rows(float (&d)[kColumns / 2], uint64_t a, uint64_t b, 
     }
 }
 
-// The same for 128 rows of b, and fragments a of the first channels of 64 rows.
-template <class Element, int kRowsB, int kCount>
-__device__ void multiply_rows(float (&d)[64], const uint32_t (&a)[kCount], uint64_t b, bool adds) {
+// The same for fragments a of the first channels of 64 rows.
+template <class Element, int kColumns, int kCount>
+__device__ void multiply_rows(float (&d)[kColumns / 2], const uint32_t (&a)[kCount], uint64_t b,
+                              bool adds = false) {
 #pragma unroll
     for (int n = 0; n < 4 * kCount; n += kDepth) {
-        const int of_part = n / kPanel * kRowsB * kRowBytes + n % kPanel * 2;
-        Wgmma<Element>::rows_128(d, a + n / 4, advanced(b, of_part), adds || n > 0);
+        const uint64_t part = advanced(b, n / kPanel * kColumns * kRowBytes + n % kPanel * 2);
+        if constexpr (kColumns == 64)
+            Wgmma<Element>::rows_64(d, a + n / 4, part, adds || n > 0);
+        else
+            Wgmma<Element>::rows_128(d, a + n / 4, part, adds || n > 0);
+    }
+}
+
+// Issues d = a^T b for kRows rows of a and b in shared memory: 64 columns of a, and kColumns of b
+// in a panel.
+template <class Element, int kColumns, int kRows>
+__device__ void multiply_transposed(float (&d)[kColumns / 2], uint64_t a, uint64_t b) {
+#pragma unroll
+    for (int n = 0; n < kRows; n += kDepth) {
+        const uint64_t part_a = advanced(a, n * kRowBytes), part_b = advanced(b, n * kRowBytes);
+        if constexpr (kColumns == 32)
+            Wgmma<Element>::both_32(d, part_a, part_b, n > 0);
+        else
+            Wgmma<Element>::both_64(d, part_a, part_b, n > 0);
     }
 }
 

@@ -33,6 +33,19 @@ def for_keys(problem: Problem, block: int, reach: Tensor) -> Tensor:
 
     reach: that of the keys.
     """
+    return longest_first(work_of_keys(problem, block, reach))
+
+
+def in_turn_for_keys(problem: Problem, block: int, reach: Tensor) -> Tensor:
+    """Like `for_keys`, but the blocks of a head start in their order: each as early as the longest
+    of those that follow."""
+    longest = work_of_keys(problem, block, reach).flip(1).cummax(1).values.flip(1)
+    numbers = torch.arange(longest.numel(), device=longest.device).view_as(longest)
+    return numbers.T.flatten()[longest_first(longest.T)].int()
+
+
+def work_of_keys(problem: Problem, block: int, reach: Tensor) -> Tensor:
+    """Returns the work of blocks of keys, (B key_heads, blocks)."""
     geometry = problem.geometry
     begin = torch.arange(0, geometry.n_key, block, device=reach.device)
     n_query, n_key, shift = lengths(problem)
@@ -41,7 +54,7 @@ def for_keys(problem: Problem, block: int, reach: Tensor) -> Tensor:
     if geometry.window is not None:
         queries = queries.clamp(max=geometry.window + block)
     group = problem.q.shape[1] // problem.k.shape[1]
-    return longest_first(queries.unflatten(1, (-1, group)).sum(2).flatten(0, 1))
+    return queries.unflatten(1, (-1, group)).sum(2).flatten(0, 1)
 
 
 def reach_of_keys(problem: Problem, block: int) -> Tensor:

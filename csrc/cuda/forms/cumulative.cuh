@@ -12,6 +12,7 @@ struct PrefixSums {
     static constexpr bool kExists = true, kHasSides = true;
     static constexpr bool kTrainsGain = kHasGain, kTrainsSums = true;
     static constexpr bool kTrainsTable = false;
+    static constexpr bool kSeparates = !kIsLogSquare, kHasFactors = kHasGain;
     static constexpr bool kStarts = true;
     template <int kKeys>
     static constexpr int kNumbers = 2 * kKeys;
@@ -79,12 +80,54 @@ struct PrefixSums {
     }
     template <int kQueries>
     static __device__ void stage_queries(const Block& block, int i, float* numbers, int lane) {
+        const Head& head = block.head;
+        // Loads of queries that lack a sum are repeated ones, so that all are under way at a time.
 #pragma unroll
         for (int n = lane; n < kQueries; n += 32) {
-            const Query found = query(block, i + n);
-            numbers[4 * n] = found.high, numbers[4 * n + 1] = found.low;
-            numbers[4 * n + 2] = found.gain, numbers[4 * n + 3] = 0;  // for aligned loads
+            const int existing = minimum(i + n, head.n_query - 1), p = head.position(existing);
+            const bool exists = i + n < head.n_query;
+            const Key sum = at(block, maximum(p, 0));
+            numbers[4 * n] = exists && p >= 0 ? sum.high : 0;
+            numbers[4 * n + 1] = exists && p >= 0 ? sum.low : 0;
+            numbers[4 * n + 2] = 1;
+            if constexpr (kHasGain) {
+                const int64_t row = head.first_query + existing;
+                const float gain = *block.bias.gain.at(head.b, head.h, row);
+                numbers[4 * n + 2] = exists ? gain : 0;
+            }
+            numbers[4 * n + 3] = 0;  // for aligned loads
         }
+    }
+    // For keys on one side of all queries. Rounding large differences of sums would affect keys
+    // with a small bias, if later steps cancel them.
+    class Separated {
+    public:
+        // The whole warp calls it.
+        __device__ Separated(const Block& block, int lane)
+            : block_(block), nearest_(nearest_key(block)) {
+            bool is_large = false;
+            for (int n = lane; n < block.rows; n += 32) {
+                const int j = minimum(block.first + n, block.head.n_key - 1);
+                is_large |= !(fabsf(difference(key(block, j), nearest_)) <= kLargestSum);
+            }
+            exists_ = block.problem.causal && !__any_sync(~0u, is_large);
+        }
+        __device__ int side(int, int) const { return exists_; }
+        __device__ float of_query(const Query& query, int, int) const {
+            return kLog2E * query.gain * difference(query, nearest_);
+        }
+
+    private:
+        const Block& block_;
+        Key nearest_;
+        bool exists_;
+    };
+
+    static __device__ Key nearest_key(const Block& block) {
+        return key(block, minimum(block.first + block.rows, block.head.n_key) - 1);
+    }
+    static __device__ float separated_key(const Block& block, int j) {
+        return (kHasGain ? 1 : kLog2E) * difference(nearest_key(block), key(block, j));
     }
     static __device__ Key key(const Block& block, int j) {
         return j < block.head.n_key ? at(block, j) : Key{0, 0};
@@ -126,6 +169,15 @@ struct PrefixSums {
         return -signed_by(distance, of_beta);
     }
 
+    // Of the query in a column.
+    static __device__ Query query_at(const float* numbers, int column) {
+        return {{numbers[4 * column], numbers[4 * column + 1]},
+                kHasGain ? numbers[4 * column + 2] : 1};
+    }
+    static __device__ float difference(const Key& a, const Key& b) {
+        return a.high - b.high + (a.low - b.low);
+    }
+
 private:
     static __device__ Key at(const Block& block, int place) {
         const Head& head = block.head;
@@ -134,13 +186,6 @@ private:
     }
     static __device__ Key key_at(const float* numbers, int column) {
         return {numbers[2 * column], numbers[2 * column + 1]};
-    }
-    static __device__ Query query_at(const float* numbers, int column) {
-        return {{numbers[4 * column], numbers[4 * column + 1]},
-                kHasGain ? numbers[4 * column + 2] : 1};
-    }
-    static __device__ float difference(const Key& a, const Key& b) {
-        return a.high - b.high + (a.low - b.low);
     }
     // beta without the gain.
     template <class D>

@@ -20,6 +20,7 @@ struct Distance {
     static constexpr bool kExists = true, kHasSides = false;
     static constexpr bool kTrainsGain = false, kTrainsSums = false;
     static constexpr bool kTrainsTable = true;
+    static constexpr bool kSeparates = false, kHasFactors = false;
     static constexpr bool kStarts = true;
     template <int kColumns>
     static constexpr int kNumbers = kMostRows + kColumns;

@@ -24,6 +24,17 @@
 //
 //     kNumbersOfQueries<n>, stage_queries<n>(...), Key, key(...), bias_of_key(...)
 //
+// There, the bias of a tile may be separated into b_i + side f_i b_j, with numbers of queries and
+// of keys:
+//
+//     kSeparates            whether this is so
+//     kHasFactors           whether f_i is the query's gain in base 2; else it is 1
+//     Separated             of a block and a head, with
+//         side(...)             1 or -1; 0 if the bias of a tile is not separated
+//         of_query(...)         b_i in base 2
+//     query_at(...)         a query that stage_queries has written
+//     separated_key(...)    b_j
+//
 // and what a trained bias adds to the gradients of its operands:
 //
 //     kTrainsGain, kTrainsSums    which ones it has

@@ -9,6 +9,7 @@ struct Linear {
     static constexpr bool kExists = true, kHasSides = false;
     static constexpr bool kTrainsGain = true, kTrainsSums = false;
     static constexpr bool kTrainsTable = false;
+    static constexpr bool kSeparates = true, kHasFactors = false;
     static constexpr bool kStarts = true;
     template <int kKeys>
     static constexpr int kNumbers = 0;
@@ -38,6 +39,29 @@ struct Linear {
         const float step = side * unit * query.slope;
         return {-step * distance, step};
     }
+    class Separated {
+    public:
+        __device__ Separated(const Block& block, int) : block_(block) {
+            slope_ = query(block, 0).slope;
+        }
+        __device__ int side(int i, int count) const {
+            const int first = block_.head.position(i);
+            if (block_.problem.causal || first >= block_.first + block_.rows - 1) return 1;
+            return first + count <= block_.first ? -1 : 0;
+        }
+        __device__ float of_query(const Query&, int i, int side) const {
+            return -slope_ * float(side * (block_.head.position(i) - block_.first));
+        }
+
+    private:
+        const Block& block_;
+        float slope_;
+    };
+
+    static __device__ Query query_at(const float*, int) { return {}; }
+    static __device__ float separated_key(const Block& block, int j) {
+        return query(block, 0).slope * float(j - block.first);
+    }
     static __device__ Query query(const Block& block, int) {
         return {kLog2E * *block.bias.slopes.at(block.head.b, block.head.h)};
     }
@@ -51,6 +75,10 @@ struct Linear {
     static __device__ void add_gradient(QueryGradient& sums, const Query&, const float*, int,
                                         float distance, float grad_s) {
         sums.gain += grad_s * fabsf(distance);
+    }
+    static __device__ float gradient_of_key(const Key&, const float*, int, float distance,
+                                            float grad_s) {
+        return grad_s * fabsf(distance);
     }
 };
 

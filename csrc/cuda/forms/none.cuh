@@ -9,6 +9,7 @@ struct None {
     static constexpr bool kExists = false, kHasSides = false;
     static constexpr bool kTrainsGain = false, kTrainsSums = false;
     static constexpr bool kTrainsTable = false;
+    static constexpr bool kSeparates = false, kHasFactors = false;
     static constexpr bool kStarts = false;
     template <int kKeys>
     static constexpr int kNumbers = 0;

@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from .. import tracing
-from ..cuda_kernels import attention, forms, nvrtc
+from ..cuda_kernels import forms, nvrtc
+from ..cuda_kernels.backward import backward
 from ..cuda_kernels.driver import CudaDriver
+from ..cuda_kernels.forward import forward
 from ..cuda_kernels.launch import Launcher
 from ..cuda_kernels.variants import ELEMENTS
 from ..problem import Problem
@@ -57,12 +59,12 @@ class Cuda:
         return ""
 
     def forward(self, problem: Problem) -> tuple[Tensor, Tensor]:
-        return attention.forward(self.launcher, problem)
+        return forward(self.launcher, problem)
 
     def backward(
         self, problem: Problem, *results, targets: list[int]
     ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-        return attention.backward(self.launcher, problem, *results, bool(targets))
+        return backward(self.launcher, problem, *results, bool(targets))
 
     def trim(self, problem: Problem, near, fraction, reach, from_end: bool) -> Tensor:
         """Removes no key."""

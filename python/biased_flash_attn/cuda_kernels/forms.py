@@ -23,11 +23,11 @@ Operands = tuple[str, dict[str, Tensor | int]]
 
 
 class Results(NamedTuple):
-    """Gradients, fields of `parameters.BackwardParams`; None without a table or without vectors."""
+    """Gradients, fields of `parameters.BackwardParams`; None if the form or the pass has none."""
 
-    grad_gain: Tensor
-    grad_query_sums: Tensor
-    grad_key_sums: Tensor
+    grad_gain: Tensor | None
+    grad_query_sums: Tensor | None
+    grad_key_sums: Tensor | None
     grad_table: Tensor | None
     grad_query_vectors: Tensor | None
 
@@ -107,7 +107,9 @@ def _refusal_of_vectors(problem: Problem) -> str:
 
 def _slopes_gradients(problem: Problem, results: Results) -> list[Tensor]:
     (slopes,) = problem.form.tensors
-    return [-sum_of_rows(results.grad_gain, slopes.shape[0], problem.sequences)]
+    are_keys = results.grad_gain is None
+    rows = results.grad_key_sums if are_keys else results.grad_gain
+    return [-sum_of_rows(rows, slopes.shape[0], problem.sequences, are_keys)]
 
 
 def _table_gradients(problem: Problem, results: Results) -> list[Tensor]:

@@ -26,7 +26,10 @@ class Rows(ctypes.Structure):
 
 
 class Plan(ctypes.Structure):
-    _fields_ = (("first_key", Rows), ("end_key", c_void_p))
+    _fields_ = (
+        *(("first_key", Rows), ("end_key", c_void_p)),
+        *(("first_query", Rows), ("end_query", c_void_p)),
+    )
 
 
 class Problem(ctypes.Structure):
@@ -80,7 +83,8 @@ class BackwardParams(ctypes.Structure):
         *[(name, Rows) for name in ("lse_in_base_2", "delta", "grad_q", "grad_k", "grad_v")],
         *[(name, Rows) for name in ("grad_gain", "grad_query_sums", "grad_key_sums")],
         *[(name, Rows) for name in ("grad_table", "grad_query_vectors")],
-        *[(name, c_int32) for name in ("slots", "head_dim", "value_dim")],
+        *[(name, c_int32) for name in ("slots", "head_dim", "value_dim", "tiles")],
+        *[(name, c_void_p) for name in ("query_sums", "turns", "tickets")],
     )
 
 

@@ -1,4 +1,4 @@
-"""The gradient of a table of distances, as partial sums of blocks of queries.
+"""The gradient of a table of distances, as partial sums of blocks.
 
 A block adds to the sums of one slot, so that results are repeatable only if no two blocks of a
 launch share a slot. The number of slots is limited, so that memory stays O(N): where there are more
@@ -11,37 +11,43 @@ import torch
 from torch import Tensor
 
 from ..problem import Problem
-from .variants import BLOCK_M
 
 LEAST_BLOCKS = 512  # of a launch, about four per multiprocessor
+MOST_OF_Q = 2  # the memory of q in float32, which sums of dq take too
 
 
-def partial_sums(problem: Problem) -> Tensor:
-    """Returns zeros (B or 1, H, slots, distances) float32, of at most the size of q or, if that is
-    more, as many as LEAST_BLOCKS need."""
+def partial_sums(problem: Problem, programs: int, blocks: int) -> Tensor:
+    """Returns zeros (B or 1, H, slots, distances) float32, of at most MOST_OF_Q times the size of q
+    or, if that is more, as many as LEAST_BLOCKS need.
+
+    programs: the heads that have programs. blocks: those of each of these heads.
+    """
     table, (batch, heads) = problem.form.tensors[0], (problem.batch, problem.q.shape[1])
     entries, distances = table.shape[0], table.shape[2]
     slot_bytes = 4 * entries * heads * distances
-    slots = max(problem.q.nbytes // slot_bytes, -(-LEAST_BLOCKS // (entries * heads)))
-    most = batch // entries * _blocks(problem)
+    fitting = MOST_OF_Q * problem.q.nbytes // slot_bytes
+    slots = max(fitting, -(-LEAST_BLOCKS // (entries * programs)))
+    most = batch // entries * blocks
     shape = entries, heads, min(slots, most), distances
     return torch.zeros(shape, dtype=torch.float32, device=table.device)
 
 
-def launches(problem: Problem, sums: Tensor | None, order: Tensor | None) -> list[Tensor | None]:
-    """Returns the program numbers of each launch of the kernel for dq, None for all in the default
-    order. sums: the partial sums. order: all program numbers, by decreasing work."""
-    blocks, heads = _blocks(problem), problem.q.shape[1]
-    if sums is None or problem.batch // sums.shape[0] * blocks <= sums.shape[2]:
-        return [order]
+def launches(
+    sums: Tensor, shape: tuple[int, int, int], order: Tensor | None, last_first: bool
+) -> list[Tensor | None]:
+    """Returns the program numbers of each launch of a kernel that adds to partial sums, None for
+    all in the default order: of the last or first blocks first.
+
+    shape: batch, the heads of a program number, and their blocks. order: all program numbers.
+    """
+    batch, heads, blocks = shape
     entries, _, slots, _ = sums.shape
+    if batch // entries * blocks <= slots:
+        return [order]
     if order is None:
-        numbers = torch.arange(problem.batch * heads * blocks, device=sums.device)
-        order = numbers.view(-1, blocks).flip(1).T.flatten().int()
+        numbers = torch.arange(batch * heads * blocks, device=sums.device).view(-1, blocks)
+        order = (numbers.flip(1) if last_first else numbers).T.flatten().int()
     block, b = order % blocks, order // (heads * blocks)
     launch = (block if entries > 1 else b * blocks + block) // slots
-    return list(order[launch.argsort(stable=True)].split(entries * heads * slots))
-
-
-def _blocks(problem: Problem) -> int:
-    return -(-problem.geometry.n_query // BLOCK_M)
+    sizes = launch.bincount().tolist()
+    return list(order[launch.argsort(stable=True)].split(sizes))

@@ -18,12 +18,16 @@ CHANNELS = (64, 128, 192, 256)
 RANKS = (16, 32, 64)
 # The classes in csrc/cuda/forms.
 _OF_SUMS = ("Cumulative", "CumulativeWithGain", "LogSquare", "LogSquareWithGain")
+_IN_ONE_PASS = ("None", "Linear", "Distance", "Cumulative", "CumulativeWithGain")
 _OF_VECTORS = tuple(f"Relative<{rank}>" for rank in RANKS)
 FORMS = ("None", "Linear", "Distance", *_OF_SUMS, *_OF_VECTORS)
 # Channels of the widest heads with gradients and vectors, both of which need shared memory.
 WIDEST_WITH_VECTORS = 128
+# Channels of heads whose gradients of keys and values, for all of them, fit in registers.
+WIDEST_IN_ONE_PASS = 128
 BLOCK_M = 128  # rows of a block of the backward kernels
 GROUP_M = 64  # rows of a warp group
+TILE_QUERIES = 64  # of a tile of the backward pass in one pass
 GROUP_THREADS = 128
 MOST_GROUPS = 3
 ROWS_OF_DELTA = 8  # of a block, one per warp
@@ -152,9 +156,66 @@ class Backward(Variant):
     def _number_bytes(self, tile: Tile) -> int:
         return _OTHER_BYTES + max(_OTHER_BYTES, self._vector_bytes(tile))
 
+    @staticmethod
+    def _diagonals_bytes(tile: Tile) -> int:
+        """Two stages, in which 8 warps have 8 rows of dS with margins, to sum its diagonals."""
+        return 2 * 8 * 8 * 4 * (tile.block_n + 24)
+
     @property
     def _numbers(self) -> list[str]:
         return [str(self.trained).lower(), *super()._numbers]
+
+
+class BackwardAll(Backward):
+    """Of the kernel for all gradients, in one pass."""
+
+    source = "backward.cu"
+    kernel = "attn_bwd_kernel"
+    trainable = frozenset(_IN_ONE_PASS) - {"None"}
+
+    @property
+    def tile(self) -> Tile:
+        return Tile(TILE_QUERIES, 2)
+
+    @classmethod
+    def computes(cls, form: str, element: str, head_dim: int, value_dim: int, causal: bool) -> bool:
+        """Whether there is a variant. With prefix sums, the signs of sums of dS differ between
+        keys on both sides of a query."""
+        fits = max(head_dim, value_dim) <= WIDEST_IN_ONE_PASS
+        return fits and form in _IN_ONE_PASS and (causal or form not in _OF_SUMS)
+
+    @property
+    def has_slopes(self) -> bool:
+        return self.trained and self.form == "Linear"
+
+    @property
+    def has_sums(self) -> bool:
+        return self.trained and self.form in _OF_SUMS
+
+    @property
+    def sums_bytes(self) -> int:
+        """Those of a tile of queries, QuerySums of csrc/cuda/query_sums.cuh."""
+        return 4 * TILE_QUERIES * (self.head_dim + 2 * self.has_sums)
+
+    @property
+    def store(self) -> Store:
+        """The kernel that ends the pass."""
+        return Store(self.element, self.head_dim, self.has_sums)
+
+    def _shared_bytes(self, tile: Tile) -> int:
+        logits = 2 * BLOCK_M * tile.block_n
+        scratch = 0  # of the warps that sum dS
+        if self.has_sums:
+            scratch = logits + 2 * 8 * 32 * 8  # a second stage
+        elif self.trained and self.form == "Distance":
+            scratch = self._diagonals_bytes(tile)
+        return super()._shared_bytes(tile) + logits + self.sums_bytes + scratch + _OTHER_BYTES
+
+    def _number_bytes(self, tile: Tile) -> int:
+        """Those of lse, D and the limits of a tile, of the form, and of a separated bias."""
+        of_form = max(4 * tile.block_n, MOST_GROUPS * GROUP_M + tile.block_n)
+        separated = 4 + 2 * tile.block_n
+        return 4 * (2 * tile.block_n + 4 + of_form + separated)
 
 
 class BackwardQueries(Backward):
@@ -167,8 +228,7 @@ class BackwardQueries(Backward):
     def _shared_bytes(self, tile: Tile) -> int:
         if not (self.trained and self.form == "Distance"):
             return super()._shared_bytes(tile)
-        # Two stages, in which 8 warps have 8 rows of dS with margins, to sum its diagonals.
-        return super()._shared_bytes(tile) + 2 * 8 * 8 * 4 * (tile.block_n + 24) + _OTHER_BYTES
+        return super()._shared_bytes(tile) + self._diagonals_bytes(tile) + _OTHER_BYTES
 
 
 @dataclass(frozen=True)
@@ -199,6 +259,28 @@ class BackwardKeys(Backward):
 
 
 @dataclass(frozen=True)
+class Store:
+    """An instance of the kernel that stores dq at the end of the backward pass."""
+
+    element: str
+    head_dim: int
+    has_sums: bool
+
+    source = "backward_store.cu"
+    block_m = TILE_QUERIES
+    threads = 2 * GROUP_THREADS
+    shared_bytes = 0
+
+    @property
+    def expression(self) -> str:
+        arguments = f"bfa::cuda::{self.element}, {self.head_dim}, {str(self.has_sums).lower()}"
+        return f"bfa::cuda::attn_bwd_store_kernel<{arguments}>"
+
+    def __str__(self) -> str:
+        return f"attn_bwd_store_kernel, {self.element}, {self.head_dim}, {self.has_sums}"
+
+
+@dataclass(frozen=True)
 class Delta:
     """An instance of the kernel that prepares the backward pass."""
 
@@ -216,7 +298,7 @@ class Delta:
         return f"attn_bwd_delta_kernel, {self.element}"
 
 
-AnyVariant = Variant | Delta
+AnyVariant = Variant | Delta | Store
 
 
 def padded(channels: int) -> int:
@@ -234,6 +316,10 @@ def usual(head_dims: tuple[int, ...] = CHANNELS) -> Iterator[AnyVariant]:
             yield Variant(form, element, channels, value_dim)
         if form in _OF_VECTORS and channels > WIDEST_WITH_VECTORS:
             continue
-        for kind, trained in itertools.product((BackwardQueries, BackwardKeys), (False, True)):
-            backward |= dict.fromkeys(kind.all_of(form, element, channels, channels, trained))
+        arguments = form, element, channels, channels
+        for causal, trained in itertools.product((True, False), repeat=2):
+            is_one = BackwardAll.computes(*arguments, causal)
+            for kind in (BackwardAll,) if is_one else (BackwardQueries, BackwardKeys):
+                backward |= dict.fromkeys(kind.all_of(*arguments, trained))
     yield from backward
+    yield from dict.fromkeys(x.store for x in backward if isinstance(x, BackwardAll))

@@ -13,12 +13,14 @@ from ..sequences import Sequences
 OWN, IN_Q, IN_K = 0, 1, 2
 
 
-def sum_of_rows(x: Tensor, entries: int, sequences: Sequences | None) -> Tensor:
-    """Sums (B, H, n) over rows to (B, H) float64. For packed sequences, each sequence is summed
-    separately if the form has several batch entries, `entries`."""
+def sum_of_rows(
+    x: Tensor, entries: int, sequences: Sequences | None, are_keys: bool = False
+) -> Tensor:
+    """Sums (B, H, n) over rows, queries or keys, to (B, H) float64. For packed sequences, each
+    sequence is summed separately if the form has several batch entries, `entries`."""
     if sequences is None or not sequences.is_packed or entries == 1:
         return x.sum(-1, dtype=torch.float64)
-    each = x.split(sequences.rows[:, 1].tolist(), -1)
+    each = x.split(sequences.rows[:, 3 if are_keys else 1].tolist(), -1)
     return torch.cat([one.sum(-1, dtype=torch.float64) for one in each])
 
 
