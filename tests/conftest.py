@@ -135,7 +135,8 @@ MAKERS = [
 
 @pytest.fixture(autouse=True)
 def poisoned_empty(monkeypatch):
-    """Fills what torch leaves unset with NaN, which a result that reads it then shows."""
+    """Fills what torch leaves unset with NaN, which a result that reads it then shows. Bytes also
+    are NaN as numbers of any other dtype."""
     for owner, name in MAKERS:
         monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))
 
@@ -146,6 +147,8 @@ def poisoned(make):
         if tensor.is_floating_point():
             with torch.no_grad():
                 tensor.fill_(torch.nan)
+        elif tensor.dtype == torch.uint8:
+            tensor.fill_(0xFF)
         return tensor
 
     return make_poisoned

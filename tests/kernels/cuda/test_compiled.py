@@ -9,7 +9,14 @@ from collections.abc import Hashable
 import pytest
 
 from biased_flash_attn.cuda_kernels import nvrtc, variants
-from biased_flash_attn.cuda_kernels.variants import BackwardKeys, BackwardQueries, Delta, Variant
+from biased_flash_attn.cuda_kernels.variants import (
+    BackwardAll,
+    BackwardKeys,
+    BackwardQueries,
+    Delta,
+    Store,
+    Variant,
+)
 from biased_flash_attn.shared_memory import block_bytes
 from tests.support.covering import covering
 
@@ -18,9 +25,18 @@ pytestmark = [
     pytest.mark.skipif(bool(nvrtc.missing()), reason=nvrtc.missing()),
 ]
 
+# Kernels whose loop over tiles has few or no accesses to values that do not fit in registers.
+WITHOUT_SPILLS = (Variant.kernel, BackwardAll.kernel)
 # Bytes per thread of values that do not fit in registers: none in other variants.
 STACKS = {
-    ("attn_bwd_dkv_kernel", "LogSquareWithGain", 128, 128, True): 8,
+    ("attn_bwd_kernel", "Linear", 128, 128, True): 16,
+    ("attn_bwd_kernel", "Cumulative", 64, 64, True): 16,
+    ("attn_bwd_kernel", "Cumulative", 128, 128, True): 56,
+    ("attn_bwd_kernel", "Cumulative", 128, 128, False): 16,
+    ("attn_bwd_kernel", "CumulativeWithGain", 64, 64, True): 56,
+    ("attn_bwd_kernel", "CumulativeWithGain", 64, 64, False): 24,
+    ("attn_bwd_kernel", "CumulativeWithGain", 128, 128, True): 56,
+    ("attn_bwd_kernel", "CumulativeWithGain", 128, 128, False): 40,
     ("attn_fwd_kernel", "Distance", 64, 64, False): 16,
     ("attn_fwd_kernel", "Cumulative", 64, 64, False): 48,
     ("attn_fwd_kernel", "CumulativeWithGain", 64, 64, False): 48,
@@ -32,19 +48,27 @@ STACKS = {
 }
 # By the channels of vectors of queries; of 64, the loop of dq and dU has 41 accesses.
 LARGEST_STACKS_OF_VECTORS = {16: 32, 32: 56, 64: 128}
-# Accesses to them in the loop over tiles of the forward kernel, masks included.
-ACCESSES_IN_LOOP = {("Cumulative", 64): 14, ("CumulativeWithGain", 64): 24}
+# Accesses to them in the loop over tiles of the forward and of the backward kernel, masks included.
+ACCESSES_IN_LOOP = {
+    ("attn_bwd_kernel", "Linear", 128): 2,
+    ("attn_bwd_kernel", "Cumulative", 128): 3,
+    ("attn_bwd_kernel", "CumulativeWithGain", 128): 1,
+    ("attn_fwd_kernel", "Cumulative", 64): 14,
+    ("attn_fwd_kernel", "CumulativeWithGain", 64): 24,
+}
 SAMPLE = [
     Variant("None", "Float16", 64, 64),
     Variant("Cumulative", "Bfloat16", 64, 64),
     Variant("LogSquareWithGain", "Bfloat16", 128, 128),
     Variant("Distance", "Bfloat16", 256, 256),
-    BackwardQueries("None", "Float16", 128, 128, False),
-    BackwardQueries("Distance", "Bfloat16", 128, 128, True),
+    BackwardAll("None", "Float16", 128, 128, False),
+    BackwardAll("Linear", "Bfloat16", 128, 128, True),
+    BackwardAll("Distance", "Bfloat16", 128, 128, True),
+    BackwardAll("CumulativeWithGain", "Float16", 64, 64, True),
+    BackwardQueries("None", "Float16", 192, 192, False),
     BackwardQueries("LogSquareWithGain", "Bfloat16", 128, 128, True),
     BackwardQueries("Distance", "Float16", 256, 256, True),
-    BackwardKeys("Distance", "Bfloat16", 64, 64, False),
-    BackwardKeys("Linear", "Bfloat16", 128, 128, False),
+    *BackwardKeys.all_of("Distance", "Bfloat16", 192, 192, False),
     BackwardKeys("Cumulative", "Float16", 128, 128, True),
     BackwardKeys("LogSquareWithGain", "Bfloat16", 128, 128, True),
     *BackwardKeys.all_of("LogSquareWithGain", "Bfloat16", 256, 256, True),
@@ -62,12 +86,12 @@ def features(variant: Variant) -> set[Hashable]:
 
 
 def pytest_generate_tests(metafunc):
-    every = [x for x in variants.usual() if not isinstance(x, Delta)]
+    every = [x for x in variants.usual() if not isinstance(x, (Delta, Store))]
     if metafunc.config.option.kernel_pairs:
         chosen = covering(every, features, "variants")
     else:
-        forward = [x for x in every if x.kernel == Variant.kernel and x not in SAMPLE]
-        chosen = SAMPLE + [pytest.param(x, marks=pytest.mark.slow) for x in forward]
+        others = [x for x in every if x.kernel in WITHOUT_SPILLS and x not in SAMPLE]
+        chosen = SAMPLE + [pytest.param(x, marks=pytest.mark.slow) for x in others]
     metafunc.parametrize("variant", chosen, ids=str)
 
 
@@ -88,11 +112,11 @@ def test_machine_code_fits_and_overlaps_products(variant, tmp_path):
     trained = getattr(variant, "trained", False)
     dims = variant.head_dim, variant.value_dim
     assert stack <= STACKS.get((variant.kernel, variant.form, *dims, trained), largest)
-    if variant.kernel == Variant.kernel and not variant.rank:
+    if variant.kernel in WITHOUT_SPILLS and not variant.rank:
         code = sass.disassemble(cubin.read_bytes())
         begin, last = paths.loop_over_tiles(code)
         in_loop = [one.name for one in code.instructions[begin : last + 1]]
-        largest = ACCESSES_IN_LOOP.get((variant.form, max(dims)), 0)
+        largest = ACCESSES_IN_LOOP.get((variant.kernel, variant.form, max(dims)), 0)
         assert in_loop.count("LDL") + in_loop.count("STL") <= largest
     assert variant.shared_bytes <= block_bytes(90)
 

@@ -219,6 +219,30 @@ OF_PADDING += [
         "products precede the cleared rows", EARLY, "backward_tiles.cuh", "fence_async_proxy();"
     ),
     Planted("the phase never changes", OUT_OF_STEP, "backward_tiles.cuh", "parity_ ^= 1;"),
+    *[
+        Planted(
+            f"other rows of {x} are not cleared",
+            {WRONG},
+            "backward_tiles.cuh",
+            f"clear_rows(to_{x},",
+            f"if (false) clear_rows(to_{x},",
+        )
+        for x in ("channels", "values")
+    ],
+    Planted(
+        "keys of others are not cleared",
+        {WRONG},
+        "backward_producers.cuh",
+        "head.entry, keys.count(),",
+        "head.entry, kBlockRows,",
+    ),
+    Planted(
+        "queries of others are not cleared",
+        {WRONG},
+        "backward_producers.cuh",
+        "head.n_query - i, sequences",
+        "kBlockRows, sequences",
+    ),
 ]
 
 

@@ -1,4 +1,5 @@
-"""Faults planted in the backward kernels, which the emulator must find."""
+"""Faults planted in the backward kernels for dq, and for dk and dv, and in the sums of diagonals of
+all backward kernels, which the emulator must find."""
 
 from __future__ import annotations
 
@@ -56,19 +57,17 @@ OF_GRADIENTS += [
         "keys after the query get a gradient",
         {WRONG},
         "key_logits.cuh",
-        "mask(s, i);",
+        "s[n] = -kInfinity;",
+        ";",
     ),
 ]
 
-# More blocks of queries than slots, so that two launches add to one of them.
-TABLE = Case(
-    "distance",
-    torch.float16,
-    (300, 300),
-    (8, 8),
-    (1, 1),
-    **{"batch": 1, "causal": False},
-)
+# The kernel for all gradients computes the first, and that for dq the second, with wider values.
+# There are more blocks than slots, so that two launches add to one of them.
+TABLES = {
+    source: Case("distance", torch.float16, (300, 300), dims, (1, 1), batch=1, causal=False)
+    for source, dims in [("backward.cu", (8, 8)), ("backward_queries.cu", (8, 136))]
+}
 OF_TABLES = [
     Planted(
         "diagonals are summed before dS is stored",
@@ -88,13 +87,6 @@ OF_TABLES = [
         "diagonals.cuh",
         "ring_.init(kConsumerWarps, kSummers);",
         "ring_.init(kConsumerWarps / 2, kSummers);",
-    ),
-    Planted(
-        "dS is replaced when one warp has summed its diagonals",
-        OUT_OF_STEP,
-        "diagonals.cuh",
-        "ring_.init(kConsumerWarps, kSummers);",
-        "ring_.init(kConsumerWarps, 1);",
     ),
     Planted(
         "diagonals are never released",
@@ -117,25 +109,39 @@ OF_TABLES = [
         "*sum += sums[0];",
         "*sum = sums[0];",
     ),
+]
+OF_TABLES += [
+    Planted("blocks share a slot", {"race", WRONG}, "diagonals.cuh", "number % params.slots", "0")
+]
+OF_TABLES = {source: list(OF_TABLES) for source in TABLES}
+OF_TABLES["backward.cu"] += [
     Planted(
-        "blocks share a slot",
-        {"race", WRONG},
-        "backward_queries.cu",
-        "number % params.slots",
-        "0",
-    ),
+        "dS is replaced when one warp has summed its diagonals",
+        OUT_OF_STEP,
+        "diagonals.cuh",
+        "ring_.init(kConsumerWarps, kSummers);",
+        "ring_.init(kConsumerWarps, 1);",
+    )
 ]
 
 
 @pytest.mark.parametrize("planted", OF_GRADIENTS, ids=lambda x: x.name)
 def test_fault_of_gradients_is_found(planted, first_fault):
     settings = SETTINGS | {"causal": True, "trained": True}
-    problem = drawn(Case("cumulative", torch.bfloat16, (300, 300), batch=1, **settings))
+    problem = drawn(Case("log1p_square", torch.bfloat16, (300, 300), batch=1, **settings))
     assert first_fault(planted, lambda: check(problem)) in planted.expected
 
 
-@pytest.mark.parametrize("planted", OF_TABLES, ids=lambda x: x.name)
-def test_fault_of_the_gradient_of_a_table_is_found(planted, first_fault, monkeypatch):
+@pytest.mark.parametrize(
+    ("kernel", "planted"),
+    [
+        pytest.param(source, planted, id=f"{source}-{planted.name}")
+        for source, of_kernel in OF_TABLES.items()
+        for planted in of_kernel
+    ],
+)
+def test_fault_of_the_gradient_of_a_table_is_found(kernel, planted, first_fault, monkeypatch):
     monkeypatch.setattr(table_gradient, "LEAST_BLOCKS", 1)
-    problem = drawn(TABLE)
+    monkeypatch.setattr(table_gradient, "MOST_OF_Q", 1)
+    problem = drawn(TABLES[kernel])
     assert first_fault(planted, lambda: check(problem)) in planted.expected
