@@ -34,6 +34,7 @@ class Kind(Enum):
     FENCE = auto()
     PRODUCT = auto()  # of a warp group; the last of a group of products ends it
     END_OF_PRODUCTS = auto()
+    PRODUCT_OF_WARP = auto()  # of a single warp, where those of groups do not delay it
     WAIT_FOR_PRODUCTS = auto()
     COPY = auto()
     END_OF_COPIES = auto()
@@ -151,7 +152,7 @@ class Multiprocessor:
             groups = warp.products if kind is Kind.WAIT_FOR_PRODUCTS else warp.copies
             if len(groups) > step.allowed:
                 time = max(time, groups[-1 - step.allowed])
-        elif kind is not Kind.PRODUCT and kind is not Kind.END_OF_PRODUCTS:
+        elif kind not in (Kind.PRODUCT, Kind.END_OF_PRODUCTS, Kind.PRODUCT_OF_WARP):
             # Requests to shared units are queued, and the warp continues.
             units = self.units[warp.partition]
             for use in step.uses:

@@ -9,14 +9,19 @@ loop over blocks.
 These paths need not be possible ones outside the loop over whole tiles. The one to the loop loads
 the order of a plan and the rows of a sequence, which a problem may lack, but not the prefix sums of
 the block's own queries. The one of a masked tile compares positions as for keys on both sides.
+
+A warp that sums gradients of the bias executes the shortest path through its own loop over tiles,
+with as many iterations of the loops in it as the numbers that it sums need. This path leaves out
+what a warp only does for sums that are too large to round, and what it does for some lanes alone.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.machine_code.sass import Code, Instruction
+from bench.machine_code.sass import Code, Instruction, Loop
 
 Path = tuple[Instruction, ...]
 WAIT = "SYNCS.PHASECHK"
@@ -50,6 +55,56 @@ def of_consumers(
         # Stores are behind checks of the number of rows, which the shortest path would not pass.
         after=graph.longest(last + 1, ends),
     )
+
+
+def of_summer(code: Code, waits: int, counts: Mapping[str, int], outer: Sequence[int] = ()) -> Path:
+    """The path of a warp that sums dS, for a tile. waits: in its loop. counts: of instructions in a
+    tile; the first ones find the numbers to sum. outer: iterations of the loops over these, except
+    for an innermost one, which the compiler may have unrolled."""
+    name, count = next(iter(counts.items()))
+    loop = _loop_of_summer(code, waits, name)
+    nested = [
+        inner
+        for inner in code.loops
+        if loop.begin < inner.begin and inner.end < loop.end
+        if any(one.name == name for one in code.body(inner))
+    ]
+    graph, trips = _Graph(code), [*outer, 1][: len(nested)]
+    if len(nested) > len(outer):
+        once = _repeated(graph, loop, waits, nested, trips)
+        trips[-1] = count // sum(one.name == name for one in once)
+    path = _repeated(graph, loop, waits, nested, trips)
+    found = Counter(one.name for one in path)
+    if any(found[name] != count for name, count in counts.items()):
+        raise ValueError(f"{dict(counts)} for a tile, but found {dict(found)}")
+    return path
+
+
+def _loop_of_summer(code: Code, waits: int, name: str) -> Loop:
+    found = []
+    for loop in code.loops:
+        body = code.body(loop)
+        names = {one.name for one in body}
+        is_theirs = body[-1].predicate and name in names and "HGMMA" not in names
+        if is_theirs and sum(one.opcode.startswith(WAIT) for one in body) == waits:
+            found.append(loop)
+    return min(found, key=lambda loop: loop.end - loop.begin)
+
+
+def _repeated(
+    graph: _Graph, loop: Loop, waits: int, nested: Sequence[Loop], trips: Sequence[int]
+) -> Path:
+    """The shortest path through a loop, in which nested loops, one in another, are repeated. No
+    wait is in these."""
+    last = loop.end - 1
+    if not nested:
+        return graph.shortest(loop.begin, last, waits)
+    (inner, *others), (repeats, *others_repeats) = nested, trips
+    code_before = graph.code.instructions[loop.begin : inner.begin]
+    earlier = sum(one.opcode.startswith(WAIT) for one in code_before)
+    before = graph.shortest(loop.begin, inner.begin, earlier)[:-1]
+    body = _repeated(graph, inner, 0, others, others_repeats)
+    return before + repeats * body + graph.shortest(inner.end, last, waits - earlier)
 
 
 def loop_over_tiles(code: Code) -> tuple[int, int]:

@@ -11,12 +11,12 @@ FLASH, MOSAIC, CUDNN = "FlashAttention-3", "Tokamax", "cuDNN"
 SOURCES = {
     MOSAIC: "Pallas-Mosaic kernels of openxla/tokamax, medians of the five timings stored in "
     "`tokamax/data/autotuning/nvidia_h100_80gb_hbm3` (2026-08), bfloat16. Like ours, two groups of "
-    "64 rows take turns, and dQ and dK, dV are two passes; only sizes of tiles that are ours are "
-    "listed",
+    "64 rows take turns. dQ and dK, dV are two passes, as in ours with an outer function; only "
+    "sizes of tiles that are ours are listed",
     FLASH: "as timed by its authors (arXiv:2407.08608, figures 5 and 6), float16. Its forward pass "
     "for heads of 64 and, with a causal mask, of 128 has our tiles, groups and stages; others have "
-    "larger tiles, and its backward pass computes dQ, dK and dV together, with additions to dQ in "
-    "any order, five products instead of seven",
+    "larger tiles. Its backward pass, like ours, computes dQ, dK and dV together, but with larger "
+    "tiles and additions to dQ in any order: ours stands in for it without waiting for turns",
     CUDNN: "timed with `jax.nn.dot_product_attention` and stored beside those of Tokamax, "
     "bfloat16. The structure of its kernels is not published",
 }

@@ -12,10 +12,10 @@ from biased_flash_attn.cuda_kernels import nvrtc
 from .. import report
 from ..calibration import FRACTION
 from ..report import BOUND, CHANNELS, TOKENS, committed_problem, table
-from ..times import BACKWARD
-from . import times
+from ..times import BACKWARD, Problem
+from . import times, turns
 from .calibration import GPU, Prediction, stated_error
-from .kernels import DKV, DQ, FORWARD, KINDS, Kernel, build
+from .kernels import ALL, FORWARD, KINDS, Kernel, backward, build
 from .published import FLASH, ROWS, SOURCES
 from .skipping import LENGTH, Skipping
 
@@ -44,13 +44,12 @@ class Line:
 
 def lines(form: str, head_dim: int) -> list[Line]:
     """The kernels of both directions; biases are trained."""
-    names = (FORWARD, DQ, DKV) if head_dim <= WIDEST else (FORWARD,)
+    names = (FORWARD, *(backward(form, head_dim) if head_dim <= WIDEST else ()))
     return [_line(build(name, form, head_dim, is_trained(name, form))) for name in names]
 
 
 def is_trained(name: str, form: str) -> bool:
-    """A table is fixed: the warps that sum its gradient are not modelled."""
-    return name != FORWARD and form != "Distance" and form in KINDS[name].trainable
+    return name != FORWARD and form in KINDS[name].trainable
 
 
 def _line(kernel: Kernel) -> Line:
@@ -81,11 +80,10 @@ def totals(found: Iterable[Line]) -> list[tuple[str, ...]]:
     """Both directions of each bias and head_dim, and the estimates and timings of others."""
     spent: dict[tuple[str, int], dict[bool, float]] = {}
     for line in found:
-        key = line.kernel.variant.form, line.kernel.variant.head_dim
-        is_backward = line.kernel.name != FORWARD
-        of_key = spent.setdefault(key, {})
-        delta = 0.0 if is_backward in of_key else is_backward * _delta(key[1])
-        of_key[is_backward] = of_key.get(is_backward, delta) + line.milliseconds
+        form, width = line.kernel.variant.form, line.kernel.variant.head_dim
+        around = times.milliseconds_around(line.kernel.name, GPU, committed_problem(width))
+        is_backward, of_key = line.kernel.name != FORWARD, spent.setdefault((form, width), {})
+        of_key[is_backward] = of_key.get(is_backward, 0.0) + line.milliseconds + around
     triton, rows = _of_triton(), []
     for (form, width), both in spent.items():
         row = [FORMS[form], str(width)]
@@ -108,10 +106,6 @@ TOTAL_COLUMNS = (
     *("bias", "head_dim", "forward, ms", *_OF_DIRECTION),
     *("backward, ms", *_OF_DIRECTION),
 )
-
-
-def _delta(head_dim: int) -> float:
-    return times.milliseconds_of_delta(GPU, committed_problem(head_dim))
 
 
 def _of_triton() -> dict[tuple[str, str, bool], str]:
@@ -156,6 +150,23 @@ def calibration(found: Iterable[Prediction]) -> str:
     return table((*columns, "error in time", ""), rows)
 
 
+TURN_COLUMNS = ("tokens", "heads", "head_dim", "in turn, ms", "in any order, ms", "ratio")
+LENGTHS = (4096, 16384, 65536)
+
+
+def of_turns() -> list[tuple[str, ...]]:
+    """What it costs that blocks of keys add to dq in a fixed order."""
+    rows = []
+    for head_dim in (x for x in HEAD_DIMS if x <= WIDEST):
+        kernel = build(ALL, "None", head_dim)
+        for n in LENGTHS:
+            problem = Problem(1, CHANNELS // head_dim, n, head_dim)
+            found = [times.milliseconds(kernel, GPU, problem, x) for x in (True, False)]
+            sizes = str(n), str(problem.heads), str(head_dim)
+            rows.append((*sizes, *(f"{x:.2f}" for x in found), f"{found[0] / found[1]:.3f}"))
+    return rows
+
+
 SKIPPING_COLUMNS = ("heads", "head_dim", "tiles kept", "all, ms", "kept, ms", "ratio")
 
 
@@ -172,15 +183,15 @@ def document(
 not fitted lie within it (see the last table).
 
 Made with NVRTC {release} by `python -m bench.estimates.cuda.run`, for bfloat16, causal attention,
-batch 1, {TOKENS} tokens, {CHANNELS} channels in heads of head_dim. Biases are trained, except for
-tables of distances: the sums of their gradient are not modelled, nor are gradients of heads of 256.
+batch 1, {TOKENS} tokens, {CHANNELS} channels in heads of head_dim. Biases are trained. Gradients of
+heads of 256 are not modelled.
 
 ## Both directions
 
-FLOPs are counted as in the [estimates of the Triton kernels](estimates-sm_90.md), whose TFLOP/s are
-in the columns *Triton's*; there, tables are trained. *FA3's* are the timings of FlashAttention-3,
-without a bias. Its backward pass was timed without a mask, and adds to dQ in an order that changes
-from run to run.
+The backward pass is one kernel, which adds to dq in a fixed order; with an outer function, it is
+two. FLOPs are counted as in the [estimates of the Triton kernels](estimates-sm_90.md), whose
+TFLOP/s are in the columns *Triton's*. *FA3's* are the timings of FlashAttention-3, without a bias.
+Its backward pass was timed without a mask, and adds to dQ in an order that changes from run to run.
 
 {table(TOTAL_COLUMNS, totals(found))}
 ## Kernels
@@ -188,11 +199,20 @@ from run to run.
 Of the loop over whole tiles: rows of a block x rows of a tile, and stages; instructions of a thread
 for each pair of query and key; cycles for which a block occupies each unit in one tile; and the
 cycles that the simulation takes for it. Shared memory includes the operands of products and the
-tiles that are copied; HBM is what remains of the copies if blocks that run at once share them in
-the L2 cache. Where the busiest unit is busy for less than {BOUND:.0%} of the cycles, the loop is
-bound by latency that nothing hides.
+tiles that are copied, or added to dq; HBM is what remains of these if blocks that run at once share
+them in the L2 cache. Units include the work of warps that sum gradients of the bias. Where the
+busiest unit is busy for less than {BOUND:.0%} of the cycles, the loop is bound by latency that
+nothing hides.
 
 {table(KERNEL_COLUMNS, (line.cells for line in found))}
+## Order of additions
+
+The backward pass without a bias: if blocks add to dq of a tile in the order of their keys, which
+gives the same result in each run, and if they add in any order. It is assumed that the additions of
+a block to a tile take {turns.WRITE:.0f} ns, and that the next block sees {turns.PASS:.0f} ns later
+that it has the turn.
+
+{table(TURN_COLUMNS, of_turns())}
 ## Skipping
 
 A training step with ALiBi over {LENGTH} tokens: all tiles, and those that a plan at the default

@@ -1,7 +1,8 @@
 """Steps the warps of a block of the CUDA kernels through their machine code.
 
 Two or three warp groups compute, each in four warps, and one more copies. Those that compute are
-simulated instruction by instruction, like warps of the Triton kernels. They wait for
+simulated instruction by instruction, like warps of the Triton kernels, and so are warps of the
+other group that sum gradients of the bias. They wait for
 
 - tiles, in a ring of stages: the producer copies them in order, each as soon as all warps have
   released the tile before it in its stage. A copy occupies the L2 cache, and its rows arrive some
@@ -9,10 +10,14 @@ simulated instruction by instruction, like warps of the Triton kernels. They wai
 - their own rows, likewise, in a ring of one stage. Each group waits for its part of them in the
   kernels, but for all of them here.
 - the turn of a group to issue products, if the groups take turns.
+- what other warps have written, or finished reading, and what another warp has copied from shared
+  memory since. All warps whose code signals an event take part in it.
 
 Asynchronous products of all groups share the matrix units, in the order of their issue, and read
 operands from shared memory. Other accesses and copies take the bandwidth that a product leaves, and
-at least half of it if they need it, which then delays the product.
+at least half of it if they need it, which then delays the product. Products of single warps come
+between those of groups, and delay what is issued after them. How the hardware orders these has not
+been published.
 """
 
 from __future__ import annotations
@@ -33,6 +38,7 @@ from ..simulate import BARRIER_CYCLES, Block, Kind, Multiprocessor, Step, Warp, 
 COPY_LATENCIES = (400, 600, 800)
 SPAN = 10000  # cycles after which a copy is certainly in the past
 ISSUE_CYCLES = 60  # of the producer, between two tiles
+FIRST_SUMMER = 2  # the warp of the producer's group that sums, before others that do
 OWN, TURN = "own rows", "turn"  # events besides the rings of tiles
 
 
@@ -47,6 +53,20 @@ class Copy:
     bytes: int
     stages: int
     rounds: int = 0
+
+
+@dataclass(frozen=True)
+class Handover:
+    """What warps signal together is a tile of a ring.
+
+    ahead: tiles that the ring has at the start. bytes: those that a warp copies from shared memory
+    before the tile has arrived.
+    """
+
+    signal: str
+    ring: str
+    ahead: int = 0
+    bytes: int = 0
 
 
 def steps(
@@ -68,6 +88,8 @@ def steps(
             step = replace(step, kind=Kind.WAIT, event=left.pop(0), uses=check)
         elif one.opcode.startswith("SYNCS.ARRIVE"):
             step = replace(step, kind=Kind.SIGNAL, event=released.pop(0), uses=(Use(SHARED, 1),))
+        elif one.name == "HMMA":
+            step = replace(step, kind=Kind.PRODUCT_OF_WARP)
         elif one.name == "HGMMA":
             # The bytes that it reads from shared memory, in cycles, and its multiply-adds.
             (product,) = step.uses
@@ -76,6 +98,10 @@ def steps(
     if left or released:
         raise ValueError(f"a path without waits for {left}, or releases of {released}")
     return found
+
+
+def _signals(program: Sequence[Step]) -> set[str]:
+    return {step.event for step in program if step.kind is Kind.SIGNAL}
 
 
 @dataclass
@@ -88,8 +114,8 @@ class Ring:
 
 @dataclass(slots=True)
 class Consumer(Warp):
-    """A warp that computes. waits, releases: how many tiles of each ring it has waited for, and
-    released."""
+    """A warp that computes or sums. waits, releases: how many tiles of each ring it has waited for,
+    and released."""
 
     group: int = 0
     waits: Counter[str] = field(default_factory=Counter)
@@ -108,25 +134,42 @@ class OneBlock(Multiprocessor):
     """A multiprocessor with one block."""
 
     def __init__(
-        self, of_warps: Sequence[Step], groups: int, copies: Iterable[Copy], gpu: Gpu, latency: int
+        self,
+        of_warps: Sequence[Step],
+        groups: int,
+        copies: Iterable[Copy],
+        gpu: Gpu,
+        latency: int,
+        handovers: Iterable[Handover] = (),
+        summers: Sequence[Sequence[Step]] = (),
     ):
         """groups: that compute. copies: those of the producer, in order. latency: of each, in
-        cycles."""
+        cycles. summers: the steps of each warp that sums."""
         super().__init__()
         self.gpu, self.latency = gpu, latency
-        self.n_warps = groups * WARPS_OF_A_GROUP
+        n_warps = groups * WARPS_OF_A_GROUP
+        # The warps that signal each event.
+        self.signallers = Counter(n_warps * [*_signals(of_warps)])
+        for program in summers:
+            self.signallers.update(_signals(program))
         self.copies = deque(copies)
         self.rings = {copy.ring: Ring() for copy in self.copies}
+        self.handovers = {one.signal: one for one in handovers}
+        for one in self.handovers.values():
+            self.rings[one.ring] = Ring(full=[0.0] * one.ahead)
+        self.signals: dict[str, Counter[int]] = {one: Counter() for one in self.handovers}
         self.copying, self.fetching = 0.0, 0.0  # until when the warps of the producer are busy
         # Cycles of shared memory that other accesses have taken from products, which pay later.
         self.owed = [0.0] * PARTITIONS
         self.written: deque[tuple[float, float]] = deque()  # when copies write to shared memory
         self.turns = [Turn(arrived=WARPS_OF_A_GROUP), *(Turn() for _ in range(1, groups))]
         self._produce()
-        block = Block(self.n_warps)
-        for n in range(self.n_warps):
+        block = Block(n_warps)
+        for n in range(n_warps):
             group = n // WARPS_OF_A_GROUP
             self.push(0.0, Consumer(n % PARTITIONS, block, of_warps, group=group))
+        for n, program in enumerate(summers, FIRST_SUMMER):
+            self.push(0.0, Consumer(n % PARTITIONS, block, program))
 
     def run(self) -> float:
         end = super().run()
@@ -155,8 +198,18 @@ class OneBlock(Multiprocessor):
         if step.kind is Kind.SIGNAL:
             if step.event == TURN:
                 self._arrive_at_turn((warp.group + 1) % len(self.turns), time)
+            elif step.event in self.handovers:
+                self._hand_over(warp, self.handovers[step.event], time)
             else:
                 self._release(warp, step.event, time)
+
+    def _hand_over(self, warp: Consumer, what: Handover, time: float) -> None:
+        tile = warp.releases[what.signal]
+        warp.releases[what.signal] += 1
+        self.signals[what.signal][tile] += 1
+        if self.signals[what.signal][tile] == self.signallers[what.signal]:
+            time += self.gpu.shared_latency
+            self._fill(what.ring, self._copied(time, what.bytes) if what.bytes else time)
 
     def _arrive_at_turn(self, group: int, time: float, waits: Consumer | None = None) -> None:
         turn = self.turns[group]
@@ -172,7 +225,7 @@ class OneBlock(Multiprocessor):
         ring, tile = self.rings[name], warp.releases[name]
         warp.releases[name] += 1
         ring.releases[tile] += 1
-        if ring.releases[tile] == self.n_warps:
+        if ring.releases[tile] == self.signallers[name]:
             ring.empty[tile] = time + self.gpu.shared_latency
             self._produce()
 
@@ -215,6 +268,11 @@ class OneBlock(Multiprocessor):
     def _use(self, step: Step, warp: Warp, time: float) -> float:
         if step.kind in (Kind.PRODUCT, Kind.END_OF_PRODUCTS):
             return self._multiply(step, warp.partition, time)
+        if step.kind is Kind.PRODUCT_OF_WARP:
+            (product,) = step.uses
+            units = self.units[warp.partition]
+            units[MATRIX] = max(time, units.get(MATRIX, 0.0)) + product.cycles
+            return time + product.cycles
         self._owe(sum(use.cycles for use in step.uses if use.pipe == SHARED))
         return super()._use(step, warp, time)
 

@@ -16,10 +16,12 @@ from ..report import CHANNELS
 from ..times import Problem
 from . import times
 from .calibration import GPU
-from .kernels import DKV, DQ, FORWARD, Kernel, build
+from .kernels import ALL, FORWARD, Kernel, build
+from .turns import Blocks
 
 LENGTH = 65536
 HEAD_DIMS = (64, 128)
+NAMES = (FORWARD, ALL)
 
 
 @dataclass(frozen=True)
@@ -45,15 +47,14 @@ def _estimate(problem: Problem) -> Skipping:
     q, k = (torch.randn(shape, dtype=torch.bfloat16) for _ in range(2))
     with _untrimmed():
         first_key = attention_plan(q, k, biases.ALiBi(problem.heads), backend="cpu").first_key[0]
-    every = kept = times.milliseconds_of_delta(GPU, problem)
-    for name in (FORWARD, DQ, DKV):
-        kernel = build(name, "Linear", problem.head_dim)
-        of_blocks = tiles_of_blocks(kernel, first_key, problem.n)
-        every += times.milliseconds(kernel, GPU, problem)
-        kept += times.of_tiles(kernel, GPU, of_blocks, groups=1)
-        if name == FORWARD:
-            all_tiles = times.tiles_of_blocks(kernel, problem)
-            fraction = sum(of_blocks) / (problem.heads * sum(all_tiles))
+    every = kept = sum(times.milliseconds_around(name, GPU, problem) for name in NAMES)
+    forward, of_keys = (build(name, "Linear", problem.head_dim) for name in NAMES)
+    of_blocks = tiles_of_blocks(forward, first_key, problem.n)
+    every += sum(times.milliseconds(one, GPU, problem) for one in (forward, of_keys))
+    kept += times.of_tiles(forward, GPU, of_blocks, groups=1)
+    kept += times.of_turns(of_keys, GPU, blocks_of_keys(of_keys, first_key, problem.n))
+    all_tiles = times.tiles_of_blocks(forward, problem)
+    fraction = sum(of_blocks) / (problem.heads * sum(all_tiles))
     return Skipping(problem, fraction, (every, kept))
 
 
@@ -69,17 +70,29 @@ def _untrimmed() -> Iterator[None]:
 
 
 def tiles_of_blocks(kernel: Kernel, first_key: Tensor, n: int) -> list[int]:
-    """The tiles of each block under a causal mask, in the order in which blocks start, for the
-    first keys of each head and PLAN_QUERIES queries."""
-    block_m, block_n = kernel.block_m, kernel.block_n
-    first = torch.arange(0, n, block_m)
-    if kernel.name != DKV:
-        end = (first + block_m).clamp(max=n)
-        keys = end - first_key[..., first // PLAN_QUERIES]
-        return (-(-keys // block_n)).flatten().sort(descending=True).values.tolist()
-    # The bounds do not decrease, so the queries of a key are those up to some tile.
+    """The tiles of each block of queries under a causal mask, in the order in which blocks start,
+    for the first keys of each head and PLAN_QUERIES queries."""
+    first = torch.arange(0, n, kernel.block_m)
+    end = (first + kernel.block_m).clamp(max=n)
+    keys = end - first_key[..., first // PLAN_QUERIES]
+    return (-(-keys // kernel.block_n)).flatten().sort(descending=True).values.tolist()
+
+
+def blocks_of_keys(kernel: Kernel, first_key: Tensor, n: int) -> list[Blocks]:
+    """The blocks of keys in the order in which they start: those of a head in their order, each as
+    early as the longest of those that follow (schedule.in_turn_for_keys)."""
+    first = torch.arange(0, n, kernel.block_m)
+    # The bounds do not decrease, so the queries of a key are those up to some tile of the plan.
     last = torch.searchsorted(
-        first_key.long(), first.expand(len(first_key), -1) + block_m - 1, right=True
+        first_key.long(), first.expand(len(first_key), -1) + kernel.block_m - 1, right=True
     )
-    queries = (last * PLAN_QUERIES).clamp(max=n) - first
-    return (-(-queries // block_n)).T.flatten().tolist()
+    end = (last * PLAN_QUERIES).clamp(max=n)
+    longest = (end - first).flip(1).cummax(1).values.flip(1)
+    order = longest.T.flatten().argsort(descending=True, stable=True)
+    begin_tile = first // kernel.block_n
+    end_tile = -(-end // kernel.block_n)
+    found = []
+    for number in order.tolist():
+        block, head = divmod(number, len(first_key))
+        found.append(Blocks([head], range(int(begin_tile[block]), int(end_tile[head, block]))))
+    return found

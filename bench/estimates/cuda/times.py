@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..gpu import PARTITIONS, Gpu
 from ..pipes import PIPES
 from ..times import Problem, last_end
-from .kernels import DKV, ELEMENT_BYTES, Kernel, cycles
+from . import turns
+from .kernels import ALL, DQ, ELEMENT_BYTES, OF_KEYS, Kernel, cycles
+from .turns import Blocks
 
+SUM_BYTES = 4
 HBM = "HBM"
 UNITS = (*PIPES, HBM)
 
@@ -36,14 +40,19 @@ def tiles_of_blocks(kernel: Kernel, problem: Problem) -> list[int]:
     blocks = range(0, n, block_m)
     if not problem.causal:
         return [every] * len(blocks)
-    if kernel.name == DKV:
+    if kernel.name in OF_KEYS:
         return [every - first // block_n for first in blocks]
     return [-(-min(first + block_m, n) // block_n) for first in reversed(blocks)]
 
 
-def milliseconds(kernel: Kernel, gpu: Gpu, problem: Problem) -> float:
-    of_blocks = tiles_of_blocks(kernel, problem)
-    return of_tiles(kernel, gpu, of_blocks, problem.batch * problem.heads, problem.causal)
+def milliseconds(kernel: Kernel, gpu: Gpu, problem: Problem, in_turn: bool = True) -> float:
+    """in_turn: whether blocks that add to the same sums do so in a fixed order, as ours."""
+    of_blocks, groups = tiles_of_blocks(kernel, problem), problem.batch * problem.heads
+    if kernel.name != ALL or not in_turn:
+        return of_tiles(kernel, gpu, of_blocks, groups, problem.causal)
+    every = max(of_blocks)
+    started = [Blocks(range(groups), range(every - tiles, every)) for tiles in of_blocks]
+    return of_turns(kernel, gpu, started, problem.causal)
 
 
 def of_tiles(
@@ -51,12 +60,31 @@ def of_tiles(
 ) -> float:
     """The same for blocks with given numbers of tiles, in the order in which they start, for each
     of some groups."""
-    once, of_block, of_tile = cycles(kernel, gpu)
-    if causal:
-        more = len(kernel.paths.masked) - len(kernel.paths.whole)
-        of_block += kernel.block_m / kernel.block_n * more * kernel.warps / PARTITIONS
+    once, _, of_tile = cycles(kernel, gpu)
+    of_block = _of_block(kernel, gpu, causal)
     blocks = [of_block + of_tile * tiles for tiles in of_blocks]
     return gpu.nanoseconds(once + last_end(blocks, groups, gpu.multiprocessors)) * 1e-6
+
+
+def of_turns(kernel: Kernel, gpu: Gpu, started: Sequence[Blocks], causal: bool = True) -> float:
+    """The same for blocks that add in turn, in the order in which they start."""
+    a_nanosecond = 1 / gpu.nanoseconds(1)
+    costs = turns.Costs(
+        _of_block(kernel, gpu, causal),
+        cycles(kernel, gpu).tile,
+        turns.WRITE * a_nanosecond,
+        turns.PASS * a_nanosecond,
+    )
+    return gpu.nanoseconds(turns.last_end(started, costs, gpu.multiprocessors)) * 1e-6
+
+
+def _of_block(kernel: Kernel, gpu: Gpu, causal: bool) -> float:
+    """The cycles of a block besides those of whole tiles."""
+    found = cycles(kernel, gpu).block
+    if causal:
+        more = len(kernel.paths.masked) - len(kernel.paths.whole)
+        found += kernel.block_m / kernel.block_n * more * kernel.warps / PARTITIONS
+    return found
 
 
 def bound(kernel: Kernel, gpu: Gpu, problem: Problem) -> Bound:
@@ -64,11 +92,14 @@ def bound(kernel: Kernel, gpu: Gpu, problem: Problem) -> Bound:
     units = dict(kernel.pipes(gpu))
     at_once = max(1.0, gpu.multiprocessors / (problem.batch * problem.heads))
     of_each = gpu.hbm / gpu.clock / gpu.multiprocessors
-    units[HBM] = kernel.tile_bytes / at_once / of_each
+    moved = kernel.tile_bytes + 2 * kernel.sums_bytes  # sums are read and written
+    units[HBM] = moved / at_once / of_each
     return Bound(cycles(kernel, gpu).tile, units)
 
 
-def milliseconds_of_delta(gpu: Gpu, problem: Problem) -> float:
-    """The kernel that reads o and its gradient, and is bound by memory."""
-    rows = problem.batch * problem.heads * problem.n
-    return 2 * ELEMENT_BYTES * rows * problem.head_dim / gpu.hbm * 1e-6
+def milliseconds_around(name: str, gpu: Gpu, problem: Problem) -> float:
+    """The kernels before and after one of the backward pass, which are bound by memory."""
+    elements = problem.batch * problem.heads * problem.n * problem.head_dim
+    # Before all of them, o and its gradient are read. After ALL, sums become dq.
+    moved = {DQ: 2 * ELEMENT_BYTES, ALL: 3 * ELEMENT_BYTES + SUM_BYTES}.get(name, 0)
+    return moved * elements / gpu.hbm * 1e-6
