@@ -9,17 +9,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.kernels.cuda.backend import EMULATED, MARKS, attend, check
+from tests.kernels.cuda.backend import EMULATED, MARKS, check
 from tests.kernels.cuda.planted import EARLY, OUT_OF_STEP, SETTINGS, WRONG, Planted
 from tests.sequences.packed_cases import PackedCase, drawn_packed, packed
 from tests.support.cases import Case
-from tests.support.problems import check_beyond_float32, drawn
+from tests.support.problems import drawn
 
 pytestmark = [*MARKS, pytest.mark.skipif(not EMULATED, reason="faults may hang a GPU")]
 
 KERNEL, TURNS = "backward.cu", "query_sums.cuh"
 PRODUCERS = "backward_producers.cuh"
-SUMS, STORE = "bias_sums.cuh", "backward_store.cu"
+STORE = "backward_store.cu"
 BEYOND = {"race", "out of bounds", WRONG}  # rows or channels of others, or none
 SHARED = {"race", "deadlock", WRONG}  # sums
 
@@ -191,26 +191,6 @@ OF_PIPELINE = [
         "later queries get a gradient of keys", {WRONG}, "key_logits.cuh", "s[n] = -kInfinity;", ";"
     ),
 ]
-OF_SUMS = [
-    Planted("sums have one part of each gain", {WRONG}, SUMS, "kLimbs = 3", "kLimbs = 1"),
-    Planted("parts repeat the largest", {WRONG}, SUMS, "x -= rounded;"),
-    Planted("gains are not divided by their unit", {WRONG}, SUMS, ".gain * inverse", ".gain"),
-    Planted("sums have no unit", {WRONG}, SUMS, "sum.x += unit *", "sum.x +="),
-    Planted("gradients of other keys are written", BEYOND, SUMS, " && key < count"),
-]
-LARGE = SETTINGS | {"batch": 1, "causal": True, "trained": True}
-OF_LARGE_SUMS = [
-    Planted(
-        "large sums of steps are separated",
-        {WRONG},
-        "forms/cumulative.cuh",
-        "block.problem.causal && !__any_sync(~0u, is_large)",
-        "block.problem.causal",
-    ),
-    Planted("large sums of steps are rounded", {WRONG}, SUMS, "sum_gains(sums, grad_s, numbers);"),
-    Planted("sums precede those of all lanes", {"race"}, SUMS, "__syncwarp();"),
-]
-
 OF_SEQUENCES = [
     Planted(
         "sequences share sums",
@@ -290,48 +270,6 @@ def test_fault_of_the_pipeline_is_found(planted, first_fault):
 def test_fault_of_sides_is_found(planted, first_fault):
     problem = drawn(BOTH_SIDES)
     assert first_fault(planted, lambda: check(problem)) in planted.expected
-
-
-@pytest.fixture
-def terms_cancel():
-    """Returns a function that checks that the gradient of the first step, which shifts all sums
-    equally, is nearly 0."""
-    problem = drawn(Case("cumulative-gain", torch.bfloat16, (140, 140), (64, 64), (5, 5), batch=1))
-
-    def do_cancel() -> None:
-        gradient = check(problem)["gradient of steps"]
-        residual = gradient[..., 0].abs() / gradient.square().mean(-1).sqrt()
-        assert residual.median() <= 2**-12
-
-    return do_cancel
-
-
-def test_terms_of_sums_cancel(terms_cancel):
-    terms_cancel()
-
-
-@pytest.mark.parametrize("planted", OF_SUMS, ids=lambda x: x.name)
-def test_fault_of_sums_is_found(planted, first_fault, terms_cancel):
-    assert first_fault(planted, terms_cancel) in planted.expected
-
-
-@pytest.fixture
-def large_step_is_exact():
-    """Returns a function that checks all results next to a step that exceeds all others."""
-    problem = drawn(Case("cumulative-gain", torch.float16, (100, 130), **LARGE))
-    with torch.no_grad():
-        problem.bias.steps[..., 70] = -1e9
-        problem.bias.gain.abs_()
-    return lambda: check_beyond_float32(problem, attend)
-
-
-def test_large_steps_in_a_tile_are_exact(large_step_is_exact):
-    large_step_is_exact()
-
-
-@pytest.mark.parametrize("planted", OF_LARGE_SUMS, ids=lambda x: x.name)
-def test_fault_of_large_sums_is_found(planted, first_fault, large_step_is_exact):
-    assert first_fault(planted, large_step_is_exact) in planted.expected
 
 
 @pytest.mark.parametrize(("case", "planted"), OF_RESULTS, ids=lambda x: getattr(x, "name", None))
