@@ -8,6 +8,7 @@ import random
 import pytest
 import torch
 
+from biased_flash_attn.cuda_kernels.backward import Pass
 from tests.kernels.cuda.backend import EMULATED, FORMS, MARKS, attend, check
 from tests.sequences.packed_cases import (
     PackedCase,
@@ -84,6 +85,14 @@ def test_sequences_of_different_lengths_are_exact(kind, bias, causal):
         call = shifted
     print(problem.case)
     check(problem, functools.partial(call, backend="cuda"))
+
+
+def test_short_sequences_take_two_passes(monkeypatch):
+    """In one pass, each would have sums of dq for a tile of 64 queries."""
+    monkeypatch.setattr(Pass, "all_gradients", lambda _: pytest.fail("one pass"))
+    settings = {"dtype": torch.float16, "dims": (64, 64), "heads": (2, 1)}
+    problem = drawn_packed(PackedCase.of(((3, 5),) * 30, bias="linear", **settings))
+    check(problem, functools.partial(packed, backend="cuda"))
 
 
 @pytest.mark.parametrize("bias", ["linear", "distance"])

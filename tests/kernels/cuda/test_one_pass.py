@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from biased_flash_attn.cuda_kernels.variants import BackwardAll
+from biased_flash_attn.cuda_kernels.backward import Pass
 from tests.kernels.cuda.backend import MARKS, attend, check
 from tests.sequences.packed_cases import (
     PackedCase,
@@ -34,15 +34,19 @@ pytestmark = [*MARKS, pytest.mark.usefixtures("one_pass")]
 @pytest.fixture
 def one_pass(monkeypatch):
     """Checks that the kernel for all gradients computes them."""
-    computes, found = BackwardAll.computes, []
+    compute, calls = Pass.all_gradients, []
 
-    def noted(*arguments) -> bool:
-        found.append(computes(*arguments))
-        return found[-1]
+    def counted(call: Pass) -> None:
+        calls.append(call)
+        compute(call)
 
-    monkeypatch.setattr(BackwardAll, "computes", noted)
+    def refused(call: Pass) -> None:
+        pytest.fail("two passes compute the gradients")
+
+    monkeypatch.setattr(Pass, "all_gradients", counted)
+    monkeypatch.setattr(Pass, "queries_and_keys", refused)
     yield
-    assert set(found) == {True}
+    assert calls
 
 
 # With several blocks of keys, and several tiles of queries.
