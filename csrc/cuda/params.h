@@ -112,8 +112,8 @@ struct BackwardParams {
     // gains, or minus the slope; of the prefix sums, at the queries; and likewise at the keys. The
     // kernel for all gradients has that of minus the slope at the keys.
     Rows<float> grad_gain, grad_query_sums, grad_key_sums;
-    // Of a trained table, (B or 1, H, slots, distances): partial sums, to which one kernel
-    // adds. Blocks that add to one slot belong to different launches.
+    // Of a trained table, (B or 1, H, slots, distances): partial sums, to which one
+    // kernel adds. Blocks that add to one slot belong to different launches.
     Rows<float> grad_table;
     Rows<float> grad_query_vectors;  // (B, H, Nq, padded channels)
     int32_t slots, head_dim, value_dim;

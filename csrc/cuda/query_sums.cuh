@@ -12,12 +12,12 @@ namespace bfa::cuda {
 constexpr int kTileQueries = 64;
 
 // Of a tile. Both warp groups have dq of all its queries, for half of the channels. Each thread has
-// fours of them, and each four is next to those of other threads.
+// fours of them, and each four is next to those of other threads. Gains that are all 1 have no
+// gradient: theirs is not read.
 template <int kHeadDim, bool kHasSums>
 struct QuerySums {
     float dq[2][kHeadDim / 16][kGroupThreads][4];
-    float prefix_sums[kTileQueries],
-        gains[kTileQueries];  // gains that are all 1 have no use for it
+    float prefix_sums[kTileQueries], gains[kTileQueries];
 };
 
 template <int kHeadDim>

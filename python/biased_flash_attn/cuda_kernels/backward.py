@@ -26,7 +26,7 @@ from .variants import (
     Delta,
 )
 
-MOST_OF_TILES = 4  # as many rows as q has, in tiles that short sequences do not fill
+MOST_OF_TILES = 4  # rows of tiles for each row of q, as short sequences do not fill theirs
 
 
 def backward(

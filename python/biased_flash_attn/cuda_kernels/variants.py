@@ -23,7 +23,7 @@ _OF_VECTORS = tuple(f"Relative<{rank}>" for rank in RANKS)
 FORMS = ("None", "Linear", "Distance", *_OF_SUMS, *_OF_VECTORS)
 # Channels of the widest heads with gradients and vectors, both of which need shared memory.
 WIDEST_WITH_VECTORS = 128
-# Channels of heads whose gradients of keys and values, for all of them, fit in registers.
+# Channels of the widest heads whose dk and dv fit in registers beside dS and dq.
 WIDEST_IN_ONE_PASS = 128
 BLOCK_M = 128  # rows of a block of the backward kernels
 GROUP_M = 64  # rows of a warp group
