@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from typing import TypeVar
 
 import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from . import padding
 from .families import FAMILIES, FUSED
 from .interface import NAME, refuse
 from .layer import ACCELERATED
@@ -50,17 +50,24 @@ def accelerate(model: Model) -> Model:
     if known and not layers:
         return model
     _check(model, layers)
-    trunk_types = tuple({FUSED[type(layer)].trunk for layer in layers})
+    kinds = {FUSED[type(layer)] for layer in layers}
+    trunk_types = tuple({fused.trunk for fused in kinds})
     for layer in layers:
         layer.__class__ = FUSED[type(layer)]
         layer.prepare()
     trunks = [module for module in model.modules() if isinstance(module, trunk_types)]
+    without_padding = tuple({fused.trunk for fused in kinds if fused.removes_padding})
     for trunk in trunks:
         if not hasattr(trunk, "_hooks_of_calls"):
             trunk._hooks_of_calls = (
                 trunk.register_forward_pre_hook(_begin_call, with_kwargs=True),
                 trunk.register_forward_hook(_end_call, always_call=True),
             )
+            if isinstance(trunk, without_padding):
+                trunk._hooks_of_calls += (
+                    trunk.register_forward_pre_hook(padding.remove, with_kwargs=True),
+                    trunk.register_forward_hook(padding.restore, with_kwargs=True),
+                )
     _name_in_configs(model, tuple({type(trunk.config) for trunk in trunks}))
     return model
 
@@ -128,8 +135,7 @@ def _begin_call(trunk: PreTrainedModel, args: tuple, kwargs: dict) -> tuple[tupl
         raise NotImplementedError(
             f"attn_implementation is {implementation!r}; an accelerated model keeps {NAME!r}"
         )
-    given = inspect.signature(trunk.forward).bind_partial(*args, **kwargs).arguments
-    given.update(given.pop("kwargs", {}))
+    given = padding.arguments(trunk, args, kwargs)
     refuse(given)
     for name in ("attention_mask", "encoder_attention_mask"):
         mask = given.get(name)

@@ -54,7 +54,7 @@ def attend(
         packing = mask.packing
         sequences = packing.sequences
         q, k, v = (
-            x.transpose(1, 2).flatten(0, 1)[rows].transpose(0, 1)[None]
+            rows.pack(x.transpose(1, 2)).transpose(1, 2)
             for x, rows in ((q, packing.queries), (k, packing.keys), (v, packing.keys))
         )
     options = (bias, mask.causal, mask.window, scale, None, None)
@@ -63,16 +63,8 @@ def attend(
     weights = _weights(problem, lse, mask, packing) if with_weights else None
     o, lse = o.transpose(1, 2), lse.transpose(1, 2)
     if packing is not None:
-        o = _unpacked(o[0], packing.queries, mask, 0)
-        lse = _unpacked(lse[0], packing.queries, mask, -torch.inf)
+        o, lse = packing.queries.unpack(o), packing.queries.unpack(lse, -torch.inf)
     return Attended(o, lse, weights)
-
-
-def _unpacked(rows: Tensor, queries: Tensor, mask: TokenMask, padding: float) -> Tensor:
-    """(total queries, ...) to (B, Nq, ...)."""
-    batch = len(mask.tokens)
-    padded = rows.new_full((batch * mask.n_query, *rows.shape[1:]), padding)
-    return padded.index_copy(0, queries, rows).unflatten(0, (batch, mask.n_query))
 
 
 def _of_pairs(bias, mask: TokenMask, q: Tensor) -> DenseBias:
@@ -91,7 +83,7 @@ def _weights(problem: Problem, lse: Tensor, mask: TokenMask, packing: Packing | 
     weights = problem.q.new_zeros(batch, problem.q.shape[1], mask.n_query, mask.n_key)
     queries, keys = (torch.arange(n, device=lse.device) for n in (lse.shape[2], problem.k.shape[2]))
     if packing is not None:
-        queries, keys = packing.queries % mask.n_query, packing.keys % mask.n_key
+        queries, keys = packing.queries.index % mask.n_query, packing.keys.index % mask.n_key
     for rows, one in zip(problem.sequences, problem.each_sequence(), strict=True):
         i = queries[rows.first_query :][: rows.n_query, None]
         j = keys[rows.first_key :][: rows.n_key]

@@ -37,8 +37,7 @@ class Slopes(PositionBias):
 def bias_of_keys(values: Tensor, mask: TokenMask) -> CumulativeBias:
     """b_ij = values_j - values_i, from values per key and head, (B, H, n_key)."""
     if mask.has_holes:
-        keys = mask.packing.keys
-        values = values.transpose(1, 2).flatten(0, 1)[keys].T[None]
+        values = mask.packing.keys.pack(values.transpose(1, 2)).transpose(1, 2)
     values = values.double()
     return CumulativeBias(-values.diff(dim=-1, prepend=values[..., :1]))
 

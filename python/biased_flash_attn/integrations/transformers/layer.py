@@ -19,6 +19,9 @@ class FusedLayer:
 
     trunk: type[PreTrainedModel]
 
+    # Whether nothing is computed for padding if the trunk is an encoder.
+    removes_padding = False
+
     def prepare(self) -> None:
         """Adds what the forward pass needs."""
 

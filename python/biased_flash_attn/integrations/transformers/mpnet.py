@@ -38,11 +38,9 @@ class FusedMPNetEncoder(FusedLayer, modeling_mpnet.MPNetEncoder):
         if attention_mask.tokens is None or attention_mask.has_holes or every_layer:
             returned = (output_attentions, output_hidden_states, return_dict)
             return super().forward(hidden_states, attention_mask, *returned, **kwargs)
-        rows, attention_mask = attention_mask.unpadded
-        tokens = hidden_states.flatten(0, 1)[rows][None]
-        tokens = super().forward(tokens, attention_mask, **kwargs)[0][0]
-        states = tokens.new_zeros(hidden_states.shape).flatten(0, 1)
-        states = states.index_copy(0, rows, tokens).view(hidden_states.shape)
+        rows = attention_mask.unpadded.packed.keys
+        tokens = rows.pack(hidden_states)
+        states = rows.unpack(super().forward(tokens, attention_mask.unpadded, **kwargs)[0])
         return BaseModelOutput(last_hidden_state=states) if return_dict else (states,)
 
 

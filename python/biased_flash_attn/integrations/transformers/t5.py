@@ -58,18 +58,21 @@ class FusedT5Attention(TableOfDistances, modeling_t5.T5Attention):
     """T5's attention layer, without a dense bias."""
 
     trunk = modeling_t5.T5Stack
+    removes_padding = True
 
 
 class FusedMT5Attention(TableOfDistances, modeling_mt5.MT5Attention):
     """mT5's attention layer, without a dense bias."""
 
     trunk = modeling_mt5.MT5Stack
+    removes_padding = True
 
 
 class FusedUMT5Attention(TableOfDistances, modeling_umt5.UMT5Attention):
     """UMT5's attention layer, without a dense bias."""
 
     trunk = modeling_umt5.UMT5Stack
+    removes_padding = True
 
     def buckets(self, d: Tensor) -> Tensor:
         return self._relative_position_bucket(-d)
@@ -79,6 +82,7 @@ class FusedPop2PianoAttention(TableOfDistances, modeling_pop2piano.Pop2PianoAtte
     """Pop2Piano's attention layer, without a dense bias."""
 
     trunk = modeling_pop2piano.Pop2PianoStack
+    removes_padding = True
 
 
 class FusedLongT5Attention(TableOfDistances, modeling_longt5.LongT5Attention):

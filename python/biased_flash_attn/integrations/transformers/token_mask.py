@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -26,10 +27,15 @@ class TokenMask:
     causal: bool
     window: int | None = None  # the number of keys that a query sees, including its own
     tokens: Tensor | None = None  # (B, n_key) bool, or None where all keys are
-    packed: Sequences | None = None  # those that follow one another in a single batch entry
+    packed: Packing | None = None  # of tokens that follow one another in a single batch entry
 
     # Models use it to recognize a dense mask.
     ndim = 2
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """That of a mask of tokens, by which transformers learns the number of keys."""
+        return (1 if self.tokens is None else len(self.tokens)), self.n_key
 
     @staticmethod
     def from_keys(tokens: Tensor) -> TokenMask:
@@ -69,7 +75,7 @@ class TokenMask:
         Queries at the positions of padding keys are padding if they are of the same input.
         """
         if self.tokens is None:
-            return self.packed
+            return None if self.packed is None else self.packed.sequences
         return self._padded if of_one_input else self._padded_keys
 
     @cached_property
@@ -94,23 +100,44 @@ class TokenMask:
         return Packing.from_tokens(queries, self.tokens)
 
     @cached_property
-    def unpadded(self) -> tuple[Tensor, TokenMask]:
-        """The rows of tokens among (B, n_key), and the mask for tensors of these rows alone.
+    def unpadded(self) -> TokenMask:
+        """The mask for tensors of the tokens alone, `packed.keys` of (B, n_key).
 
-        It is for layers whose queries are all keys.
+        It is for layers whose queries are all keys, and which treat each token by itself.
         """
         packing = Packing.from_tokens(self.tokens, self.tokens)
-        n = len(packing.keys)
-        mask = replace(self, n_query=n, n_key=n, tokens=None, packed=packing.sequences)
-        return packing.keys, mask
+        n = len(packing.keys.index)
+        return replace(self, n_query=n, n_key=n, tokens=None, packed=packing)
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Selected rows of tensors (B, N, ...)."""
+
+    index: Tensor  # (rows,) int64, below B * N
+    shape: tuple[int, int]
+
+    @staticmethod
+    def selected_by(kept: Tensor) -> Rows:
+        """The rows of (B, N) bool that are true."""
+        return Rows(kept.flatten().nonzero().squeeze(1), tuple(kept.shape))
+
+    def pack(self, x: Tensor) -> Tensor:
+        """(B, N, ...) to (1, rows, ...)."""
+        return x.flatten(0, 1)[self.index][None]
+
+    def unpack(self, x: Tensor, padding: float = 0.0) -> Tensor:
+        """(1, rows, ...) to (B, N, ...), which is `padding` in other rows."""
+        padded = x.new_full((math.prod(self.shape), *x.shape[2:]), padding)
+        return padded.index_copy(0, self.index, x[0]).unflatten(0, self.shape)
 
 
 @dataclass(frozen=True, eq=False)
 class Packing:
-    """The selected rows of (B, N), (total,) int64, and the sequences among them."""
+    """The selected queries and keys, and the sequences among them."""
 
-    queries: Tensor
-    keys: Tensor
+    queries: Rows
+    keys: Rows
     sequences: Sequences
 
     @staticmethod
@@ -119,8 +146,8 @@ class Packing:
         offsets = [
             torch.nn.functional.pad(x.sum(1).cumsum(0), (1, 0)).int() for x in (queries, keys)
         ]
-        rows = [x.flatten().nonzero().squeeze(1) for x in (queries, keys)]
-        totals = tuple(len(x) for x in rows)
+        rows = [Rows.selected_by(x) for x in (queries, keys)]
+        totals = tuple(len(x.index) for x in rows)
         return Packing(*rows, Sequences.from_offsets(*offsets, totals, (None, None)))
 
 
@@ -142,6 +169,8 @@ def create_token_mask(
     Raises NotImplementedError for masks that are not causal, sliding or bidirectional, and for
     caches with unused entries after the tokens.
     """
+    if isinstance(attention_mask, TokenMask) and attention_mask.packed is not None:
+        return attention_mask
     q_offset = int(q_offset)
     causal = mask_function is not bidirectional_mask_function
     window = local_size if causal else None
