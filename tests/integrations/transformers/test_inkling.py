@@ -87,6 +87,20 @@ def test_logits_are_scaled_by_model_positions(make, positions):
         assert_same_model(accelerated(model)(**inputs).logits, expected, "logits")
 
 
+def test_hidden_states_wider_than_heads_may_be():
+    """Inkling 2 attends to hidden states of earlier layers with heads of their width."""
+    model, ids = inkling2(hidden_size=272), tokens(2, 20)
+    kept = torch.ones(2, 20, dtype=torch.bool)
+    actual, expected = (
+        differentiated(m, {"input_ids": ids}, kept) for m in (accelerated(model), model)
+    )
+    assert_same_model(actual[0], expected[0], "logits")
+    largest = torch.stack([x.abs().max() for x in expected[1].values() if x is not None])
+    for name, gradient in expected[1].items():
+        if gradient is not None:
+            assert_same_model(actual[1][name], gradient, f"gradient of {name}", largest)
+
+
 @pytest.mark.parametrize("make", [inkling, inkling2])
 def test_sequences_packed_by_position_ids_are_refused(make):
     model, positions = accelerated(make()), torch.arange(10).repeat(3)[None]

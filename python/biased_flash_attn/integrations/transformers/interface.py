@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, Cache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.falcon.modeling_falcon import FALCON_ATTENTION_CLASSES, FalconAttention
 
+from ...validation import MAX_HEAD_DIM
 from .attend import attend, check_dropout
 from .biases import SharedTable
 from .token_mask import TokenMask, create_token_mask
@@ -49,6 +51,10 @@ def attention_forward(
     Raises NotImplementedError for unsupported features, ValueError for inconsistent windows.
     """
     check_dropout(module, dropout)
+    if attention_mask is None and query.shape[3] > MAX_HEAD_DIM:
+        # Tokens of Inkling 2 attend to their own states in earlier layers, in whole rows of them.
+        options = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal}
+        return sdpa_attention_forward(module, query, key, value, None, **options)
     if attention_mask is None:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         if sliding_window is not None and not causal:
