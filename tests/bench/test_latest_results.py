@@ -20,6 +20,10 @@ def test_plots_show_the_latest_results(tmp_path):
 def test_documents_show_the_latest_results():
     from bench.reports import documents
 
-    readme, performance = documents.README.read_text(), documents.PERFORMANCE.read_text()
-    assert documents.readme_with_results(readme) == readme
-    assert documents.performance_with_results(performance) == performance
+    for path, with_results in (
+        (documents.README, documents.readme_with_results),
+        (documents.PERFORMANCE, documents.performance_with_results),
+        (documents.TRANSFORMERS, documents.transformers_with_results),
+    ):
+        text = path.read_text()
+        assert with_results(text) == text, path.name

@@ -82,7 +82,7 @@ def test_beam_search(name):
     options = {
         "num_beams": 3,
         "num_return_sequences": 2,
-        "max_new_tokens": 16,
+        "max_new_tokens": 48,
         "output_scores": True,
     }
     actual = generate(accelerated(model), inputs, **options)

@@ -201,11 +201,16 @@ def in_bfloat16(model):
         lambda: t5(layers=1, initializer_factor=2.0).encoder,
         lambda: t5("MT5", layers=1, initializer_factor=2.0).encoder,
         lambda: t5("UMT5", layers=1, initializer_factor=2.0).encoder,
+        lambda: t5("SwitchTransformers", layers=1, initializer_factor=2.0, num_experts=1).encoder,
+        lambda: t5("Pop2Piano", layers=1, initializer_factor=2.0, dense_act_fn="gelu_new").encoder,
         lambda: inkling(layers=1, initializer_range=0.3).model,
         lambda: inkling2(layers=1, initializer_range=0.3).model,
         lambda: mpnet(layers=1).mpnet,
     ],
-    ids=["bloom", "mpt", "falcon", "t5", "mt5", "umt5", "inkling", "inkling 2", "mpnet"],
+    ids=[
+        *("bloom", "mpt", "falcon", "t5", "mt5", "umt5", "switch", "pop2piano"),
+        *("inkling", "inkling 2", "mpnet"),
+    ],
 )
 def test_bfloat16_results_are_closer_to_float32(make):
     """Errors are summed over so many entries that their ratio hardly varies between draws: it is
