@@ -45,7 +45,13 @@ def falcon(heads: int = 8, layers: int = 2, head_dim: int = 8, **config):
     )
 
 
-def t5(family: str = "T5", heads: int = 4, layers: int = 2, **config):
+def t5(
+    family: str = "T5",
+    heads: int = 4,
+    layers: int = 2,
+    head: str = "ConditionalGeneration",
+    **config,
+):
     """Dropout outside of attention has its default of 0.1; eval() disables it."""
     defaults = {
         "vocab_size": VOCABULARY,
@@ -61,7 +67,7 @@ def t5(family: str = "T5", heads: int = 4, layers: int = 2, **config):
         "pad_token_id": 0,
     }
     config = getattr(transformers, f"{family}Config")(**{**defaults, **config})
-    model = getattr(transformers, f"{family}ForConditionalGeneration")
+    model = getattr(transformers, f"{family}For{head}")
     return model._from_config(config, attn_implementation="eager").eval()
 
 

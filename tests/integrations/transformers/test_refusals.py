@@ -23,7 +23,15 @@ from tests.integrations.transformers.cases import (
     mpt,
     t5,
     tokens,
+    unaccelerate,
 )
+
+
+class Pipeline:
+    """Holds a model and is no module."""
+
+    def __init__(self, model):
+        self.model = model
 
 
 def assert_refused(model, match: str) -> None:
@@ -46,6 +54,10 @@ def test_other_architectures():
     shape = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 64}
     model = decoder("Llama", num_hidden_layers=1, **shape)
     assert_refused(model, 'BLOOM, MPT, Falcon.*attn_implementation="biased_attention"')
+    for holder, name in ((torch.nn.Sequential(model), "Sequential"), (Pipeline(model), "Pipeline")):
+        with pytest.raises(NotImplementedError, match=f"^LlamaForCausalLM in {name} has no atten"):
+            accelerate(holder)
+    assert_refused(model, r"^LlamaForCausalLM has no .* Nothing was changed.* \(SDPA\) is the")
 
 
 def test_falcon_without_alibi():
@@ -66,9 +78,13 @@ def test_modified_layers():
 
 
 def test_other_types():
-    for model in (torch.nn.Linear(2, 2), lambda x: x):
-        with pytest.raises(TypeError, match=r"model is a (Linear|function)"):
+    linear = torch.nn.Linear(2, 2)
+    for model in (linear, lambda x: x, Pipeline(linear), Pipeline("bloom")):
+        with pytest.raises(TypeError, match=f"model is a {type(model).__name__};"):
             accelerate(model)
+    for model in (lambda x: x, Pipeline("bloom")):
+        with pytest.raises(TypeError, match=f"model is a {type(model).__name__};"):
+            unaccelerate(model)
 
 
 @pytest.mark.parametrize("make", [bloom, mpt, falcon, inkling, inkling2, mpnet, t5])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import TypeVar
 
 import transformers
@@ -15,7 +16,7 @@ from .interface import NAME, refuse
 from .layer import ACCELERATED
 from .releases import warn_if_untested
 
-Model = TypeVar("Model", bound=nn.Module)
+Model = TypeVar("Model")
 
 
 def accelerate(model: Model) -> Model:
@@ -27,35 +28,38 @@ def accelerate(model: Model) -> Model:
     configs are replaced by copies, as other models may share them.
 
     Args:
-        model: a model of transformers, or a module that contains some, such as a
-            SentenceTransformer. The documentation lists the supported models.
+        model: a model of transformers, a module that contains some, such as a SentenceTransformer,
+            or an object that holds one of these in its attribute `model`, such as a pipeline of
+            transformers or a ChronosPipeline. The documentation lists the supported models.
 
     Returns:
         model, which is changed in place. A model that is already accelerated is left unchanged.
 
     Raises:
-        TypeError: model neither is nor contains a model of transformers.
+        TypeError: model neither is nor contains nor holds a model of transformers.
         NotImplementedError: the model is not supported; the message names the reason, and the model
             is left unchanged. Calls of an accelerated model raise it for unsupported features:
             dropout of attention weights in training, masks of pairs, static caches and a different
             attn_implementation.
     """
     warn_if_untested(transformers.__version__)
-    if not _has_models(model):
-        raise TypeError(
-            f"model is a {type(model).__name__}; it must be or contain a PreTrainedModel"
-        )
-    known = [module for module in model.modules() if isinstance(module, tuple(FUSED))]
+    root = _module_of(model)
+    models = list(_outermost_models(root))
+    if not models:
+        raise _wrong_type(model)
+    known = [module for module in root.modules() if isinstance(module, tuple(FUSED))]
     layers = [layer for layer in known if type(layer) not in FUSED.values()]
     if known and not layers:
         return model
-    _check(model, layers)
+    if not layers:
+        raise _without_supported_layers(model, models)
+    _check(type(model).__name__, layers)
     kinds = {FUSED[type(layer)] for layer in layers}
     trunk_types = tuple({fused.trunk for fused in kinds})
     for layer in layers:
         layer.__class__ = FUSED[type(layer)]
         layer.prepare()
-    trunks = [module for module in model.modules() if isinstance(module, trunk_types)]
+    trunks = [module for module in root.modules() if isinstance(module, trunk_types)]
     without_padding = tuple({fused.trunk for fused in kinds if fused.removes_padding})
     for trunk in trunks:
         if not hasattr(trunk, "_hooks_of_calls"):
@@ -68,17 +72,23 @@ def accelerate(model: Model) -> Model:
                     trunk.register_forward_pre_hook(padding.remove, with_kwargs=True),
                     trunk.register_forward_hook(padding.restore, with_kwargs=True),
                 )
-    _name_in_configs(model, tuple({type(trunk.config) for trunk in trunks}))
+    _name_in_configs(root, tuple({type(trunk.config) for trunk in trunks}))
     return model
 
 
 def unaccelerate(model: Model) -> Model:
     """Undoes `accelerate`: layers, hooks and configs are again as they were.
 
+    Args:
+        model: a module, or an object that holds one in its attribute `model`.
+
     Returns:
         model, which is changed in place. Layers that are not accelerated are left unchanged.
+
+    Raises:
+        TypeError: model neither is nor holds a module.
     """
-    for module in model.modules():
+    for module in _module_of(model).modules():
         if type(module) in FUSED.values():
             module.restore()
             module.__class__ = type(module).__bases__[-1]
@@ -89,19 +99,43 @@ def unaccelerate(model: Model) -> Model:
     return model
 
 
-def _has_models(model) -> bool:
-    modules = model.modules() if isinstance(model, nn.Module) else ()
-    return any(isinstance(module, PreTrainedModel) for module in modules)
+def _module_of(model) -> nn.Module:
+    """Pipelines are no modules, and hold theirs in an attribute of this name."""
+    module = model if isinstance(model, nn.Module) else getattr(model, "model", None)
+    if not isinstance(module, nn.Module):
+        raise _wrong_type(model)
+    return module
 
 
-def _check(model: nn.Module, layers: list[nn.Module]) -> None:
-    name = type(model).__name__
-    if not layers:
-        supported = ", ".join(family.name for family in FAMILIES)
-        raise NotImplementedError(
-            f"{name} has no attention layer that accelerate() supports, which are those of"
-            f' {supported}; others may take attn_implementation="{NAME}"'
-        )
+def _outermost_models(module: nn.Module) -> Iterator[PreTrainedModel]:
+    """Without the models that they consist of."""
+    if isinstance(module, PreTrainedModel):
+        yield module
+    else:
+        for child in module.children():
+            yield from _outermost_models(child)
+
+
+def _wrong_type(model) -> TypeError:
+    return TypeError(
+        f"model is a {type(model).__name__}; it must be or contain a PreTrainedModel, or hold one"
+        " in its attribute `model`"
+    )
+
+
+def _without_supported_layers(model, models: list[PreTrainedModel]) -> NotImplementedError:
+    name, kinds = type(model).__name__, dict.fromkeys(type(x).__name__ for x in models)
+    unsupported = name if models == [model] else f"{' and '.join(kinds)} in {name}"
+    supported = ", ".join(family.name for family in FAMILIES)
+    return NotImplementedError(
+        f"{unsupported} has no attention layer that accelerate() supports, which are those of"
+        f" {supported}. Nothing was changed, and all its methods work as before. A model without"
+        " position biases, such as BERT, has nothing to accelerate: its own attention (SDPA) is the"
+        f' right choice. Others may take attn_implementation="{NAME}"'
+    )
+
+
+def _check(name: str, layers: list[nn.Module]) -> None:
     for layer in layers:
         kind = type(layer).__name__
         if type(layer) not in FUSED:

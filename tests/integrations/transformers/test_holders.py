@@ -1,19 +1,21 @@
-"""Models inside other modules, as sentence-transformers holds them."""
+"""Models inside other modules or objects, as libraries hold them."""
 
 from __future__ import annotations
 
-import string
+from types import SimpleNamespace
 
 import pytest
 import torch
-import transformers
 from torch import nn
+from transformers import PreTrainedModel
 
 from tests.integrations.transformers.cases import (
     accelerate,
     bloom,
+    inputs_of,
     lengths_mask,
     mpnet,
+    t5,
     tokens,
     unaccelerate,
 )
@@ -66,25 +68,16 @@ def test_several_models_of_a_module():
         assert_same_model(model(ids)[0], result, "results")
 
 
-# Importing sentence-transformers takes seconds.
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_sentence_transformers(tmp_path):
-    """A text of one token to 500 words, in batches that sentence-transformers sorts by length."""
-    package = pytest.importorskip(
-        "sentence_transformers", reason="needs pip install sentence-transformers"
-    )
-    words = ["<s>", "<pad>", "</s>", "[UNK]", "<mask>", *string.ascii_lowercase]
-    mpnet("Model", vocab_size=len(words)).save_pretrained(tmp_path)
-    vocabulary = {word: number for number, word in enumerate(words)}
-    transformers.MPNetTokenizerFast(vocab=vocabulary).save_pretrained(tmp_path)
-    model = package.SentenceTransformer(str(tmp_path))
-    texts = [
-        " ".join(words[int(i)] for i in torch.randint(5, len(words), (n,)))
-        for n in torch.randint(1, 500, (10,)).tolist()
-    ]
-    expected = model.encode(texts, batch_size=4, convert_to_tensor=True)
-    accelerate(model)
-    actual = model.encode(texts, batch_size=4, convert_to_tensor=True)
-    assert_same_model(actual, expected, "embeddings")
-    assert expected.std(0).min() > 0.01
+@pytest.mark.parametrize("inner", [t5, lambda: nn.Sequential(t5())])
+def test_objects_that_hold_a_model(inner):
+    """As pipelines do, which are no modules."""
+    pipeline = SimpleNamespace(model=inner())
+    model = next(x for x in pipeline.model.modules() if isinstance(x, PreTrainedModel))
+    inputs = inputs_of(model, 2, 20)
+    expected = model(**inputs).logits
+    assert accelerate(pipeline) is pipeline
+    assert type(model.encoder.block[0].layer[0].SelfAttention).__name__ == "FusedT5Attention"
+    assert_same_model(model(**inputs).logits, expected, "logits")
+    assert accelerate(pipeline) is pipeline
+    assert unaccelerate(pipeline) is pipeline
+    assert torch.equal(model(**inputs).logits, expected)
