@@ -57,7 +57,7 @@ def test_text_classification(tmp_path):
 def test_text_generation(tmp_path):
     save_bloom(tmp_path)
     pipe, prompts = pipeline("text-generation", tmp_path), texts(*LENGTHS)
-    options = {"max_new_tokens": 20, "do_sample": False}
+    options = {"min_new_tokens": 20, "max_new_tokens": 20, "do_sample": False}
     expected = pipe(prompts, **options)
     accelerate(pipe)
     assert pipe(prompts, **options) == expected
