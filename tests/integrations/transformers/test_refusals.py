@@ -64,6 +64,12 @@ def test_falcon_without_alibi():
     assert_refused(falcon(alibi=False), "rotary")
 
 
+def test_cpm_ant():
+    shape = {"hidden_size": 32, "num_attention_heads": 2, "dim_head": 16, "dim_ff": 32}
+    model = decoder("CpmAnt", num_hidden_layers=1, **shape)
+    assert_refused(model, "CpmAntForCausalLM is not supported: CPM-Ant's bias.*segments")
+
+
 def test_projections_in_slices():
     assert_refused(decoder("Bloom", pretraining_tp=2, slow_but_exact=True), "slow_but_exact")
 

@@ -8,7 +8,6 @@ import transformers
 
 from tests.integrations.transformers.cases import (
     VOCABULARY,
-    accelerate,
     accelerated,
     differentiated,
     kept_by,
@@ -109,16 +108,3 @@ def test_generated_music():
     )
     assert actual.shape[1] > 48
     assert torch.equal(actual, expected)
-
-
-def test_long_t5_with_global_tokens():
-    """Its encoder is unchanged."""
-    model = t5("LongT5", encoder_attention_type="transient-global", global_block_size=8)
-    before = [type(module) for module in model.encoder.modules()]
-    mask = lengths_mask("right", 3, 60)
-    inputs = {"input_ids": tokens(3, 60), "decoder_input_ids": tokens(3, 40)}
-    inputs["attention_mask"] = mask
-    expected = model(**inputs).logits
-    accelerate(model)
-    assert [type(module) for module in model.encoder.modules()] == before
-    assert_same_model(model(**inputs).logits, expected, "logits")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterator
 from typing import TypeVar
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from . import padding
-from .families import FAMILIES, FUSED
+from .families import FAMILIES, FUSED, REFUSED
 from .interface import NAME, refuse
 from .layer import ACCELERATED
 from .releases import warn_if_untested
@@ -125,13 +126,16 @@ def _wrong_type(model) -> TypeError:
 
 def _without_supported_layers(model, models: list[PreTrainedModel]) -> NotImplementedError:
     name, kinds = type(model).__name__, dict.fromkeys(type(x).__name__ for x in models)
+    for module in itertools.chain(*(x.modules() for x in models)):
+        if reason := REFUSED.get(type(module)):
+            return NotImplementedError(f"{name} is not supported: {reason}")
     unsupported = name if models == [model] else f"{' and '.join(kinds)} in {name}"
     supported = ", ".join(family.name for family in FAMILIES)
     return NotImplementedError(
         f"{unsupported} has no attention layer that accelerate() supports, which are those of"
-        f" {supported}. Nothing was changed, and all its methods work as before. A model without"
-        " position biases, such as BERT, has nothing to accelerate: its own attention (SDPA) is the"
-        f' right choice. Others may take attn_implementation="{NAME}"'
+        f" {supported}. It is unchanged and works as before: a model without position biases, such"
+        " as BERT, is best left to its own attention (SDPA); others may take"
+        f' attn_implementation="{NAME}"'
     )
 
 

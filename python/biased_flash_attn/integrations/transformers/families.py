@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from transformers.models.cpmant import modeling_cpmant
+
 from .bloom import FusedBloomAttention
 from .falcon import FusedFalconAttention
 from .inkling import (
@@ -12,6 +14,9 @@ from .inkling import (
     FusedInklingAttention,
 )
 from .layer import FusedLayer
+from .layoutlmv3 import FusedLayoutLMv3SelfAttention
+from .longt5 import FusedLongT5LocalAttention
+from .longt5_blocks import FusedLongT5TransientGlobalAttention
 from .mpnet import FusedMPNetEncoder, FusedMPNetSelfAttention
 from .mpt import FusedMptAttention, FusedMptBlock
 from .pix2struct import FusedPix2StructTextAttention
@@ -77,11 +82,28 @@ FAMILIES = (
         "encoders, in O(N^2) memory for the bias, decoders and cross-attention, `generate()`",
     ),
     Family(
-        "LongT5, Pix2Struct",
-        (FusedLongT5Attention, FusedPix2StructTextAttention),
+        "LayoutLMv3",
+        (FusedLayoutLMv3SelfAttention,),
+        "tables of the distances of positions and of places on the page, which transformers"
+        " expands to a dense bias once for all layers and does not train",
+        "every head, text and images, in O(N^2) memory for the bias",
+    ),
+    Family(
+        "LongT5",
+        (
+            FusedLongT5LocalAttention,
+            FusedLongT5TransientGlobalAttention,
+            FusedLongT5Attention,
+        ),
+        "the table of T5, in encoders within a radius, and a second one of distances to blocks",
+        "local and transient-global encoders, decoders and cross-attention, `generate()`",
+    ),
+    Family(
+        "Pix2Struct",
+        (FusedPix2StructTextAttention,),
         "the table of T5 in decoders",
-        "decoders and cross-attention, `generate()`; encoders keep their own attention, which has"
-        " no dense bias",
+        "decoders and cross-attention, `generate()`; encoders have no bias and keep their own"
+        " attention",
     ),
     Family(
         "MPNet",
@@ -107,3 +129,9 @@ FAMILIES = (
 
 # The fused layer for each layer of transformers.
 FUSED = {fused.__bases__[-1]: fused for family in FAMILIES for fused in family.layers}
+
+# Layers with a bias that no layer of this package computes, and why.
+REFUSED = {
+    modeling_cpmant.CpmAntAttention: "CPM-Ant's bias and mask depend on the segments of each query"
+    " and key, and not only on their distance"
+}
