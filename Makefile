@@ -60,8 +60,8 @@ lint: $(INSTALLED)  ## ruff and clang-format
 	$(IN_VENV) ruff format --check
 	$(IN_VENV) clang-format --dry-run -Werror $(KERNELS) tests/emulator/core/* tests/kernels/cuda/*.cpp tests/support/*.c
 
-bench: $(INSTALLED)  ## time and memory against other ways to compute the same
-	$(IN_VENV) pytest bench -v --benchmark-quiet
+bench: $(INSTALLED) build/integrations/installed  ## time and memory against other ways to compute the same
+	$(IN_VENV) PYTHONPATH=$(CURDIR)/build/integrations pytest bench -v --benchmark-quiet
 
 docs: $(INSTALLED)  ## the documentation site, in build/site
 	$(IN_VENV) NO_MKDOCS_2_WARNING=1 mkdocs build --strict
