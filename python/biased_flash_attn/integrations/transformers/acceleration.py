@@ -125,17 +125,17 @@ def _wrong_type(model) -> TypeError:
 
 
 def _without_supported_layers(model, models: list[PreTrainedModel]) -> NotImplementedError:
-    name, kinds = type(model).__name__, dict.fromkeys(type(x).__name__ for x in models)
-    for module in itertools.chain(*(x.modules() for x in models)):
+    name = type(model).__name__
+    for module in itertools.chain(*(inner.modules() for inner in models)):
         if reason := REFUSED.get(type(module)):
             return NotImplementedError(f"{name} is not supported: {reason}")
-    unsupported = name if models == [model] else f"{' and '.join(kinds)} in {name}"
+    kinds = " and ".join(dict.fromkeys(type(inner).__name__ for inner in models))
+    unsupported = name if models == [model] else f"{kinds} in {name}"
     supported = ", ".join(family.name for family in FAMILIES)
     return NotImplementedError(
         f"{unsupported} has no attention layer that accelerate() supports, which are those of"
-        f" {supported}. It is unchanged and works as before: a model without position biases, such"
-        " as BERT, is best left to its own attention (SDPA); others may take"
-        f' attn_implementation="{NAME}"'
+        f" {supported}; nothing was changed, and {name} works as before. Attention without biases,"
+        f' as in BERT, needs no acceleration; others may take attn_implementation="{NAME}"'
     )
 
 
