@@ -7,6 +7,8 @@ import re
 import pytest
 import torch
 import transformers
+from transformers.cache_utils import MtpCache
+from transformers.modeling_layers import MtpModel
 from transformers.models import inkling as of_inkling
 from transformers.models import inkling2 as of_inkling2
 
@@ -176,3 +178,23 @@ def test_multimodal_models(family, side):
     assert ours.config.text_config is ours.model.language_model.config
     assert ours.config.text_config._attn_implementation == NAME
     assert ours.config.vision_config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("drafted", ["hybrid_sliding", "hybrid"])
+def test_layers_that_draft_tokens(drafted):
+    """`generate(use_mtp=True)` creates them from the last layer and the config of a model."""
+    model = inkling(
+        num_mtp_layers=2,
+        mtp_local_layer_ids=[0, 1] if drafted == "hybrid_sliding" else [],
+    )
+    drafts, ids = MtpModel(model, 2).eval(), tokens(1, 40)
+    for weight in drafts.layers.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    ours = MtpModel(accelerated(model), 2).eval()
+    ours.load_state_dict(drafts.state_dict())
+    assert drafts.config.layer_types == [drafted, drafted]
+    positions, states = torch.arange(40)[None], torch.randn(1, 40, 32)
+    actual, expected = (
+        mtp(ids, states, None, positions, MtpCache(config=mtp.config))[1] for mtp in (ours, drafts)
+    )
+    assert_same_model(actual, expected, "logits")

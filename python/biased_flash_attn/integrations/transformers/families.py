@@ -12,6 +12,7 @@ from .inkling import (
     FusedInkling2FullAttention,
     FusedInkling2SlidingAttention,
     FusedInklingAttention,
+    FusedInklingDecoderLayer,
 )
 from .layer import FusedLayer
 from .layoutlmv3 import FusedLayoutLMv3SelfAttention
@@ -113,7 +114,7 @@ FAMILIES = (
     ),
     Family(
         "Inkling",
-        (FusedInklingAttention,),
+        (FusedInklingDecoderLayer, FusedInklingAttention),
         "profiles of the distance that each query mixes; logits are divided by head_dim and not"
         " by its square root; in layers without a window, those of late queries are scaled",
         "text and multimodal models, `generate()`",

@@ -68,6 +68,19 @@ class FusedInklingAttention(FusedLayer, modeling_inkling.InklingAttention):
         return (x.float() * tau[:, None, None]).to(x.dtype)
 
 
+class FusedInklingDecoderLayer(FusedLayer, modeling_inkling.InklingDecoderLayer):
+    """Inkling's decoder layer, which is fused from the start where a model creates others.
+
+    `generate(use_mtp=True)` drafts tokens by layers of the type of the model's last layer.
+    """
+
+    trunk = modeling_inkling.InklingTextModel
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.self_attn.__class__ = FusedInklingAttention
+
+
 def _unless_accelerated(distances):
     """Inkling 2 computes the distances of all pairs, which fused layers do not use."""
 
