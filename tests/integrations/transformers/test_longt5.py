@@ -126,6 +126,14 @@ def test_nan_of_padding_does_not_spread(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_one_mask_for_all_texts(kind):
+    """The model's own attention broadcasts it."""
+    model, mask, ids = longt5(kind).encoder, lengths_mask("left", 3, 30)[1:2], tokens(3, 30)
+    actual, expected = (m(ids, mask).last_hidden_state for m in (accelerated(model), model))
+    assert_same_model(actual[:, mask[0].bool()], expected[:, mask[0].bool()], "hidden states")
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_bfloat16_results_are_closer_to_float32(kind):
     half = in_bfloat16(longt5(kind, layers=1, initializer_factor=2.0).encoder)
     ours, full = accelerated(half), copy.deepcopy(half).float()

@@ -73,7 +73,8 @@ FAMILIES = (
             FusedPop2PianoAttention,
         ),
         "a trained table of buckets of distances; logits are not scaled",
-        "encoders, decoders and cross-attention, every head, `generate()`",
+        "encoders, decoders and cross-attention, every head, `generate()`; except in Switch"
+        " Transformers, nothing is computed for padding in encoders",
     ),
     Family(
         "UDOP",

@@ -27,8 +27,8 @@ class Nearby:
 class NearbyAttention(FusedLayer):
     """A layer of an encoder whose tokens see those within a radius.
 
-    It keeps its own attention, which is one of blocks, if there is padding between tokens, or if
-    attention weights, which it returns by blocks, are asked for.
+    It keeps its own attention, which is one of blocks, if there is padding between tokens, if all
+    texts share a mask, or if attention weights, which it returns by blocks, are asked for.
     """
 
     buckets = TableOfDistances.buckets
@@ -36,7 +36,8 @@ class NearbyAttention(FusedLayer):
     def forward(self, hidden_states, mask=None, position_bias=None, output_attentions=False):
         if self.has_relative_attention_bias and position_bias is None and not output_attentions:
             tokens = self.tokens(mask, hidden_states)
-            if not TokenMask.from_keys(tokens).has_holes:
+            of_batch = tokens.shape == hidden_states.shape[:2]
+            if of_batch and not TokenMask.from_keys(tokens).has_holes:
                 position_bias = self.shared(tokens)
         if not isinstance(position_bias, Nearby):
             return super().forward(hidden_states, mask, position_bias, output_attentions)

@@ -86,9 +86,6 @@ class FusedPop2PianoAttention(TableOfDistances, modeling_pop2piano.Pop2PianoAtte
 
 
 class FusedLongT5Attention(TableOfDistances, modeling_longt5.LongT5Attention):
-    """The attention layer of LongT5's decoder, without a dense bias.
-
-    Its encoder computes attention by blocks, whose bias is small.
-    """
+    """The attention layer of LongT5's decoder, without a dense bias."""
 
     trunk = modeling_longt5.LongT5Stack
