@@ -1,5 +1,6 @@
 """Options, progress and results of a benchmark run."""
 
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,23 @@ import torch
 from bench.common.layer import HEAD_DIM, HEADS
 from bench.common.measure import THREADS, build_fma_peak
 from bench.reports import environment, results
+
+# What applies to all rows of a folder, and the libraries that they depend on.
+PARTS = {
+    "cpu": (
+        lambda config: {
+            "threads": THREADS,
+            "heads": HEADS,
+            "head_dim": HEAD_DIM,
+            "length": config.option.length,
+        },
+        ("torch",),
+    ),
+    "models": (
+        lambda config: {"threads": THREADS},
+        ("torch", "transformers", "sentence-transformers", "chronos-forecasting"),
+    ),
+}
 
 
 def pytest_addoption(parser):
@@ -29,8 +47,9 @@ def length(request) -> int:
 @pytest.fixture
 def record(request, record_property):
     """A function that takes the fields of a `results.Row` and stores the row. Rows are grouped by
-    the headings of modules, which end at a colon."""
-    group = request.module.__doc__.partition(":")[0]
+    the headings of modules, which end at a colon; each folder of modules has a file of results."""
+    group, part = request.module.__doc__.partition(":")[0], request.path.parent.name
+    record_property("part", part)
     return lambda *fields: record_property("row", results.Row(*fields, group=group))
 
 
@@ -52,21 +71,21 @@ def pytest_report_teststatus(report):
 
 
 def pytest_terminal_summary(terminalreporter, exitstatus, config):
-    rows = [row_of(report) for report in terminalreporter.getreports("measured")]
+    rows = defaultdict(list)
+    for report in terminalreporter.getreports("measured"):
+        rows[dict(report.user_properties)["part"]].append(row_of(report))
     if exitstatus != 0 or not rows:
         return
-    where = {
-        "machine": environment.machine(),
-        "versions": environment.versions("biased-flash-attn", "torch", "pytest-benchmark"),
-        "commit": environment.commit(),
-        "setting": {
-            "threads": THREADS,
-            "heads": HEADS,
-            "head_dim": HEAD_DIM,
-            "length": config.option.length,
-        },
-    }
-    path = results.save(rows, config.option.results, where)
-    terminalreporter.section("results")
-    terminalreporter.write_line(path.with_suffix(".md").read_text())
-    terminalreporter.write_line(f"written to {path} and, as a table, to {path.stem}.md")
+    for part, measured in rows.items():
+        setting, libraries = PARTS[part]
+        where = {
+            "machine": environment.machine(),
+            "versions": environment.versions("biased-flash-attn", *libraries, "pytest-benchmark"),
+            "commit": environment.commit(),
+            "setting": setting(config),
+        }
+        suffix = "" if part == "cpu" else f"-{part}"
+        path = results.save(measured, config.option.results, where, suffix=suffix)
+        terminalreporter.section(f"results: {part}")
+        terminalreporter.write_line(path.with_suffix(".md").read_text())
+        terminalreporter.write_line(f"written to {path} and, as a table, to {path.stem}.md")

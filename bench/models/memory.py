@@ -1,19 +1,31 @@
-"""Prints the MiB by which a process grows in a pass forward and backward through a model.
+"""Prints the MiB by which a process grows in a call of a model.
 
-Usage: python -m bench.cpu.model_memory MODEL LENGTH accelerated|eager
+It runs in a separate process, because memory freed earlier would hide what a call needs.
+
+Usage: python -m bench.models.memory attention|encoder MODEL LENGTH accelerated|own
 """
 
+import subprocess
 import sys
 
 import torch
 
+from bench import ROOT
 from bench.common.measure import THREADS
-from bench.cpu.models import Training
+from bench.models.subjects import Encoding, Training
 from biased_flash_attn.cli.cost import cost
 
-name, length, side = sys.argv[1:]
-torch.set_num_threads(THREADS)
-accelerated = side == "accelerated"
-Training(name, 64, alone=False, accelerated=accelerated)()  # initializes libraries
-training = Training(name, int(length), alone=False, accelerated=accelerated)
-print(cost(training).mebibytes)
+KINDS = {"attention": Training, "encoder": Encoding}
+
+
+def needed(kind: str, model: str, length: int, side: str) -> float:
+    command = [sys.executable, "-m", "bench.models.memory", kind, model, str(length), side]
+    return float(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)
+
+
+if __name__ == "__main__":
+    kind, model, length, side = sys.argv[1:]
+    torch.set_num_threads(THREADS)
+    accelerated = side == "accelerated"
+    KINDS[kind](model, 64, accelerated=accelerated)()  # initializes libraries
+    print(cost(KINDS[kind](model, int(length), accelerated=accelerated)).mebibytes)

@@ -1,4 +1,4 @@
-"""What the README, docs/performance.md and the plots show of the latest run of `make bench`.
+"""What the README, docs and the plots show of the latest run of `make bench`.
 
 python -m bench.reports.documents    writes it
 """
@@ -9,8 +9,10 @@ import re
 
 from bench import ROOT
 from bench.reports import bounds, latest, plots
+from biased_flash_attn.integrations.transformers.families import FAMILIES
 
-README, PERFORMANCE = ROOT / "README.md", ROOT / "docs" / "performance.md"
+README, DOCS = ROOT / "README.md", ROOT / "docs"
+PERFORMANCE, TRANSFORMERS = DOCS / "performance.md", DOCS / "transformers.md"
 AGAINST_SDPA = "sandwich against SDPA with a dense mask"
 AGAINST_PLAIN = "kerple_log against plain PyTorch with autograd"
 MEMORY = "peak memory beyond inputs, outputs and gradients at N = 16384, kerple_log"
@@ -52,8 +54,33 @@ def performance_with_results(text: str) -> str:
     return text
 
 
+def transformers_with_results(text: str) -> str:
+    """docs/transformers.md with the table of supported models, and the results of models."""
+    tables = latest.path(latest.MODELS).with_suffix(".md").relative_to(ROOT)
+    text = _replaced(r'(--8<-- ")', str(tables), r'(")', text)
+    heading = "model | its bias | what is served | attention | memory | measured with"
+    lines = [f"| {heading} |", 6 * "|---" + "|"]
+    for family in FAMILIES:
+        cells = (family.name, family.bias, family.served, *_measured(family.name))
+        lines.append(f"| {' | '.join(cells)} |")
+    return _replaced(r"(newest tested one\.\n\n)", "\n".join(lines), r"(\n\n)", text)
+
+
+def _measured(family: str) -> tuple[str, str, str]:
+    """How many times faster and in how much of the memory its attention runs, and in what model."""
+    for time in latest.rows(latest.MODELS).values():
+        name, _, rest = time.work.partition(": ")
+        if name == family:
+            shape = rest.rpartition(", against ")[0]
+            memory = latest.rows(latest.MODELS)[f"peak memory of {name}: {shape}", time.dtype]
+            return f"{_two_digits(time.measured)}x", f"{_two_digits(memory.measured)} %", shape
+    raise ValueError(f"the attention of {family} was not measured")
+
+
 def _replaced(begin: str, by: str, end: str, text: str) -> str:
-    found, count = re.subn(f"{begin}.*?{end}", lambda match: match[1] + by + match[2], text)
+    found, count = re.subn(
+        f"{begin}.*?{end}", lambda match: match[1] + by + match[2], text, flags=re.DOTALL
+    )
     if count != 1:
         raise ValueError(f"{begin!r} to {end!r} occurs {count} times; it must occur once")
     return found
@@ -62,4 +89,5 @@ def _replaced(begin: str, by: str, end: str, text: str) -> str:
 if __name__ == "__main__":
     README.write_text(readme_with_results(README.read_text()))
     PERFORMANCE.write_text(performance_with_results(PERFORMANCE.read_text()))
+    TRANSFORMERS.write_text(transformers_with_results(TRANSFORMERS.read_text()))
     plots.write(plots.FOLDER)

@@ -10,17 +10,19 @@ from pathlib import Path
 from bench import RESULTS
 from bench.reports.results import Row, rows_of
 
+MODELS = "-models"
+
 
 @cache
-def path() -> Path:
-    """Its JSON file."""
-    paths = RESULTS.glob("*/????-??-??-????.json")
+def path(suffix: str = "") -> Path:
+    """Its JSON file: that of the kernels or, with the suffix MODELS, that of models."""
+    paths = RESULTS.glob(f"*/????-??-??-????{suffix}.json")
     on_cpus = (path for path in paths if "gpu" not in json.loads(path.read_text())["machine"])
     return max(on_cpus, key=lambda path: path.stem)
 
 
 def row(work: str, dtype: str) -> Row:
-    return _rows()[work, dtype]
+    return rows()[work, dtype]
 
 
 def seconds(work: str, dtype: str = "float32") -> tuple[float, float]:
@@ -30,5 +32,6 @@ def seconds(work: str, dtype: str = "float32") -> tuple[float, float]:
 
 
 @cache
-def _rows() -> dict[tuple[str, str], Row]:
-    return {(x.work, x.dtype): x for x in rows_of(json.loads(path().read_text()))}
+def rows(suffix: str = "") -> dict[tuple[str, str], Row]:
+    """By work and dtype."""
+    return {(x.work, x.dtype): x for x in rows_of(json.loads(path(suffix).read_text()))}

@@ -84,10 +84,12 @@ def milliseconds(seconds: list[float] | None) -> str:
     return f"{three_digits(1e3 * statistics.median(seconds))} ms" if seconds else ""
 
 
-def save(rows: list[Row], folder: Path, where: dict, now: datetime | None = None) -> Path:
+def save(
+    rows: list[Row], folder: Path, where: dict, now: datetime | None = None, suffix: str = ""
+) -> Path:
     """Writes the rows and their environment to a JSON file, and a table with the same name.
 
-    Calls with the same `now` overwrite the same files.
+    Calls with the same `now` and suffix overwrite the same files.
     """
     now = now or datetime.now(timezone.utc)
     result = {
@@ -97,7 +99,7 @@ def save(rows: list[Row], folder: Path, where: dict, now: datetime | None = None
     }
     machine = result["machine"]
     name = machine.get("gpu") or f"{machine['processor']} {machine['cores']} cores"
-    path = folder / re.sub(r"[^a-z0-9]+", "-", name.lower()) / f"{now:%Y-%m-%d-%H%M}.json"
+    path = folder / re.sub(r"[^a-z0-9]+", "-", name.lower()) / f"{now:%Y-%m-%d-%H%M}{suffix}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n")
     path.with_suffix(".md").write_text(markdown(result))
@@ -154,12 +156,23 @@ def heading(result: dict) -> str:
     machine, setting = result["machine"], result["setting"]
     if "gpu" in machine:
         return gpu_heading(result)
+    libraries = {**result["versions"]}
+    for tool in ("biased-flash-attn", "pytest-benchmark"):
+        libraries.pop(tool, None)
+    shape = (
+        ""
+        if "length" not in setting
+        else (
+            f"B = 1, H = {setting['heads']}, D = {setting['head_dim']}, N = {setting['length']}, "
+            "causal, forward and backward, unless stated otherwise.\n"
+        )
+    )
     return (
         f"{machine['processor']}, {machine['cores']} cores, {setting['threads']} threads, "
-        f"{machine['instruction_set']} kernels; torch {result['versions']['torch']}; commit "
-        f"{result['commit']}; {result['date']}.\n"
-        f"B = 1, H = {setting['heads']}, D = {setting['head_dim']}, N = {setting['length']}, "
-        "causal, forward and backward, unless stated otherwise.\n"
+        f"{machine['instruction_set']} kernels; "
+        f"{', '.join(' '.join(x) for x in libraries.items())}; commit {result['commit']}; "
+        f"{result['date']}.\n"
+        f"{shape}"
         "Both sides of a ratio are timed alternately. `measured` is the median of the ratios of "
         "all rounds, with their range; times are medians."
     )
@@ -180,5 +193,5 @@ def gpu_heading(result: dict) -> str:
 
 
 if __name__ == "__main__":
-    for path in RESULTS.glob("*/????-??-??-????.json"):
+    for path in RESULTS.glob("*/????-??-??-????*.json"):
         path.with_suffix(".md").write_text(markdown(json.loads(path.read_text())))
