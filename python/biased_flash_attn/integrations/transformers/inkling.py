@@ -76,8 +76,8 @@ class FusedInklingDecoderLayer(FusedLayer, modeling_inkling.InklingDecoderLayer)
 
     trunk = modeling_inkling.InklingTextModel
 
-    def __init__(self, *args):
-        super().__init__(*args)
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
         self.self_attn.__class__ = FusedInklingAttention
 
 

@@ -26,18 +26,21 @@ def remove(trunk: PreTrainedModel, args: tuple, kwargs: dict) -> tuple[tuple, di
     Outputs of every layer are left with their padding.
     """
     given = arguments(trunk, args, kwargs)
-    name = "input_ids" if given.get("inputs_embeds") is None else "inputs_embeds"
-    inputs, mask = given.get(name), given.get("attention_mask")
+    ids, embedded = given.pop("input_ids", None), given.pop("inputs_embeds", None)
+    inputs, mask = ids if embedded is None else embedded, given.get("attention_mask")
     every_layer = given.get("output_hidden_states", trunk.config.output_hidden_states)
     if trunk.config.is_decoder or every_layer or given.get("output_attentions"):
         return None
-    if inputs is None or mask is None or mask.shape != inputs.shape[:2]:
+    if (ids is None) == (embedded is None) or mask is None or mask.shape != inputs.shape[:2]:
         return None
     mask = TokenMask.from_keys(mask.to(inputs.device, torch.bool))
-    if mask.tokens is None or mask.has_holes:
+    if mask.tokens is None or mask.has_holes or not mask.tokens.any():
         return None
     mask = mask.unpadded
-    return (), given | {name: mask.packed.keys.pack(inputs), "attention_mask": mask}
+    # Embeddings may depend on positions.
+    embedded = trunk.embed_tokens(ids) if embedded is None else embedded
+    embedded = mask.packed.keys.pack(embedded)
+    return (), given | {"inputs_embeds": embedded, "attention_mask": mask}
 
 
 def restore(trunk: PreTrainedModel, args: tuple, kwargs: dict, result):
