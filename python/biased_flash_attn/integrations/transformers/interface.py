@@ -51,6 +51,11 @@ def attention_forward(
     Raises NotImplementedError for unsupported features, ValueError for inconsistent windows.
     """
     check_dropout(module, dropout)
+    if isinstance(position_bias, Tensor):
+        raise NotImplementedError(
+            "position_bias is a dense tensor, which is not supported; pass models of the T5 and"
+            " Inkling families to biased_flash_attn.integrations.transformers.accelerate"
+        )
     refuse(kwargs)
     if attention_mask is None:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
@@ -58,18 +63,13 @@ def attention_forward(
             raise NotImplementedError(
                 "sliding_window is given without is_causal, which is not supported"
             )
-        of_rows = position_bias is None and not (causal or output_attentions)
-        if of_rows and query.shape[3] > MAX_HEAD_DIM:
+        plain = position_bias is None and not (causal or output_attentions)
+        if plain and query.shape[3] > MAX_HEAD_DIM:
             # Tokens of Inkling 2 attend to their own hidden states in earlier layers.
             return sdpa_attention_forward(module, query, key, value, None, scaling=scaling)
         attention_mask = TokenMask(query.shape[2], key.shape[2], causal, sliding_window)
     elif sliding_window is not None and sliding_window != getattr(attention_mask, "window", None):
         raise ValueError(f"sliding_window is {sliding_window}, which the mask does not have")
-    if isinstance(position_bias, Tensor):
-        raise NotImplementedError(
-            "position_bias is a dense tensor, which is not supported; pass models of the T5 and"
-            " Inkling families to biased_flash_attn.integrations.transformers.accelerate"
-        )
     o, _, weights = attend(
         attention_mask,
         query,
