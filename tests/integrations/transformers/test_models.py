@@ -12,6 +12,7 @@ from tests.integrations.transformers.cases import (
     ENCODER_DECODERS,
     INKLINGS,
     accelerated,
+    assert_closer_to_float32,
     bloom,
     differentiated,
     falcon,
@@ -183,15 +184,6 @@ def falcon_dominated_by_bias():
     return model.transformer
 
 
-def in_bfloat16(model):
-    """In bfloat16, except for parameters that transformers loads in float32."""
-    kept = model._keep_in_fp32_modules_strict or ()
-    for name, parameter in model.named_parameters():
-        if not any(part in name for part in kept):
-            parameter.data = parameter.data.bfloat16()
-    return model
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -215,15 +207,7 @@ def in_bfloat16(model):
 def test_bfloat16_results_are_closer_to_float32(make):
     """Errors are summed over so many entries that their ratio hardly varies between draws: it is
     0.91 to 0.94 for Inkling 2, and smaller for the others."""
-    half = in_bfloat16(make())
-    ours, full = accelerated(half), copy.deepcopy(half).float()
-    inputs = {"input_ids": tokens(2, 500)}
-    with torch.no_grad():
-        exact = full(**inputs).last_hidden_state
-        error, theirs = (
-            (model(**inputs).last_hidden_state - exact).norm().item() for model in (ours, half)
-        )
-    assert error < theirs
+    assert_closer_to_float32(make(), {"input_ids": tokens(2, 500)})
 
 
 def test_cast_after_acceleration():
