@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Iterator
 from typing import TypeVar
 
@@ -127,8 +126,8 @@ def _wrong_type(model) -> TypeError:
 
 def _without_supported_layers(model, models: list[PreTrainedModel]) -> NotImplementedError:
     name = type(model).__name__
-    for module in itertools.chain(*(inner.modules() for inner in models)):
-        if reason := REFUSED.get(type(module)):
+    for kind, reason in REFUSED.items():
+        if any(isinstance(layer, kind) for inner in models for layer in inner.modules()):
             return NotImplementedError(f"{name} is not supported: {reason}")
     kinds = " and ".join(dict.fromkeys(type(inner).__name__ for inner in models))
     unsupported = name if models == [model] else f"{kinds} in {name}"
