@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from . import operators
+from .autocast import under_autocast, without_autocast
 from .backends import registry
 from .backends.protocol import ATTENTION
 from .forms import Form, Geometry, NoBias
@@ -204,29 +205,11 @@ def lowered_over(
         return NoBias()
     check_bias(bias, q)
     real, geometry = torch.promote_types(q.dtype, torch.float32), tokens
-    form = bias.lower(tokens, real, q.device)
-    if isinstance(form, Form):
-        geometry = geometry_of(form)
-    if geometry is not tokens:
-        form = bias.lower(geometry, real, q.device)
+    with without_autocast(q.device):
+        form = bias.lower(tokens, real, q.device)
+        if isinstance(form, Form):
+            geometry = geometry_of(form)
+        if geometry is not tokens:
+            form = bias.lower(geometry, real, q.device)
     check_form(form, q, geometry)
     return form
-
-
-def under_autocast(*tensors):
-    """The tensors, cast where autocast is on for the device of the first."""
-    first = tensors[0]
-    if torch.is_tensor(first) and _autocasts(first.device.type):
-        return tuple(_autocast(x) for x in tensors)
-    return tensors
-
-
-def _autocasts(device_type):
-    # torch.compile of PyTorch 2.11 cannot trace torch.amp.is_autocast_available.
-    return device_type != "meta" and torch.is_autocast_enabled(device_type)
-
-
-def _autocast(x):
-    if not torch.is_tensor(x) or not x.is_floating_point() or x.dtype == torch.float64:
-        return x
-    return x.to(torch.get_autocast_dtype(x.device.type))

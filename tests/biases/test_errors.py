@@ -98,7 +98,7 @@ def test_context_biases_check_their_sizes(make):
         (
             lambda: biases.Cable(8, 2, init=-1),
             ValueError,
-            "init is -1.0; it must be None or a stand",
+            "init is -1; it must be None or a stand",
         ),
         (
             lambda: biases.Cable(8, 2, activation="gelu"),

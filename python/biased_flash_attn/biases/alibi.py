@@ -44,7 +44,13 @@ class ALiBi(PositionBias):
         self.fixed = not trainable
         self.slopes = None
         if trainable:
-            self.slopes = nn.Parameter(self._initial_slopes().to(torch.get_default_dtype()))
+            self.slopes = nn.Parameter(torch.empty(num_heads))
+            self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        if self.slopes is not None:
+            self.slopes.copy_(self._initial_slopes(self.slopes.device))
 
     def _check_exponents(self) -> None:
         if not isinstance(self.fixed_slopes, str):

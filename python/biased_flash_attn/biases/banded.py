@@ -6,10 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from .base import Bias
+from .layers import NormalLinear
 from .parameters import finite, positive_int
 from .relative import RelativeBias, rank_of, states_of_queries
-
-_STD = 0.02
 
 
 class BandedRelative(Bias):
@@ -63,13 +62,18 @@ class BandedRelative(Bias):
                 raise ValueError(f"{name} must be None or positive, not {value}")
         self.log_floor, self.log_alpha = log_floor, finite("log_alpha", log_alpha)
         self.max_norm = max_norm
-        self.r_proj = nn.Linear(positive_int("dim", dim), num_heads * rank, bias=False)
+        self.dim = positive_int("dim", dim)
         self.proj = nn.Parameter(torch.empty(rank, extent))
-        for x in self.parameters():
-            nn.init.normal_(x, 0, _STD)
         self.clip_scale = None
         if max_norm is not None:
-            self.clip_scale = nn.Parameter(torch.ones(num_heads, rank))
+            self.clip_scale = nn.Parameter(torch.empty(num_heads, rank))
+        self.reset_parameters()
+        self.r_proj = NormalLinear(dim, num_heads * rank, bias=False)
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.proj, std=0.02)
+        if self.clip_scale is not None:
+            nn.init.ones_(self.clip_scale)
 
     def forward(
         self,
@@ -85,7 +89,7 @@ class BandedRelative(Bias):
         positions: p_i, (Nq,) or (B, Nq), for the scaling with log_floor; by default those of the
         last Nq of N tokens. In decoding, they continue those of the cached tokens.
         """
-        states = states_of_queries(x, q, self.r_proj.in_features)
+        states = states_of_queries(x, q, self.dim)
         if positions is None:
             n_key = x.shape[1]
             positions = torch.arange(n_key - states.shape[1], n_key, device=x.device)

@@ -9,11 +9,14 @@ a penalty. So the steps have a minus sign here.
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor, nn
 from torch.nn.functional import relu, softplus
 
 from .base import Bias
 from .cumulative import CumulativeBias, per_head
+from .layers import NormalLinear
 from .parameters import finite, positive_int
 
 ACTIVATIONS = {"relu": relu, "softplus": softplus}
@@ -47,23 +50,19 @@ class Cable(Bias):
         if activation not in list(ACTIVATIONS):
             raise ValueError(f"activation must be one of {list(ACTIVATIONS)}, not {activation!r}")
         self.activation = activation
-        self.w_c = nn.Linear(positive_int("dim", dim), num_heads, bias=bias)
-        self.w_s = nn.Linear(dim, num_heads, bias=bias) if weighted else None
-        if init is not None:
-            self._initialize(finite("init", init))
-
-    def _initialize(self, std: float) -> None:
-        if std < 0:
-            raise ValueError(f"init is {std}; it must be None or a standard deviation")
-        for name, x in self.named_parameters():
-            nn.init.zeros_(x) if name.endswith("bias") else nn.init.normal_(x, 0, std)
+        self.dim = positive_int("dim", dim)
+        if init is not None and finite("init", init) < 0:
+            raise ValueError(f"init is {init}; it must be None or a standard deviation")
+        linear = nn.Linear if init is None else partial(NormalLinear, std=init)
+        self.w_c = linear(dim, num_heads, bias=bias)
+        self.w_s = linear(dim, num_heads, bias=bias) if weighted else None
 
     def forward(
         self, x: Tensor | None = None, q: Tensor | None = None, k: Tensor | None = None
     ) -> CumulativeBias:
         """The bias for hidden states x (B, N, dim) of the N keys."""
-        linears = (self.w_c,) if self.w_s is None else (self.w_c, self.w_s)
-        steps, *gains = per_head(x, *linears)
+        layers = (self.w_c,) if self.w_s is None else (self.w_c, self.w_s)
+        steps, *gains = per_head(x, self.dim, *layers)
         gain = softplus(gains[0]) if gains else None
         return CumulativeBias(-ACTIVATIONS[self.activation](steps), gain, self.kernel)
 

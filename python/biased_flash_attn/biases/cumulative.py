@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from ..autocast import without_autocast
 from ..forms import Cumulative, Geometry
 from ..forms.cumulative import KERNELS
 from ..summary import ShownByShapes
 from .base import check_given
+from .layers import called, dtype_of
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -109,27 +110,23 @@ class CumulativeBias(ShownByShapes):
         return geometry.at_queries(self.gain)
 
 
-def per_head(x: Tensor, *linears: nn.Linear) -> tuple[Tensor, ...]:
-    """Applies each linear layer to hidden states x (B, N, dim), with results (B, H, N).
+def per_head(x: Tensor, dim: int, *layers: nn.Module) -> tuple[Tensor, ...]:
+    """Calls each layer on hidden states x (B, N, dim), with results (B, H, N).
 
     The computation is in float32 at least, also under autocast: an error in a step propagates to
-    the bias of every later pair. One product serves all layers, which have the same shape.
+    the bias of every later pair.
     """
     check_given("x", x)
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise TypeError(f"x must be a floating point tensor, not {described(x)}")
-    dim = linears[0].in_features
     if x.dim() != 3 or x.shape[-1] != dim:
         raise ValueError(f"x has shape {tuple(x.shape)}; it must be (B, N, {dim})")
-    weight = torch.cat([linear.weight for linear in linears])
-    offsets = [linear.bias for linear in linears if linear.bias is not None]
-    dtype = torch.promote_types(torch.promote_types(x.dtype, weight.dtype), torch.float32)
-    offset = torch.cat(offsets).to(dtype) if offsets else None
-    # torch.autocast does not accept the meta device.
-    exact = nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
-    with exact:
-        y = nn.functional.linear(x.to(dtype), weight.to(dtype), offset)
-    return y.transpose(1, 2).contiguous().chunk(len(linears), dim=1)
+    wide, outputs = torch.promote_types(x.dtype, torch.float32), []
+    with without_autocast(x.device):
+        for layer in layers:
+            y = called(layer, x, torch.promote_types(wide, dtype_of(layer)))
+            outputs.append(y.transpose(1, 2).contiguous())
+    return tuple(outputs)
 
 
 def check_per_head(name: str, value: Tensor) -> None:

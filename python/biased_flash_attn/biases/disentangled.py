@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .base import Bias
+from .layers import NormalEmbedding, NormalLinear
 from .parameters import positive_int
 from .relative import RelativeBias, check_heads, check_tensor, rank_of
 
@@ -74,12 +75,11 @@ class Disentangled(Bias):
             raise ValueError(f"buckets is {buckets}; it must be None or even, from 4 to {most}")
         self.span = max_distance if buckets is None else buckets
         self.scale = (head_dim * (1 + len(self.terms))) ** -0.5
-        self.embeddings = nn.Embedding(2 * self.span, positive_int("dim", dim))
+        self.dim = positive_int("dim", dim)
+        self.embeddings = NormalEmbedding(2 * self.span, dim)
         wide = num_heads * head_dim
-        self.pos_key = nn.Linear(dim, wide, bias=key_bias) if "c2p" in self.terms else None
-        self.pos_query = nn.Linear(dim, wide) if "p2c" in self.terms else None
-        for name, x in self.named_parameters():
-            nn.init.zeros_(x) if name.endswith("bias") else nn.init.normal_(x, 0, 0.02)
+        self.pos_key = NormalLinear(dim, wide, bias=key_bias) if "c2p" in self.terms else None
+        self.pos_query = NormalLinear(dim, wide) if "p2c" in self.terms else None
 
     def forward(
         self,
@@ -94,11 +94,9 @@ class Disentangled(Bias):
 
         embeddings: e (2 * span, dim), if not embeddings.weight: DeBERTa v2 normalizes it.
         """
-        if embeddings is not None and embeddings.shape != self.embeddings.weight.shape:
-            raise ValueError(
-                f"embeddings has shape {tuple(embeddings.shape)}; it must be"
-                f" {tuple(self.embeddings.weight.shape)}"
-            )
+        shape = 2 * self.span, self.dim
+        if embeddings is not None and embeddings.shape != shape:
+            raise ValueError(f"embeddings has shape {tuple(embeddings.shape)}; it must be {shape}")
         check_heads("q", q, self.num_heads, self.head_dim)
         check_tensor("k", k, 4, f"(B, {self.num_heads}, N, {self.head_dim})")
         if 0 < k.shape[1] < self.num_heads and self.num_heads % k.shape[1] == 0:
@@ -123,9 +121,10 @@ class Disentangled(Bias):
         """scale W_q e[s(d)] for distances d (n,), (num_heads, head_dim, n)."""
         return self._table(self.pos_query, d, embeddings)
 
-    def _table(self, linear: nn.Linear, d: Tensor, embeddings: Tensor | None) -> Tensor:
-        e = self.embeddings.weight if embeddings is None else embeddings
-        vectors = linear(e)[self.index(d)]  # (n, num_heads * head_dim)
+    def _table(self, linear: nn.Module, d: Tensor, embeddings: Tensor | None) -> Tensor:
+        if embeddings is None:
+            embeddings = self.embeddings(torch.arange(2 * self.span, device=d.device))
+        vectors = linear(embeddings)[self.index(d)]  # (n, num_heads * head_dim)
         return self.scale * vectors.mT.unflatten(0, (self.num_heads, self.head_dim))
 
     def index(self, d: Tensor) -> Tensor:

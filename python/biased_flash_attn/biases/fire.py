@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..forms import Geometry, Normalized
 from .distance import PositionBias
+from .layers import check_linear
 from .parameters import check_function, finite, positive_int
 from .tabulated import Tabulated
 
@@ -45,10 +46,17 @@ class NormalizedBias(Tabulated, PositionBias):
         for name, value in (("init_c", init_c), ("init_length", init_length)):
             if finite(name, value) <= 0:
                 raise ValueError(f"{name} must be positive, not {value}")
-        self.c = nn.Parameter(torch.tensor(float(init_c)))
+        self.init_c, self.init_length = float(init_c), float(init_length)
+        self.c = nn.Parameter(torch.empty(()))
         # The paper trains a factor of L, whose learning rate then suits that of other parameters.
-        self.L_multiplier = nn.Parameter(torch.tensor(1.0))
-        self.register_buffer("init_L", torch.tensor(float(init_length)))
+        self.L_multiplier = nn.Parameter(torch.empty(()))
+        self.register_buffer("init_L", torch.empty(()))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.c, self.init_c)
+        nn.init.ones_(self.L_multiplier)
+        nn.init.constant_(self.init_L, self.init_length)
 
     @staticmethod
     def from_function(
@@ -134,7 +142,7 @@ class FIRE(NormalizedBias):
         self.mlp = nn.Sequential(hidden, nn.ReLU(), nn.Linear(width, self.num_heads))
 
     def pieces(self, largest: float) -> Pieces:
-        hidden, _, out = self.mlp
+        hidden, out = self._linears()
         slope, offset = hidden.weight[:, 0].double(), hidden.bias.double()
         with torch.no_grad():
             # A unit with slope 0 is constant and has no knot.
@@ -149,6 +157,18 @@ class FIRE(NormalizedBias):
         )
         intercepts = weight @ (active * offset).mT + out.bias.double()[:, None]
         return Pieces(knots, weight @ (active * slope).mT, intercepts)
+
+    def _linears(self) -> tuple[nn.Linear, nn.Linear]:
+        """The linear layers of the MLP, whose weights determine its pieces."""
+        layers = list(self.mlp) if isinstance(self.mlp, nn.Sequential) else []
+        if len(layers) != 3 or not isinstance(layers[1], nn.ReLU):
+            raise TypeError(
+                f"mlp of FIRE is {self.mlp}; it must be a torch.nn.Sequential of a Linear, a ReLU"
+                " and a Linear layer, as its weights are read and it is never called"
+            )
+        for n in (0, 2):
+            check_linear(f"mlp[{n}] of FIRE", layers[n])
+        return layers[0], layers[2]
 
 
 class SampledBias(NormalizedBias):

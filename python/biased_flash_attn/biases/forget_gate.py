@@ -18,11 +18,12 @@ class ForgetGate(Bias):
     def __init__(self, dim: int, num_heads: int):
         super().__init__()
         self.num_heads = positive_int("num_heads", num_heads)
-        self.gate = nn.Linear(positive_int("dim", dim), num_heads)
+        self.dim = positive_int("dim", dim)
+        self.gate = nn.Linear(dim, num_heads)
 
     def forward(
         self, x: Tensor | None = None, q: Tensor | None = None, k: Tensor | None = None
     ) -> CumulativeBias:
         """The bias for hidden states x (B, N, dim) of the N keys."""
-        (gate,) = per_head(x, self.gate)
+        (gate,) = per_head(x, self.dim, self.gate)
         return CumulativeBias(logsigmoid(gate))

@@ -39,10 +39,13 @@ class GatedTable(Bias):
         if positive_int("dim", dim) % num_heads:
             raise ValueError(f"dim is {dim}; it must be a multiple of num_heads, {num_heads}")
         self.dim = dim
-        self.table = T5(num_heads, num_buckets, max_distance, bidirectional=True)
-        nn.init.xavier_normal_(self.table.r)
+        self.c = nn.Parameter(torch.empty(num_heads))
+        self.reset_parameters()
+        self.table = _NormalT5(num_heads, num_buckets, max_distance, bidirectional=True)
         self.gate = nn.Linear(dim // num_heads, 8)
-        self.c = nn.Parameter(torch.ones(num_heads))
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.c)
 
     def forward(
         self, x: Tensor | None = None, q: Tensor | None = None, k: Tensor | None = None
@@ -61,3 +64,10 @@ class GatedTable(Bias):
     def values(self, d: Tensor) -> Tensor:
         """t[bucket(d)] for distances d (n,), (num_heads, 1, n) in the dtype of t."""
         return self.table.formula(d).to(self.table.r.dtype)[:, None]
+
+
+class _NormalT5(T5):
+    """T5's table with the initial values of WavLM."""
+
+    def reset_parameters(self) -> None:
+        nn.init.xavier_normal_(self.r)

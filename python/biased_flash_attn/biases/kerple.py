@@ -17,8 +17,13 @@ class KerpleLog(DistanceBias):
 
     def __init__(self, num_heads: int):
         super().__init__(num_heads)
-        self.r1 = nn.Parameter(2 * torch.rand(self.num_heads))
-        self.r2 = nn.Parameter(torch.rand(self.num_heads))
+        self.r1 = nn.Parameter(torch.empty(self.num_heads))
+        self.r2 = nn.Parameter(torch.empty(self.num_heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.uniform_(self.r1, 0, 2)
+        nn.init.uniform_(self.r2)
 
     def formula(self, d: Tensor) -> Tensor:
         r1, r2 = positive(self.r1)[:, None], positive(self.r2)[:, None]
@@ -30,8 +35,13 @@ class KerplePower(DistanceBias):
 
     def __init__(self, num_heads: int):
         super().__init__(num_heads)
-        self.r1 = nn.Parameter(torch.rand(self.num_heads))
-        self.r2 = nn.Parameter(2 * torch.rand(self.num_heads))
+        self.r1 = nn.Parameter(torch.empty(self.num_heads))
+        self.r2 = nn.Parameter(torch.empty(self.num_heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.uniform_(self.r1)
+        nn.init.uniform_(self.r2, 0, 2)
 
     def formula(self, d: Tensor) -> Tensor:
         r1, r2 = positive(self.r1)[:, None], positive(self.r2, most=2)[:, None]

@@ -37,8 +37,13 @@ class Sandwich(DistanceBias):
         self.fixed = not trainable
         self.ratios = None
         if trainable:
-            ratios = compression_ratios(self.num_heads)
-            self.ratios = nn.Parameter(ratios.to(torch.get_default_dtype()))
+            self.ratios = nn.Parameter(torch.empty(self.num_heads))
+            self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        if self.ratios is not None:
+            self.ratios.copy_(compression_ratios(self.num_heads, self.ratios.device))
 
     def formula(self, d: Tensor) -> Tensor:
         n_frequencies = self.dbar // 2

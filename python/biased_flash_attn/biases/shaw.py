@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from .base import Bias
+from .layers import XavierEmbedding
 from .parameters import finite, positive_int
 from .relative import RelativeBias, check_heads, nonnegative_int, rank_of
 
@@ -47,8 +48,7 @@ class Shaw(Bias):
         self.left = nonnegative_int("left", left)
         self.right = left if right is None else nonnegative_int("right", right)
         self.scale = head_dim**-0.5 if scale is None else finite("scale", scale)
-        self.distance_embedding = nn.Embedding(self.left + self.right + 1, head_dim)
-        nn.init.xavier_uniform_(self.distance_embedding.weight)
+        self.distance_embedding = XavierEmbedding(self.left + self.right + 1, head_dim)
 
     def forward(
         self, x: Tensor | None = None, q: Tensor | None = None, k: Tensor | None = None
@@ -60,5 +60,5 @@ class Shaw(Bias):
 
     def table(self, d: Tensor) -> Tensor:
         """scale a[-d] for distances d = i - j (n,), (1, head_dim, n)."""
-        vectors = self.distance_embedding.weight[(self.left - d).long()]
+        vectors = self.distance_embedding((self.left - d).long())
         return self.scale * vectors.mT[None]

@@ -40,7 +40,11 @@ class T5(DistanceBias):
         self.n_exact = self.n_past // 2
         if max_distance <= self.n_exact:
             raise ValueError(f"max_distance must exceed {self.n_exact}, not {max_distance}")
-        self.r = nn.Parameter(nn.init.xavier_uniform_(torch.empty(self.num_heads, num_buckets)))
+        self.r = nn.Parameter(torch.empty(self.num_heads, num_buckets))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.xavier_uniform_(self.r)
 
     def formula(self, d: Tensor) -> Tensor:
         return self.r.double()[:, self.bucket(d)]
@@ -66,8 +70,11 @@ class ClippedTable(DistanceBias):
     def __init__(self, num_heads: int, max_distance: int = 128):
         super().__init__(num_heads)
         self.max_distance = positive_int("max_distance", max_distance)
-        table = torch.empty(self.num_heads, max_distance + 1)
-        self.r = nn.Parameter(nn.init.xavier_uniform_(table))
+        self.r = nn.Parameter(torch.empty(self.num_heads, max_distance + 1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.xavier_uniform_(self.r)
 
     def formula(self, d: Tensor) -> Tensor:
         return self.r.double()[:, d.abs().clamp(max=self.max_distance).long()]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
 from .base import Bias
+from .layers import NormalLinear, called, dtype_of
 from .parameters import finite, positive_int
 from .relative import RelativeBias, check_heads, rank_of
 
@@ -65,15 +64,20 @@ class TransformerXL(Bias):
         self.scale = head_dim**-0.5 if scale is None else finite("scale", scale)
         self.u = nn.Parameter(torch.empty(num_heads, head_dim))
         self.v = nn.Parameter(torch.empty(num_heads, head_dim))
+        self.r = None
         if max_distance is not None:
             n = 2 * positive_int("max_distance", max_distance) + 1
             self.r = nn.Parameter(torch.empty(num_heads, head_dim, n))
         elif self.dim % 2:
             raise ValueError(f"dim is {self.dim}; it must be even")
-        else:
-            self.w_r = nn.Linear(self.dim, num_heads * head_dim, bias=False)
-        for x in self.parameters():
-            nn.init.normal_(x, 0, 0.02)
+        self.reset_parameters()
+        if max_distance is None:
+            self.w_r = NormalLinear(self.dim, num_heads * head_dim, bias=False)
+
+    def reset_parameters(self) -> None:
+        for x in (self.u, self.v, self.r):
+            if x is not None:
+                nn.init.normal_(x, std=0.02)
 
     def forward(
         self, x: Tensor | None = None, q: Tensor | None = None, k: Tensor | None = None
@@ -93,8 +97,12 @@ class TransformerXL(Bias):
 
     def table(self, d: Tensor) -> Tensor:
         """scale W_r r[d] for distances d (n,), (num_heads, head_dim, n) in the dtype of W_r."""
-        table = _Projections.apply(self.w_r.weight, d, self.sinusoid, self.scale)
-        return table.unflatten(0, (self.num_heads, self.head_dim))
+        dtype = dtype_of(self.w_r)
+        # In float64, all sinusoids together are larger than q.
+        r = torch.cat([self.sinusoid(part).to(dtype) for part in d.split(_CHUNK)])
+        return self.scale * called(self.w_r, r, dtype).mT.unflatten(
+            0, (self.num_heads, self.head_dim)
+        )
 
     def trained_table(self, d: Tensor) -> Tensor:
         """scale r[d] for distances d (n,), (num_heads, head_dim, n) in the dtype of r."""
@@ -106,28 +114,3 @@ class TransformerXL(Bias):
         angles = d.double()[:, None] * 10000 ** (-channel / self.dim)
         parts = angles.sin(), angles.cos()
         return torch.cat(parts, -1) if self.order == "halves" else torch.stack(parts, -1).flatten(1)
-
-
-class _Projections(torch.autograd.Function):
-    """scale W r[d] of all distances d, (channels, n).
-
-    Each pass evaluates r for few distances at a time: for all of them it is larger than q.
-    """
-
-    @staticmethod
-    def forward(ctx, weight: Tensor, d: Tensor, r: Callable[[Tensor], Tensor], scale: float):
-        ctx.save_for_backward(d)
-        ctx.r, ctx.scale = r, scale
-        table = weight.new_zeros(len(weight), len(d))
-        for part, out in zip(d.split(_CHUNK), table.split(_CHUNK, 1), strict=True):
-            out.copy_(weight @ r(part).to(weight.dtype).mT).mul_(scale)
-        return table
-
-    @staticmethod
-    def backward(ctx, grad: Tensor):
-        (d,) = ctx.saved_tensors
-        real = torch.promote_types(grad.dtype, torch.float32)
-        total = 0
-        for part, g in zip(d.split(_CHUNK), grad.split(_CHUNK, 1), strict=True):
-            total = total + (g @ ctx.r(part).to(grad.dtype)).to(real)
-        return (ctx.scale * total).to(grad.dtype), None, None, None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..attention import attend, prepared, under_autocast
+from ..attention import attend, prepared
+from ..autocast import under_autocast
 from ..sequences import Sequences
 from ..validation import check_each, check_heads, check_packed, check_scale
 from .arguments import alibi, check_dropout, check_softcap, contiguous_rows, visibility

@@ -7,7 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..attention import attend, prepared, under_autocast
+from ..attention import attend, prepared
+from ..autocast import under_autocast
 from ..biases import DenseBias
 from ..sequences import Sequences
 from ..validation import check_each, check_heads

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from .. import operators
 from ..attention import attend, complete, lowered, lowered_over
+from ..autocast import without_autocast
 from ..backends import DECODING
 from ..biases.tabulated import Tabulated
 from ..forms import DecodableForm, Form, Geometry, NoBias
@@ -201,9 +202,10 @@ def _lowered(bias, cache: KVCache, q: Tensor, new: Geometry) -> Form:
     if tables is not None and tables.is_of(bias):
         for x in tables.sources:
             refuse_gradients({"bias": x} if isinstance(x, Tensor) else {})
-        form = tables.upto(bias.table_length(appended), bias)
-        checked = form.tensors
-        form = bias.over(form, appended, torch.promote_types(q.dtype, torch.float32))
+        with without_autocast(q.device):
+            form = tables.upto(bias.table_length(appended), bias)
+            checked = form.tensors
+            form = bias.over(form, appended, torch.promote_types(q.dtype, torch.float32))
         check_form(form, q, appended)
     elif isinstance(bias, Tabulated):
         tables, form = None, lowered(bias, q, appended)

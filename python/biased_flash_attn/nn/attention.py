@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..attention import biased_flash_attn, under_autocast
+from ..attention import biased_flash_attn
+from ..autocast import under_autocast
+from ..biases.layers import NormalLinear, dtype_of
 from ..decoding.call import biased_flash_attn_with_kvcache
 from ..decoding.kv_cache import KVCache
 from ..validation import check_tensors
@@ -32,6 +34,8 @@ class BiasedAttention(nn.Module):
             h // (H / Hkv).
         causal: whether tokens see only the past.
         backend: as in `biased_flash_attn`.
+        out_std: standard deviation of the initial weights of the output projection. Those of the
+            others have 0.02, as in GPT-2 (Radford et al., 2019).
 
     Raises:
         TypeError, ValueError: naming the argument, its value and the permitted values.
@@ -46,6 +50,7 @@ class BiasedAttention(nn.Module):
         kv_heads: int | None = None,
         causal: bool = True,
         backend: str | None = None,
+        out_std: float = 0.02,
     ):
         super().__init__()
         scheme = scheme_of(positions)
@@ -60,8 +65,8 @@ class BiasedAttention(nn.Module):
         if scheme.rotary and self.head_dim % 2:
             raise ValueError(f"dim / num_heads is {self.head_dim}; rotary positions need even ones")
         self.rotary, self.window = scheme.rotary, scheme.window
-        self.project = linear(dim, (num_heads + 2 * kv_heads) * self.head_dim)
-        self.out = linear(dim, dim)
+        self.project = NormalLinear(dim, (num_heads + 2 * kv_heads) * self.head_dim)
+        self.out = NormalLinear(dim, dim, std=out_std)
         self.bias = scheme.bias(num_heads, dim) if scheme.bias else None
         self.has_positions = scheme.rotary or "positions" in getattr(self.bias, "inputs", ())
         self.fused = FusedAttention(causal, scheme.window, backend)
@@ -114,16 +119,16 @@ class BiasedAttention(nn.Module):
     def make_cache(self, batch: int, dtype: torch.dtype | None = None) -> KVCache:
         """An empty cache for `batch` sequences, by default in the dtype of the layer's keys, which
         autocast determines where it is on."""
-        weight = self.out.weight
+        device = next((x.device for x in self.parameters()), None)
         if dtype is None:
-            (keys,) = under_autocast(weight.new_empty(0))
+            (keys,) = under_autocast(torch.empty(0, dtype=dtype_of(self.project), device=device))
             dtype = keys.dtype
         return KVCache(
             batch,
             self.kv_heads,
             self.head_dim,
             dtype=dtype,
-            device=weight.device,
+            device=device,
             window=self.window,
         )
 
@@ -168,11 +173,3 @@ class FusedAttention(nn.Module):
         lengths = {"max_seqlen_q": longest, "max_seqlen_k": longest}
         o = biased_flash_attn_varlen(*packed, cu_seqlens, cu_seqlens, bias, **lengths, **options)
         return o.transpose(0, 1)[None]
-
-
-def linear(n_in: int, n_out: int, std: float = 0.02) -> nn.Linear:
-    """A linear layer with the initialization of GPT-2 (Radford et al., 2019)."""
-    layer = nn.Linear(n_in, n_out)
-    nn.init.normal_(layer.weight, std=std)
-    nn.init.zeros_(layer.bias)
-    return layer

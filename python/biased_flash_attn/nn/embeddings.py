@@ -1,9 +1,11 @@
-"""Absolute positions: position embeddings, and rotary embeddings of q and k."""
+"""Embeddings of positions, rotary embeddings of q and k, and the output layer of a model."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+
+from ..biases.layers import NormalEmbedding
 
 BASE = 10000
 
@@ -28,8 +30,7 @@ class LearnedEmbedding(nn.Module):
 
     def __init__(self, dim: int, max_length: int):
         super().__init__()
-        self.table = nn.Embedding(max_length, dim)
-        nn.init.normal_(self.table.weight, std=0.02)
+        self.table = NormalEmbedding(max_length, dim)
 
     def forward(self, positions: Tensor) -> Tensor:
         """Positions (B or 1, N) to embeddings (B or 1, N, dim).
@@ -43,6 +44,20 @@ class LearnedEmbedding(nn.Module):
                 f"tokens has a sequence of {last + 1}; learned positions have at most {longest}"
             )
         return self.table(positions)
+
+
+class TiedLinear(nn.Linear):
+    """The output layer of a model, which shares the weights of its embedding of tokens."""
+
+    def __init__(self, embedding: nn.Embedding, bias: bool = True):
+        self.tied = (embedding,)  # not a submodule, whose parameters would have two names
+        super().__init__(embedding.embedding_dim, embedding.num_embeddings, bias)
+
+    def reset_parameters(self) -> None:
+        """Shares the weights, which the embedding initializes, and sets the bias to 0."""
+        self.weight = self.tied[0].weight
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
 
 def rotated(x: Tensor, positions: Tensor) -> Tensor:

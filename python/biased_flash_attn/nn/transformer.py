@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ..biases.layers import NormalEmbedding, NormalLinear
 from ..decoding.kv_cache import KVCache
-from .attention import BiasedAttention, linear
-from .embeddings import LearnedEmbedding, SinusoidalEmbedding
+from .attention import BiasedAttention
+from .embeddings import LearnedEmbedding, SinusoidalEmbedding, TiedLinear
 from .generation import Prompts, Sampler, check_stop_token
 from .positions import Positions
 from .positions import positions as scheme_of
@@ -49,12 +50,10 @@ class CausalLM(nn.Module):
         options = {"kv_heads": kv_heads, "backend": backend}
         self.embedding = TokenEmbedding(vocab_size, dim, scheme_of(positions), max_length)
         self.blocks = nn.ModuleList(
-            Block(dim, layers, BiasedAttention(dim, num_heads, positions, **options))
-            for _ in range(layers)
+            Block(dim, num_heads, positions, layers, **options) for _ in range(layers)
         )
         self.norm = nn.LayerNorm(dim)
-        self.head = nn.Linear(dim, vocab_size, bias=False)
-        self.head.weight = self.embedding.tokens.weight
+        self.head = TiedLinear(self.embedding.tokens, bias=False)
 
     @property
     def max_length(self) -> int | None:
@@ -188,22 +187,14 @@ class Encoder(nn.Module):
         backend: str | None = None,
     ):
         super().__init__()
-        options = {"kv_heads": kv_heads, "backend": backend}
+        options = {"kv_heads": kv_heads, "backend": backend, "causal": False, "norm_first": False}
         self.embedding = TokenEmbedding(vocab_size, dim, scheme_of(positions), max_length)
         self.norm = nn.LayerNorm(dim)
         self.blocks = nn.ModuleList(
-            Block(
-                dim,
-                layers,
-                BiasedAttention(dim, num_heads, positions, causal=False, **options),
-                norm_first=False,
-            )
-            for _ in range(layers)
+            Block(dim, num_heads, positions, layers, **options) for _ in range(layers)
         )
-        self.transform = nn.Sequential(linear(dim, dim), nn.GELU(), nn.LayerNorm(dim))
-        self.head = nn.Linear(dim, vocab_size)
-        self.head.weight = self.embedding.tokens.weight
-        nn.init.zeros_(self.head.bias)
+        self.transform = nn.Sequential(NormalLinear(dim, dim), nn.GELU(), nn.LayerNorm(dim))
+        self.head = TiedLinear(self.embedding.tokens)
 
     def forward(
         self,
@@ -241,8 +232,7 @@ class TokenEmbedding(nn.Module):
 
     def __init__(self, vocab_size: int, dim: int, scheme: Positions, max_length: int | None):
         super().__init__()
-        self.tokens = nn.Embedding(vocab_size, dim)
-        nn.init.normal_(self.tokens.weight, std=0.02)
+        self.tokens = NormalEmbedding(vocab_size, dim)
         self.max_length = self.positions = None
         self.scale = 1.0
         if scheme.embedding == "learned":
@@ -271,19 +261,27 @@ class TokenEmbedding(nn.Module):
 
 
 class Block(nn.Module):
-    """Residual attention and MLP, with norms before or after them."""
+    """Residual attention and MLP, with norms before or after them, one of `layers` blocks."""
 
     def __init__(
-        self, dim: int, layers: int, attention: BiasedAttention, *, norm_first: bool = True
+        self,
+        dim: int,
+        num_heads: int,
+        positions: str | Positions,
+        layers: int,
+        *,
+        norm_first: bool = True,
+        **options,
     ):
         super().__init__()
-        self.attention = attention
-        self.mlp = nn.Sequential(linear(dim, 4 * dim), nn.GELU(), linear(4 * dim, dim))
+        # As in GPT-2, the scale of residual branches decreases with the number of layers.
+        std = 0.02 / (2 * layers) ** 0.5
+        self.attention = BiasedAttention(dim, num_heads, positions, out_std=std, **options)
+        self.mlp = nn.Sequential(
+            NormalLinear(dim, 4 * dim), nn.GELU(), NormalLinear(4 * dim, dim, std=std)
+        )
         self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(2))
         self.norm_first = norm_first
-        # As in GPT-2, the scale of residual branches decreases with the number of layers.
-        for layer in (attention.out, self.mlp[2]):
-            nn.init.normal_(layer.weight, std=0.02 / (2 * layers) ** 0.5)
 
     def forward(self, x: Tensor, cache: KVCache | None = None, **options) -> Tensor:
         """Maps hidden states (B, N, dim) to (B, N, dim); options are those of `BiasedAttention`."""
