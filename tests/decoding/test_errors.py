@@ -43,7 +43,7 @@ WRONG = {
     "v without k": (ValueError, "v is given and k is None; new tokens need both", {"k": None}),
     "q of another dtype": (
         TypeError,
-        "q is torch.float64; the cache holds torch.float32",
+        "q is torch.float64; the cache holds torch.float32, and must have been created with dtype",
         {"q": Q.double(), "k": K.double(), "v": V.double()},
     ),
     "q alone of another dtype": (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager, nullcontext
+
 import pytest
 import torch
 
@@ -117,3 +119,30 @@ def test_steps_in_compiled_functions():
             expected = 2 * biased_flash_attn_with_kvcache(q, other, k, v, bias)
             torch.testing.assert_close(step(q, k, v), expected)
     assert cache.lengths == [76]
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize(
+    ("mode", "dtype"),
+    [
+        (nullcontext, torch.float32),
+        (lambda: default_dtype(torch.bfloat16), torch.bfloat16),
+        (lambda: torch.autocast("cpu", torch.float16), torch.float16),
+    ],
+    ids=["plain", "default dtype", "autocast"],
+)
+def test_caches_have_the_dtype_of_attention_by_default(mode, dtype):
+    with torch.no_grad(), mode():
+        cache = KVCache(1, HKV, D)
+        q, k, v = tokens(3)
+        o = biased_flash_attn_with_kvcache(q, cache, k, v)
+    assert cache.k.dtype == o.dtype == dtype

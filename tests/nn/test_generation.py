@@ -171,6 +171,13 @@ def test_models_in_bfloat16_generate_tokens_of_the_dtype_of_prompts(scheme):
     assert generated.dtype == torch.int32
 
 
+def test_caches_for_autocast_may_be_created_before():
+    model, tokens = causal_lm("alibi").float(), torch.randint(VOCABULARY, (2, 5))
+    caches = model.make_caches(2, torch.bfloat16)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(model(tokens, caches), model(tokens, model.make_caches(2)))
+
+
 def test_learned_positions_limit_prompts_and_continuations_together():
     model = CausalLM(VOCABULARY, DIM, 1, HEADS, "learned", max_length=8)
     tokens = torch.randint(VOCABULARY, (2, 9))

@@ -15,7 +15,16 @@ PACKAGE = ROOT / "python" / "biased_flash_attn"
 # From the lowest to the highest; modules of one layer may import each other. The longest matching
 # prefix of a module's name determines its layer.
 LAYERS = [
-    ["shared_constants", "shared_memory", "exactness", "tracing", "autocast", "summary", "keywords", "_C"],
+    [
+        "shared_constants",
+        "shared_memory",
+        "exactness",
+        "tracing",
+        "autocast",
+        "summary",
+        "keywords",
+        "_C",
+    ],
     ["sequences"],
     ["geometry"],
     ["forms"],

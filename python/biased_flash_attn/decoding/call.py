@@ -167,7 +167,10 @@ def _check_cache(cache: KVCache, q: Tensor, appended: dict[str, Tensor], tokens:
         heads = None if name == "q" else kv_heads
         dim = (cache.v if name == "v" else cache.k).shape[3]
         if x.dtype != cache.k.dtype:
-            raise TypeError(f"{name} is {x.dtype}; the cache holds {cache.k.dtype}")
+            raise TypeError(
+                f"{name} is {x.dtype}; the cache holds {cache.k.dtype}, and must have been created"
+                f" with dtype={x.dtype}"
+            )
         if x.device != cache.k.device:
             raise ValueError(f"{name} is on {x.device}; the cache is on {cache.k.device}")
         if x.shape[0] != cache.batch:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import operators
+from ..autocast import under_autocast
 from ..validation import DTYPES, MAX_HEAD_DIM
 from .block_table import BlockTable
 from .key_bounds import KeyBounds
@@ -27,7 +28,8 @@ class KVCache:
         kv_heads: Hkv, the heads of k and v.
         head_dim: D, the channels of a key.
         value_dim: Dv, the channels of a value; D by default.
-        dtype: of q, k and v; float64, float32, bfloat16 or float16.
+        dtype: of q, k and v; float64, float32, bfloat16 or float16. By default, that of autocast
+            where it is on for the device, and PyTorch's default dtype otherwise.
         device: the device of q, k and v.
         window: if given, tokens attend to the last `window` keys, their own included, and the cache
             keeps no others: a sequence of any length takes constant memory (the sliding cache of
@@ -49,7 +51,7 @@ class KVCache:
         head_dim: int,
         value_dim: int | None = None,
         *,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         window: int | None = None,
         page_size: int = 64,
@@ -68,6 +70,8 @@ class KVCache:
             raise ValueError(
                 f"page_size is {page_size}; it may be a power of two from {LEAST_PAGE_SIZE} on"
             )
+        if dtype is None:
+            dtype = under_autocast(torch.empty(0, device=device))[0].dtype
         if dtype not in DTYPES:
             raise TypeError(f"dtype is {dtype}; it may be float64, float32, bfloat16 or float16")
         if block_table is not None and pages is None:

@@ -139,9 +139,9 @@ class CausalLM(nn.Module):
             new.append(following)
         return torch.cat([tokens, *new], 1)
 
-    def make_caches(self, batch: int) -> list[KVCache]:
-        """Empty caches of all blocks for `batch` sequences."""
-        return [block.attention.make_cache(batch) for block in self.blocks]
+    def make_caches(self, batch: int, dtype: torch.dtype | None = None) -> list[KVCache]:
+        """Empty caches of all blocks for `batch` sequences, as by `BiasedAttention.make_cache`."""
+        return [block.attention.make_cache(batch, dtype) for block in self.blocks]
 
     def _states(self, tokens: Tensor, caches: list[KVCache] | None = None, **sequences) -> Tensor:
         """The hidden states (B, N, dim) of which `forward` returns the logits."""
