@@ -257,7 +257,7 @@ WRONG = {
     ),
     "mask is added and bias": (
         ValueError,
-        "bias is given with an attn_mask that is added to logits",
+        "bias is given with an attn_mask of pairs; pass the sum",
         {"attn_mask": MASK.float(), "bias": biases.ALiBi(4)},
     ),
     "mask is added to other keys": (
@@ -265,12 +265,16 @@ WRONG = {
         "attn_mask has shape .* it must broadcast to",
         {"attn_mask": torch.zeros(6, 8)},
     ),
-    "mask of pairs": (
+    "mask of other pairs": (
         ValueError,
-        r"attn_mask has shape \(6, 9\)",
-        {"attn_mask": torch.ones(6, 9, dtype=torch.bool)},
+        r"attn_mask has shape \(6, 8\); it must broadcast to \(2, 4, 6, 9\)",
+        {"attn_mask": torch.ones(6, 8, dtype=torch.bool)},
     ),
-    "mask of heads": (ValueError, "attn_mask has shape", {"attn_mask": MASK.expand(2, 4, 1, 9)}),
+    "mask of pairs and bias": (
+        ValueError,
+        "bias is given with an attn_mask of pairs",
+        {"attn_mask": torch.ones(6, 9, dtype=torch.bool), "bias": biases.ALiBi(4)},
+    ),
     "mask of another length": (ValueError, "attn_mask has shape", {"attn_mask": MASK[..., :5]}),
     "mask with a gap": (
         ValueError,

@@ -16,7 +16,7 @@ from biased_flash_attn.compat import scaled_dot_product_attention
 from biased_flash_attn.forms.gradients import OWN
 from tests.decoding.cases import STORAGES, check_decoding, decoded, make_cache
 from tests.sequences.packed_cases import PackedCase, drawn_packed, packed
-from tests.support.biases import DENSE
+from tests.support.biases import DENSE, Content
 from tests.support.cases import DTYPES, INSTRUCTION_SETS, LAYOUTS, Case, pairwise
 from tests.support.problems import check, check_problem, drawn, fused, prepared_call, with_leaves
 
@@ -86,6 +86,28 @@ def test_infinities_hide_pairs_and_whole_rows(drawn_dtype, backend):
     assert (ours["gradient of tensor"][hidden] == 0).all()
 
 
+class Visible(Content):
+    """A boolean tensor: half of the pairs, and none of query 17."""
+
+    def __init__(self, *shape: int):
+        super().__init__()
+        self.mask = torch.rand(shape) < 0.5
+        self.mask[..., 17, :] = False
+
+    def forward(self) -> biases.DenseBias:
+        return biases.DenseBias(self.mask)
+
+
+@pytest.mark.parametrize("shape", [(100, 100), (4, 100, 100), (2, 1, 100, 100)], ids=str)
+def test_booleans_hide_pairs_and_whole_rows(shape, drawn_dtype, backend):
+    problem = drawn(Case("none", drawn_dtype, (100, 100), heads=(4, 2), causal=False))
+    problem.bias = Visible(*shape)
+    dense = problem.bias().dense(100, 100)
+    assert torch.equal(dense.exp(), problem.bias.mask.expand_as(dense).double())
+    ours = check_problem(problem, functools.partial(fused, backend=backend))
+    assert (ours["o"][:, :, 17] == 0).all()
+
+
 def test_only_requested_gradients_are_computed(monkeypatch):
     q = torch.randn(1, 2, 70, 16, requires_grad=True)
     bias, given = biases.DenseBias(torch.randn(70, 70)), []
@@ -152,9 +174,28 @@ def test_float_masks_combine_with_is_causal(lengths):
     torch.testing.assert_close(ours, exact)
 
 
+@pytest.mark.parametrize("shape", [(70, 50), (4, 1, 50), (2, 1, 70, 50), (2, 4, 70, 1)], ids=str)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_boolean_masks_of_pairs_are_those_of_pytorch(shape, is_causal):
+    q, k = torch.randn(2, 4, 70, 16), torch.randn(2, 4, 50, 16)
+    mask = torch.rand(shape) < 0.8
+    ours = scaled_dot_product_attention(q, k, k, mask, is_causal=is_causal)
+    earlier = torch.ones(70, 50, dtype=torch.bool).tril() if is_causal else True
+    exact = functional.scaled_dot_product_attention(q, k, k, mask & earlier)
+    torch.testing.assert_close(ours, exact)
+
+
+def test_undefined_values_propagate_to_their_queries(backend):
+    q, tensor = torch.randn(1, 2, 70, 16), torch.randn(70, 70)
+    tensor[40, 3] = tensor[5, 60] = torch.nan  # the latter is not visible
+    o = biased_flash_attn(q, q, q, biases.DenseBias(tensor), backend=backend)
+    assert torch.equal(o.isnan().all(-1)[0, 0], torch.arange(70) == 40)
+    assert torch.equal(o.isnan().any(-1)[0, 0], torch.arange(70) == 40)
+
+
 WRONG = {
-    "no tensor": (TypeError, "tensor must be a floating point tensor, not int", 3),
-    "bool": (TypeError, "tensor must be a floating point", torch.ones(5, 5, dtype=torch.bool)),
+    "no tensor": (TypeError, "tensor must be a floating point or bool tensor, not int", 3),
+    "ints": (TypeError, "tensor must be a floating point or bool tensor", torch.ones(5, 5).int()),
     "one dimension": (ValueError, r"tensor has shape \(5,\)", torch.ones(5)),
     "other keys": (ValueError, r"bias was lowered to shape \(1, 1, 5, 6\)", torch.ones(5, 6)),
     "other heads": (ValueError, "bias has head count 3", torch.ones(3, 5, 5)),

@@ -13,13 +13,16 @@ from ..summary import ShownByShapes
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DenseBias(ShownByShapes):
-    """b_ij = tensor[i, j].
+    """b_ij = tensor[i, j], or 0 where a boolean tensor is True and -inf, which masks a pair, where
+    it is False.
 
-    The tensor is read in place, in its own dtype. Its gradient has the same shape and is computed
-    only if the tensor requires one. -inf masks a pair.
+    A floating point tensor is read in place, in its own dtype. Its gradient has the same shape and
+    is computed only if the tensor requires one. Its values are not checked: a NaN propagates to the
+    results of its query. Only decoding on CPUs refuses it.
 
     Args:
-        tensor: floating point, broadcastable to (B, H, Nq, Nk); leading dimensions may be missing.
+        tensor: floating point, or bool with True for pairs that take part, broadcastable to
+            (B, H, Nq, Nk); leading dimensions may be missing.
             For packed sequences it is (1 or H, total queries, total keys), and only the pairs
             within a sequence are read. In decoding it is (B or 1, H or 1, queries, keys so far).
             For `context_parallel_attention` it has the rows of this rank's queries and all keys of
@@ -31,8 +34,11 @@ class DenseBias(ShownByShapes):
     tensor: Tensor
 
     def __post_init__(self):
-        if not isinstance(self.tensor, Tensor) or not self.tensor.is_floating_point():
-            raise TypeError(f"tensor must be a floating point tensor, not {described(self.tensor)}")
+        known = isinstance(self.tensor, Tensor)
+        if not known or not (self.tensor.is_floating_point() or self.tensor.dtype == torch.bool):
+            raise TypeError(
+                f"tensor must be a floating point or bool tensor, not {described(self.tensor)}"
+            )
         if not 2 <= self.tensor.dim() <= 4:
             raise ValueError(
                 f"tensor has shape {tuple(self.tensor.shape)}; it must be (B or 1, H or 1, Nq, Nk)"
@@ -43,6 +49,9 @@ class DenseBias(ShownByShapes):
     ) -> Dense:
         """The tensor, converted if the kernels cannot read its dtype."""
         tensor = self.tensor[(None,) * (4 - self.tensor.dim())]
+        if tensor.dtype == torch.bool:  # 0 and -inf are exact in any dtype
+            zeros = torch.zeros_like(tensor, dtype=torch.bfloat16)
+            tensor = zeros.masked_fill_(~tensor, -torch.inf)
         if torch.float64 in (dtype, tensor.dtype):
             tensor = tensor.to(dtype)
         rows = geometry.query_rows, geometry.key_rows

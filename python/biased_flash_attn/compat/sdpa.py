@@ -36,8 +36,9 @@ def scaled_dot_product_attention(
 
     Differences from PyTorch:
 
-    - attn_mask is added to the logits if it is floating point, and otherwise masks keys, the same
-      for all queries and heads: a bool mask of pairs is refused. It may be combined with is_causal.
+    - attn_mask may be combined with is_causal. A bool mask of keys, the same for all queries and
+      heads, takes O(S) memory and is combined with a bias. Like a mask that is added to the logits,
+      a bool mask of pairs takes O(L S) memory, and replaces the bias.
     - Dropout is not supported.
 
     Args:
@@ -47,9 +48,10 @@ def scaled_dot_product_attention(
         value: (..., kv_heads, S, Ev).
         attn_mask: None; or floating point, added to the logits after scaling, any shape that
             broadcasts to (..., heads, L, S), in the dtype of query or float32, not copied; or bool
-            with True for keys that take part, (..., 1, 1, S) or a shape that broadcasts to it from
-            the left. These keys must be contiguous, with padding before or after them. Padding is
-            never read and does not change positions; the output of a query that sees no key is 0.
+            with True for pairs that take part, in such a shape. If it is (..., 1, 1, S), or
+            broadcasts to it from the left, it is a mask of keys. These must be contiguous, with
+            padding before or after them. Padding is never read and does not change positions; the
+            output of a query that sees no key is 0.
         dropout_p: 0.
         is_causal: whether query i sees only the keys j <= i.
         scale: factor of q k^T, 1 / sqrt(E) by default.
@@ -71,7 +73,7 @@ def scaled_dot_product_attention(
     if not isinstance(is_causal, bool):
         raise TypeError(f"is_causal is {is_causal!r}; it must be True or False")
     mask = None
-    if isinstance(attn_mask, Tensor) and attn_mask.is_floating_point():
+    if isinstance(attn_mask, Tensor) and (attn_mask.is_floating_point() or _is_of_pairs(attn_mask)):
         bias = _added(attn_mask, bias, query, key, is_causal)
     elif attn_mask is not None:
         mask = _mask_of_keys(attn_mask, query, key)
@@ -122,6 +124,11 @@ def _as_batch(x: Tensor) -> Tensor:
     return x[(None,) * (4 - x.dim())].flatten(0, -4)
 
 
+def _is_of_pairs(attn_mask: Tensor) -> bool:
+    """Whether it masks keys of some queries or heads only."""
+    return attn_mask.dtype == torch.bool and any(n != 1 for n in attn_mask.shape[-3:-1])
+
+
 def _mask_of_keys(attn_mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
     """(batch, n_key) bool, True for keys that take part."""
     name, n_key = "attn_mask", key.shape[-2]
@@ -148,9 +155,11 @@ def _mask_of_keys(attn_mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
 
 
 def _added(attn_mask: Tensor, bias, query: Tensor, key: Tensor, is_causal: bool) -> DenseBias:
-    """The bias for a floating point mask, which is added to the logits."""
+    """The bias for a mask of pairs: a floating point one is added to the logits."""
     if bias is not None:
-        raise ValueError("bias is given with an attn_mask that is added to logits; pass their sum")
+        raise ValueError(
+            "bias is given with an attn_mask of pairs; pass the sum of what both add to logits"
+        )
     n_query, n_key = query.shape[-2], key.shape[-2]
     expected = (*query.shape[:-2], n_query, n_key)
     missing = query.dim() - attn_mask.dim()
