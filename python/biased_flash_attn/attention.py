@@ -18,6 +18,7 @@ from .keywords import explains_keywords
 from .problem import Problem
 from .sequences import Sequences
 from .validation import (
+    as_int,
     check_bias,
     check_derivatives,
     check_form,
@@ -69,7 +70,7 @@ def biased_flash_attn(
             gradients. With causal=False the mask requires Nq = Nk.
         causal: whether key j is visible only when j <= p.
         window: if given, the number of past keys that a query sees, including the one at its own
-            position: p - j < window.
+            position: p - j < window. An int, or a numpy integer or integer tensor of one element.
         scale: factor of q k^T, 1 / sqrt(D) by default. The bias is added after it, unscaled.
         tolerance: an upper bound, in [0, 1), of the fraction of each query's softmax mass that may
             be skipped. The error of o is at most tolerance (max v - min v) in each channel, that of
@@ -152,6 +153,8 @@ def prepared(
     sequences: Sequences | None = None,
 ) -> Problem:
     """Validates the arguments of `biased_flash_attn` and returns them as a Problem."""
+
+    window = as_int(window)
 
     def place(q: Tensor, k: Tensor, v: Tensor) -> Geometry:
         if key_padding_mask is not None:

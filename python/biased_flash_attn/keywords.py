@@ -17,7 +17,7 @@ HINTS = {
     ),
     "dropout_p": "there is no dropout",
     "softmax_scale": "the argument is scale",
-    "alibi_slopes": "pass bias=biases.ALiBi(num_heads, slopes=alibi_slopes)",
+    "alibi_slopes": "pass bias=biases.ALiBi(slopes=alibi_slopes)",
     "window_size": "the argument is window, which counts the query's own position",
     "softcap": "logits are not capped",
     "enable_gqa": "k and v may have fewer heads without it",

@@ -3,6 +3,7 @@ done."""
 
 from __future__ import annotations
 
+import operator
 import sys
 
 import torch
@@ -162,6 +163,17 @@ def check_options(causal, window, scale, tolerance, backend) -> None:
         raise TypeError(f"backend is {backend!r}; it must be None or a name")
 
 
+def as_int(value):
+    """A numpy integer, or an integer tensor of one element, as an int; anything else unchanged."""
+    is_bool = isinstance(value, Tensor) and value.dtype == torch.bool
+    if value is None or is_bool or isinstance(value, (int, torch.SymInt)):
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        return value
+
+
 def check_scale(name: str, scale) -> None:
     """Validates the factor of q k^T; `name` is the name of the argument."""
     if scale is None:
@@ -202,7 +214,7 @@ def check_bias(bias, q: Tensor) -> None:
     if isinstance(bias, Tensor) and bias.dim() == 1:
         raise TypeError(
             f"bias is a Tensor of shape {tuple(bias.shape)}; it must be None or one of"
-            " biased_flash_attn.biases, for slopes ALiBi(num_heads, slopes=bias)"
+            " biased_flash_attn.biases, for slopes ALiBi(slopes=bias)"
         )
     if isinstance(bias, Tensor):
         raise TypeError(
@@ -215,9 +227,9 @@ def check_bias(bias, q: Tensor) -> None:
             " A module that computes its bias from hidden states is called first: bias=cable(x)"
         )
     num_heads = getattr(bias, "num_heads", q.shape[1])
-    if num_heads != q.shape[1] and not getattr(bias, "broadcasts_heads", False):
+    if num_heads != 1 and num_heads != q.shape[1]:
         raise ValueError(
-            f"bias is for {num_heads} heads; it must be for those of q, {q.shape[1]}"
+            f"bias is for {num_heads} heads; it must be for 1 or for those of q, {q.shape[1]}"
             + _ask_for_layout("q", q, num_heads)
         )
     for parameter in bias.parameters() if isinstance(bias, nn.Module) else ():

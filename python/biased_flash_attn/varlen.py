@@ -7,7 +7,7 @@ from torch import Tensor
 from .attention import attend, prepared
 from .keywords import explains_keywords
 from .sequences import Sequences
-from .validation import check_packed
+from .validation import as_int, check_packed
 
 
 @explains_keywords()
@@ -56,6 +56,7 @@ def biased_flash_attn_varlen(
     Raises:
         TypeError, ValueError: naming the argument, its value and the permitted values.
     """
+    max_seqlen_q, max_seqlen_k = as_int(max_seqlen_q), as_int(max_seqlen_k)
     check_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     sequences = Sequences.from_offsets(
         cu_seqlens_q,

@@ -47,7 +47,7 @@ WRONG = {
     ),
     "tokens of all tensors come before heads": (
         ValueError,
-        r"bias is for 4 heads; it must be for those of q, 6: do heads come before tokens in q",
+        r"bias is for 4 heads; it must be for 1 or for those of q, 6: do heads come before",
         {
             "q": Q.transpose(1, 2),
             "k": Q.transpose(1, 2),
@@ -59,7 +59,7 @@ WRONG = {
     "bias is a tensor": (TypeError, "bias is a Tensor", {"bias": torch.zeros(6, 9)}),
     "bias is a tensor of slopes": (
         TypeError,
-        r"bias is a Tensor of shape \(4,\).* ALiBi\(num_heads, slopes=bias\)",
+        r"bias is a Tensor of shape \(4,\).* ALiBi\(slopes=bias\)",
         {"bias": torch.ones(4)},
     ),
     "bias is a name": (TypeError, "bias is 'alibi'; it must be", {"bias": "alibi"}),

@@ -22,7 +22,7 @@ CALLS = (biased_flash_attn, biased_flash_attn_varlen, biased_flash_attn_with_kvc
         ("attn_mask", r"bias=biases\.DenseBias\(attn_mask\).*scaled_dot_product_attention"),
         ("dropout_p", "there is no dropout"),
         ("softmax_scale", "the argument is scale"),
-        ("alibi_slopes", r"bias=biases\.ALiBi\(num_heads, slopes=alibi_slopes\)"),
+        ("alibi_slopes", r"bias=biases\.ALiBi\(slopes=alibi_slopes\)"),
         ("softcap", "logits are not capped"),
         ("enable_gqa", "fewer heads"),
     ],

@@ -7,10 +7,19 @@ that are compiled for GPUs.
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
+from biased_flash_attn import (
+    KVCache,
+    biased_flash_attn,
+    biased_flash_attn_varlen,
+    biased_flash_attn_with_kvcache,
+)
+from biased_flash_attn.compat import flash_attn_varlen_func
 from tests.support.biases import FORMS, SHIPPED
 from tests.support.cases import Case
 from tests.support.problems import check, check_problem, drawn, evaluate, fused
@@ -26,6 +35,14 @@ def attend(backend):
 @pytest.mark.parametrize("bias", SHIPPED)
 def test_every_shipped_bias_is_exact(bias, drawn_dtype, attend):
     check(Case(bias, drawn_dtype, lengths=(33, 70), heads=HEADS), attend)
+
+
+@pytest.mark.parametrize("bias", [*SHIPPED, "normalized", "relative", "relative_last"])
+def test_every_bias_of_one_head_is_that_of_all(bias, drawn_dtype, attend):
+    case = Case(bias, drawn_dtype, lengths=(33, 70), heads=HEADS)
+    problem = drawn(case)
+    problem.bias = drawn(replace(case, heads=(1, 1))).bias
+    check_problem(problem, attend)
 
 
 @pytest.mark.parametrize("scale", [0.0, -0.7, 1e-9, 3.0])
@@ -95,3 +112,33 @@ def test_empty_inputs_give_empty_outputs(bias, batch, lengths, causal, attend):
     assert (ours["o"] == 0).all()
     assert (ours["lse"] == -torch.inf).all()
     assert all((x == 0).all() for name, x in ours.items() if name.startswith("gradient"))
+
+
+INTEGERS = [np.int64, np.uint8, torch.tensor, lambda n: torch.tensor([n], dtype=torch.int32)]
+
+
+@pytest.mark.parametrize("of", INTEGERS, ids=["int64", "uint8", "tensor", "int32 tensor"])
+def test_windows_and_lengths_may_be_integers_of_numpy_and_pytorch(of):
+    q, k, v = torch.randn(3, 1, 2, 9, 8)
+    expected = biased_flash_attn(q, k, v, window=4)
+    assert torch.equal(biased_flash_attn(q, k, v, window=of(4)), expected)
+    packed, offsets = (
+        [x[0].transpose(0, 1) for x in (q, k, v)],
+        torch.tensor([0, 9], dtype=torch.int32),
+    )
+    for call, window in (
+        (biased_flash_attn_varlen, {"window": of(4)}),
+        (flash_attn_varlen_func, {"window_size": (of(3), of(0))}),
+    ):
+        o = call(*packed, offsets, offsets, max_seqlen_q=of(9), max_seqlen_k=of(9), **window)
+        assert torch.equal(o, expected[0].transpose(0, 1))
+    with torch.no_grad():
+        cache = KVCache(1, 2, 8, window=of(4))
+        torch.testing.assert_close(biased_flash_attn_with_kvcache(q, cache, k, v), expected)
+
+
+@pytest.mark.parametrize("window", [torch.tensor(True), torch.tensor(4.0), torch.tensor([4, 4])])
+def test_other_tensors_are_no_windows(window):
+    q = torch.randn(1, 2, 9, 8)
+    with pytest.raises(TypeError, match=r"window is tensor.* must be None or a positive int"):
+        biased_flash_attn(q, q, q, window=window)

@@ -243,3 +243,14 @@ def test_kerple_parameters_stay_in_range_and_keep_their_gradients(limits):
     assert_close_to_float64(actual, exact, None, "dense", exact.abs())
     ours = dict(bias.named_parameters())
     check_gradients(ours, parameters, actual, exact, exact)
+
+
+@pytest.mark.parametrize(
+    "slopes", [(0.5, 0.25), torch.tensor([0.5, 0.25])], ids=["tuple", "tensor"]
+)
+def test_slopes_determine_the_number_of_heads(slopes):
+    bias = biases.ALiBi(slopes=slopes)
+    assert bias.num_heads == 2
+    assert torch.equal(bias.dense(4, 4), biases.ALiBi(2, slopes=slopes).dense(4, 4))
+    with pytest.raises(TypeError, match="num_heads must be an int, not None"):
+        biases.ALiBi()

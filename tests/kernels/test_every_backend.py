@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -84,6 +85,21 @@ def test_padding_does_not_affect_results(bias, backend):
             x.transpose(1, 2)[~case.mask] = torch.nan
     for name, x in evaluate(problem, attend).items():
         assert torch.equal(x, exact[name]), name
+
+
+@pytest.mark.parametrize(
+    "bias",
+    [
+        *("linear", "linear-batch", "distance", "cumulative-gain", "log1p_square-gain"),
+        *("relative-rank3-fixed", "relative_last-rank3-fixed"),
+    ],
+)
+def test_biases_of_one_head_are_those_of_all(bias, drawn_dtype, attend):
+    bias, fixed, _ = bias.partition("-fixed")
+    case = Case(bias, drawn_dtype, (40, 70), heads=(4, 2), batch=1, trained=not fixed)
+    problem = drawn(case)
+    problem.bias = drawn(replace(case, heads=(1, 1))).bias
+    check_problem(problem, attend)
 
 
 @BOTH_MASKS

@@ -20,7 +20,7 @@ class ALiBi(PositionBias):
     slopes="geometric" has the exponents h = 8n/H for n = 1..H. So has slopes="alibi" when H is a
     power of two; otherwise it follows the authors' code, which uses the exponents of the largest
     power of two below H, then every other one of twice that power. slopes may also be one number
-    per head.
+    per head, whose count is then num_heads if that is None.
 
     shift is added to every exponent and exponent replaces them all (the slope shift and the slope
     equalization of Chi et al., 2023, section 4): larger values give flatter slopes with a longer
@@ -29,15 +29,18 @@ class ALiBi(PositionBias):
 
     def __init__(
         self,
-        num_heads: int,
+        num_heads: int | None = None,
         *,
         slopes: str | Sequence[float] | Tensor = "alibi",
         shift: float = 0.0,
         exponent: float | None = None,
         trainable: bool = False,
     ):
+        checked = check_slopes(slopes, num_heads)
+        if num_heads is None and not isinstance(checked, str):
+            num_heads = len(checked)
         super().__init__(num_heads)
-        self.fixed_slopes = check_slopes(slopes, num_heads)
+        self.fixed_slopes = checked
         self.shift = finite("shift", shift)
         self.exponent = None if exponent is None else finite("exponent", exponent)
         self._check_exponents()

@@ -107,11 +107,6 @@ class RelativeBias(ShownByShapes, Tabulated):
         tables = [columns(x[None], begin - first, stop - begin, self.beyond) for x in tables]
         return self._form(self._of_both_terms(tables), geometry, dtype)
 
-    @property
-    def broadcasts_heads(self) -> bool:
-        """Whether it suits any number of heads."""
-        return self.num_heads == 1
-
     def for_heads(self, heads: slice) -> RelativeBias:
         def selected(x: Tensor | None) -> Tensor | None:
             return x if x is None or x.shape[1] == 1 else x[:, heads]

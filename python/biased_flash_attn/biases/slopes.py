@@ -12,8 +12,11 @@ from .parameters import finite
 NAMES = ("alibi", "geometric")
 
 
-def check_slopes(slopes: str | Sequence[float] | Tensor, num_heads: int) -> str | tuple[float, ...]:
-    """Returns a name, or one finite number per head; otherwise raises an error naming slopes."""
+def check_slopes(
+    slopes: str | Sequence[float] | Tensor, num_heads: int | None
+) -> str | tuple[float, ...]:
+    """Returns a name, or one finite number per head, any number of them if num_heads is None;
+    otherwise raises an error naming slopes."""
     if isinstance(slopes, str):
         if slopes not in NAMES:
             allowed = " or ".join(map(repr, NAMES))
@@ -24,7 +27,7 @@ def check_slopes(slopes: str | Sequence[float] | Tensor, num_heads: int) -> str 
     if not isinstance(slopes, Sequence):
         kind = type(slopes).__name__
         raise TypeError(f"slopes is a {kind}; it must be a name or one number per head")
-    if len(slopes) != num_heads:
+    if num_heads is not None and len(slopes) != num_heads:
         raise ValueError(
             f"slopes has {len(slopes)} numbers; it must have one per head, {num_heads}"
         )

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..forms import Distance, Geometry, Linear
+from ..validation import as_int
 
 
 class Visibility(NamedTuple):
@@ -39,12 +40,13 @@ def _checked_window(window_size) -> tuple[int, int]:
     allowed = "it must be a pair of ints (left, right), -1 for no limit"
     if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
         raise TypeError(f"window_size is {window_size!r}; {allowed}")
-    for side in window_size:
+    sides = tuple(as_int(side) for side in window_size)
+    for side in sides:
         if isinstance(side, bool) or not isinstance(side, (int, torch.SymInt)):
             raise TypeError(f"window_size is {window_size!r}; {allowed}")
         if side < -1:
             raise ValueError(f"window_size is {window_size!r}; {allowed}")
-    return tuple(window_size)
+    return sides
 
 
 class AlibiSlopes:

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..attention import attend, prepared
 from ..autocast import under_autocast
 from ..sequences import Sequences
-from ..validation import check_each, check_heads, check_packed, check_scale
+from ..validation import as_int, check_each, check_heads, check_packed, check_scale
 from .arguments import alibi, check_dropout, check_softcap, contiguous_rows, visibility
 
 _LAYOUT = "(batch, sequence, heads, head_dim)"
@@ -138,6 +138,7 @@ def flash_attn_varlen_func(
         raise ValueError(
             "block_table is given; it must be None: flash_attn_with_kvcache reads pages"
         )
+    max_seqlen_q, max_seqlen_k = as_int(max_seqlen_q), as_int(max_seqlen_k)
     for name, n in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
         if isinstance(n, bool) or not isinstance(n, (int, torch.SymInt)):
             raise TypeError(f"{name} is {n!r}; it must be an int")

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .. import operators
 from ..autocast import under_autocast
-from ..validation import DTYPES, MAX_HEAD_DIM
+from ..validation import DTYPES, MAX_HEAD_DIM, as_int
 from .block_table import BlockTable
 from .key_bounds import KeyBounds
 
@@ -59,6 +59,7 @@ class KVCache:
         block_table: Tensor | None = None,
     ):
         value_dim = head_dim if value_dim is None else value_dim
+        window = as_int(window)
         for name, value in (("batch", batch), ("kv_heads", kv_heads), ("page_size", page_size)):
             _check_int(name, value, 1)
         for name, value in (("head_dim", head_dim), ("value_dim", value_dim)):

@@ -12,6 +12,7 @@ from ..attention import complete, lowered_over
 from ..backends import CONTEXT_PARALLELISM
 from ..forms import DistributableForm, Form, Geometry
 from ..sequences import Sequences
+from ..validation import as_int
 from .agreement import check_same_call
 from .attention import RingAttention
 from .partition import Settings
@@ -79,7 +80,7 @@ def context_parallel_attention(
     """
     if traffic is not None and not isinstance(traffic, Traffic):
         raise TypeError(f"traffic is a {type(traffic).__name__}; it must be None or a Traffic")
-    ring = Ring(group, traffic)
+    ring, window = Ring(group, traffic), as_int(window)
     whole = complete(
         q,
         k,

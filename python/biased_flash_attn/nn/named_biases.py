@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inspect import signature
+from inspect import Parameter, signature
 from typing import NamedTuple
 
 from torch import Tensor
@@ -44,6 +44,8 @@ def options_of(kind: type[Bias]) -> tuple[str, ...]:
 
 
 def _sizes(kind: type[Bias]) -> tuple[str, ...]:
-    """Those of num_heads, dim and head_dim that the class has no default for."""
-    required = (name for name, p in signature(kind).parameters.items() if p.default is p.empty)
-    return tuple(name for name in required if name in ("num_heads", "dim", "head_dim"))
+    """num_heads, and those of dim and head_dim that the class has no default for."""
+    parameters = signature(kind).parameters
+    required = (name for name in ("dim", "head_dim") if name in parameters)
+    required = (name for name in required if parameters[name].default is Parameter.empty)
+    return ("num_heads", *required)
