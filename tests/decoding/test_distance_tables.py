@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from biased_flash_attn import KVCache, biased_flash_attn_with_kvcache, biases
 from biased_flash_attn.decoding.distance_tables import DistanceTables
@@ -182,3 +182,98 @@ def test_functions_whose_parameters_need_gradients_are_refused():
     with pytest.raises(ValueError, match="bias requires gradients"):
         biased_flash_attn_with_kvcache(q, cache, k, v, bias)
     assert cache.lengths == [9]
+
+
+class Scaled(nn.Module):
+    """A function of the distance whose factor is no parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("factor", torch.tensor(-0.1))
+
+    def forward(self, d: Tensor) -> Tensor:
+        return self.factor * d
+
+
+FACTOR = -0.1
+
+
+def of_global(d: Tensor) -> Tensor:
+    return FACTOR * d
+
+
+def of_buffer(monkeypatch):
+    scaled = Scaled()
+    return biases.DistanceBias.from_function(scaled, H), lambda: scaled.factor.mul_(9)
+
+
+def of_data(monkeypatch):
+    kerple = biases.KerpleLog(H)
+    return kerple, lambda: kerple.r1.data.copy_(torch.full((H,), 9.0))
+
+
+def of_parameters_of_inference_mode(monkeypatch):
+    with torch.inference_mode():
+        kerple = biases.KerpleLog(H).requires_grad_(False)
+
+    def change():
+        with torch.inference_mode():
+            kerple.r1.fill_(9.0)
+
+    return kerple, change
+
+
+def of_many_parameters_of_inference_mode(monkeypatch):
+    with torch.inference_mode():
+        table = biases.ClippedTable(H, 2**14).requires_grad_(False)
+
+    def change():
+        with torch.inference_mode():
+            table.r.normal_()
+
+    return table, change
+
+
+def of_captured_tensor(monkeypatch):
+    factor = torch.tensor([-0.1])
+    bias = biases.NormalizedBias.from_function(lambda x: factor * x, H, error=0.1, init_length=9)
+    return bias, lambda: factor.mul_(90)
+
+
+def of_captured_module(monkeypatch):
+    scaled = Scaled()
+    bias = biases.DistanceBias.from_function(lambda d: scaled(d), H)
+    return biases.of_heads(bias, 0, H), lambda: scaled.factor.mul_(9)
+
+
+def of_captured_number(monkeypatch):
+    bias = biases.DistanceBias.from_function(of_global, H)
+    return bias, lambda: monkeypatch.setitem(of_global.__globals__, "FACTOR", -0.9)
+
+
+def of_captured_table(monkeypatch):
+    table = torch.randn(1, D, 99)
+    function = lambda d: table[..., d.long()]  # noqa: E731
+    return lambda q: biases.RelativeBias(q, function), lambda: table.normal_()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(of_buffer, of_data, of_parameters_of_inference_mode, of_captured_tensor),
+        *(of_many_parameters_of_inference_mode, of_captured_module, of_captured_number),
+        of_captured_table,
+    ],
+)
+def test_tables_follow_whatever_they_are_made_from(case, monkeypatch):
+    bias, change = case(monkeypatch)
+
+    def bias_of(x, q):
+        return bias if isinstance(bias, biases.Bias) else bias(q)
+
+    cache, parts = KVCache(1, HKV, D), []
+    steps(bias_of, [40, 1], cache, parts)
+    with torch.no_grad():
+        change()
+    o = steps(bias_of, [1], cache, parts)
+    torch.testing.assert_close(o, anew(bias_of, parts, 1), rtol=1e-4, atol=1e-5)

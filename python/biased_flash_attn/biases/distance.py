@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..forms import Distance, Form, Geometry
 from .base import Bias
-from .parameters import check_function, positive_int
+from .parameters import check_function, positive_int, read_by
 from .receptive_field import tail
 from .tabulated import Tabulated
 
@@ -183,6 +183,9 @@ class FunctionBias(DistanceBias):
     def formula(self, d: Tensor) -> Tensor:
         return self.function(d if self.signed else d.abs())
 
+    def table_sources(self) -> tuple:
+        return self, *read_by(self.function)
+
 
 class DistanceHeads(DistanceBias):
     """Some heads of a function of the distance."""
@@ -191,6 +194,9 @@ class DistanceHeads(DistanceBias):
         super().__init__(heads.stop - heads.start)
         self.whole, self.heads = bias, heads
         self.fixed = bias.fixed
+
+    def table_sources(self) -> tuple:
+        return self, *self.whole.table_sources()
 
     def formula(self, d: Tensor) -> Tensor:
         logits = Distance(self.whole.logits(d)).for_heads(self.heads).table[0]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..forms import Geometry, Normalized
 from .distance import PositionBias
 from .layers import check_linear
-from .parameters import check_function, finite, positive_int
+from .parameters import check_function, finite, positive_int, read_by
 from .tabulated import Tabulated
 
 _LARGEST_SAMPLES = 1024  # segments of a sampled function
@@ -179,6 +179,9 @@ class SampledBias(NormalizedBias):
         if finite("error", error) <= 0:
             raise ValueError(f"error must be positive, not {error}")
         self.function, self.error = check_function(function), error
+
+    def table_sources(self) -> tuple:
+        return *super().table_sources(), *read_by(self.function)
 
     def pieces(self, largest: float) -> Pieces:
         segments, deviation = 1, torch.inf

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dis
+import functools
 import inspect
 import math
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from numbers import Real
-from types import FunctionType
+from numbers import Number, Real
+from types import CodeType, FunctionType
 
 import torch
 from torch import Tensor, nn
@@ -63,14 +64,28 @@ def check_function(function: Callable) -> Callable:
     return function
 
 
+def read_by(function: Callable) -> tuple:
+    """The tensors, numbers and strings that a function reads: those of the module that it is or is
+    a method of, or the variables that a plain function reads itself."""
+    owner = getattr(function, "__self__", function)
+    if isinstance(owner, nn.Module):
+        return *owner.parameters(), *owner.buffers()
+    captured = _captured(function).values() if inspect.isfunction(function) else ()
+    modules = [x for x in captured if isinstance(x, nn.Module)]
+    values = [x for x in captured if isinstance(x, (Tensor, Number, str))]
+    return *values, *(x for module in modules for x in read_by(module))
+
+
+@functools.cache
+def _globals_of(code: CodeType) -> tuple[str, ...]:
+    steps = dis.get_instructions(code)
+    return tuple(step.argval for step in steps if step.opname == "LOAD_GLOBAL")
+
+
 def _captured(function: FunctionType) -> dict[str, object]:
     """The variables of enclosing functions and of the module that a function reads itself."""
-    code = function.__code__
-    captured = {
-        step.argval: function.__globals__[step.argval]
-        for step in dis.get_instructions(code)
-        if step.opname == "LOAD_GLOBAL" and step.argval in function.__globals__
-    }
+    code, of_module = function.__code__, function.__globals__
+    captured = {name: of_module[name] for name in _globals_of(code) if name in of_module}
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):  # the variable has no value yet
             captured[name] = cell.cell_contents

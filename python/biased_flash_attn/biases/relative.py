@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..forms import Geometry, Relative
 from ..forms.relative import BEYOND, MAX_RANK, columns
 from ..summary import ShownByShapes
 from .base import check_given
 from .cumulative import described
-from .parameters import positive_int
+from .parameters import positive_int, read_by
 from .tabulated import Tabulated
 
 Table = Tensor | Callable[[Tensor], Tensor]
@@ -35,8 +35,7 @@ class RelativeBias(ShownByShapes, Tabulated):
         query_factors: U, (B or 1, H or 1, queries, R); for packed sequences (1, H or 1, total, R).
         query_tables: P, (H or 1, R, n), for the n distances from `first` on; or a function that
             maps any distances (n,) in float64, ascending, to such a table. Decoding keeps its
-            values, as long as equal functions are given and, for a module or a method of one, no
-            parameter changes.
+            values, as long as equal functions are given and what they read does not change.
         key_factors: W, (B or 1, H or 1, keys, R). In decoding it has the rows of the new keys, and
             for `context_parallel_attention` those of all keys of the sequence.
         key_tables: Q, for the same distances as P.
@@ -127,10 +126,9 @@ class RelativeBias(ShownByShapes, Tabulated):
         )
 
     def table_sources(self) -> tuple:
-        owners = [getattr(x, "__self__", x) for x in self._tables()]
-        parameters = [p for x in owners if isinstance(x, nn.Module) for p in x.parameters()]
+        read = [x for table in self._tables() if callable(table) for x in read_by(table)]
         terms = self.query_tables, self.key_tables
-        return *terms, self.first, self.end, self.beyond, self.num_heads, *parameters
+        return *terms, self.first, self.end, self.beyond, self.num_heads, *read
 
     def table_length(self, geometry: Geometry) -> int:
         return _range(*self._known(geometry), causal=True)[1]

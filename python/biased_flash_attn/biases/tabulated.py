@@ -20,9 +20,9 @@ class Tabulated:
         queries and keys.
 
         It is the same if these are equal objects and unmodified tensors. By default, they are the
-        bias, a module, and its parameters.
+        bias, a module, with its parameters and buffers.
         """
-        return self, *self.parameters()
+        return self, *self.parameters(), *self.buffers()
 
     def table_length(self, geometry: Geometry) -> int:
         """The number of distances in the tables, from 0 on, if attention is causal."""

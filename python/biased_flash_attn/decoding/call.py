@@ -55,8 +55,10 @@ def biased_flash_attn_with_kvcache(
         bias: a bias of `biased_flash_attn.biases`, or None. A cumulative bias has the steps of the
             N new tokens and the gains of the queries: cable(x) with the hidden states of the new
             tokens. A `RelativeBias` has the factors of the queries and of the new keys. The cache
-            keeps tables over distances until it is empty again. It detects when parameters change;
-            a function that is not a module must not change before then.
+            keeps tables over distances until it is empty again. It detects when parameters and
+            buffers change, and variables that a function reads, other than containers; it does not
+            detect changes of large tensors (more than 2^14 values), or of any on GPUs, through
+            `.data`.
         scale: factor of q k^T, 1 / sqrt(D) by default.
         tolerance: the fraction of each query's softmax mass that may be skipped, as in
             `biased_flash_attn`; "reference" computes everything.

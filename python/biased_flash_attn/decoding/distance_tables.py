@@ -9,6 +9,7 @@ from ..biases.tabulated import Tabulated
 from ..forms import Form
 from ..shared_constants import PEAK_DISTANCES
 
+_COMPARED = 2**14  # the largest number of values, whose comparison takes few microseconds
 Extremes = tuple[Tensor | None, Tensor | None]
 
 
@@ -17,13 +18,17 @@ class DistanceTables:
     blocks of PEAK_DISTANCES distances.
 
     `is_of` detects changes of what the tables are made from, as far as these are objects and
-    tensors; nothing else about the bias may change.
+    tensors: other objects and tensors, in-place operations, and any change of the values of small
+    tensors on CPUs. Nothing else may change: neither the values of larger tensors through `.data`,
+    nor what a function reads from containers, attributes or through other functions. Tensors whose
+    changes cannot be detected, large ones created in inference mode, are taken for changed.
     """
 
     def __init__(self, bias: Tabulated, form: Form):
         # The sources are kept alive, so that no others can have their addresses.
         self.sources = bias.table_sources()
         self.versions = _versions(self.sources)
+        self.values = [(x.detach(), x.clone()) for x in self.sources if _is_compared(x)]
         form = form.for_queries(slice(0, 0)).for_keys(slice(0, 0))
         # Copies do not keep the tensors of the call's tokens alive.
         self.form = form.with_tensors([x.clone() for x in form.tensors])
@@ -32,7 +37,9 @@ class DistanceTables:
         self.length = self.tables[0].shape[-1]
 
     def is_of(self, bias: Tabulated) -> bool:
-        return self.versions == _versions(bias.table_sources())
+        if self.versions != _versions(bias.table_sources()):
+            return False
+        return all(torch.equal(now, before) for now, before in self.values)
 
     def upto(self, length: int, bias: Tabulated) -> Form:
         """Returns the form with tables of `length` distances."""
@@ -97,6 +104,16 @@ def _versions(sources: tuple) -> list:
 
 
 def _version(x: Tensor) -> tuple:
-    """Identifies the values of a tensor; tensors of inference mode have no version counter."""
-    version = None if x.is_inference() else x._version
+    """Identifies a tensor and its values, except for changes through `.data`. Tensors of inference
+    mode have no version counter: it identifies them if they are compared, and otherwise never."""
+    version = None
+    if not x.is_inference():
+        version = x._version
+    elif not _is_compared(x):
+        version = object()  # unequal to any other
     return x.data_ptr(), x.shape, x.stride(), x.dtype, version
+
+
+def _is_compared(x: object) -> bool:
+    """Whether changes are also detected by the values: on GPUs that would synchronize."""
+    return isinstance(x, Tensor) and x.device.type == "cpu" and x.numel() <= _COMPARED
