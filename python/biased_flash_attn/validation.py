@@ -41,7 +41,7 @@ def check_each(tensors: dict[str, Tensor], layout: str = LAYOUT) -> None:
             )
         if not 1 <= x.shape[-1] <= MAX_HEAD_DIM:
             raise ValueError(f"{name} has head_dim {x.shape[-1]}; it may be 1 to {MAX_HEAD_DIM}")
-        if x.stride(-1) != 1 and x.shape[-1] > 1:
+        if x.stride(-1) != 1 and x.shape[-1] > 1 and x.numel() > 0:
             raise ValueError(
                 f"{name} has stride {x.stride(-1)} in its last dimension; it must be contiguous"
                 f" there: pass {name}.contiguous()"

@@ -42,6 +42,17 @@ def by_pairs(bias: BandedRelative, x: torch.Tensor) -> torch.Tensor:
     return torch.stack(dense, -1).unflatten(-1, (n, n))
 
 
+@pytest.mark.parametrize("max_norm", [None, 1.0])
+def test_there_may_be_no_queries(max_norm):
+    bias = BandedRelative(DIM, HEADS, log_floor=3.0, max_norm=max_norm)
+    x, q = torch.randn(2, 5, DIM), torch.randn(2, HEADS, HEAD_DIM, 5).mT[:, :, :0]
+    k = torch.randn(2, HEADS, 5, HEAD_DIM)
+    o = REFERENCE(bias.queries(q), k, k, bias(x, q))
+    assert o.shape == (2, HEADS, 0, HEAD_DIM)
+    gradients = torch.autograd.grad(o.sum(), [*bias.parameters()])
+    assert all(not gradient.any() for gradient in gradients)
+
+
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(
     "settings",

@@ -106,12 +106,15 @@ def test_function_is_interpolated_within_the_stated_error():
     assert straight.lower(Geometry(5, 5), torch.float64, None).knots.shape == (1, 1, 1)
 
 
-def test_keys_after_the_query_are_within_the_sampled_range():
+@pytest.mark.parametrize("lengths", [(30, 30), (200, 20), (20, 200)])
+def test_keys_after_the_query_are_within_the_sampled_range(lengths):
+    n_query, n_key = lengths
     bias = NormalizedBias.from_function(lambda x: torch.cos(4 * x), 1, error=1e-3, init_length=2)
-    distance = (torch.arange(30)[:, None] - torch.arange(30)).abs()
-    scale = torch.log1p(0.1 * torch.arange(30).clamp(min=2)) + 1e-6
+    positions = torch.arange(n_key - n_query, n_key)
+    distance = (positions[:, None] - torch.arange(n_key)).abs()
+    scale = torch.log1p(0.1 * positions.clamp(min=2)) + 1e-6
     expected = torch.cos(4 * torch.log1p(0.1 * distance) / scale[:, None])
-    assert (bias.dense(30, 30)[0] - expected).abs().max() < 1e-3
+    assert (bias.dense(*lengths)[0] - expected).abs().max() < 1e-3
 
 
 def test_functions_are_trained():

@@ -210,6 +210,47 @@ def test_tensors_may_have_any_strides(backend, seed):
         torch.testing.assert_close(strided, contiguous)
 
 
+@pytest.mark.parametrize("lengths", [(0, 0), (0, 9), (9, 0)], ids=str)
+def test_strides_of_no_rows_do_not_matter(lengths, backend):
+    """`contiguous()` returns a tensor without elements as it is."""
+
+    def tokens(n: int) -> torch.Tensor:
+        x = torch.randn(1, 2, 8, 9).mT[:, :, :n]
+        return (x.contiguous() if n else x).requires_grad_()
+
+    (q, u), (k, w), table = (
+        map(tokens, 2 * lengths[:1]),
+        map(tokens, 2 * lengths[1:]),
+        torch.ones(1, 8, 5),
+    )
+    bias = biases.RelativeBias(u, table, w, table)
+    o = biased_flash_attn(q, k, k, bias, causal=False, backend=backend)
+    assert o.shape == (1, 2, lengths[0], 8)
+    assert not o.any()
+    for x in torch.autograd.grad(o.sum(), (q, u, k, w)):
+        assert not x.any()
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_gradients_of_tables_in_half_precision_are_rounded_once(half, backend):
+    """Tables end at different distances before and after the query, so that columns are added, all
+    of which are the first one."""
+    q, k, v = torch.randn(3, 1, 2, 70, 8)
+    u, grad_o = torch.randn(1, 2, 70, 3), torch.randn(1, 2, 70, 8)
+    table, grads = torch.randn(1, 3, 60).to(half), []
+    for dtype, tables in ((torch.float32, table), (torch.float64, table.double())):
+        tables.requires_grad_()
+        given = [x.to(dtype) for x in (q, k, v)]
+        bias = biases.RelativeBias(u.to(dtype), tables, first=-2, beyond="last")
+        o = biased_flash_attn(
+            *given, bias, causal=False, backend=backend if dtype == torch.float32 else "reference"
+        )
+        grads += torch.autograd.grad(o, tables, grad_o.to(dtype))
+    found, exact = grads
+    rounding = torch.finfo(half).eps * exact.abs() + 1e-6
+    assert ((found.double() - exact).abs() <= rounding).all()
+
+
 @pytest.mark.parametrize("terms", [("query",), ("key",), ("query", "key")])
 def test_a_bias_of_one_head_is_that_of_all_heads(terms, backend):
     q, k = torch.randn(2, 2, 4, 20, 8)

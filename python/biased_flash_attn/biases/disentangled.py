@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import embedding
 
 from .base import Bias
 from .layers import NormalEmbedding, NormalLinear
@@ -124,7 +125,8 @@ class Disentangled(Bias):
     def _table(self, linear: nn.Module, d: Tensor, embeddings: Tensor | None) -> Tensor:
         if embeddings is None:
             embeddings = self.embeddings(torch.arange(2 * self.span, device=d.device))
-        vectors = linear(embeddings)[self.index(d)]  # (n, num_heads * head_dim)
+        # The gradient of advanced indexing would depend on the scheduling of threads.
+        vectors = embedding(self.index(d), linear(embeddings))  # (n, num_heads * head_dim)
         return self.scale * vectors.mT.unflatten(0, (self.num_heads, self.head_dim))
 
     def index(self, d: Tensor) -> Tensor:

@@ -118,12 +118,13 @@ class NormalizedBias(Tabulated, PositionBias):
 
     def _largest(self, geometry: Geometry) -> float:
         """The largest argument of f: keys after a query may be farther from it than the first
-        one."""
+        one, and the first key may be after the first query."""
         if geometry.causal:
             return 1.0
         with torch.no_grad():
             length = self._length
-            reach = torch.tensor(float(geometry.n_key + geometry.shift), device=length.device)
+            farthest = max(geometry.n_key + geometry.shift, geometry.n_query)
+            reach = torch.tensor(float(farthest), device=length.device)
             return float((self.psi(reach) / self.psi(length)).clamp(min=1))
 
 

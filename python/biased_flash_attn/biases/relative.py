@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -103,7 +103,10 @@ class RelativeBias(ShownByShapes, Tabulated):
             first = min(max(first, begin), end - 1)
             device = self._factors()[0].device
             tables = self._evaluated(torch.arange(first, end, dtype=torch.float64, device=device))
-        tables = [columns(x[None], begin - first, stop - begin, self.beyond) for x in tables]
+        # Converted first, so that gradients are summed over the added columns in the wider dtype.
+        real = self._dtype(tables, dtype)
+        tables = [x[None].to(real) for x in tables]
+        tables = [columns(x, begin - first, stop - begin, self.beyond) for x in tables]
         return self._form(self._of_both_terms(tables), geometry, dtype)
 
     def for_heads(self, heads: slice) -> RelativeBias:
@@ -187,11 +190,14 @@ class RelativeBias(ShownByShapes, Tabulated):
                 (self.key_factors, geometry.key_rows),
             )
         )
-        tensors = u, tables[0], w, tables[1]
-        dtypes = {x.dtype for x in tensors}
-        if len(dtypes) > 1 or torch.float64 in (dtype, *dtypes):
-            tensors = [x.to(dtype) for x in tensors]
+        real = self._dtype(tables, dtype)
+        tensors = (x.to(real) for x in (u, tables[0], w, tables[1]))
         return Relative(*tensors, beyond=self.beyond)
+
+    def _dtype(self, tables: Sequence[Tensor], dtype: torch.dtype) -> torch.dtype:
+        """The one of all factors and tables or, if they differ or one is float64, dtype."""
+        own, *others = {x.dtype for x in (*self._factors(), *tables)}
+        return dtype if others or torch.float64 in (dtype, own) else own
 
     @property
     def _has_functions(self) -> bool:

@@ -41,9 +41,9 @@ class Relative(SkippableForm, DecodableForm, DistributableForm):
     the shapes thus determine which distances a table has. At distances outside it the bias is 0 or
     that of the nearest column, if beyond is "zero" or "last"; the name of the form states which.
 
-    The rows of factors are contiguous. All tensors have one dtype: float64 for float64 inputs, else
-    float32, bfloat16 or float16. In half precision, products of factors and table values are exact
-    in float32.
+    The rows of factors, if any, are contiguous. All tensors have one dtype: float64 for float64
+    inputs, else float32, bfloat16 or float16. In half precision, products of factors and table
+    values are exact in float32.
     """
 
     query_factors: Tensor
@@ -67,7 +67,7 @@ class Relative(SkippableForm, DecodableForm, DistributableForm):
                 )
             if factors.shape[-1] > MAX_RANK:
                 raise ValueError(f"rank is {factors.shape[-1]}; it must be at most {MAX_RANK}")
-            if factors.shape[-1] > 1 and factors.stride(-1) != 1:
+            if factors.shape[-1] > 1 and factors.stride(-1) != 1 and factors.numel() > 0:
                 side = name.removesuffix("_tables")
                 raise ValueError(f"the last dimension of {side}_factors must be contiguous")
 
