@@ -104,18 +104,18 @@ class Relative(SkippableForm, DecodableForm, DistributableForm):
         ]
 
     def dense(self, geometry: Geometry) -> Tensor:
-        """The bias of every pair, (B or 1, H or 1, n_query, n_key) float64."""
-        column = geometry.pair_distances(self.query_factors.device) - self._first(geometry)
-        u, p, w, q = (x.double() for x in self.tensors)
-        query_term = self._at_pairs(u @ p, column)
+        """The bias of every visible pair, and 0 for others, (B or 1, H or 1, n_query, n_key)
+        float64. Gradients sum over visible pairs only."""
+        device = self.query_factors.device
+        column = geometry.pair_distances(device) - self._first(geometry)
+        exists, nearest = geometry.visible(device), column.clamp(0, self.n_columns - 1)
+        if self.beyond == "zero":
+            exists = exists & (column == nearest)
+        query_term = _at_pairs(*self._terms()[0], nearest, exists)
         # In decoding, the rows of absent factors are those of new keys.
-        return query_term + self._at_pairs(w @ q, column.mT).mT if w.shape[-1] else query_term
-
-    def _at_pairs(self, products: Tensor, column: Tensor) -> Tensor:
-        """Selects from products (B or 1, H or 1, rows, n) by column (rows, other rows)."""
-        nearest = column.clamp(0, self.n_columns - 1)
-        pairs = products.gather(-1, nearest.expand(*products.shape[:2], -1, -1))
-        return pairs if self.beyond == "last" else torch.where(column == nearest, pairs, 0)
+        if self.key_factors.shape[-1] == 0:
+            return query_term
+        return query_term + _at_pairs(*self._terms()[1], nearest.mT, exists.mT).mT
 
     def accumulators(self, batch: int, sequences: int, heads: int) -> list[Tensor]:
         made, entries = [], (batch, sequences, batch, sequences)
@@ -242,6 +242,19 @@ class RelativeMass:
         p, q = (x.expand(*tile.shape[:2], -1).gather(-1, column) for x in self.columns)
         key_norms = self.key_norms.expand(*tile.shape[:2], -1).gather(-1, tile)
         return torch.log(cut.double()) + self.query_norms[..., rows] * p + key_norms * q
+
+
+def _at_pairs(factors: Tensor, table: Tensor, column: Tensor, exists: Tensor) -> Tensor:
+    """The products of factors and the columns of a table for pairs of a row and another one, or 0
+    if `exists` (rows, other rows) is false; (B or 1, H or 1, rows, other rows) float64."""
+    factors, table = factors.double(), table.double()
+    if factors.isfinite().all() and table.isfinite().all():
+        products = factors @ table
+        pairs = products.gather(-1, column.expand(*products.shape[:2], -1, -1))
+        return torch.where(exists, pairs, 0)
+    # The gradients of a matrix product would include 0 * NaN of other pairs.
+    vectors = table.mT[:, :, column].where(exists[..., None], 0)
+    return torch.where(exists, (factors[..., None, :] * vectors).sum(-1), 0)
 
 
 def columns(table: Tensor, begin: int, count: int, beyond: str) -> Tensor:

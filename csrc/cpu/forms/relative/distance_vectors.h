@@ -5,9 +5,11 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "../../gemm.h"
+#include "../../visibility.h"
 #include "../base.h"
 #include "tensors.h"
 
@@ -56,11 +58,15 @@ public:
         const char* table = problem_.form_tensors[tensor_].at<char>(b, h);
         if (table == table_) return false;
         table_ = table;
+        all_finite_ = true;
         std::memset(ends_, 0, 2 * columns() * sizeof(Real));
         for (int64_t r = 0; r < panel_rows() * kPair; ++r) {
             Real* row = rows_ + r % kPair * row_elements();
             if (r < rank_) {
                 read_row_of_places(b, h, r, row);
+                if (with_gradient_)
+                    all_finite_ &=
+                        std::isfinite(Plain<Real>::largest_magnitude(row, row_elements()));
                 ends_[r] = row[0];
                 ends_[columns() + r] = row[places_ - 1];
             } else {
@@ -70,6 +76,8 @@ public:
         }
         return true;
     }
+
+    bool all_finite() const { return all_finite_; }
 
     // The first place of a span that begins, in the order of places, with `distance`.
     int64_t place_of(int64_t distance) const {
@@ -116,8 +124,8 @@ public:
         constexpr int64_t kFirst = kPadding;
         const int64_t end = kFirst + count_;
         if (repeats_ends_) {
-            for (int64_t place = 0; place < kFirst; ++place) add_gradient(place, kFirst);
-            for (int64_t place = end; place < places_; ++place) add_gradient(place, end - 1);
+            add_gradients({0, kFirst}, kFirst);
+            add_gradients({end, places_}, end - 1);
         }
         constexpr int64_t kBlock = 64;  // places whose gradients stay in the L1 cache
         const int64_t step = is_reversed_ ? -1 : 1;
@@ -148,9 +156,14 @@ private:
         return is_reversed_ ? count_ - 1 - column : column;
     }
 
-    void add_gradient(int64_t place, int64_t target) const {
-        for (int64_t r = 0; r < rank_; ++r)
-            gradient_[target * columns() + r] += gradient_[place * columns() + r];
+    // Adds the gradients of other places, which have the same vector, to that of `target`.
+    void add_gradients(Range places, int64_t target) const {
+        for (int64_t r = 0; r < rank_; ++r) {
+            double sum = gradient_[target * columns() + r];
+            for (int64_t place = places.begin; place < places.end; ++place)
+                sum += gradient_[place * columns() + r];
+            gradient_[target * columns() + r] = Real(sum);
+        }
     }
 
     // Row r of the table in the order of the places.
@@ -203,6 +216,7 @@ private:
     Operand *rows_of_span_, *pairs_of_span_;
     Real *ends_, *rows_, *gradient_ = nullptr;  // rows_: as many rows of places as a pair has
     const char* table_ = nullptr;               // that of the vectors
+    bool all_finite_ = true;
 };
 
 }  // namespace bfa::BFA_KERNELS

@@ -32,6 +32,7 @@ public:
         if (!exists()) return;
         b_ = b, h_ = h;
         vectors_.begin_head(b, h);
+        if (with_gradient_) ends_.clear_vector_gradients();
     }
 
     void begin_tile(Range keys) {
@@ -48,14 +49,14 @@ public:
         if (!exists()) return;
         Term::begin_strip(problem_.position(strip.begin) - keys.begin - (kTile - 1));
         if (!is_present()) return;
-        if (is_beyond()) {  // all rows of the strip have the same products
-            first_row_ = {ends_.products(end_), ends_.gradients(end_)}, next_row_ = 0;
-            return;
-        }
-        first_row_ = {bias_, gradient_}, next_row_ = kTile;
+        // Beyond the table, all rows of the strip have the same products.
+        next_row_ = is_beyond() ? 0 : kTile;
+        first_row_ = {is_beyond() ? ends_.products(end_) : bias_, gradient_};
+        const int rows = is_beyond() ? 1 : kStripRows;
+        if (with_gradient_) std::memset(gradient_, 0, rows * kTile * sizeof(Real));
+        if (is_beyond()) return;
         Term::compute_products();
         transpose(products_.row(0), kTile, kStripRows, Products::kNextRow, bias_);
-        if (with_gradient_) std::memset(gradient_, 0, kStripRows * kTile * sizeof(Real));
     }
 
     // Of row r of the strip.
@@ -65,10 +66,20 @@ public:
         function(Row{first_row_.products + r * next_row_, first_row_.gradients + r * next_row_});
     }
 
-    void end_strip(Range) {
-        if (!is_present() || is_beyond()) return;
+    void end_strip(Range strip, Range keys, const Visibility& visible) {
+        if (!is_present()) return;
+        if (is_beyond()) {
+            double* sums = ends_.gradients(end_);
+            for (int c = 0; c < kTile; ++c) sums[c] += gradient_[c];
+            return;
+        }
         transpose_gradient();
-        products_.add_gradients(rows_.right(0), factor_gradients(), vectors_);
+        Term::add_gradients(factor_gradients(), [&](int row) {
+            const int64_t key = keys.begin + row;
+            if (key >= keys.end) return Range{};
+            return visible.queries({key, key + 1})
+                .relative_to(strip.begin, strip.end - strip.begin);
+        });
     }
 
     // Each row of the gradient of W belongs to one tile, so it is added to the output directly.
@@ -79,6 +90,9 @@ public:
         Term::add_factor_gradients(keys.begin, n, factor_gradients());
     }
 
+    void end_sums() const {
+        if (exists()) ends_.add_vector_gradients(vectors_);
+    }
     void end_head() const {
         if (exists()) Term::add_table_gradient();
     }

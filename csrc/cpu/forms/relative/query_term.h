@@ -37,7 +37,7 @@ public:
             for_each_strip([&](Range strip) {
                 ends_.compute(strip.begin, int(strip.end - strip.begin), rows_.left(0), vectors_);
             });
-        if (with_gradient_) ends_.clear_gradients();
+        if (with_gradient_) ends_.clear_gradients(), ends_.clear_vector_gradients();
     }
 
     void begin_strip(Range strip, Range keys) {
@@ -63,9 +63,12 @@ public:
         function(EndRow<Real>{ends_.products(end_)[query], ends_.gradients(end_) + query});
     }
 
-    void end_strip(Range strip) {
-        if (is_present() && !is_beyond())
-            products_.add_gradients(rows_.right(0), factor_gradients(strip.begin), vectors_);
+    void end_strip(Range strip, Range keys, const Visibility& visible) {
+        if (!is_present() || is_beyond()) return;
+        Term::add_gradients(factor_gradients(strip.begin), [&](int row) {
+            const int64_t query = strip.begin + row;
+            return query < strip.end ? visible.keys(query).relative_to(keys.begin, kTile) : Range{};
+        });
     }
 
     void end_sums() {
@@ -74,6 +77,7 @@ public:
                 ends_.add_gradients(strip.begin, strip.end - strip.begin, rows_.left(0),
                                     factor_gradients(strip.begin), vectors_);
             });
+        if (exists()) ends_.add_vector_gradients(vectors_);
     }
 
     void end_head() const {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "../../packed_rows.h"
+#include "../../visibility.h"
 #include "distance_vectors.h"
 
 namespace bfa::BFA_KERNELS {
@@ -97,8 +98,33 @@ public:
         }
     }
 
+    // The same without the terms of masked pairs, for operands with infinities or NaN. visible(row)
+    // returns the entries of a row that have a visible pair.
+    template <class VisibleEntries>
+    void add_visible_gradients(const RightMatrix<Operand>& a, const Result<Real>& a_gradient,
+                               const Vectors& vectors, VisibleEntries visible) const {
+        const RightMatrix<Operand> places = vectors.contracting_ranks(place_);
+        const Result<Real> vector_gradients = vectors.gradient(place_);
+        for (int row = 0; row < kRows; ++row) {
+            const Range entries = visible(row);
+            Real* row_gradient = a_gradient.data + row * a_gradient.stride;
+            for (int64_t c = entries.begin; c < entries.end; ++c) {
+                const Real gradient = gradient_row(row)[c];
+                const int64_t place = offset(row) + c;
+                Real* vector_gradient = vector_gradients.data + place * vector_gradients.stride;
+                for (int64_t r = 0; r < vectors.rank(); ++r) {
+                    row_gradient[r] += gradient * element(places, r, place);
+                    vector_gradient[r] += gradient * element(a, row, r);
+                }
+            }
+        }
+    }
+
 private:
     int64_t offset(int64_t row) const { return kRows - 1 - row + shift_; }
+    static Real element(const RightMatrix<Operand>& x, int64_t depth, int64_t column) {
+        return Arithmetic::element(x.data[depth / kPair * x.stride + column], int(depth % kPair));
+    }
 
     // Gradients from an entry on, for products that contract places, and those that contract rows.
     LeftMatrix<Operand> along_row(int row, int column) const {

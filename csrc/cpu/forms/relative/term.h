@@ -42,7 +42,7 @@ struct ProductsRow {
 template <class Real>
 struct EndRow {
     Real product;
-    Real* sum;
+    double* sum;
     Vector<Real> gradient = {};
 
     BFA_INLINE Vector<Real> added_to(Vector<Real> s, int) const {
@@ -69,7 +69,7 @@ protected:
           repeats_ends_(repeats_ends(problem)),
           vectors_(arena, problem, table, is_reversed, with_gradient),
           rows_(arena, exists() ? kRows : 0, vectors_.rank(), with_gradient),
-          ends_(arena, exists() ? end_rows : 0, with_gradient),
+          ends_(arena, exists() ? end_rows : 0, vectors_.rank(), with_gradient),
           products_(arena, exists(), with_gradient) {}
 
 public:
@@ -97,6 +97,16 @@ protected:
     void compute_products() {
         products_.compute(rows_.left(0), vectors_);
         if (with_gradient_) products_.clear_margins();
+    }
+
+    // Adds those of the strip to the gradients of the factors and of the vectors. visible(row)
+    // returns the entries of a row of the products that have a visible pair.
+    template <class VisibleEntries>
+    void add_gradients(const Result<Real>& factors, VisibleEntries visible) {
+        if (rows_.all_finite(kRows) && vectors_.all_finite())
+            products_.add_gradients(rows_.right(0), factors, vectors_);
+        else
+            products_.add_visible_gradients(rows_.right(0), factors, vectors_, visible);
     }
 
     // Adds the gradients of `count` rows of factors to the output.

@@ -24,7 +24,8 @@ public:
     };
 
     RelativeTile(Arena& arena, const Problem& problem, bool with_gradient)
-        : query_term_(arena, problem, with_gradient),
+        : visible_(problem),
+          query_term_(arena, problem, with_gradient),
           key_term_(arena, problem, with_gradient),
           sums_(arena.take<Real>(sum_elements())) {
         query_term_.keep_sums_in(sums_);
@@ -32,6 +33,7 @@ public:
     }
 
     void begin_head(int64_t b, int64_t h) {
+        visible_.begin_head(b, h);
         query_term_.begin_head(b, h), key_term_.begin_head(b, h);
         std::memset(sums_, 0, sum_elements() * sizeof(Real));
     }
@@ -63,14 +65,17 @@ public:
         row.query.end(), row.key.end();
     }
 
-    void end_strip(Range strip) { query_term_.end_strip(strip), key_term_.end_strip(strip); }
+    void end_strip(Range strip) {
+        query_term_.end_strip(strip, keys_, visible_);
+        key_term_.end_strip(strip, keys_, visible_);
+    }
     void end_tile(Range keys) { key_term_.end_tile(keys); }
 
     // The gradients of U, P and Q.
     static constexpr bool has_sums = true;
     int64_t sum_elements() const { return query_term_.sum_elements() + key_term_.sum_elements(); }
     Real* end_sums() {
-        query_term_.end_sums();
+        query_term_.end_sums(), key_term_.end_sums();
         return sums_;
     }
 
@@ -79,6 +84,7 @@ public:
     }
 
 private:
+    Visibility visible_;
     QueryTerm<Arithmetic> query_term_;
     KeyTerm<Arithmetic> key_term_;
     Real* sums_;
