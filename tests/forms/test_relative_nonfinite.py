@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from biased_flash_attn import biased_flash_attn, biases
+from tests.sequences.packed_cases import PaddedCase, drawn_padded, padded
 from tests.support.cases import Case, pairwise
 from tests.support.numerics import assert_close_to_float64
 from tests.support.problems import Problem, drawn, evaluate, fused, magnitudes, naive
@@ -108,3 +109,17 @@ def test_queries_and_keys_without_visible_pairs_do_not_affect_trained_vectors(
         results.append({"o": o, "lse": lse, **dict(zip(leaves, grads, strict=True))})
     for what, exact in results[0].items():
         torch.testing.assert_close(results[1][what], exact, rtol=1e-5, atol=1e-5, msg=what)
+
+
+@pytest.mark.parametrize("bias", ["relative", "relative_last-same-dtype3"])
+def test_factors_of_padding_do_not_affect_results(bias, backend):
+    case = PaddedCase(bias, torch.float16, lengths=(50, 50), padding=((7, 3), (0, 20)))
+    problem = drawn_padded(case)
+    attend = functools.partial(padded, backend=backend)
+    exact = evaluate(problem, attend)
+    with torch.no_grad():
+        for x in (problem.bias.query_factors, problem.bias.key_factors):
+            rows = x.transpose(1, 2)
+            rows[~case.mask] = torch.nan
+    for name, x in evaluate(problem, attend).items():
+        assert torch.equal(x, exact[name]), name

@@ -169,3 +169,17 @@ def test_early_step_gradients_are_free_of_later_rounding(causal, with_gain, seed
     assert steps.grad[:, :, -last:].abs().max() > 1e-3
     # Only the rounding of the float64 sums remains.
     assert steps.grad[:, :, : n - 2 * last].abs().max() < 1e-15 * n
+
+
+@pytest.mark.parametrize("side", ["query", "key"])
+def test_gradients_of_the_last_vector_do_not_lose_precision_with_length(side):
+    """With equal logits, lse has the gradient 1 / (i + 1) for each of the i + 1 keys of query i."""
+    n, columns = N, 41
+    q, table = torch.zeros(1, 1, n, 1), torch.zeros(1, 1, columns, requires_grad=True)
+    given = {f"{side}_factors": torch.ones(1, 1, n, 1), f"{side}_tables": table}
+    bias = biases.RelativeBias(**given, beyond="last")
+    _, lse = biased_flash_attn(q, q, q, bias, tolerance=0.0, return_lse=True, backend="cpu")
+    (gradient,) = torch.autograd.grad(lse.sum(), table)
+    i = torch.arange(n, dtype=torch.float64)
+    exact = ((i - columns + 2).clamp(min=0) / (i + 1)).sum()
+    assert (gradient[0, 0, -1] / exact - 1).abs() <= 2**-22
