@@ -17,6 +17,7 @@ from .forms import Form, Geometry, NoBias
 from .keywords import explains_keywords
 from .problem import Problem
 from .sequences import Sequences
+from .tracing import is_mapped
 from .validation import (
     as_int,
     check_bias,
@@ -184,7 +185,7 @@ def prepared(
 def _sequences_of_mask(mask: Tensor, q: Tensor, k: Tensor, causal: bool) -> Sequences:
     check_mask(mask, q, k, causal)
     sequences = Sequences.from_mask(mask, q.shape[2])
-    unread = torch.compiler.is_compiling() or mask.device.type != "cpu"
+    unread = torch.compiler.is_compiling() or mask.device.type != "cpu" or is_mapped(mask)
     if not unread and sequences.seems_inverted():
         warnings.warn(
             "key_padding_mask hides all tokens of a sequence; it must be True for tokens, where"

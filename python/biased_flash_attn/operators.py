@@ -12,13 +12,17 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.utils import _pytree as pytree
 
+from . import batching
 from .arguments import ATTENTION, DECODING
 from .backends import registry
 from .forms import from_tensors
 from .forms.gradients import IN_Q, OWN
 from .problem import Problem, need_gradients
 from .skipping import plans
+from .tracing import is_transformed
 
 _LIBRARY = torch.library.Library("biased_flash_attn", "FRAGMENT")
 
@@ -37,13 +41,14 @@ _LIBRARY.define(
 
 _OPERATORS = torch.ops.biased_flash_attn
 _BELOW_AUTOGRAD = torch._C._AutoDispatchBelowAutograd
+_UNCHANGED = contextlib.nullcontext()
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     """Returns o (B, H, Nq, Dv) in q's dtype, and lse (B, H, Nq) in float32, or float64 for
     float64."""
     arguments = ATTENTION.flat(problem)
-    if torch.compiler.is_compiling() or problem.needs_gradients:
+    if torch.compiler.is_compiling() or is_transformed() or problem.needs_gradients:
         return _OPERATORS.forward.default(*arguments)
     # Passing through the autograd implementation takes a tenth of a short call.
     with _BELOW_AUTOGRAD():
@@ -187,13 +192,23 @@ def _(*_):
     pass
 
 
-class _Attention(torch.autograd.Function):
-    """`forward` with its gradients. torch.library.register_autograd would be equivalent, but
-    flattening arguments that include a list of tensors takes 10 % of a short call."""
+class _InKernel(torch.autograd.Function):
+    """A function that an operator calls below the dispatcher, which unwraps the tensors of one
+    transform of torch.func after the other. torch.library.register_autograd refuses transforms, and
+    flattening arguments that include a list of tensors takes it 10 % of a short call."""
+
+    @classmethod
+    def apply(cls, *arguments):
+        with enable_single_level_autograd_function() if is_transformed() else _UNCHANGED:
+            return super(torch.autograd.Function, cls).apply(*arguments)
+
+
+class _Attention(_InKernel):
+    """`forward` with its gradients."""
 
     @staticmethod
     def forward(ctx, keyset, arguments, q, k, v, *form_tensors):
-        o, lse = _below_autograd(keyset, arguments)
+        o, lse = _below_autograd(_OPERATORS.forward.default, keyset, arguments)
         ctx.targets = from_tensors(arguments.form, form_tensors).gradient_targets(q, k)
         plan, rows = arguments.plan, arguments.rows
         ctx.save_for_backward(o, lse, q, k, v, plan, rows, *form_tensors)
@@ -209,8 +224,7 @@ class _Attention(torch.autograd.Function):
             q=q, k=k, v=v, form_tensors=form_tensors, plan=plan, rows=rows, **ctx.settings
         )
         # The autograd implementation, which refuses second derivatives, takes 3 % of a short call.
-        below = contextlib.nullcontext if torch.is_grad_enabled() else _BELOW_AUTOGRAD
-        with below():
+        with _UNCHANGED if torch.is_grad_enabled() else _BELOW_AUTOGRAD():
             *grad_inputs, grad_form = _OPERATORS.backward.default(
                 o, lse, grad_o, grad_lse, targets, *arguments
             )
@@ -221,27 +235,43 @@ class _Attention(torch.autograd.Function):
         return None, None, *grad_inputs, *(grad_form or [None] * len(wanted))
 
 
-def _below_autograd(keyset, arguments):
-    with _BELOW_AUTOGRAD():
-        below = keyset & torch._C._after_autograd_keyset
-        return _OPERATORS.forward.default.redispatch(below, *arguments)
+class _Backward(_InKernel):
+    """`backward`, which has no gradients."""
+
+    @staticmethod
+    def forward(ctx, keyset, arguments, *tensors):
+        *grad_inputs, grad_form = _below_autograd(_OPERATORS.backward.default, keyset, arguments)
+        return *grad_inputs, *grad_form
+
+    @staticmethod
+    def backward(ctx, *grads):
+        raise RuntimeError(
+            "biased_flash_attn: the kernels have no second derivatives; backend='reference' has"
+        )
 
 
-def _forward_and_gradients(keyset, *arguments):
+def _below_autograd(operator, keyset, arguments):
+    # Transforms around this one record gradients too, which autograd has disabled in a function.
+    with _BELOW_AUTOGRAD(), torch.enable_grad() if is_transformed() else _UNCHANGED:
+        return operator.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
+
+
+def _differentiable_forward(keyset, *arguments):
     arguments = ATTENTION.Named(*arguments)
     tensors = arguments.q, arguments.k, arguments.v, *arguments.form_tensors
     if need_gradients(tensors):
         return _Attention.apply(keyset, arguments, *tensors)
-    return _below_autograd(keyset, arguments)
+    return _below_autograd(_OPERATORS.forward.default, keyset, arguments)
 
 
-def _refuse_second_derivatives(ctx, *grads):
-    raise RuntimeError(
-        "biased_flash_attn: the kernels have no second derivatives; backend='reference' has"
-    )
+def _differentiable_backward(keyset, *arguments):
+    tensors = [x for x in pytree.tree_leaves(arguments) if torch.is_tensor(x)]
+    if not need_gradients(tensors):
+        return _below_autograd(_OPERATORS.backward.default, keyset, arguments)
+    grad_q, grad_k, grad_v, *grad_form = _Backward.apply(keyset, arguments, *tensors)
+    return grad_q, grad_k, grad_v, grad_form
 
 
-_LIBRARY.impl("forward", _forward_and_gradients, "Autograd", with_keyset=True)
-torch.library.register_autograd(
-    "biased_flash_attn::backward", _refuse_second_derivatives, lib=_LIBRARY
-)
+_LIBRARY.impl("forward", _differentiable_forward, "Autograd", with_keyset=True)
+_LIBRARY.impl("backward", _differentiable_backward, "Autograd", with_keyset=True)
+batching.register(_LIBRARY)

@@ -20,6 +20,7 @@ from torch.nn.functional import pad
 from ..geometry import Geometry
 from ..problem import Problem
 from ..sequences import Sequences, with_layout_of
+from ..tracing import is_mapped, values_of
 from .protocol import ATTENTION, DECODING, Report
 
 
@@ -71,7 +72,7 @@ def mix(p: Tensor, v: Tensor, visible: Tensor) -> Tensor:
 
 
 def all_finite(*tensors: Tensor) -> bool:
-    return all(bool(tensor.isfinite().all()) for tensor in tensors)
+    return all(bool(values_of(x).isfinite().all()) for x in tensors)
 
 
 class Reference:
@@ -86,6 +87,8 @@ class Reference:
         return Report(self.name, True, "plain PyTorch on any device; O(N^2) memory")
 
     def refusal(self, problem: Problem) -> str:
+        if problem.sequences is not None and is_mapped(problem.sequences.rows):
+            return "reads key_padding_mask or cu_seqlens, over which vmap maps"
         return ""
 
     def forward(self, problem: Problem) -> tuple[Tensor, Tensor]:
