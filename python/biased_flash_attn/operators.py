@@ -122,7 +122,8 @@ def _backward(o, lse, grad_o, grad_lse, targets, *arguments):
 def _plan(*arguments):
     problem = ATTENTION.rebuilt(*arguments)
     with torch.autocast(problem.q.device.type, enabled=False):
-        return plans.make(problem)
+        plan = plans.make(problem)
+    return plan.repeat(1, 1, 1, 2) if plan.shape[3] == 1 else plan
 
 
 def _decode(*arguments):
@@ -173,7 +174,8 @@ def _(o, lse, grad_o, grad_lse, targets, *arguments):
 @torch.library.register_fake("biased_flash_attn::plan", lib=_LIBRARY)
 def _(*arguments):
     problem = ATTENTION.rebuilt(*arguments)
-    tiles = plans.query_tiles(problem.geometry.n_query)
+    # With a dimension of size 1, a compiler would be told that there are so few queries.
+    tiles = torch.sym_max(2, plans.query_tiles(problem.geometry.n_query))
     return problem.q.new_empty((2, problem.batch, problem.q.shape[1], tiles), dtype=torch.int32)
 
 

@@ -33,7 +33,7 @@ LAYERS = [
     ["schedule"],
     ["cuda_kernels", "triton_kernels", "biases"],
     ["backends"],
-    ["skipping"],
+    ["skipping", "batching"],
     ["operators", "validation"],
     ["attention"],
     ["varlen", "decoding", "skipping.report"],

@@ -40,8 +40,8 @@ class CumulativeBias(ShownByShapes):
         check_per_head("steps", self.steps)
         if self.gain is not None:
             check_per_head("gain", self.gain)
-            batches = {self.steps.shape[0], self.gain.shape[0]}
-            if self.gain.shape[1] != self.num_heads or (len(batches) > 1 and 1 not in batches):
+            batch, own = self.steps.shape[0], self.gain.shape[0]
+            if self.gain.shape[1] != self.num_heads or not (batch == own or 1 in (batch, own)):
                 raise ValueError(
                     f"gain has shape {tuple(self.gain.shape)}; its batch and heads must be those "
                     f"of steps, {tuple(self.steps.shape)}"

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..forms import Distance, Form, Geometry
+from ..tracing import is_transformed
 from .base import Bias
 from .parameters import check_function, positive_int, read_by
 from .receptive_field import tail
@@ -85,7 +86,8 @@ class PositionBias(Bias):
 
     def _cached(self, key: tuple, make: Callable[[], Tensor]) -> Tensor:
         """make(), or its latest result if the bias is fixed and the key is the same."""
-        traced = torch.compiler.is_compiling() or type(torch.empty(0)) is not Tensor
+        traced = torch.compiler.is_compiling() or is_transformed()
+        traced = traced or type(torch.empty(0)) is not Tensor
         if not self.fixed or traced:
             return make()
         latest = self._latest
@@ -147,7 +149,8 @@ class DistanceBias(Tabulated, PositionBias):
         logits = self._evaluated(d)
         shapes = (d.shape, (self.num_heads, *d.shape))
         real = isinstance(logits, Tensor) and not logits.is_complex()
-        if not real or logits.shape not in shapes:
+        # Comparing shapes of different lengths would tell a compiler that n is not num_heads.
+        if not real or logits.shape not in [x for x in shapes if len(x) == logits.dim()]:
             got = type(logits).__name__
             if isinstance(logits, Tensor):
                 got = f"{tuple(logits.shape)} {logits.dtype}"

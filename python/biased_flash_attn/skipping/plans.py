@@ -38,9 +38,13 @@ def query_tiles(n_query: int) -> int:
 
 
 def is_worthwhile(problem: Problem) -> bool:
-    """Returns whether a plan may save more time than computing it takes."""
-    few = problem.geometry.n_key < MIN_KEYS
-    return problem.form.may_skip and problem.tolerance > 0 and not few
+    """Returns whether a plan may save more time than computing it takes.
+
+    Compiled code may be called with any number of keys, and leaves that decision to the plan.
+    """
+    if not problem.form.may_skip or problem.tolerance == 0:
+        return False
+    return torch.compiler.is_compiling() or problem.geometry.n_key >= MIN_KEYS
 
 
 def full_plan(q: Tensor, geometry: Geometry) -> Tensor:
@@ -79,8 +83,8 @@ def _of_sequence(problem: Problem) -> Tensor:
     """Returns the plan of one sequence: certified for heads where it saves enough time, and the
     full plan for the others."""
     plan = full_plan(problem.q, problem.geometry)
-    log_tolerance = math.log(problem.tolerance)
-    if plan.numel() == 0 or not problem.form.decays(problem.geometry, log_tolerance):
+    log_tolerance, few = math.log(problem.tolerance), problem.geometry.n_key < MIN_KEYS
+    if few or plan.numel() == 0 or not problem.form.decays(problem.geometry, log_tolerance):
         return plan
     group = problem.q.shape[1] // problem.k.shape[1]
     worth = _is_promising(problem).unflatten(0, (-1, group)).any(1)
