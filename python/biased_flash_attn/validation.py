@@ -242,7 +242,7 @@ def check_form(form, q: Tensor, geometry: Geometry) -> None:
         raise TypeError(f"bias was lowered to a {type(form).__name__}; it must be to a form")
     # Packed sequences share one batch entry, but a bias of positions may have one entry for each.
     shares_entry = geometry.sequences is None or form.per_row
-    batch = q.shape[0] if shares_entry else len(geometry.sequences.rows)
+    batch = q.shape[0] if shares_entry else geometry.sequences.rows.shape[0]
     real = torch.promote_types(q.dtype, torch.float32)
     for x, dtype, rows in form.layouts(geometry, real):
         _check_device_of_bias(x, q)

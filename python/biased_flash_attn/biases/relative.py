@@ -159,7 +159,7 @@ class RelativeBias(ShownByShapes, Tabulated):
     def _evaluated(self, d: Tensor) -> list[Tensor]:
         """The tables of the functions at distances d (n,) in float64."""
         return [
-            self._checked(function(d), factors.shape[-1], len(d))
+            self._checked(function(d), factors.shape[-1], d.shape[0])
             for function, factors in zip(self._tables(), self._factors(), strict=True)
         ]
 

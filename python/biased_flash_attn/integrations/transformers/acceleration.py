@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator
 from typing import TypeVar
 
+import torch
 import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -183,9 +184,14 @@ def _begin_call(trunk: PreTrainedModel, args: tuple, kwargs: dict) -> tuple[tupl
             )
     if trunk.config.output_attentions and given.get("output_attentions") is None:
         kwargs = {**kwargs, "output_attentions": True}
-    ACCELERATED.set(True)
+    _set_accelerated(True)
     return args, kwargs
 
 
 def _end_call(*_) -> None:
-    ACCELERATED.set(False)
+    _set_accelerated(False)
+
+
+def _set_accelerated(value: bool) -> None:
+    if not torch.compiler.is_compiling():
+        ACCELERATED.set(value)

@@ -40,7 +40,7 @@ class FusedFalconAttention(FusedLayer, FalconAttention):
         q, k, v = (x.transpose(1, 2) for x in heads)
         if layer_past is not None:
             k, v = layer_past.update(k, v, self.layer_idx)
-        values = alibi.double().view(len(q), self.num_heads, -1) * self.inv_norm_factor
+        values = alibi.double().view(q.shape[0], self.num_heads, -1) * self.inv_norm_factor
         bias = bias_of_keys(values, attention_mask)
         o, _, weights = attend(
             attention_mask, q, k, v, bias, self.inv_norm_factor, with_weights=output_attentions

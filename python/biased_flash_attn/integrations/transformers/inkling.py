@@ -86,7 +86,10 @@ def _unless_accelerated(distances):
 
     @wraps(distances)
     def computed(*args, **kwargs) -> Tensor | None:
-        return None if ACCELERATED.get() else distances(*args, **kwargs)
+        # Compilers drop what is not used.
+        if not torch.compiler.is_compiling() and ACCELERATED.get():
+            return None
+        return distances(*args, **kwargs)
 
     return computed
 

@@ -89,7 +89,7 @@ def sums_of_blocks(states: Tensor, shared: NearbyAndBlocks) -> Tensor:
     real = torch.promote_types(states.dtype, torch.float32)
     # Tokens of block -1 add to a row that is dropped.
     n_rows = shared.most_blocks + 1
-    sums = states.new_zeros(len(states), n_rows, states.shape[2], dtype=real)
+    sums = states.new_zeros(states.shape[0], n_rows, states.shape[2], dtype=real)
     rows = (shared.block_of % n_rows)[..., None].expand_as(states)
     return sums.scatter_add(1, rows, states.to(real))[:, :-1].to(states.dtype)
 

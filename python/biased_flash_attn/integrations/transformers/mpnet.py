@@ -35,7 +35,7 @@ class FusedMPNetEncoder(FusedLayer, modeling_mpnet.MPNetEncoder):
     ):
         check_mask(attention_mask, hidden_states.shape[1], hidden_states.shape[1])
         every_layer = output_attentions or output_hidden_states
-        if attention_mask.tokens is None or attention_mask.has_holes or every_layer:
+        if every_layer or not attention_mask.has_removable_padding:
             returned = (output_attentions, output_hidden_states, return_dict)
             return super().forward(hidden_states, attention_mask, *returned, **kwargs)
         rows = attention_mask.unpadded.packed.keys

@@ -67,4 +67,4 @@ class FusedMptAttention(FusedLayer, MptAttention):
             return self.slopes
         position = torch.arange(mask.n_key, dtype=torch.float64, device=mask.tokens.device)
         values = self.slopes.slopes.to(position.device)[:, None] * position
-        return bias_of_keys(values.expand(len(mask.tokens), -1, -1), mask)
+        return bias_of_keys(values.expand(mask.tokens.shape[0], -1, -1), mask)

@@ -34,7 +34,7 @@ def remove(trunk: PreTrainedModel, args: tuple, kwargs: dict) -> tuple[tuple, di
     if (ids is None) == (embedded is None) or mask is None or mask.shape != inputs.shape[:2]:
         return None
     mask = TokenMask.from_keys(mask.to(inputs.device, torch.bool))
-    if mask.tokens is None or mask.has_holes or not mask.tokens.any():
+    if not mask.has_removable_padding or not mask.tokens.any():
         return None
     mask = mask.unpadded
     # Embeddings may depend on positions.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -12,7 +12,28 @@ from transformers.masking_utils import bidirectional_mask_function, causal_mask_
 
 from ...sequences import Sequences
 
+class once:
+    """A property that is computed at its first use. functools.cached_property, whose lock no
+    compiler can enter, is otherwise the same."""
+
+    def __init__(self, compute: Callable):
+        self.compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __set_name__(self, owner: type, name: str):
+        self.name = name
+
+    def __get__(self, instance, owner: type):
+        value = instance.__dict__[self.name] = self.compute(instance)
+        return value
+
+
 STATIC_CACHE = "static caches are not supported; use a DynamicCache, which is the default"
+_UNSUPPORTED = (
+    "the attention mask is neither causal, nor the window of the last keys, nor bidirectional;"
+    " chunks, windows on both sides, custom mask functions and sequences packed by position_ids are"
+    " not supported"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,13 +56,13 @@ class TokenMask:
     @property
     def shape(self) -> tuple[int, int]:
         """That of a mask of tokens, by which transformers learns the number of keys."""
-        return (1 if self.tokens is None else len(self.tokens)), self.n_key
+        return (1 if self.tokens is None else self.tokens.shape[0]), self.n_key
 
     @staticmethod
     def from_keys(tokens: Tensor) -> TokenMask:
         """The mask of attention in both directions, from (B, N) bool."""
         n = tokens.shape[1]
-        return TokenMask(n, n, causal=False, tokens=None if tokens.all() else tokens)
+        return TokenMask(n, n, causal=False, tokens=_unless_all(tokens))
 
     def to(self, device=None, **_) -> TokenMask:
         """The mask on another device; conversions to a dtype have no effect."""
@@ -61,13 +82,22 @@ class TokenMask:
         """`generate` calls it for the precomputed masks of a static cache."""
         raise NotImplementedError(STATIC_CACHE)
 
-    @cached_property
+    @once
     def has_holes(self) -> bool:
-        """Whether there is padding between the tokens of some sequence."""
-        if self.tokens is None:
+        """Whether there is padding between the tokens of some sequence.
+
+        Compiled code raises an error where it finds some.
+        """
+        if self.tokens is None or torch.compiler.is_compiling():
             return False
         starts = self.tokens.int().diff(dim=1) == 1
         return bool((starts.sum(1) + self.tokens[:, 0] > 1).any())
+
+    @property
+    def has_removable_padding(self) -> bool:
+        """Whether `unpadded` has fewer tokens. Compiled code keeps padding, as its shapes cannot
+        depend on the number of tokens."""
+        return not (self.tokens is None or self.has_holes or torch.compiler.is_compiling())
 
     def sequences(self, *, of_one_input: bool) -> Sequences | None:
         """The sequences without holes, or None if each batch entry is one.
@@ -78,17 +108,17 @@ class TokenMask:
             return None if self.packed is None else self.packed.sequences
         return self._padded if of_one_input else self._padded_keys
 
-    @cached_property
+    @once
     def _padded(self) -> Sequences:
         return Sequences.from_mask(self.tokens, self.n_query)
 
-    @cached_property
+    @once
     def _padded_keys(self) -> Sequences:
         rows = self._padded.rows.clone()
         rows[:, 0], rows[:, 1] = 0, self.n_query
         return replace(self._padded, rows=rows)
 
-    @cached_property
+    @once
     def packing(self) -> Packing:
         """Sequences with holes, packed without them: tokens only, but all queries if not causal.
 
@@ -99,7 +129,7 @@ class TokenMask:
             queries = self.tokens[:, self.n_key - self.n_query :]
         return Packing.from_tokens(queries, self.tokens)
 
-    @cached_property
+    @once
     def unpadded(self) -> TokenMask:
         """The mask for tensors of the tokens alone, `packed.keys` of (B, n_key).
 
@@ -181,15 +211,11 @@ def create_token_mask(
             " attention_mask has as many columns as there are tokens"
         )
     tokens = _tokens(attention_mask, (batch_size, n_tokens), kv_offset)
-    known = mask_function in (causal_mask_function, bidirectional_mask_function)
-    if use_vmap or not (known or local_size is not None):
-        raise NotImplementedError(
-            "the attention mask is neither causal, sliding nor bidirectional; custom mask functions"
-            " and sequences packed by position_ids are not supported"
-        )
-    if not known:
-        positions = torch.arange(q_offset, q_offset + q_length, device=device)
-        _check_window(mask_function, local_size, batch_size, positions)
+    if use_vmap:
+        raise NotImplementedError(_UNSUPPORTED)
+    if mask_function not in (causal_mask_function, bidirectional_mask_function):
+        positions = torch.arange(q_offset, n_tokens, device=device)
+        _check_function(mask_function, window, batch_size, positions)
     return TokenMask(q_length, kv_length, causal, window, tokens)
 
 
@@ -206,14 +232,22 @@ def _tokens(
             f"attention_mask has shape {tuple(attention_mask.shape)}; it must be (batch, tokens),"
             f" {shape} with all tokens of cache and input"
         )
-    tokens = attention_mask[:, dropped:].bool()
-    return None if tokens.all() else tokens
+    return _unless_all(attention_mask[:, dropped:].bool())
 
 
-def _check_window(mask_function, window: int, batch_size: int, query: Tensor) -> None:
-    """Checks that each query sees the first and last of `window` keys and neither neighbour.
+def _unless_all(tokens: Tensor) -> Tensor | None:
+    """None where all keys are tokens, as far as values can be read."""
+    if torch.compiler.is_compiling() or not tokens.all():
+        return tokens
+    return None
 
-    A mask function can only be evaluated. Chunks and packed sequences fail at the first key.
+
+def _check_function(mask_function, window: int | None, batch_size: int, query: Tensor) -> None:
+    """Checks that each query sees the first and last of its keys and neither neighbour.
+
+    A mask function can only be evaluated. Chunks and packed sequences fail at the first key. While
+    compiling, transformers passes a function of packed sequences whether there are any or not;
+    compiled code evaluates it.
     """
     batch = torch.arange(batch_size, device=query.device)[:, None]
     head = torch.zeros((), dtype=torch.int64, device=query.device)
@@ -221,17 +255,16 @@ def _check_window(mask_function, window: int, batch_size: int, query: Tensor) ->
     def sees(key: Tensor) -> Tensor:
         return mask_function(batch, head, query, key)
 
-    first = (query - window + 1).clamp(min=0)
+    first = torch.zeros_like(query) if window is None else (query - window + 1).clamp(min=0)
     before = (first - 1).clamp(min=0)
-    after = (query + 1).clamp(max=int(query[-1]))
+    after = torch.minimum(query + 1, query[-1])
     is_window = (
         sees(query).all()
         & sees(first).all()
         & ~(sees(before) & (first > 0)).any()
         & ~(sees(after) & (after > query)).any()
     )
-    if not is_window:
-        raise NotImplementedError(
-            f"a mask of size {window} is not the window of the last {window} keys; chunks, windows"
-            " on both sides and sequences packed by position_ids are not supported"
-        )
+    if torch.compiler.is_compiling():
+        torch._assert_async(is_window, _UNSUPPORTED)
+    elif not is_window:
+        raise NotImplementedError(_UNSUPPORTED)
