@@ -12,7 +12,8 @@ from transformers.masking_utils import bidirectional_mask_function, causal_mask_
 
 from ...sequences import Sequences
 
-class once:
+
+class Once:
     """A property that is computed at its first use. functools.cached_property, whose lock no
     compiler can enter, is otherwise the same."""
 
@@ -82,7 +83,7 @@ class TokenMask:
         """`generate` calls it for the precomputed masks of a static cache."""
         raise NotImplementedError(STATIC_CACHE)
 
-    @once
+    @Once
     def has_holes(self) -> bool:
         """Whether there is padding between the tokens of some sequence.
 
@@ -108,17 +109,17 @@ class TokenMask:
             return None if self.packed is None else self.packed.sequences
         return self._padded if of_one_input else self._padded_keys
 
-    @once
+    @Once
     def _padded(self) -> Sequences:
         return Sequences.from_mask(self.tokens, self.n_query)
 
-    @once
+    @Once
     def _padded_keys(self) -> Sequences:
         rows = self._padded.rows.clone()
         rows[:, 0], rows[:, 1] = 0, self.n_query
         return replace(self._padded, rows=rows)
 
-    @once
+    @Once
     def packing(self) -> Packing:
         """Sequences with holes, packed without them: tokens only, but all queries if not causal.
 
@@ -129,7 +130,7 @@ class TokenMask:
             queries = self.tokens[:, self.n_key - self.n_query :]
         return Packing.from_tokens(queries, self.tokens)
 
-    @once
+    @Once
     def unpadded(self) -> TokenMask:
         """The mask for tensors of the tokens alone, `packed.keys` of (B, n_key).
 
