@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, vjp, vmap
 
 from biased_flash_attn import biased_flash_attn, biased_flash_attn_varlen, biases
+from tests.support import layers
 from tests.support.biases import DENSE, FORMS, SHIPPED, Content
 from tests.support.cases import Case
 from tests.support.problems import drawn
@@ -49,7 +50,7 @@ def prepared(bias: str, backend: str, **settings):
 def gradients(loss, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """By autograd."""
     leaves = {name: x.detach().requires_grad_() for name, x in tensors.items()}
-    found = torch.autograd.grad(loss(leaves), leaves.values())
+    found = torch.autograd.grad(loss(leaves), leaves.values(), materialize_grads=True)
     return dict(zip(leaves, found, strict=True))
 
 
@@ -104,6 +105,23 @@ def test_gradients_of_each_entry(bias, of, backend):
     found = vmap(grad(loss), dimensions(tensors, names))(tensors)
     each = [gradients(loss, x) for x in entries(tensors, names)]
     assert_close(found, {name: torch.stack([x[name] for x in each]) for name in tensors})
+
+
+@pytest.mark.parametrize("name", layers.MODULES)
+def test_gradients_of_the_parameters_of_layers_for_each_entry(name):
+    layer = layers.Attention(name)
+    parameters = {name: x.detach() for name, x in layer.named_parameters()}
+    states = torch.randn(ENTRIES, 1, 9, layers.CHANNELS)
+
+    def loss(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(layer, tensors, (x,)).square().sum()
+
+    found = vmap(grad(loss), (None, 0))(parameters, states)
+    each = [grad(loss)(parameters, x) for x in states]
+    exact = [gradients(functools.partial(loss, x=x), parameters) for x in states]
+    for n in range(ENTRIES):
+        assert_close(each[n], exact[n])
+        assert_close({name: x[n] for name, x in found.items()}, exact[n])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

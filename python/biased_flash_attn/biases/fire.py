@@ -76,14 +76,14 @@ class NormalizedBias(Tabulated, PositionBias):
         """
         return SampledBias(function, num_heads, error, init_c, init_length)
 
-    def pieces(self, largest: float) -> Pieces:
-        """The function f for arguments in [0, largest]."""
+    def pieces(self, geometry: Geometry) -> Pieces:
+        """The function f for the arguments that the geometry has, which `largest` bounds."""
         raise NotImplementedError(f"{type(self).__name__} must define pieces()")
 
     def lower(
         self, geometry: Geometry, dtype: torch.dtype, device: torch.device | str | None
     ) -> Normalized:
-        knots, *per_head = self.pieces(self._largest(geometry))
+        knots, *per_head = self.pieces(geometry)
         pieces = knots.detach()[None, None], *(x[None] for x in per_head)
         tensors = *self.tables(geometry.distances(device)), self._gain(geometry, device), *pieces
         return Normalized(*(x.to(dtype) for x in tensors))
@@ -116,7 +116,7 @@ class NormalizedBias(Tabulated, PositionBias):
         normalizer = self.psi(torch.maximum(position, self._length)) + 1e-6
         return normalizer.reciprocal()[:, None]
 
-    def _largest(self, geometry: Geometry) -> float:
+    def largest(self, geometry: Geometry) -> float:
         """The largest argument of f: keys after a query may be farther from it than the first
         one, and the first key may be after the first query."""
         if geometry.causal:
@@ -142,7 +142,7 @@ class FIRE(NormalizedBias):
         hidden = nn.Linear(1, positive_int("width", width))
         self.mlp = nn.Sequential(hidden, nn.ReLU(), nn.Linear(width, self.num_heads))
 
-    def pieces(self, largest: float) -> Pieces:
+    def pieces(self, geometry: Geometry) -> Pieces:
         hidden, out = self._linears()
         slope, offset = hidden.weight[:, 0].double(), hidden.bias.double()
         with torch.no_grad():
@@ -184,7 +184,8 @@ class SampledBias(NormalizedBias):
     def table_sources(self) -> tuple:
         return *super().table_sources(), *read_by(self.function)
 
-    def pieces(self, largest: float) -> Pieces:
+    def pieces(self, geometry: Geometry) -> Pieces:
+        largest = self.largest(geometry)
         segments, deviation = 1, torch.inf
         while deviation > self.error:
             segments *= 2
@@ -212,7 +213,7 @@ class SampledBias(NormalizedBias):
         if not isinstance(values, Tensor) or values.shape not in shapes:
             got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise ValueError(
-                f"function returned {got} for {len(x)} arguments; it must return a tensor of shape"
-                f" {tuple(shapes[0])} or {tuple(shapes[1])}"
+                f"function returned {got} for {x.shape[0]} arguments; it must return a tensor of"
+                f" shape {tuple(shapes[0])} or {tuple(shapes[1])}"
             )
-        return values.double().reshape(-1, len(x))
+        return values.double().reshape(-1, x.shape[0])

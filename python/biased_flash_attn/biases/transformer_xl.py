@@ -98,7 +98,7 @@ class TransformerXL(Bias):
     def table(self, d: Tensor) -> Tensor:
         """scale W_r r[d] for distances d (n,), (num_heads, head_dim, n) in the dtype of W_r."""
         dtype = dtype_of(self.w_r)
-        # In float64, all sinusoids together are larger than q. Compilers need a fixed number of parts.
+        # In float64, all sinusoids are larger than q. Compilers need a fixed number of parts.
         parts = (d,) if torch.compiler.is_compiling() else d.split(_CHUNK)
         r = torch.cat([self.sinusoid(part).to(dtype) for part in parts])
         return self.scale * called(self.w_r, r, dtype).mT.unflatten(

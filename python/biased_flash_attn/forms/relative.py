@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 from .. import sequences
 from ..geometry import Geometry
 from ..shared_constants import ROUNDING, rounding_of_logits
+from ..tracing import values_of
 from .base import Layout, register
 from .chunk_pairs import Pair
 from .distance import block_maxima
@@ -248,7 +249,7 @@ def _at_pairs(factors: Tensor, table: Tensor, column: Tensor, exists: Tensor) ->
     """The products of factors and the columns of a table for pairs of a row and another one, or 0
     if `exists` (rows, other rows) is false; (B or 1, H or 1, rows, other rows) float64."""
     factors, table = factors.double(), table.double()
-    if factors.isfinite().all() and table.isfinite().all():
+    if values_of(factors).isfinite().all() and values_of(table).isfinite().all():
         products = factors @ table
         pairs = products.gather(-1, column.expand(*products.shape[:2], -1, -1))
         return torch.where(exists, pairs, 0)

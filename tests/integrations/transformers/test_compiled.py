@@ -44,6 +44,12 @@ ACCELERATED = {
     "mpnet": lambda: mpnet("Model"),
     "inkling": inkling,
 }
+# Inkling takes ten seconds to trace.
+MODELS = [
+    *(name for name in ACCELERATED if name != "inkling"),
+    pytest.param("inkling", marks=pytest.mark.slow),
+    "llama",
+]
 
 
 class Model(nn.Module):
@@ -73,16 +79,17 @@ def assert_same_results(found: Tensor, exact: Tensor, mask: Tensor | None) -> No
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", [*ACCELERATED, "llama"])
+@pytest.mark.parametrize("name", MODELS)
 def test_compiles_whole(name):
     torch._dynamo.reset()
     model = Model(name)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    for masked in ("none", "left", "right"):
+    for masked in ("none", "right"):
         ids, mask = batch(2, 21, masked)
         assert_same_results(compiled(ids, mask), model(ids, mask), mask)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_compiles_with_layers_that_read_earlier_ones():
     torch._dynamo.reset()
@@ -109,13 +116,13 @@ def test_compiled_gradients(name):
 
 @torch.no_grad()
 @pytest.mark.parametrize("masked", ["none", "left"])
-@pytest.mark.parametrize("name", [*ACCELERATED, "llama"])
+@pytest.mark.parametrize("name", MODELS)
 def test_exports_over_ranges(name, masked):
     model = Model(name)
-    sizes = {0: Dim("batch", min=1, max=8), 1: Dim("tokens", min=2, max=2000)}
+    sizes = {0: Dim("batch", min=1, max=8), 1: Dim("tokens", min=2, max=500)}
     shapes = (sizes, None if masked == "none" else sizes)
     exported = torch.export.export(model, batch(2, 21, masked), dynamic_shapes=shapes)
-    for size in ((1, 8), (3, 40), (1, 1100)):
+    for size in ((1, 8), (3, 40)):
         ids, mask = batch(*size, masked)
         assert_same_results(exported.module()(ids, mask), model(ids, mask), mask)
 
@@ -141,5 +148,5 @@ def test_compiled_models_refuse_padding_between_tokens():
     ids, mask = batch(2, 12, "left")
     compiled(ids, mask)
     mask[1, 5] = 0
-    with pytest.raises(ValueError, match="not contiguous"):
+    with pytest.raises(ValueError, match="padding between the tokens of batch entry 1"):
         compiled(ids, mask)

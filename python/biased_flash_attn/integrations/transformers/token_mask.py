@@ -31,8 +31,7 @@ class Once:
 
 STATIC_CACHE = "static caches are not supported; use a DynamicCache, which is the default"
 _UNSUPPORTED = (
-    "the attention mask is neither causal, nor the window of the last keys, nor bidirectional;"
-    " chunks, windows on both sides, custom mask functions and sequences packed by position_ids are"
+    "chunks, windows on both sides, custom mask functions and sequences packed by position_ids are"
     " not supported"
 )
 
@@ -213,7 +212,7 @@ def create_token_mask(
         )
     tokens = _tokens(attention_mask, (batch_size, n_tokens), kv_offset)
     if use_vmap:
-        raise NotImplementedError(_UNSUPPORTED)
+        raise NotImplementedError(f"the attention mask has a custom function; {_UNSUPPORTED}")
     if mask_function not in (causal_mask_function, bidirectional_mask_function):
         positions = torch.arange(q_offset, n_tokens, device=device)
         _check_function(mask_function, window, batch_size, positions)
@@ -265,7 +264,10 @@ def _check_function(mask_function, window: int | None, batch_size: int, query: T
         & ~(sees(before) & (first > 0)).any()
         & ~(sees(after) & (after > query)).any()
     )
+    found = "the attention mask is neither causal, sliding nor bidirectional"
+    if window is not None:
+        found = f"a mask of size {window} is not the window of the last {window} keys"
     if torch.compiler.is_compiling():
-        torch._assert_async(is_window, _UNSUPPORTED)
+        torch._assert_async(is_window, f"{found}; {_UNSUPPORTED}")
     elif not is_window:
-        raise NotImplementedError(_UNSUPPORTED)
+        raise NotImplementedError(f"{found}; {_UNSUPPORTED}")
