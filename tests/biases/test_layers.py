@@ -14,6 +14,7 @@ from torch.nn.utils import parametrizations
 
 from biased_flash_attn import biases
 from biased_flash_attn.biases import Bias
+from tests.support.layers import Adapted
 
 HEADS, HEAD_DIM, N = 2, 4, 9
 DIM = HEADS * HEAD_DIM
@@ -28,22 +29,6 @@ CALLED = {
     "gated_table": partial(biases.GatedTable, DIM, HEADS, 8, 9),
 }
 called = pytest.mark.parametrize("name", CALLED)
-
-
-class Adapted(nn.Module):
-    """A layer with an adapter of low rank, as in LoRA (Hu et al., 2021), without its scale."""
-
-    def __init__(self, layer: nn.Linear | nn.Embedding):
-        super().__init__()
-        n_out, n_in = layer.weight.shape
-        if isinstance(layer, nn.Embedding):
-            n_out, n_in = n_in, n_out
-        self.layer = layer
-        self.a, self.b = (nn.Parameter(torch.randn(shape)) for shape in ((2, n_in), (n_out, 2)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        a = self.a.mT[x] if isinstance(self.layer, nn.Embedding) else x @ self.a.mT
-        return self.layer(x) + a @ self.b.mT
 
 
 def merged(adapted: Adapted) -> nn.Module:

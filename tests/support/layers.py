@@ -1,7 +1,8 @@
-"""Attention layers with every bias of the package, whose inputs are hidden states."""
+"""Attention layers with every bias of the package, and layers with adapters."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from biased_flash_attn import biased_flash_attn, biases
@@ -44,3 +45,24 @@ class Attention(nn.Module):
             bias = bias(x, q, k)
         o = biased_flash_attn(q, k, v, bias, causal=self.causal)
         return o.transpose(1, 2).flatten(2)
+
+
+class Adapted(nn.Module):
+    """A layer with an adapter of low rank, as in LoRA (Hu et al., 2021), without its scale."""
+
+    def __init__(self, layer: nn.Linear | nn.Embedding):
+        super().__init__()
+        n_out, n_in = layer.weight.shape
+        if isinstance(layer, nn.Embedding):
+            n_out, n_in = n_in, n_out
+        self.layer = layer
+        self.a, self.b = (nn.Parameter(torch.randn(shape)) for shape in ((2, n_in), (n_out, 2)))
+
+    @property
+    def weight(self) -> Tensor:
+        """The layer's own, as in peft."""
+        return self.layer.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = self.a.mT[x] if isinstance(self.layer, nn.Embedding) else x @ self.a.mT
+        return self.layer(x) + a @ self.b.mT

@@ -9,6 +9,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from tests.support.layers import Adapted
 from tests.support.numerics import assert_same_model
 
 VOCABULARY = 97
@@ -198,6 +199,15 @@ def unaccelerate(model):
 def accelerated(model):
     """A copy of the model that runs on this package."""
     return accelerate(copy.deepcopy(model))
+
+
+def with_adapters(model):
+    """The model with adapters of its tables of distances."""
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if name.endswith("relative_attention_bias"):
+                setattr(module, name, Adapted(child))
+    return model
 
 
 def tokens(batch: int, length: int) -> Tensor:

@@ -19,6 +19,7 @@ from tests.integrations.transformers.cases import (
     t5,
     tokens,
     unaccelerate,
+    with_adapters,
 )
 from tests.integrations.transformers.test_generation import assert_same_steps, generate, inputs_for
 from tests.integrations.transformers.test_memory import MEASURE
@@ -54,6 +55,11 @@ def assert_same_encoder(encoder, ids, mask) -> None:
     alone = torch.cat([x.flatten() for x in expected.values()]) if ids.shape[1] == 1 else None
     for name, gradient in expected.items():
         assert_same_model(gradients[name], gradient, f"gradient of {name}", alone)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_adapters_of_tables_take_part(kind):
+    assert_same_encoder(with_adapters(longt5(kind).encoder), tokens(2, 63), None)
 
 
 @pytest.mark.parametrize("length", [17, 63, 130])

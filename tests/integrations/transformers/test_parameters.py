@@ -13,14 +13,17 @@ from tests.integrations.transformers.cases import (
     accelerate,
     accelerated,
     bloom,
+    differentiated,
     falcon,
     inkling,
     inkling2,
     inputs_of,
+    kept_by,
     mpnet,
     mpt,
     t5,
     tokens,
+    with_adapters,
 )
 from tests.support.numerics import assert_same_model
 
@@ -42,6 +45,20 @@ def test_a_part_may_be_accelerated_first():
     inputs = inputs_of(model, 2, 9)
     assert [type(x) for x in model.modules()] == [type(x) for x in expected.modules()]
     assert torch.equal(model(**inputs).logits, expected(**inputs).logits)
+
+
+@pytest.mark.parametrize("make", [mpnet, t5])
+def test_adapters_of_tables_take_part(make):
+    model = with_adapters(make())
+    inputs, kept = inputs_of(model, 2, 9), kept_by(None, 2, 9)
+    (actual, gradients), (logits, expected) = (
+        differentiated(run, inputs, kept) for run in (accelerated(model), model)
+    )
+    assert_same_model(actual, logits, "logits")
+    adapted = [name for name in gradients if name.endswith((".a", ".b"))]
+    assert adapted
+    for name in adapted:
+        assert_same_model(gradients[name], expected[name], f"gradient of {name}")
 
 
 @pytest.mark.parametrize("make", [bloom, mpt, falcon, inkling, inkling2, mpnet, t5])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...biases import CumulativeBias, DistanceBias
 from ...biases.distance import PositionBias
@@ -40,6 +40,12 @@ def bias_of_keys(values: Tensor, mask: TokenMask) -> CumulativeBias:
         values = mask.packing.keys.pack(values.transpose(1, 2)).transpose(1, 2)
     values = values.double()
     return CumulativeBias(-values.diff(dim=-1, prepend=values[..., :1]))
+
+
+def values_of(table: nn.Module, n: int) -> Tensor:
+    """The vectors (n, H) of an embedding, which is called, as it may be one with an adapter."""
+    device = next(table.parameters()).device
+    return table(torch.arange(n, device=device))
 
 
 class BucketTable(DistanceBias):

@@ -15,7 +15,7 @@ from transformers.models.longt5 import modeling_longt5
 
 from ...biases import RelativeBias
 from ...sequences import Sequences
-from .biases import BucketTable
+from .biases import BucketTable, values_of
 from .longt5 import Nearby, NearbyAttention, attended
 
 
@@ -47,7 +47,8 @@ class FusedLongT5TransientGlobalAttention(
         exact = torch.minimum(places // size, n_blocks[:, None] - 1)
         if (exact != block_of)[tokens].any():
             return None
-        nearby, weight = super().shared(tokens), self.global_relative_attention_bias.weight
+        nearby, buckets = super().shared(tokens), self.relative_attention_num_buckets
+        weight = values_of(self.global_relative_attention_bias, buckets)
         blocks = block_of.long(), n_blocks, exist.shape[1]
         return NearbyAndBlocks(nearby.table, nearby.sequences, weight, *blocks)
 
