@@ -102,9 +102,9 @@ def test_queries_and_keys_are_parts_of_the_whole(first):
     part = form.for_queries(at).for_keys(at)
     own = Geometry(5, 5, first == 0)
     assert torch.equal(part.dense(own), dense[:, :, at, at])
-    near = form.within(geometry, Geometry(8, 8, True, 3))
-    past = Geometry(8, 8).visible()
-    assert torch.equal(near.dense(Geometry(8, 8, True, 3)).where(past, 0), dense.where(past, 0))
+    near = Geometry(8, 8, True, 3)
+    past = near.visible()
+    assert torch.equal(form.within(geometry, near).dense(near), dense.where(past, 0))
 
 
 @pytest.mark.parametrize("window", [None, 6])
