@@ -15,7 +15,7 @@ MOST_SHOWN = 8  # lengths, in an error
 
 _LIBRARY.define(
     "rows_of_offsets(Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt total_q, SymInt total_k,"
-    " SymInt? max_seqlen_q, SymInt? max_seqlen_k) -> Tensor"
+    " SymInt? max_seqlen_q, SymInt? max_seqlen_k, str of_q='q', str of_k='k') -> Tensor"
 )
 _LIBRARY.define("rows_of_mask(Tensor mask, SymInt n_query, str name) -> Tensor")
 _LIBRARY.define("prefix_sums(Tensor steps, Tensor lengths, bool reverse) -> Tensor")
@@ -80,14 +80,16 @@ class Sequences:
         cu_seqlens_k: Tensor,
         totals: tuple[int, int],
         longest: tuple[int | None, int | None],
+        of: tuple[str, str] = ("q", "k"),
     ) -> Sequences:
         """Returns packed sequences.
 
-        If a maximum length in `longest` is None, it is read from the offsets; while compiling and
-        for meta tensors, the total is used instead.
+        Errors call the tensors of the queries and keys `of`, and their offsets and maxima as
+        `names_of_sides` does. If a maximum length in `longest` is None, it is read from the
+        offsets; while compiling and for meta tensors, the total is used instead.
         """
         rows = torch.ops.biased_flash_attn.rows_of_offsets(
-            cu_seqlens_q, cu_seqlens_k, *totals, *longest
+            cu_seqlens_q, cu_seqlens_k, *totals, *longest, *of
         )
         if None in longest:
             found = totals
@@ -218,18 +220,34 @@ def _has_bnhd_layout(x: Tensor) -> bool:
     return x.stride(1) < x.stride(2)
 
 
-def _rows_of_offsets(cu_seqlens_q, cu_seqlens_k, total_q, total_k, max_seqlen_q, max_seqlen_k):
-    sides = (
-        ("q", cu_seqlens_q, total_q, max_seqlen_q),
-        ("k", cu_seqlens_k, total_k, max_seqlen_k),
+def names_of_sides(name: str, of: tuple[str, str]) -> tuple[str, str]:
+    """The arguments `name` for queries and for keys: a single one if both are parts of one tensor.
+
+    of: the names of the tensors that contain them.
+    """
+    return (name, name) if of[0] == of[1] else (f"{name}_q", f"{name}_k")
+
+
+def _rows_of_offsets(
+    cu_seqlens_q, cu_seqlens_k, total_q, total_k, max_seqlen_q, max_seqlen_k, of_q="q", of_k="k"
+):
+    of = of_q, of_k
+    sides = zip(
+        of,
+        names_of_sides("cu_seqlens", of),
+        (cu_seqlens_q, cu_seqlens_k),
+        (total_q, total_k),
+        names_of_sides("max_seqlen", of),
+        (max_seqlen_q, max_seqlen_k),
+        strict=True,
     )
     # Reading the offsets would synchronize with the GPU.
     unread = cu_seqlens_q.is_cuda and None not in (max_seqlen_q, max_seqlen_k)
     columns = []
-    for side, offsets, total, longest in sides:
+    for tensor, name, offsets, total, maximum, longest in sides:
         if not unread:
-            check_offsets(f"cu_seqlens_{side}", offsets, total, f"rows of {side}")
-            _check_longest(side, offsets, longest)
+            check_offsets(name, offsets, total, f"rows of {tensor}")
+            _check_longest(maximum, offsets, longest)
         columns += [offsets[:-1], offsets.diff()]
     columns.append(torch.zeros_like(columns[0]))
     return torch.stack(columns, 1).long()
@@ -253,10 +271,10 @@ def check_offsets(name: str, offsets: Tensor, total: int, rows: str) -> None:
         raise ValueError(f"{name} ends with {end}; it must end with the number of {rows}, {total}")
 
 
-def _check_longest(side: str, offsets: Tensor, longest: int | None) -> None:
+def _check_longest(name: str, offsets: Tensor, longest: int | None) -> None:
     lengths = offsets.diff()
     if longest is not None and len(lengths) and (most := int(lengths.max())) > longest:
-        raise ValueError(f"max_seqlen_{side} is {longest}; it must be at least {most}")
+        raise ValueError(f"{name} is {longest}; it must be at least {most}")
 
 
 def _rows_of_mask(mask, n_query, name):

@@ -198,13 +198,18 @@ def test_compiles_as_one_graph(window_size):
         assert torch.equal(ours, eager)
 
 
+_OPTIONS = (
+    "dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,"
+    " alibi_slopes=None, deterministic=False, return_attn_probs=False"
+)
+_OFFSETS = "cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k"
 SIGNATURES = {
-    "flash_attn_func": "q, k, v, dropout_p=0.0, softmax_scale=None, causal=False,"
-    " window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False,"
-    " return_attn_probs=False",
-    "flash_attn_varlen_func": "q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,"
-    " dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,"
-    " alibi_slopes=None, deterministic=False, return_attn_probs=False, block_table=None",
+    "flash_attn_func": f"q, k, v, {_OPTIONS}",
+    "flash_attn_kvpacked_func": f"q, kv, {_OPTIONS}",
+    "flash_attn_qkvpacked_func": f"qkv, {_OPTIONS}",
+    "flash_attn_varlen_func": f"q, k, v, {_OFFSETS}, {_OPTIONS}, block_table=None",
+    "flash_attn_varlen_kvpacked_func": f"q, kv, {_OFFSETS}, {_OPTIONS}",
+    "flash_attn_varlen_qkvpacked_func": f"qkv, cu_seqlens, max_seqlen, {_OPTIONS}",
     "flash_attn_with_kvcache": "q, k_cache, v_cache, k=None, v=None, rotary_cos=None,"
     " rotary_sin=None, cache_seqlens=None, cache_batch_idx=None, cache_leftpad=None,"
     " block_table=None, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,"

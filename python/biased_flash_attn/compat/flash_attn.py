@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..attention import attend, prepared
 from ..autocast import under_autocast
-from ..sequences import Sequences
+from ..sequences import Sequences, names_of_sides
 from ..validation import as_int, check_each, check_heads, check_packed, check_scale
 from .arguments import alibi, check_dropout, check_softcap, contiguous_rows, visibility
 
@@ -69,7 +69,7 @@ def flash_attn_func(
     check_dropout(dropout_p), check_softcap(softcap)
     check_scale("softmax_scale", softmax_scale)
     q, k, v = (contiguous_rows(x) for x in under_autocast(q, k, v))
-    _check_batch(q, k, v)
+    check_batch(q, k, v)
     (batch, n_query, heads, _), n_key = q.shape, k.shape[1]
     mask = visibility(causal, window_size, n_query, n_key)
     bias = alibi(alibi_slopes, mask.shift, q, batch, heads)
@@ -132,24 +132,60 @@ def flash_attn_varlen_func(
     Raises:
         TypeError, ValueError: naming the argument, its value and the permitted values.
     """
-    check_dropout(dropout_p), check_softcap(softcap)
-    check_scale("softmax_scale", softmax_scale)
     if block_table is not None:
         raise ValueError(
             "block_table is given; it must be None: flash_attn_with_kvcache reads pages"
         )
-    max_seqlen_q, max_seqlen_k = as_int(max_seqlen_q), as_int(max_seqlen_k)
-    for name, n in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
+    return varlen(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        return_attn_probs,
+    )
+
+
+def varlen(
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    dropout_p,
+    softmax_scale,
+    causal,
+    window_size,
+    softcap,
+    alibi_slopes,
+    return_attn_probs,
+    of: tuple[str, str] = ("q", "k"),
+):
+    """`flash_attn_varlen_func` for queries and keys of tensors that errors call `of`."""
+    check_dropout(dropout_p), check_softcap(softcap)
+    check_scale("softmax_scale", softmax_scale)
+    longest = as_int(max_seqlen_q), as_int(max_seqlen_k)
+    for name, n in zip(names_of_sides("max_seqlen", of), longest, strict=True):
         if isinstance(n, bool) or not isinstance(n, (int, torch.SymInt)):
             raise TypeError(f"{name} is {n!r}; it must be an int")
         if n < 0:
             raise ValueError(f"{name} is {n}; it must be a nonnegative int")
     q, k, v = contiguous_rows(q), contiguous_rows(k), contiguous_rows(v)
-    check_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    mask = visibility(causal, window_size, max_seqlen_q, max_seqlen_k)
+    check_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, *longest)
+    mask = visibility(causal, window_size, *longest)
     bias = alibi(alibi_slopes, mask.shift, q, len(cu_seqlens_q) - 1, q.shape[1])
-    totals, longest = (q.shape[0], k.shape[0]), (max_seqlen_q, max_seqlen_k)
-    sequences = Sequences.from_offsets(cu_seqlens_q, cu_seqlens_k, totals, longest)
+    totals = q.shape[0], k.shape[0]
+    sequences = Sequences.from_offsets(cu_seqlens_q, cu_seqlens_k, totals, longest, of)
     if mask.shift:
         sequences = sequences.shifted(mask.shift, mask.shift)
     problem = prepared(
@@ -167,14 +203,17 @@ def flash_attn_varlen_func(
     return (o, lse, None) if return_attn_probs else o
 
 
-def _check_batch(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Checks shapes in flash-attn's layout."""
-    check_each({"q": q, "k": k, "v": v}, _LAYOUT)
-    check_heads(q, k, heads_at=2)
+def check_batch(q: Tensor, k: Tensor, v: Tensor, names: tuple[str, str, str] = ("q", "k", "v")):
+    """Checks shapes in flash-attn's layout. names: what errors call q, k and v."""
+    check_each(dict(zip(names, (q, k, v), strict=True)), _LAYOUT)
+    check_heads(q, k, heads_at=2, names=names[:2])
+    q_name, k_name, v_name = names
     if v.shape[:3] != k.shape[:3]:
         raise ValueError(
-            f"v has shape {tuple(v.shape)}; its batch, sequence and heads must be those of k,"
-            f" {tuple(k.shape[:3])}"
+            f"{v_name} has shape {tuple(v.shape)}; its batch, sequence and heads must be those of"
+            f" {k_name}, {tuple(k.shape[:3])}"
         )
     if k.shape[0] != q.shape[0]:
-        raise ValueError(f"k has batch {k.shape[0]}; it must be that of q, {q.shape[0]}")
+        raise ValueError(
+            f"{k_name} has batch {k.shape[0]}; it must be that of {q_name}, {q.shape[0]}"
+        )
