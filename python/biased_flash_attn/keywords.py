@@ -19,7 +19,16 @@ HINTS = {
     "softmax_scale": "the argument is scale",
     "alibi_slopes": "pass bias=biases.ALiBi(slopes=alibi_slopes)",
     "window_size": "the argument is window, which counts the query's own position",
-    "softcap": "logits are not capped",
+    "softcap": "logits are not capped; a bias is added to them",
+    "score_mod": (
+        "pass what it adds to the logits as bias: biases.DistanceBias.from_function(f, num_heads)"
+        " for a function of the distance, biases.DenseBias(tensor) for any other; logits are not"
+        " otherwise modified, except by scale"
+    ),
+    "qk_matmul_output_mode": (
+        "logits and their softmax are not stored; return_lse=True returns the logarithm of its"
+        " denominators"
+    ),
     "enable_gqa": "k and v may have fewer heads without it",
 }
 

@@ -23,7 +23,12 @@ CALLS = (biased_flash_attn, biased_flash_attn_varlen, biased_flash_attn_with_kvc
         ("dropout_p", "there is no dropout"),
         ("softmax_scale", "the argument is scale"),
         ("alibi_slopes", r"bias=biases\.ALiBi\(slopes=alibi_slopes\)"),
-        ("softcap", "logits are not capped"),
+        ("softcap", "logits are not capped; a bias is added"),
+        (
+            "score_mod",
+            r"DistanceBias\.from_function\(f, num_heads\) .* biases\.DenseBias\(tensor\)",
+        ),
+        ("qk_matmul_output_mode", "return_lse=True returns the logarithm"),
         ("enable_gqa", "fewer heads"),
     ],
 )
