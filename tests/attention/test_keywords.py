@@ -26,7 +26,7 @@ CALLS = (biased_flash_attn, biased_flash_attn_varlen, biased_flash_attn_with_kvc
         ("softcap", "logits are not capped; a bias is added"),
         (
             "score_mod",
-            r"DistanceBias\.from_function\(f, num_heads\) .* biases\.DenseBias\(tensor\)",
+            r"DistanceBias\.from_function\(f, num_heads\) .*DenseBias\(tensor\)",
         ),
         ("qk_matmul_output_mode", "return_lse=True returns the logarithm"),
         ("enable_gqa", "fewer heads"),
