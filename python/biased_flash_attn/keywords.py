@@ -25,6 +25,10 @@ HINTS = {
         " for a function of the distance, biases.DenseBias(tensor) for any other; logits are not"
         " otherwise modified, except by scale"
     ),
+    "block_table": (
+        "pages belong to a KVCache, for biased_flash_attn_with_kvcache; without one,"
+        " compat.flash_attn_with_kvcache reads them"
+    ),
     "qk_matmul_output_mode": (
         "logits and their softmax are not stored; return_lse=True returns the logarithm of its"
         " denominators"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import operator
 import sys
+import types
 
 import torch
 from torch import Tensor, nn
@@ -220,6 +221,11 @@ def check_bias(bias, q: Tensor) -> None:
         raise TypeError(
             "bias is a Tensor; it must be None or one of biased_flash_attn.biases, such as"
             " DenseBias(bias)"
+        )
+    if isinstance(bias, types.FunctionType):
+        raise TypeError(
+            "bias is a function; it must be None or one of biased_flash_attn.biases, for a function"
+            " of the distance DistanceBias.from_function(bias, num_heads)"
         )
     if not hasattr(bias, "lower"):
         raise TypeError(

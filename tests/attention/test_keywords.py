@@ -28,6 +28,7 @@ CALLS = (biased_flash_attn, biased_flash_attn_varlen, biased_flash_attn_with_kvc
             "score_mod",
             r"DistanceBias\.from_function\(f, num_heads\) .*DenseBias\(tensor\)",
         ),
+        ("block_table", r"pages belong to a KVCache.* compat\.flash_attn_with_kvcache"),
         ("qk_matmul_output_mode", "return_lse=True returns the logarithm"),
         ("enable_gqa", "fewer heads"),
     ],

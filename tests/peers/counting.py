@@ -29,10 +29,15 @@ def count(cases: Iterable[Case]) -> tuple[int, dict[str, int]]:
     return served, dict(reasons)
 
 
-def sampled(cases: Iterable[Described], seed: str) -> list[Described]:
-    """Few of the served cases that contain every pair of values of the fields that occurs."""
+def sampled(cases: Iterable[Described], seed: str, alone: str) -> list[Described]:
+    """Few of the served cases that contain every pair of values that occurs.
+
+    alone: the field with too many values for pairs, each of which occurs once.
+    """
 
     def pairs(case: Described) -> Iterator[Hashable]:
-        return itertools.combinations(vars(case).items(), 2)
+        fields = vars(case).copy()
+        yield fields.pop(alone)
+        yield from itertools.combinations(fields.items(), 2)
 
     return covering([case for case in cases if not case.refused], pairs, seed)
