@@ -14,10 +14,7 @@ from biased_flash_attn import biased_flash_attn, biases
 
 from .oracle import assert_within, attention, below_diagonal
 
-PEER = (
-    "attention-gym",
-    "test/test_sandwich.py, test_graphormer.py, test_mods.py; attn_gym/mods/alibi.py",
-)
+PEER = ("attention-gym", "test/test_{sandwich,graphormer,mods}.py, attn_gym/mods/alibi.py")
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,8 @@ from .counting import sampled
 from .oracle import assert_within, attention
 from .score_mods import MODS, Pairs, slopes
 
-PEER = ("FlashAttention 4", "tests/cute/test_score_mod.py and test_score_mod_varlen.py")
-PAGES = (
-    "pages of keys with a bias other than ALiBi, or with positions that do not end at the last key"
-)
+PEER = ("FlashAttention 4", "tests/cute/test_score_mod{,_varlen}.py")
+PAGES = "tables of pages with biases other than ALiBi that ends at the last key"
 
 
 @dataclass(frozen=True)
@@ -271,7 +269,7 @@ def compare(case: Case) -> None:
         lambda *x: exact(*x, *(y.to(x[0].dtype) for y in buffers)),
         inputs,
         factor=3 if case.backward and loose else 2,
-        atol=1e-3 if case.backward and case.packed else 1e-4,
+        atol=(1e-3 if case.backward else 1e-4) if case.packed else 1e-7,
         gradients=case.backward,
     )
     if buffers:  # many of whose gradients cancel, so that only rounding errors are left
@@ -279,7 +277,7 @@ def compare(case: Case) -> None:
 
 
 FAST = [case for case in CASES if case.pairs <= 10**6 and case.numbers <= 10**6]
-LONG = [case for case in CASES if case.pairs <= 4 * 10**7 and case.numbers <= 5 * 10**7]
+LONG = [case for case in CASES if case.pairs <= 4 * 10**7 and case.numbers <= 2**26]
 
 
 @pytest.mark.parametrize("case", sampled(FAST, "fast", alone="lengths"), ids=str)
