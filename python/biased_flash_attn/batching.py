@@ -9,9 +9,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 _OPERATORS = torch.ops.biased_flash_attn
-# Whose mapped dimension may become part of the batch, and the dimension of batches in its results.
-_BATCHED_GRADIENT = torch._C._dispatch_key_parse("Batched")
+# Operators whose mapped dimension may become part of the batch, and the dimension of batches in
+# their results.
 _MERGEABLE = {"forward": 0, "backward": 0, "plan": 1}
+_BATCHED_GRADIENT = torch._C._dispatch_key_parse("Batched")
 
 
 def register(library: torch.library.Library) -> None:
