@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from .forms import Form, Geometry
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
 
 
 LAYOUT = "(batch, heads, sequence, head_dim)"

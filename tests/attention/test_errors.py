@@ -25,7 +25,11 @@ WRONG = {
     "v has another dtype": (TypeError, "v is torch.bfloat16 and q is", {"v": V.bfloat16()}),
     "v is on another device": (ValueError, "v is on meta and q on cpu", {"v": V.to("meta")}),
     "head_dim is 0": (ValueError, "q has head_dim 0", {"q": Q[..., :0]}),
-    "head_dim is 257": (ValueError, "v has head_dim 257", {"v": torch.randn(2, 2, 9, 257)}),
+    "head_dim is 513": (
+        ValueError,
+        "v has head_dim 513; it may be 1 to 512",
+        {"v": torch.randn(2, 2, 9, 513)},
+    ),
     "k has another head_dim": (ValueError, "k has head_dim 7", {"k": K[..., :7]}),
     "channels have a stride": (
         ValueError,

@@ -115,6 +115,14 @@ def test_context_parallelism_does_not_fall_back_to_the_reference(other_gpu):
         chosen(on_gpu(torch.float64), CONTEXT_PARALLELISM)
 
 
+@pytest.mark.parametrize(("dims", "name"), [((257, 64), "q"), ((64, 512), "v")], ids=str)
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+def test_kernels_for_gpus_refuse_wide_heads(other_gpu, backend, dims, name):
+    reason = f"^backend='{backend}' needs a head_dim of at most 256; {name} has {max(dims)}"
+    with pytest.raises(backends.RefusedError, match=reason):
+        backends.choose(backend, on_gpu(dims=dims))
+
+
 def test_other_gpus_do_not_use_the_cuda_kernels(other_gpu, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
     assert chosen(on_gpu()) == ("triton", [])

@@ -10,8 +10,8 @@ from biased_flash_attn import KVCache
 CACHES = {
     "batch": (ValueError, "batch is 0; it may be 1 or more", {"batch": 0}),
     "kv_heads": (TypeError, "kv_heads is 2.0; it must be an int", {"kv_heads": 2.0}),
-    "head_dim": (ValueError, "head_dim is 257; it may be 1 to 256", {"head_dim": 257}),
-    "value_dim": (ValueError, "value_dim is 0; it may be 1 to 256", {"value_dim": 0}),
+    "head_dim": (ValueError, "head_dim is 513; it may be 1 to 512", {"head_dim": 513}),
+    "value_dim": (ValueError, "value_dim is 0; it may be 1 to 512", {"value_dim": 0}),
     "window": (ValueError, "window is 0; it may be 1 or more", {"window": 0}),
     "pages": (ValueError, "pages is -1; it may be 1 or more", {"pages": -1}),
     "small pages": (ValueError, "page_size is 8; it may be a power of two", {"page_size": 8}),

@@ -13,7 +13,7 @@ from ..cuda_kernels.forward import forward
 from ..cuda_kernels.launch import Launcher
 from ..cuda_kernels.variants import ELEMENTS
 from ..problem import Problem
-from .protocol import ATTENTION, Report
+from .protocol import ATTENTION, Report, too_wide
 
 # The forward kernel divides the bias by the scale, and compares products before it scales them.
 SMALLEST_SCALE = 1e-9
@@ -47,7 +47,7 @@ class Cuda:
             return f"has no {str(q.dtype).removeprefix('torch.')}; q may be bfloat16 or float16"
         if q.device.type != self.device_type:
             return f"needs tensors on {self.device_type}; q is on {q.device}"
-        if reason := self._unsupported(q.device):
+        if reason := too_wide(problem) or self._unsupported(q.device):
             return reason
         if reason := forms.refusal(problem):
             return reason

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from ..problem import Problem
 
+MAX_HEAD_DIM_ON_GPUS = 256
+
 # The kinds of calls. A step of decoding appends to a cache, and attends to its pages; context
 # parallelism consists of problems for pairs of chunks.
 ATTENTION, DECODING, CONTEXT_PARALLELISM = "attention", "decoding", "context parallelism"
@@ -103,3 +105,12 @@ class KernelBackend(Backend, Protocol):
         exp(near), and its `reach` nearest past keys are not removed. near (B, H, Nq) is a lower
         bound on lse; no key is removed where it is NaN.
         """
+
+
+def too_wide(problem: Problem) -> str:
+    """Returns why kernels for GPUs cannot compute a problem with this many channels, or an empty
+    string: a tile of all channels must fit in shared memory."""
+    for name, x in (("q", problem.q), ("v", problem.v)):
+        if x.shape[3] > MAX_HEAD_DIM_ON_GPUS:
+            return f"needs a head_dim of at most {MAX_HEAD_DIM_ON_GPUS}; {name} has {x.shape[3]}"
+    return ""

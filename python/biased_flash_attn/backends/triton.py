@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..problem import Problem
 from ..triton_kernels.refusals import OLDEST
-from .protocol import ATTENTION, CONTEXT_PARALLELISM, DECODING, Report
+from .protocol import ATTENTION, CONTEXT_PARALLELISM, DECODING, Report, too_wide
 
 
 class Triton:
@@ -44,7 +44,7 @@ class Triton:
             return "has no float64; q may be float32, bfloat16 or float16"
         if q.device.type != self.device_type:
             return f"needs tensors on {self.device_type}; q is on {q.device}"
-        return self.kernels.unsupported(q.device)
+        return too_wide(problem) or self.kernels.unsupported(q.device)
 
     def forward(self, problem: Problem) -> tuple[Tensor, Tensor]:
         return self.kernels.forward(problem)

@@ -40,7 +40,8 @@ def flash_attn_func(
     - lse of a row that sees no key is -inf here and inf in flash-attn. Its output is 0 in both.
     - Windows are always as documented below. flash-attn treats a side of seqlen_k or more as no
       limit, so queries before the first key see keys beyond their window.
-    - float32, float64 and CPUs are supported, and any head_dim up to 256, which v need not share.
+    - float32, float64 and CPUs are supported, and any head_dim up to 512, or 256 on GPUs,
+      which v need not share.
     - Dropout and softcap are not supported: values other than 0 are refused.
 
     Args:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 from biased_flash_attn import backends
 from tests.support.biases import FORMS, SAME_DTYPE, WIDE
 from tests.support.cases import DTYPES, INSTRUCTION_SETS, LAYOUTS, Case, pairwise
-from tests.support.problems import check, check_problem, drawn
+from tests.support.problems import check, check_problem, drawn, fused
 
 # One key, fewer keys than a vector has lanes, and lengths around one and two tiles of 64 keys.
 LENGTHS = [
@@ -109,3 +111,12 @@ def test_inputs_may_have_different_strides(layouts):
         x = getattr(problem, attribute).detach()
         setattr(problem, attribute, LAYOUTS[layout](x).requires_grad_(name != "o"))
     check_problem(problem)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("dims", [(257, 512), (320, 320), (512, 257)], ids=str)
+@pytest.mark.parametrize("bias", ["none", "distance", "cumulative", "dense"])
+def test_heads_of_up_to_512_channels(bias, dims, backend):
+    for dtype in (torch.float32, torch.bfloat16):
+        case = Case(bias, dtype, lengths=(67, 131), dims=dims, heads=(2, 1), batch=1)
+        check(case, partial(fused, backend=backend))

@@ -7,7 +7,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.falcon.modeling_falcon import FALCON_ATTENTION_CLASSES, FalconAttention
 
-from ...validation import MAX_HEAD_DIM
+from ...backends.protocol import MAX_HEAD_DIM_ON_GPUS
 from .attend import attend, check_dropout
 from .biases import SharedTable
 from .token_mask import TokenMask, create_token_mask
@@ -64,7 +64,7 @@ def attention_forward(
                 "sliding_window is given without is_causal, which is not supported"
             )
         plain = position_bias is None and not (causal or output_attentions)
-        if plain and query.shape[3] > MAX_HEAD_DIM:
+        if plain and query.shape[3] > MAX_HEAD_DIM_ON_GPUS:
             # Tokens of Inkling 2 attend to their own hidden states in earlier layers.
             return sdpa_attention_forward(module, query, key, value, None, scaling=scaling)
         attention_mask = TokenMask(query.shape[2], key.shape[2], causal, sliding_window)
