@@ -67,7 +67,7 @@ def test_user_defined_biases_decode(bias, backend):
 
 KERNELS = itertools.product(INSTRUCTION_SETS, DTYPES, FORMS)
 SETTINGS = pairwise(
-    dims=[(1, 1), (16, 5), (17, 16), (64, 64), (130, 96), (320, 257)],
+    dims=[(1, 1), (16, 5), (17, 16), (64, 64), (130, 96), (256, 256), (320, 257)],
     heads=[(1, 1), (2, 2), (4, 2), (17, 1)],
     window=[None, 1, 40],
     page_size=[16, 64, 128],

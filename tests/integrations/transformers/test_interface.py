@@ -197,9 +197,9 @@ def test_unsupported_arguments_are_refused(name, value, head_dim):
 @pytest.mark.parametrize("option", ["is_causal", "output_attentions"])
 def test_wide_heads_are_refused(option):
     """Except without a mask and a bias, as Inkling 2 has them."""
-    q = torch.randn(1, 4, 9, 320)
+    q = torch.randn(1, 4, 9, 520)
     attend = registered(transformers.AttentionInterface)
-    with pytest.raises(ValueError, match="q has head_dim 320"):
+    with pytest.raises(ValueError, match="q has head_dim 520"):
         attend(torch.nn.Module(), q, q, q, None, **{"is_causal": False, option: True})
 
 
