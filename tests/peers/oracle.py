@@ -28,6 +28,14 @@ def below_diagonal(n_query: int, n_key: int, offset: int) -> Tensor:
     return torch.where(visible, 0.0, -torch.inf).double()
 
 
+def assert_near(actual: Tensor, exact: Tensor, ratio: float, what: str) -> None:
+    """The root mean square of the error is at most ratio times that of the exact values."""
+    assert actual.shape == exact.shape, f"{what}: shape {actual.shape}, not {exact.shape}"
+    assert actual.isfinite().all(), f"{what}: not finite"
+    error, size = (x.square().mean().sqrt().item() for x in (actual.double() - exact, exact))
+    assert error <= ratio * size, f"{what}: error {error:.3g}, allowed {ratio * size:.3g}"
+
+
 def assert_within(
     ours: Callable[..., Tensor],
     naive: Callable[..., Tensor],
