@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
 from biased_flash_attn import biased_flash_attn, biases
 
@@ -81,11 +82,15 @@ def check_graphormer(spatial: bool, edges: bool) -> None:
     on_path = torch.arange(longest) < distances.clamp(max=longest)[..., None]
 
     def added(of_distance: Tensor, of_edges: Tensor) -> Tensor:
-        pairs = of_distance[:, distances] if spatial else of_distance.new_zeros(heads, batch, n, n)
+        # The gradient of advanced indexing would depend on the scheduling of threads.
+        pairs = torch.zeros(batch, n, n, heads, dtype=of_distance.dtype)
+        if spatial:
+            pairs = embedding(distances, of_distance.mT)
         if edges:
-            values = of_edges[:, torch.arange(longest), kinds] * on_path
-            pairs = pairs + values.sum(-1) / on_path.sum(-1).clamp(min=1)
-        return pairs.transpose(0, 1)
+            place_and_kind = types * torch.arange(longest) + kinds
+            values = embedding(place_and_kind, of_edges.flatten(1).mT) * on_path[..., None]
+            pairs = pairs + values.sum(-2) / on_path.sum(-1, keepdim=True).clamp(min=1)
+        return pairs.permute(0, 3, 1, 2)
 
     qkv = [torch.randn(batch, heads, n, 64) for _ in range(3)]
     tables = [torch.randn(heads, reach + 2), torch.randn(heads, longest, types)]
