@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -42,32 +43,40 @@ def bias_of_keys(values: Tensor, mask: TokenMask) -> CumulativeBias:
     return CumulativeBias(-values.diff(dim=-1, prepend=values[..., :1]))
 
 
-def values_of(table: nn.Module, n: int) -> Tensor:
-    """The vectors (n, H) of an embedding, which is called, as it may be one with an adapter."""
-    device = next(table.parameters()).device
-    return table(torch.arange(n, device=device))
+@dataclass(frozen=True)
+class Values:
+    """The vectors (n, H) of an embedding. It is called, as it may have an adapter, and wherever they
+    are used: a checkpointed layer that is recomputed has a graph of its own."""
+
+    table: nn.Module
+    n: int
+
+    def __call__(self) -> Tensor:
+        return self.table(torch.arange(self.n, device=next(self.table.parameters()).device))
 
 
 class BucketTable(DistanceBias):
-    """b(d) = weight[buckets(d), h] for signed distances d."""
+    """b(d) = values[buckets(d), h] for signed distances d."""
 
-    def __init__(self, weight: Tensor, buckets: Callable[[Tensor], Tensor]):
-        super().__init__(weight.shape[1])
-        self.weight, self.buckets = weight, buckets
+    def __init__(self, num_heads: int, values: Callable[[], Tensor], buckets):
+        super().__init__(num_heads)
+        self.values, self.buckets = values, buckets
 
     def formula(self, d: Tensor) -> Tensor:
-        return torch.nn.functional.embedding(self.buckets(d.long()), self.weight.double()).T
+        return torch.nn.functional.embedding(self.buckets(d.long()), self.values().double()).T
 
 
 class SharedTable:
     """A function of the distance that is evaluated once for all layers of a forward pass.
 
-    buckets maps signed distances (n,) to int64 rows of weight (buckets, H).
+    buckets maps signed distances (n,) to int64 rows of the values (buckets, num_heads).
     """
 
-    def __init__(self, weight: Tensor, buckets: Callable[[Tensor], Tensor]):
-        self.num_heads = weight.shape[1]
-        self.bias = BucketTable(weight, buckets)
+    def __init__(
+        self, num_heads: int, values: Callable[[], Tensor], buckets: Callable[[Tensor], Tensor]
+    ):
+        self.num_heads = num_heads
+        self.bias = BucketTable(num_heads, values, buckets)
         self.differentiable = torch.is_grad_enabled()
         self.latest: tuple | None = None
 

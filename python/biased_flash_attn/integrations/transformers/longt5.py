@@ -10,7 +10,7 @@ from transformers.models.longt5 import modeling_longt5
 from ...attention import attend, prepared
 from ...sequences import Sequences
 from .attend import check_dropout
-from .biases import SharedTable, values_of
+from .biases import SharedTable, Values
 from .layer import FusedLayer
 from .t5 import TableOfDistances
 from .token_mask import TokenMask
@@ -48,8 +48,8 @@ class NearbyAttention(FusedLayer):
     def shared(self, tokens: Tensor) -> Nearby | None:
         """Queries are moved by the radius, so that a window of past keys is both sides of each."""
         radius = self.local_radius
-        weight = values_of(self.relative_attention_bias, self.relative_attention_num_buckets)
-        table = SharedTable(weight, lambda d: self.buckets(d - radius))
+        values = Values(self.relative_attention_bias, self.relative_attention_num_buckets)
+        table = SharedTable(self.n_heads, values, lambda d: self.buckets(d - radius))
         sequences = Sequences.from_mask(tokens, tokens.shape[1])
         return Nearby(table, sequences.shifted(radius, radius))
 

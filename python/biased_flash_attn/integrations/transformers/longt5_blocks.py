@@ -15,7 +15,7 @@ from transformers.models.longt5 import modeling_longt5
 
 from ...biases import RelativeBias
 from ...sequences import Sequences
-from .biases import BucketTable, values_of
+from .biases import BucketTable, Values
 from .longt5 import Nearby, NearbyAttention, attended
 
 
@@ -23,7 +23,7 @@ from .longt5 import Nearby, NearbyAttention, attended
 class NearbyAndBlocks(Nearby):
     """The bias of the sums of blocks too. Tokens after the blocks belong to the last one."""
 
-    weight: Tensor  # of the second table, a parameter of the first layer
+    values: Values  # of the second table, an embedding of the first layer
     block_of: Tensor  # (B, N) int64, -1 for padding and where there are no blocks
     n_blocks: Tensor  # (B,)
     most_blocks: int  # of this length, without padding
@@ -48,9 +48,9 @@ class FusedLongT5TransientGlobalAttention(
         if (exact != block_of)[tokens].any():
             return None
         nearby, buckets = super().shared(tokens), self.relative_attention_num_buckets
-        weight = values_of(self.global_relative_attention_bias, buckets)
+        values = Values(self.global_relative_attention_bias, buckets)
         blocks = block_of.long(), n_blocks, exist.shape[1]
-        return NearbyAndBlocks(nearby.table, nearby.sequences, weight, *blocks)
+        return NearbyAndBlocks(nearby.table, nearby.sequences, values, *blocks)
 
     def attention(self, states: Tensor, shared: NearbyAndBlocks) -> Tensor:
         q = self.heads(self.q(states))
@@ -68,7 +68,11 @@ class FusedLongT5TransientGlobalAttention(
         q = q.transpose(2, 3).flatten(2, 3)
         count = shared.n_blocks
         sequences = sequences_of(torch.zeros_like(count), count, count, q, k, shared.most_blocks)
-        bias = BucketTable(shared.weight.repeat_interleave(size, 1), self.buckets)
+        bias = BucketTable(
+            self.n_heads * size,
+            lambda: shared.values().repeat_interleave(size, 1),
+            self.buckets,
+        )
         results = attended(q, k, v, bias, sequences)
         folded = (x.unflatten(2, (-1, size)).transpose(2, 3) for x in results)
         return [x.flatten(1, 2)[:, :n] for x in folded]
@@ -79,7 +83,7 @@ class FusedLongT5TransientGlobalAttention(
         begin = torch.maximum(first, self.global_block_size * shared.n_blocks)
         rows = begin, (first + count - begin).clamp(min=0), shared.n_blocks
         d = shared.n_blocks[:, None] - 1 - torch.arange(shared.most_blocks, device=q.device)
-        values = embedding(self.buckets(d), shared.weight).transpose(1, 2)[..., None]
+        values = embedding(self.buckets(d), shared.values()).transpose(1, 2)[..., None]
         one = values.new_ones(1, 1, 1)
         bias = RelativeBias(key_factors=values, key_tables=one, beyond="last")
         return attended(q, k, v, bias, sequences_of(*rows, q, k, q.shape[1]))

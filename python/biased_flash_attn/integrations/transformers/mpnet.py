@@ -7,7 +7,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.mpnet import modeling_mpnet
 
 from .attend import attend, check_dropout, check_mask
-from .biases import SharedTable, values_of
+from .biases import SharedTable, Values
 from .layer import FusedLayer
 from .token_mask import TokenMask
 
@@ -21,9 +21,9 @@ class FusedMPNetEncoder(FusedLayer, modeling_mpnet.MPNetEncoder):
     trunk = modeling_mpnet.MPNetModel
 
     def compute_position_bias(self, *_, **__) -> SharedTable:
-        table = self.relative_attention_bias
-        weight = values_of(table, self.config.relative_attention_num_buckets)
-        return SharedTable(weight, lambda d: self.relative_position_bucket(-d))
+        n = self.config.relative_attention_num_buckets
+        values = Values(self.relative_attention_bias, n)
+        return SharedTable(self.n_heads, values, lambda d: self.relative_position_bucket(-d))
 
     def forward(
         self,

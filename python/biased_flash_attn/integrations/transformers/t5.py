@@ -10,7 +10,7 @@ from transformers.models.pop2piano import modeling_pop2piano
 from transformers.models.t5 import modeling_t5
 from transformers.models.umt5 import modeling_umt5
 
-from .biases import SharedTable, values_of
+from .biases import SharedTable, Values
 from .layer import FusedLayer
 
 
@@ -42,8 +42,8 @@ class TableOfDistances(FusedLayer):
     def compute_bias(self, *_, **__) -> SharedTable | None:
         if isinstance(self.relative_attention_bias, _NoTable):
             return None
-        values = values_of(self.relative_attention_bias, self.relative_attention_num_buckets)
-        return SharedTable(values, self.buckets)
+        values = Values(self.relative_attention_bias, self.relative_attention_num_buckets)
+        return SharedTable(self.n_heads, values, self.buckets)
 
     def buckets(self, d: Tensor) -> Tensor:
         """Calls transformers, whose rounding of logarithms determines the edges of buckets."""
