@@ -45,8 +45,11 @@ def bias_of_keys(values: Tensor, mask: TokenMask) -> CumulativeBias:
 
 @dataclass(frozen=True)
 class Values:
-    """The vectors (n, H) of an embedding. It is called, as it may have an adapter, and wherever they
-    are used: a checkpointed layer that is recomputed has a graph of its own."""
+    """The vectors (n, H) of an embedding.
+
+    It is called, as it may have an adapter, and wherever they are used: a checkpointed layer that
+    is recomputed has a graph of its own.
+    """
 
     table: nn.Module
     n: int
