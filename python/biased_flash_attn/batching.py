@@ -32,15 +32,24 @@ def _rule(name: str, operator):
     """Maps a tuple of arguments, whose mapped dimensions, or None, are `dims`."""
     names = [x.name for x in operator._schema.arguments]
 
-    def rule(n, dims, *arguments):
-        given, mapped = (dict(zip(names, x, strict=True)) for x in (arguments, dims))
-        if name not in _MERGEABLE or not _may_merge(given, mapped):
-            return _one_by_one(operator, n, dims, arguments)
-        merged = [_merged(x, given[x], mapped[x], n) for x in names]
-        batch, at = (n, -1), _MERGEABLE[name]
-        return pytree.tree_map(lambda x: x.unflatten(at, batch), operator(*merged)), at
+    def one_by_one(n, dims, *arguments):
+        def entry(number: int):
+            return pytree.tree_map(
+                lambda x, dim: x if dim is None else x.select(dim, number), arguments, dims
+            )
 
-    return rule
+        results = [operator(*entry(number)) for number in range(n)]
+        return pytree.tree_map(lambda *x: torch.stack(x), *results), 0
+
+    def merged(n, dims, *arguments):
+        given, mapped = (dict(zip(names, x, strict=True)) for x in (arguments, dims))
+        if not _may_merge(given, mapped):
+            return one_by_one(n, dims, *arguments)
+        results = operator(*(_merged(x, given[x], mapped[x], n) for x in names))
+        batch, at = (n, -1), _MERGEABLE[name]
+        return pytree.tree_map(lambda x: x.unflatten(at, batch), results), at
+
+    return merged if name in _MERGEABLE else one_by_one
 
 
 def _rule_of_batched_gradients(rule):
@@ -68,16 +77,6 @@ def _rule_of_batched_gradients(rule):
 
 def _is_batched_gradient(x) -> bool:
     return torch.is_tensor(x) and torch._C._dispatch_keys(x).has(_BATCHED_GRADIENT)
-
-
-def _one_by_one(operator, n: int, dims, arguments):
-    def entry(number: int):
-        return pytree.tree_map(
-            lambda x, dim: x if dim is None else x.select(dim, number), arguments, dims
-        )
-
-    results = [operator(*entry(number)) for number in range(n)]
-    return pytree.tree_map(lambda *x: torch.stack(x), *results), 0
 
 
 def _may_merge(given: dict, mapped: dict) -> bool:

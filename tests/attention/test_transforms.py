@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, vjp, vmap
 
 from biased_flash_attn import biased_flash_attn, biased_flash_attn_varlen, biases
+from biased_flash_attn.attention import prepared as call_of
+from biased_flash_attn.operators import planned
 from tests.support import layers
 from tests.support.biases import DENSE, FORMS, SHIPPED, Content
 from tests.support.cases import Case
@@ -236,6 +238,18 @@ def test_mapped_packed_sequences(backend):
         torch.testing.assert_close(x, torch.stack(exact))
 
 
+def test_mapped_offsets():
+    """Of as many sequences, whose greatest lengths are given, as they cannot be read."""
+    cu_seqlens = torch.tensor([[0, 4, 9], [0, 9, 9], [0, 1, 9]], dtype=torch.int32)
+    tensors = torch.randn(3, ENTRIES, 9, 2, 8)
+    attend = functools.partial(
+        biased_flash_attn_varlen, bias=biases.ALiBi(2), max_seqlen_q=9, max_seqlen_k=9
+    )
+    found = vmap(attend)(*tensors, cu_seqlens, cu_seqlens)
+    for n, offsets in enumerate(cu_seqlens):
+        torch.testing.assert_close(found[n], attend(*tensors[:, n], offsets, offsets))
+
+
 @pytest.mark.parametrize("dim", [0, 1, 2, 3])
 def test_mapped_dimensions_of_any_place(dim):
     shape = [2, 2, 9, 8]
@@ -249,8 +263,12 @@ def test_mapped_dimensions_of_any_place(dim):
 
 def test_mapped_calls_skip_keys():
     """With plans of their own, which keep the results within the tolerance."""
+    bias = biases.ALiBi(2)
     q, k, v = 0.1 * torch.randn(3, 2, 1, 2, 1500, 8)
-    attend = functools.partial(biased_flash_attn, bias=biases.ALiBi(2))
+    attend = functools.partial(biased_flash_attn, bias=bias)
+    for x in zip(q, k, v, strict=True):
+        plan = planned(call_of(*x, bias, True, None, None, None, "cpu")).plan
+        assert (plan[0] > 0).any()
     exact = torch.stack([attend(*x, tolerance=0.0) for x in zip(q, k, v, strict=True)])
     torch.testing.assert_close(vmap(attend)(q, k, v), exact)
 
