@@ -184,7 +184,7 @@ def varlen(
     q, k, v = contiguous_rows(q), contiguous_rows(k), contiguous_rows(v)
     check_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, *longest)
     mask = visibility(causal, window_size, *longest)
-    bias = alibi(alibi_slopes, mask.shift, q, len(cu_seqlens_q) - 1, q.shape[1])
+    bias = alibi(alibi_slopes, mask.shift, q, cu_seqlens_q.shape[0] - 1, q.shape[1])
     totals = q.shape[0], k.shape[0]
     sequences = Sequences.from_offsets(cu_seqlens_q, cu_seqlens_k, totals, longest, of)
     if mask.shift:
