@@ -8,12 +8,14 @@ import torch
 import triton
 import triton.language as tl
 
+from .. import shared_constants
 from ..shared_constants import PLAN_QUERIES
 
 LOG2E = tl.constexpr(math.log2(math.e))
 LN2 = tl.constexpr(math.log(2))
 INFINITY = tl.constexpr(math.inf)
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
+LARGEST_GAIN = tl.constexpr(shared_constants.LARGEST_GAIN)
 # Columns of one step of a matrix product.
 FACTORS = tl.constexpr(16)
 # Queries per plan tile; blocks of queries are at most as large.
@@ -24,6 +26,27 @@ PLAN_TILE = tl.constexpr(PLAN_QUERIES)
 def dot(a, b, acc=None):
     """Returns acc + a @ b, accumulated in float32; float32 operands are not rounded to TF32."""
     return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@triton.jit
+def in_base_2(x):
+    """Returns natural logits in base 2, float32. It saturates: finite logits stay finite, so that
+    only -inf, which masks, has weight 0 in a row where all logits are low."""
+    y = limited(x * LOG2E, -LOWEST)
+    return tl.where(tl.abs(x) == INFINITY, x, y).to(tl.float32)
+
+
+@triton.jit
+def limited_gain(x):
+    """Returns slopes or gains, or beta of -log(1 + beta^2), saturated."""
+    return limited(x, LARGEST_GAIN)
+
+
+@triton.jit
+def limited(x, largest):
+    """Returns x within [-largest, largest], or NaN."""
+    x = tl.where(x > largest, largest, x)
+    return tl.where(x < -largest, -largest, x)
 
 
 @triton.jit

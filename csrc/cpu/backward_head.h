@@ -9,6 +9,7 @@
 
 #include "../sequences.h"
 #include "block_products.h"
+#include "large_rows.h"
 #include "ordered_sum.h"
 #include "packed_table_gradient.h"
 
@@ -41,6 +42,7 @@ public:
           grad_keys_(arena.take<Real>(kept_tiles_ * kTile * head_columns_)),
           grad_values_(arena.take<Real>(kept_tiles_ * kTile * value_columns_)),
           queries_(arena, p_),
+          large_rows_(arena, problem),
           grad_queries_(arena.take<Real>(grad_query_elements())) {}
 
     int64_t form_sum_elements() const {
@@ -78,6 +80,7 @@ private:
     void begin_head(int64_t head) {
         head_ = head;
         queries_.begin_head(b_, head);
+        if (queries_.has_large()) large_rows_.resolve(p_, b_, head, queries_);
         std::memset(grad_queries_, 0, grad_query_elements() * sizeof(Real));
         bias_.begin_head(b_, head);
         visible_.begin_head(b_, head);
@@ -169,6 +172,7 @@ private:
     Bias bias_;
     Real *grad_keys_, *grad_values_;
     Queries queries_;
+    LargeRows<Arithmetic, Bias> large_rows_;
     Real* grad_queries_;
 
     int64_t b_, kv_head_, head_;

@@ -81,14 +81,17 @@ private:
             return;
         }
         const Vector<Real> scale = broadcast(Real(p_.scale * kLog2e));
-        const Vector<Real> lse = broadcast(head_.lse(query)), delta = broadcast(head_.delta(query));
+        const Vector<Real> pivot = broadcast(head_.pivot(query)),
+                           log_sum = broadcast(head_.log_sum(query)),
+                           delta = broadcast(head_.delta(query));
         const Range keys = tile_.range();
         const Range visible = kMasked ? visible_.keys(query).relative_to(keys.begin, kTile) : keys;
         bias_.with_row(query, [&](auto bias) {
 #pragma GCC unroll 4
             for (int c = 0; c < width; c += kLane) {
                 const Vector<Real> logits = bias.added_to(load(weights + c) * scale, c);
-                Vector<Real> weight = exp2<Arithmetic::approximate_exp2>(logits - lse);
+                Vector<Real> weight =
+                    exp2<Arithmetic::approximate_exp2>((logits - pivot) - log_sum);
                 Vector<Real> grad_logit = weight * (load(grad_logits + c) - delta);
                 if (kMasked) {
                     weight = where_visible<Real>(visible, c, weight, Vector<Real>{});

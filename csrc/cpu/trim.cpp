@@ -37,7 +37,7 @@ public:
         const int64_t rows = Logits::begin_block(b, h, queries);
         const Real* near = p_.near.template at<Real>(b, h, queries.begin);
         for (int64_t r = 0; r < rows; ++r)
-            pivots_[r] = Real(kLog2e) * near[std::min(r, queries.end - queries.begin - 1)];
+            pivots_[r] = in_base_2<Real>(near[std::min(r, queries.end - queries.begin - 1)]);
         std::memset(sums_, 0, rows * kLane * sizeof(Real));
         int32_t* cuts = p_.cut.template at<int32_t>(b, h, queries.begin / constants::PLAN_QUERIES);
         bool active[kPlanTiles] = {};

@@ -21,7 +21,10 @@ __global__ void __launch_bounds__(256)
     const float lse = *params.lse.at(b, h, i);
     const bool is_empty = lse == -kInfinity;
     *params.delta.at(b, h, i) = is_empty ? 0 : sum - *params.grad_lse.at(b, h, i);
-    *params.lse_in_base_2.at(b, h, i) = is_empty ? kInfinity : float(lse / kLn2);
+    const float in_base_2 = float(lse / kLn2), size = fabsf(in_base_2);
+    // Where lse is rounded by more than 2^6, weights are lost, but finite.
+    const float above = size > 0x1p28f ? in_base_2 + size * 0x1p-22f : in_base_2;
+    *params.lse_in_base_2.at(b, h, i) = is_empty ? kInfinity : above;
 }
 
 }  // namespace bfa::cuda

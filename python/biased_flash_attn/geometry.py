@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .sequences import Sequences
+from .shared_constants import LARGEST_STEP
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,13 @@ class Geometry:
         return self.sequences.positions()
 
     def prefix_sums(self, steps: Tensor) -> Tensor:
-        """Returns the prefix sums of steps (B or 1, H, places) along each sequence, float64."""
+        """Returns the prefix sums of steps (B or 1, H, places) along each sequence, float64.
+
+        Steps saturate at ±LARGEST_STEP, so that sums beyond one of them remain exact.
+        """
+        steps = steps.double().clamp(-LARGEST_STEP, LARGEST_STEP)
         if self.sequences is None:
-            return steps.double().cumsum(-1)
+            return steps.cumsum(-1)
         return self.sequences.prefix_sums(steps)
 
     def at_queries(self, keys: Tensor) -> Tensor:

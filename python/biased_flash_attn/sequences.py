@@ -155,12 +155,12 @@ class Sequences:
         if self.is_packed:
             lengths = self.rows[:, 3]
             lengths = lengths if lengths.is_meta else lengths.cpu()
-            return torch.ops.biased_flash_attn.prefix_sums(steps.double(), lengths, False)
+            return torch.ops.biased_flash_attn.prefix_sums(steps, lengths, False)
         first, count = self.rows[:, 2, None], self.rows[:, 3, None]
         count = count + self.rows[:, 4, None]
         j = torch.arange(self.places, device=steps.device)
         is_token = ((first <= j) & (j < first + count))[:, None]
-        return torch.where(is_token, steps.double(), 0).cumsum(-1)
+        return torch.where(is_token, steps, 0).cumsum(-1)
 
     def at_queries(self, keys: Tensor) -> Tensor:
         """Selects from keys (..., key_rows) the entries at the positions of the queries

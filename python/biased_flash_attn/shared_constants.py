@@ -17,6 +17,12 @@ NEAR_KEYS = 128
 PEAK_DISTANCES = 64
 # The largest prefix sum, relative to a tile, that the kernels represent by a single float32.
 LARGEST_SUM = 64
+# Steps saturate at this magnitude, such as those of a closed gate or of a reset between documents.
+# No product of q and k competes with it, and float64 sums of thousands of them resolve 1e-6.
+LARGEST_STEP = 2.0**20
+# Slopes and gains, and the beta of -log(1 + beta^2), saturate at this magnitude: products with sums
+# of steps, or with distances, are then finite in float32, and so is the square of beta.
+LARGEST_GAIN = 2.0**63
 # The error of a logit of magnitude s is at most
 #     ROUNDING_FLOOR + ROUNDING * (ROUNDING_PER_CHANNEL * head_dim + ROUNDING_CONSTANT) * (1 + s),
 # including products and sums in float32 and fast exponentials. The proof of skipping relies on it.

@@ -97,6 +97,9 @@ def attn_bwd_delta_kernel(
     empty = values == -INFINITY
     d = tl.sum(tile_o.to(tl.float32) * tile_do.to(tl.float32), 1) - cotangents
     values = (values.to(tl.float64) * LOG2E).to(tl.float32)
+    # Where lse is rounded by more than 2^6, weights are lost, but finite.
+    size = tl.abs(values)
+    values += tl.where(size > 2**28, size * 2**-22, 0.0)
     address = row_address(delta, b, h, first) + tl.arange(0, BLOCK_M) * delta.row
     tl.store(address, tl.where(empty, 0.0, d), exists)
     if gain is not None:

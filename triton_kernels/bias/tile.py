@@ -11,7 +11,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from ..primitives import along, load_numbers, plan_range, position, row_address
+from ..primitives import along, limited_gain, load_numbers, plan_range, position, row_address
 
 
 class PrefixSums(NamedTuple):
@@ -58,7 +58,7 @@ def shared_gain(head, BLOCK_M: tl.constexpr):
     """Returns the gain that all queries of a head share: -slope, or 1. [BLOCK_M]"""
     gain = tl.full([BLOCK_M], 1.0, tl.float32)
     if head.bias.slopes is not None:
-        gain *= -tl.load(row_address(head.bias.slopes, head.b, head.h, 0))
+        gain *= -limited_gain(tl.load(row_address(head.bias.slopes, head.b, head.h, 0)))
     return gain
 
 
@@ -68,7 +68,7 @@ def gains(head, first, BLOCK_M: tl.constexpr):
     query. [BLOCK_M]"""
     gain = shared_gain(head, BLOCK_M)
     if head.bias.gain is not None:
-        gain = load_numbers(head.bias.gain, head, first, 0.0, BLOCK_M)
+        gain = limited_gain(load_numbers(head.bias.gain, head, first, 0.0, BLOCK_M))
     return gain
 
 

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from ... import shared_constants
-from ..primitives import INFINITY, dot, row_address
+from ..primitives import INFINITY, dot, limited_gain, row_address
 from .pages import page_of
 
 PEAK_DISTANCES = tl.constexpr(shared_constants.PEAK_DISTANCES)
@@ -51,9 +51,9 @@ def block_queries(head, i, p, exists):
     gain = tl.full(i.shape, 1.0, tl.float32)
     sums = tl.zeros(i.shape, tl.float64)
     if head.bias.slopes is not None:
-        gain = -tl.load(row_address(head.bias.slopes, head.b, head.h, 0))
+        gain = -limited_gain(tl.load(row_address(head.bias.slopes, head.b, head.h, 0)))
     if head.bias.gain is not None:
-        gain = tl.load(row_address(head.bias.gain, head.b, head.h, 0) + i)
+        gain = limited_gain(tl.load(row_address(head.bias.gain, head.b, head.h, 0) + i))
     if head.bias.sums is not None:
         page, row = page_of(head.problem, head.b, tl.maximum(p, 0))
         page = tl.maximum(page, 0)  # a sequence without keys has no page

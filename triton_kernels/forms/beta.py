@@ -16,7 +16,7 @@ from ..bias.factors import round_to_operand
 from ..bias.gradients import QueryGradients
 from ..bias.tile import negate_future, pairs_of
 from ..operands import FormFunctions
-from ..primitives import LN2, LOG2E, row_address
+from ..primitives import LN2, LOG2E, limited_gain, row_address
 from .base import Gathered, Kernels, always
 
 
@@ -34,7 +34,7 @@ def tile_beta(head, queries, keys, pairs, sees, KEYS_FIRST: tl.constexpr):
 
 @triton.jit
 def tile_log1p_square(head, queries, keys, pairs, sees, KEYS_FIRST: tl.constexpr):
-    beta = pairs.gain * negate_future(head.problem, pairs.difference, pairs)
+    beta = limited_gain(pairs.gain * negate_future(head.problem, pairs.difference, pairs))
     return -log2(1 + beta * beta)
 
 
@@ -57,7 +57,7 @@ def page_beta(head, queries, keys, sees, REAL: tl.constexpr):
 
 @triton.jit
 def page_log1p_square(head, queries, keys, sees, REAL: tl.constexpr):
-    beta = beta_of_page(head, queries, keys, sees)
+    beta = limited_gain(beta_of_page(head, queries, keys, sees))
     return -log2(1 + beta * beta)
 
 
@@ -88,7 +88,7 @@ def highest_log1p_square(head, bounds, queries, tiles):
     from_low, from_high = extreme_betas(head, bounds, queries, tiles)
     least = tl.minimum(tl.abs(from_low), tl.abs(from_high))
     least = tl.where((from_low < 0) == (from_high < 0), least, 0.0)
-    least = tl.minimum(least, 1e18).to(tl.float32)  # so that its square is finite
+    least = limited_gain(least).to(tl.float32)
     return (-log2(1 + least * least) * LN2).to(tl.float64)
 
 

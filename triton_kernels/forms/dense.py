@@ -8,14 +8,14 @@ import triton.language as tl
 from ..bias.tile import pair_address, pairs_of
 from ..decode.pages import query_at
 from ..operands import FormFunctions
-from ..primitives import LOG2E, row_address
+from ..primitives import in_base_2, row_address
 from .base import Kernels
 
 
 @triton.jit
 def tile_bias(head, queries, keys, pairs, sees, KEYS_FIRST: tl.constexpr):
     address, exists = pair_address(head.bias.dense, head, pairs)
-    return tl.load(address, exists & sees, other=0.0).to(tl.float32) * LOG2E
+    return in_base_2(tl.load(address, exists & sees, other=0.0).to(tl.float32))
 
 
 @triton.jit
@@ -23,7 +23,7 @@ def page_bias(head, queries, keys, sees, REAL: tl.constexpr):
     i = query_at(head.problem, head.b, queries.p[:, None])
     address = row_address(head.bias.dense, head.b, head.h, 0)[:, None]
     address += tl.cast(i, tl.int64) * head.bias.dense.row + keys.j[None, :]
-    return tl.load(address, sees, 0.0).to(tl.float32) * LOG2E
+    return in_base_2(tl.load(address, sees, 0.0).to(tl.float32))
 
 
 @triton.jit

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ..bias.tile import table_values
 from ..operands import FormFunctions, padded_table
-from ..primitives import LOG2E, row_address
+from ..primitives import LOG2E, LOWEST, in_base_2, row_address
 from .base import Kernels
 
 
@@ -20,7 +21,7 @@ def tile_bias(head, queries, keys, pairs, sees, KEYS_FIRST: tl.constexpr):
 @triton.jit
 def page_bias(head, queries, keys, sees, REAL: tl.constexpr):
     table = row_address(head.bias.table, head.b, head.h, 0)[:, None]
-    return tl.load(table + (queries.p[:, None] - keys.j[None, :]), sees, 0.0) * LOG2E
+    return in_base_2(tl.load(table + (queries.p[:, None] - keys.j[None, :]), sees, 0.0))
 
 
 @triton.jit
@@ -31,7 +32,9 @@ def highest_bias(head, bounds, queries, tiles):
 
 
 def _padded(table: Tensor) -> dict:
-    return {"table": padded_table(table * LOG2E.value)}
+    largest = -LOWEST.value / 2  # so that its change of base is finite
+    limited = torch.where(table == -torch.inf, table, table.clamp(-largest, largest))
+    return {"table": padded_table(limited * LOG2E.value)}
 
 
 DISTANCE = Kernels(

@@ -15,7 +15,7 @@ from ..bias.gradients import QueryGradients
 from ..bias.segments import add_segment_gradients, largest_value, values_of
 from ..bias.tile import pairs_of, table_values
 from ..operands import Bias, FormFunctions, Function, padded_table, per_head
-from ..primitives import LOG2E, row_address
+from ..primitives import LOG2E, in_base_2, row_address
 from .base import Gathered, Kernels
 
 
@@ -31,7 +31,7 @@ def page_bias(head, queries, keys, sees, REAL: tl.constexpr):
     table = row_address(head.bias.table, head.b, head.h, 0)[:, None]
     values = tl.load(table + (queries.p[:, None] - keys.j[None, :]), sees, 0.0)
     x = queries.gain[:, None].to(tl.float64) * values
-    return (values_of(head.bias.function, head.b, head.h[:, None], x) * LOG2E).to(tl.float32)
+    return in_base_2(values_of(head.bias.function, head.b, head.h[:, None], x))
 
 
 @triton.jit

@@ -19,7 +19,7 @@ from ..bias.gradients import QueryGradients
 from ..bias.relative import add_vector_gradients, padded_rank, page_key_terms, relative_bias
 from ..decode.pages import query_at
 from ..operands import Bias, FormFunctions, VectorTables, per_head
-from ..primitives import LOG2E, row_address, store_tile
+from ..primitives import in_base_2, row_address, store_tile
 from .base import Gathered, Kernels
 
 PEAK_DISTANCES = tl.constexpr(shared_constants.PEAK_DISTANCES)
@@ -41,7 +41,7 @@ def page_bias(head, queries, keys, sees, REAL: tl.constexpr):
         values += tl.load(table + column, sees, 0.0).to(REAL)
     if head.bias.key_vectors is not None:
         values += page_key_terms(head, queries, keys, sees, REAL)
-    return (values * LOG2E).to(tl.float32)
+    return in_base_2(values)
 
 
 @triton.jit

@@ -25,6 +25,14 @@ struct CumulativeForm : FormDefaults<CumulativeForm<kLogSquare>>, CumulativeTens
 using Cumulative = CumulativeForm<false>;
 using Log1pSquare = CumulativeForm<true>;
 
+// beta of -log(1 + beta^2), saturated, so that its square is finite.
+template <class Real>
+BFA_INLINE Vector<Real> limited_beta(Vector<Real> beta) {
+    constexpr Real kLargest = Real(constants::LARGEST_GAIN);
+    beta = beta > kLargest ? broadcast(kLargest) : beta;
+    return beta < -kLargest ? broadcast(-kLargest) : beta;
+}
+
 // The prefix sums are float64. A tile uses their differences from that of its first key, rounded to
 // Real. Where these are too large to resolve neighboring keys, it also adds their rounding errors.
 template <bool kLogSquare>
@@ -50,7 +58,7 @@ public:
         }
         BFA_INLINE Vector<Real> added_to(Vector<Real> s, int column) const {
             if constexpr (kLogSquare) {
-                const Vector<Real> beta = gain * difference(column);
+                const Vector<Real> beta = limited_beta<Real>(gain * difference(column));
                 return s - log2_1p(beta * beta);
             } else if constexpr (kSimple) {
                 return s + scaled_sum - gain_in_base_2 * load(key_sums + column);
@@ -107,7 +115,7 @@ public:
     template <bool kSimple, bool kGain>
     BFA_INLINE void add_gradient(Row<kSimple, kGain>& row, int column, Vector<Real> gradient) {
         if constexpr (kLogSquare) {
-            const Vector<Real> beta = row.gain * row.difference(column);
+            const Vector<Real> beta = limited_beta<Real>(row.gain * row.difference(column));
             gradient *= Real(-2) * beta / (Real(1) + beta * beta);
         }
         if constexpr (kGain) row.gain_gradient += gradient * row.difference(column);
@@ -160,7 +168,8 @@ private:
     BFA_INLINE Row<kSimple, kGain> row(int64_t query) const {
         const int64_t position = problem_.position(query);
         const double sum = (position < 0 ? 0.0 : sums_[position]) - origin_;
-        const Real gain = kGain ? this->gain(query) : Real(1), gain_in_base_2 = gain * Real(kLog2e);
+        const Real gain = kGain ? this->gain(query) : Real(1);
+        const Real gain_in_base_2 = gain * Real(kLog2e);
         return {broadcast(gain),
                 broadcast(gain_in_base_2),
                 broadcast(Real(sum)),
@@ -175,7 +184,7 @@ private:
     }
 
     static Real rounding(double x) { return std::isfinite(Real(x)) ? Real(x - Real(x)) : Real(0); }
-    Real gain(int64_t query) const { return gain_ ? gain_[query] : Real(1); }
+    Real gain(int64_t query) const { return gain_ ? limited_gain(gain_[query]) : Real(1); }
 
     const Problem& problem_;
     const double* sums_;
@@ -206,7 +215,8 @@ public:
         for (int r = 0; r < block.rows; ++r) {
             const int64_t position = block.position(r);
             queries_[r].gain =
-                gains.data ? double(*this->template query_values<Real>(gains, r)) : 1.0;
+                gains.data ? double(limited_gain(*this->template query_values<Real>(gains, r)))
+                           : 1.0;
             queries_[r].sum =
                 position < 0 ? 0
                              : *row_at<double>(sums, slot_of(p_, block.b, position), block.head(r));
@@ -219,7 +229,8 @@ public:
         const auto [sum, gain] = queries_[row];
         for (int64_t c = visible.begin; c < visible.end; ++c) out[c] = Real(gain * (sum - sums[c]));
         for (int c = int(visible.begin) / kLane * kLane; c < visible.end; c += kLane) {
-            const Vector<Real> beta = load(out + c);
+            const Vector<Real> beta =
+                kLogSquare ? limited_beta<Real>(load(out + c)) : load(out + c);
             store(out + c, kLogSquare ? -log2_1p(beta * beta) : beta * Real(kLog2e));
         }
     }
@@ -231,7 +242,8 @@ public:
                      from_high = gain * (sum - *tile_at<double>(p_.highest, slot, h));
         if (!kLogSquare) return std::max(from_low, from_high);
         if ((from_low < 0) != (from_high < 0)) return 0;
-        const double least = std::min(std::abs(from_low), std::abs(from_high));
+        const double least =
+            std::min({std::abs(from_low), std::abs(from_high), constants::LARGEST_GAIN});
         return -std::log1p(least * least);
     }
 

@@ -27,7 +27,7 @@ public:
         char* target;  // if not null, end_row writes the gradient to it
 
         BFA_INLINE Vector<Real> added_to(Vector<Real> s, int column) const {
-            return s + load(values + column) * Real(kLog2e);
+            return s + in_base_2<Real>(load(values + column));
         }
     };
 
@@ -111,7 +111,7 @@ public:
                              keys.begin * tensor.column_stride;
         for (int64_t c = visible.begin; c < visible.end; ++c)
             read_row(tensor.element, values + c * tensor.column_stride, 1, out + c);
-        for (int64_t c = visible.begin; c < visible.end; ++c) out[c] *= Real(kLog2e);
+        for (int64_t c = visible.begin; c < visible.end; ++c) out[c] = in_base_2<Real>(out[c]);
     }
 };
 

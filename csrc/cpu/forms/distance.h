@@ -31,7 +31,9 @@ public:
     Tile(Arena& arena, const Problem& problem, bool with_gradient)
         : table_(arena, problem, problem.form_tensors[kTable], with_gradient) {}
 
-    void begin_head(int64_t b, int64_t h) { table_.begin_head(b, h, Real(kLog2e)); }
+    void begin_head(int64_t b, int64_t h) {
+        table_.begin_head(b, h, [](Real value) { return in_base_2<Real>(value); });
+    }
     void begin_tile(Range keys) { table_.begin_tile(keys); }
 
     template <class Function>
@@ -62,7 +64,7 @@ public:
         const Real* table =
             p_.form_tensors[kTable].template at<Real>(block_->b, block_->head(row)) +
             (block_->position(row) - keys.begin);
-        for (int64_t c = visible.begin; c < visible.end; ++c) out[c] = table[-c] * Real(kLog2e);
+        for (int64_t c = visible.begin; c < visible.end; ++c) out[c] = in_base_2<Real>(table[-c]);
     }
 
     double highest(int row, Range keys, const PageSlot&) const override {

@@ -24,12 +24,22 @@ public:
           values_(arena.take<Real>(padded_length())),
           gradient_(with_gradient ? arena.take<Real>(padded_length()) : nullptr) {}
 
-    void begin_head(int64_t b, int64_t h, Real factor) {
+    // The values are those of `function` at the entries.
+    template <class Function>
+    void begin_head(int64_t b, int64_t h, Function function) {
         const Real* table = table_.at<Real>(b, h);
         const int64_t n = length();
         std::memset(values_, 0, padded_length() * sizeof(Real));
-        for (int64_t x = 0; x < n; ++x) values_[kPadding + n - 1 - x] = table[x] * factor;
+        for (int64_t x = 0; x < n; ++x) values_[kPadding + n - 1 - x] = function(table[x]);
         if (gradient_) std::memset(gradient_, 0, padded_length() * sizeof(Real));
+    }
+
+    // Returns the largest absolute value, or NaN if there is a NaN.
+    Real largest() const {
+        Magnitudes<Real> largest{};
+        for (int64_t x = 0; x + kLanes<Real> <= padded_length(); x += kLanes<Real>)
+            largest.add(load(values_ + x));
+        return largest.reduce();
     }
 
     void begin_tile(Range keys) {

@@ -32,7 +32,7 @@ public:
     Tile(Arena&, const Problem& problem, bool) : problem_(problem) {}
 
     void begin_head(int64_t b, int64_t h) {
-        slope_ = -*problem_.form_tensors[kSlopes].at<Real>(b, h) * Real(kLog2e);
+        slope_ = -limited_gain(*problem_.form_tensors[kSlopes].at<Real>(b, h)) * Real(kLog2e);
         gradient_ = 0;
     }
 
@@ -91,7 +91,8 @@ private:
     static constexpr int kLane = kLanes<Real>;
 
     Real slope(int row) const {
-        return *p_.form_tensors[kSlopes].template at<Real>(block_->b, block_->head(row));
+        return limited_gain(
+            *p_.form_tensors[kSlopes].template at<Real>(block_->b, block_->head(row)));
     }
 };
 

@@ -49,7 +49,8 @@ public:
         Row(const Tile& bias, int64_t query, Real gain)
             : bias_(bias),
               table_(bias.table_.row(query)),
-              gain_(broadcast(gain)),
+              gain_(broadcast(limited(gain, bias.largest_))),
+              largest_(std::max(1.0, std::abs(double(gain_[0])) * bias.largest_)),
               nearest_(&bias.nearest_[query]) {
             enter(*nearest_);
         }
@@ -57,8 +58,8 @@ public:
         BFA_INLINE Vector<Real> added_to(Vector<Real> s, int column) {
             const Vector<Real> x = gain_ * load(table_.values + column);
             if (__builtin_expect(any_outside<Real>(x, lower_, upper_), 0))
-                return s + across_segments(x);
-            return s + (intercept_ + slope_ * x);
+                return s + in_base_2<Real>(across_segments(x));
+            return s + in_base_2<Real>(intercept_ + slope_ * x);
         }
 
         BFA_INLINE void add_gradient(int column, Vector<Real> gradient) {
@@ -80,13 +81,15 @@ public:
         BFA_INLINE Vector<Real> gain_gradient() const { return gain_gradient_; }
 
     private:
+        Real slope(int segment) const { return limited(bias_.segments_.slopes[segment], largest_); }
+
         void enter(int segment) {
             const Segments<Real>& f = bias_.segments_;
             segment_ = segment;
             lower_ = broadcast(f.lower(segment)), upper_ = broadcast(f.upper(segment));
-            slope_ = broadcast(f.slopes[segment] * Real(kLog2e));
-            intercept_ = broadcast(f.intercepts[segment] * Real(kLog2e));
-            table_factor_ = gain_ * f.slopes[segment];
+            slope_ = broadcast(slope(segment));
+            intercept_ = broadcast(limited(f.intercepts[segment], 1));
+            table_factor_ = gain_ * slope_;
         }
 
         // Returns the bias of a vector that is not within the current segment.
@@ -108,7 +111,7 @@ public:
             for_each_segment(gain_ * t, [&](int segment, Vector<Bits<Real>> inside) {
                 const Vector<Real> own = inside ? gradient : Vector<Real>{};
                 add(segment, own, own * t);
-                store(target, load(target) + own * (gain_ * bias_.segments_.slopes[segment]));
+                store(target, load(target) + own * (gain_ * slope(segment)));
             });
         }
 
@@ -129,12 +132,13 @@ public:
 
         BFA_INLINE void add(int segment, Vector<Real> gradient, Vector<Real> gradient_t) {
             bias_.add(segment, gradient, gain_ * gradient_t);
-            gain_gradient_ += gradient_t * bias_.segments_.slopes[segment];
+            gain_gradient_ += gradient_t * slope(segment);
         }
 
         const Tile& bias_;
         const typename DistanceTable<Real>::Row table_;
         const Vector<Real> gain_;
+        const double largest_;  // bound of |x|, at least 1
         int* nearest_;
         int segment_;
         Vector<Real> lower_, upper_, slope_, intercept_, table_factor_;
@@ -153,7 +157,8 @@ public:
           gain_gradients_(arena.take<double>(with_gradient ? problem.n_query : 0)) {}
 
     void begin_head(int64_t b, int64_t h) {
-        table_.begin_head(b, h, Real(1));
+        table_.begin_head(b, h, [](Real value) { return value; });
+        largest_ = std::max(1.0, double(table_.largest()));
         segments_ = segments<Real>(problem_, b, h);
         gain_ = problem_.form_tensors[kGains].at<Real>(b, h);
         std::fill_n(nearest_, problem_.n_query, 0);
@@ -220,6 +225,7 @@ private:
     Real* row_gain_gradients_;  // one vector per row
     double *slope_gradients_, *intercept_gradients_, *gain_gradients_;
     const Real* gain_ = nullptr;
+    double largest_ = 1;                                 // bound of the table, at least 1
     mutable int first_segment_ = 0, last_segment_ = -1;  // the range of segments with sums
 };
 
@@ -248,7 +254,7 @@ public:
         for (int64_t c = visible.begin; c < visible.end; ++c) {
             const double x = gain * double(table[-c]);
             segment = function.find(x, segment);
-            out[c] = Real(function.value(x, segment) * kLog2e);
+            out[c] = in_base_2<Real>(function.value(x, segment));
         }
     }
 

@@ -68,7 +68,7 @@ struct PrefixSums {
 
         __device__ float at(int n) const {
             const float x = fmaf(step, sums[n], base);
-            return kIsLogSquare ? -unit * log2_approximate(1 + x * x) : x;
+            return kIsLogSquare ? unit * of_beta(x) : x;
         }
     };
     template <int kKeys>
@@ -92,7 +92,7 @@ struct PrefixSums {
             numbers[4 * n + 2] = 1;
             if constexpr (kHasGain) {
                 const int64_t row = head.first_query + existing;
-                const float gain = *block.bias.gain.at(head.b, head.h, row);
+                const float gain = limited_gain(*block.bias.gain.at(head.b, head.h, row));
                 numbers[4 * n + 2] = exists ? gain : 0;
             }
             numbers[4 * n + 3] = 0;  // for aligned loads
@@ -138,7 +138,8 @@ struct PrefixSums {
         const bool exists = i < head.n_query;
         Query query{exists && p >= 0 ? at(block, p) : Key{0, 0}, 1};
         if constexpr (kHasGain) {
-            query.gain = exists ? *block.bias.gain.at(head.b, head.h, head.first_query + i) : 0;
+            const int64_t row = head.first_query + i;
+            query.gain = exists ? limited_gain(*block.bias.gain.at(head.b, head.h, row)) : 0;
         }
         return query;
     }
@@ -200,7 +201,12 @@ private:
     template <class D>
     static __device__ float bias_of(const Query& query, const Key& key, D distance) {
         const float beta = query.gain * sum_between(query, key, distance);
-        return kIsLogSquare ? -log2_approximate(1 + beta * beta) : kLog2E * beta;
+        return kIsLogSquare ? of_beta(beta) : kLog2E * beta;
+    }
+    // -log(1 + beta^2) in base 2.
+    static __device__ float of_beta(float beta) {
+        const float limited = limited_gain(beta);
+        return -log2_approximate(1 + limited * limited);
     }
     static __device__ float grad_of_beta(const Query& query, float between, float grad_s) {
         const float beta = query.gain * between;

@@ -85,10 +85,13 @@ private:
                                          float* numbers, int lane) {
         const Range own = distances(block.problem);
         const float* table = block.bias.table.at(block.head.b, block.head.h);
+        // Finite entries stay finite, in base 2 and in units of products.
+        const float largest = -kLowest / 4 / fmaxf(1, fabsf(factor));
 #pragma unroll
         for (int n = lane; n < block.rows + kColumns; n += 32) {
             const int of_n = d + n * step;
-            numbers[n] = own.contains(of_n) ? factor * kLog2E * table[of_n - own.begin] : 0;
+            const float entry = own.contains(of_n) ? table[of_n - own.begin] : 0;
+            numbers[n] = factor * kLog2E * (entry == -kInfinity ? entry : limited(entry, largest));
         }
     }
 };

@@ -63,7 +63,7 @@ struct Linear {
         return query(block, 0).slope * float(j - block.first);
     }
     static __device__ Query query(const Block& block, int) {
-        return {kLog2E * *block.bias.slopes.at(block.head.b, block.head.h)};
+        return {kLog2E * limited_gain(*block.bias.slopes.at(block.head.b, block.head.h))};
     }
     static __device__ Key key(const Block& block, int) { return query(block, 0); }
     static __device__ float bias(const Query& query, const float*, int, float distance) {

@@ -120,10 +120,16 @@ class Reference:
 
 def _attend(problem: Problem, geometry: Geometry) -> tuple[Tensor, Tensor]:
     real, q = problem.real, problem.q
-    bias = problem.form.dense(geometry).to(real)
+    bias = _saturated(problem.form.dense(geometry), real)
     with torch.autocast(q.device.type, enabled=False):
         q, k, v = (x.to(real) for x in (q, problem.k, problem.v))
         return attention(q, k, v, bias, geometry, problem.scale)
+
+
+def _saturated(bias: Tensor, real: torch.dtype) -> Tensor:
+    """Returns the bias in another dtype, in which finite values stay finite."""
+    largest = torch.finfo(real).max
+    return torch.where(bias.isfinite(), bias.clamp(-largest, largest), bias).to(real)
 
 
 def _joined(results: list[tuple[Tensor, Tensor]], sequences: Sequences) -> tuple[Tensor, Tensor]:

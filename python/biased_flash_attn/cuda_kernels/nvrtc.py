@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..shared_constants import LARGEST_SUM, PLAN_QUERIES
+from .. import shared_constants
 from . import sources
 
 # The oldest release that a CUDA build of a supported PyTorch depends on.
@@ -71,8 +71,8 @@ def texts() -> dict[str, str]:
 
 def options(architecture: str) -> list[str]:
     """Returns the compiler options for an architecture: "sm_90a", or "compute_90a" for PTX."""
-    constants = {"PLAN_QUERIES": PLAN_QUERIES, "LARGEST_SUM": LARGEST_SUM}
-    macros = [f"--define-macro=BFA_{name}={value}" for name, value in constants.items()]
+    names = "PLAN_QUERIES", "LARGEST_SUM", "LARGEST_GAIN"
+    macros = [f"--define-macro=BFA_{name}={getattr(shared_constants, name)}" for name in names]
     return [f"--gpu-architecture={architecture}", "--std=c++17", "--generate-line-info", *macros]
 
 

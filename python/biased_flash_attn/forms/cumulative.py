@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from .. import sequences
 from ..geometry import Geometry
-from ..shared_constants import LARGEST_SUM
+from ..shared_constants import LARGEST_GAIN, LARGEST_SUM
 from .base import Layout, register
 from .chunk_pairs import Pair
 from .other_tokens import DecodableForm, DistributableForm
@@ -65,8 +65,8 @@ class Cumulative(SkippableForm, DecodableForm, DistributableForm):
         beta = at_query[..., :, None] - self.sums[..., None, : geometry.n_key]
         beta = torch.where(geometry.pair_distances(device) >= 0, beta, -beta)
         if self.gain is not None:
-            beta = self.gain.double()[..., None] * beta
-        return beta if self.kernel is None else -torch.log1p(beta.square())
+            beta = limited_gain(self.gain)[..., None] * beta
+        return beta if self.kernel is None else of_squared(beta)
 
     def for_sequence(self, rows: sequences.Sequence, whole: Geometry, own: Geometry) -> Cumulative:
         gain = None if self.gain is None else rows.queries(self.gain)
@@ -80,7 +80,7 @@ class Cumulative(SkippableForm, DecodableForm, DistributableForm):
         return self._range_mass(side, StateBounds(side.at_queries(sums), *ends))
 
     def roundings(self, dtype: torch.dtype) -> Tensor | float:
-        return 0.0 if self.gain is None else 16 * LARGEST_SUM * self.gain.double().abs()
+        return 0.0 if self.gain is None else 16 * LARGEST_SUM * limited_gain(self.gain).abs()
 
     @property
     def state(self) -> Tensor:
@@ -111,7 +111,7 @@ class Cumulative(SkippableForm, DecodableForm, DistributableForm):
         return self._range_mass(side, bounds)
 
     def _range_mass(self, side: KeySide, bounds: StateBounds) -> RangeMass:
-        gain = torch.ones_like(bounds.at_query) if self.gain is None else self.gain.double()
+        gain = torch.ones_like(bounds.at_query) if self.gain is None else limited_gain(self.gain)
         return RangeMass(side, bounds, gain, self.kernel is not None)
 
 
@@ -129,7 +129,7 @@ class CumulativeMass:
             self.gain = None
             self.log_sums = self._prefixes(sums)[..., None, :]
             return
-        self.gain = gain.double()
+        self.gain = limited_gain(gain)
         # The smallest gains determine what a tile of queries may skip, so most nodes are small.
         sample = self.gain[..., :: max(1, self.gain.shape[-1] // _SAMPLED_GAINS)].sort(-1).values
         nodes = torch.linspace(0, 1, _GAINS, device=gain.device) ** 3 * (sample.shape[-1] - 1)
@@ -177,10 +177,20 @@ class RangeMass:
         at_query, gain = self.bounds.at_query[..., rows], self.gain[..., rows]
         if self.squared:
             gap = torch.maximum(at_query - highest, lowest - at_query).clamp(min=0)
-            bias = -torch.log1p((gain * gap).square())
+            bias = of_squared(gain * gap)
         else:
             bias = torch.maximum(gain * (at_query - lowest), gain * (at_query - highest))
         return torch.log(self.side.cut(tile)) + bias
+
+
+def limited_gain(gain: Tensor) -> Tensor:
+    """Returns slopes or gains in float64, saturated as in the kernels."""
+    return gain.double().clamp(-LARGEST_GAIN, LARGEST_GAIN)
+
+
+def of_squared(beta: Tensor) -> Tensor:
+    """Returns -log(1 + beta^2), in which beta saturates as gains do."""
+    return -torch.log1p(limited_gain(beta).square())
 
 
 def in_float32(sums: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..geometry import Geometry
 from .base import Layout, register
 from .chunk_pairs import Pair
+from .cumulative import limited_gain
 from .distance import Distance, DistanceMass, mass_for_pair
 from .other_tokens import DecodableForm, DistributableForm
 from .skippable import SkippableForm, StateBounds
@@ -36,7 +37,7 @@ class Linear(SkippableForm, DecodableForm, DistributableForm):
     def dense(self, geometry: Geometry) -> Tensor:
         """The bias of every pair, (B or 1, H, n_query, n_key) float64."""
         d = geometry.pair_distances(self.slopes.device)
-        return -self.slopes.double()[..., None, None] * d.abs()
+        return -limited_gain(self.slopes)[..., None, None] * d.abs()
 
     def accumulators(self, batch: int, sequences: int, heads: int) -> list[Tensor]:
         return [self.slopes.new_zeros(sequences, heads)]
@@ -55,7 +56,7 @@ class Linear(SkippableForm, DecodableForm, DistributableForm):
         return mass_for_pair(self.for_pair(pair, None).table, pair, side)
 
     def _table(self, distances: Tensor) -> Tensor:
-        return -self.slopes.double()[..., None] * distances.abs()
+        return -limited_gain(self.slopes)[..., None] * distances.abs()
 
 
 register(Linear.name, lambda tensors: Linear(*tensors))

@@ -32,7 +32,7 @@ public:
         double sums[kTile] = {};
         add_query_products(row, keys, begin, end, sums);
         add_key_products(row, keys, slot, begin, end, sums);
-        for (int c = begin; c < end; ++c) out[c] = Real(sums[c] * kLog2e);
+        for (int c = begin; c < end; ++c) out[c] = in_base_2<Real>(sums[c]);
     }
 
     // |U . P[d]| <= |U| |P[d]|, and |W . Q[d]| <= |W| |Q[d]|.

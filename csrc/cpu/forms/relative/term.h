@@ -13,7 +13,7 @@
 
 namespace bfa::BFA_KERNELS {
 
-// The row of a term is that of one query and the keys of a tile. It adds the products to the
+// The row of a term is that of one query and the keys of a tile. It adds the products to natural
 // logits, and gets their gradients. Here the term is absent.
 template <class Real>
 struct AbsentRow {
@@ -29,7 +29,7 @@ struct ProductsRow {
     Real* gradients;
 
     BFA_INLINE Vector<Real> added_to(Vector<Real> s, int column) const {
-        return s + load(products + column) * Real(kLog2e);
+        return s + load(products + column);
     }
     BFA_INLINE void add_gradient(int column, Vector<Real> gradient) {
         Real* target = gradients + column;
@@ -45,9 +45,7 @@ struct EndRow {
     double* sum;
     Vector<Real> gradient = {};
 
-    BFA_INLINE Vector<Real> added_to(Vector<Real> s, int) const {
-        return s + broadcast(product * Real(kLog2e));
-    }
+    BFA_INLINE Vector<Real> added_to(Vector<Real> s, int) const { return s + broadcast(product); }
     BFA_INLINE void add_gradient(int, Vector<Real> x) { gradient += x; }
     BFA_INLINE void end() { *sum += reduce_sum<Real>(gradient); }
 };

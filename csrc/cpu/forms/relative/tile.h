@@ -19,7 +19,8 @@ public:
         KeyRow key;
 
         BFA_INLINE Vector<Real> added_to(Vector<Real> s, int column) const {
-            return key.added_to(query.added_to(s, column), column);
+            return s +
+                   in_base_2<Real>(key.added_to(query.added_to(Vector<Real>{}, column), column));
         }
     };
 

@@ -1,0 +1,152 @@
+"""Finite biases are finite logits, up to the largest number: only -inf masks a pair."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch import Tensor
+
+from biased_flash_attn import KVCache, biased_flash_attn, biases
+from tests.decoding.cases import decoded
+from tests.support.biases import SlopesOfSequences
+from tests.support.cases import Case
+from tests.support.numerics import assert_close_to_float64
+from tests.support.problems import Problem, drawn, evaluate, fused, magnitudes, naive, outputs
+
+BOTH_MASKS = pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
+
+
+@pytest.fixture
+def attend(backend):
+    return functools.partial(fused, backend=backend)
+
+
+def assert_close(o: Tensor, exact: Tensor, baseline: Tensor | None = None) -> None:
+    """Without a baseline, for rows whose weights are equal or 0."""
+    assert_close_to_float64(o, exact, baseline, "o", exact.abs().max())
+
+
+def dense(dtype: torch.dtype, causal: bool) -> Problem:
+    """Row 30 has only the lowest number, row 40 also -inf, and row 50 nothing else; key 5 has the
+    lowest number for all queries."""
+    problem = drawn(Case("dense", dtype, (70, 90), heads=(2, 1), causal=causal))
+    with torch.no_grad():
+        bias = problem.bias.tensor
+        lowest = torch.finfo(bias.dtype).min
+        bias[..., 5] = bias[..., 30:41, :] = lowest
+        bias[..., 40, :20] = bias[..., 50, :] = -torch.inf
+    return problem
+
+
+@BOTH_MASKS
+def test_a_row_of_the_lowest_number_averages_v(causal, drawn_dtype, backend, attend):
+    skip_without_kernels("dense", backend)
+    dtypes = [torch.float64, torch.float32, torch.bfloat16] if backend == "cpu" else [drawn_dtype]
+    for dtype in dtypes:
+        problem = dense(dtype, causal)
+        o, lse = attend(problem)
+        exact, _ = naive(problem.double())
+        last = 51 if causal else 90
+        mean = problem.v.double()[:, :, :last].mean(2).expand(-1, 2, -1)
+        torch.testing.assert_close(exact[:, :, 30], mean)
+        assert_close(o, exact, naive(problem)[0])
+        assert (o[:, :, 50] == 0).all()
+        assert (lse[:, :, 50] == -torch.inf).all()
+        others = lse[:, :, torch.arange(70) != 50]
+        assert others.isfinite().all()
+        assert (lse[:, :, 30:41] < -2e38).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@BOTH_MASKS
+def test_gradients_of_low_rows_are_those_of_their_weights(causal, dtype):
+    """The weights cannot be computed from lse alone, whose rounding loses the logarithm of the
+    number of keys."""
+    problem = dense(dtype, causal)
+    with torch.no_grad():
+        problem.bias.tensor[..., 60, :] = -1e20
+    exact = evaluate(problem.double(), naive)
+    found = evaluate(problem)
+    with torch.no_grad():
+        bias = problem.bias.tensor
+        bias[bias.abs() > 1e3] = 0  # the sizes of weights, not of logits
+    sums = magnitudes(problem.double(), dtype)
+    for name in exact.keys() - {"lse"}:
+        assert_close_to_float64(found[name], exact[name], None, name, sums[name])
+
+
+def test_a_mask_of_the_lowest_bfloat16_is_finite(backend):
+    skip_without_kernels("dense", backend)
+    q, k, v = torch.randn(3, 1, 2, 40, 16).bfloat16()
+    mask = torch.zeros(40, 40, dtype=torch.bfloat16)
+    mask[7] = torch.finfo(torch.bfloat16).min
+    bias = biases.DenseBias(mask)
+    o, lse = biased_flash_attn(q, k, v, bias, return_lse=True, backend=backend)
+    assert_close(o[:, :, 7], v.double()[:, :, :8].mean(2))
+    assert lse.isfinite().all()
+
+
+def skip_without_kernels(bias: str, backend: str) -> None:
+    if backend == "cuda" and bias.startswith(("dense", "normalized")):
+        pytest.skip("it has no kernels for this form")
+
+
+def of_one_key(bias: str, dtype: torch.dtype, causal: bool, size: float) -> Problem:
+    """A problem whose biases, multiplied by `size`, leave one key per query with weight."""
+    problem = drawn(Case(bias, dtype, (90, 130), heads=(2, 1), batch=1, causal=causal))
+    with torch.no_grad():
+        for name, x in problem.bias.named_parameters():
+            if isinstance(problem.bias, SlopesOfSequences):
+                x.copy_(torch.where(x > 0, 3e38, -3e38))
+            elif name in ("r", "tensor", "values", "query_tables", "key_tables", "gain"):
+                x.clamp_(-1.5, 1.5).mul_(size)
+    return problem
+
+
+@BOTH_MASKS
+@pytest.mark.parametrize(
+    ("bias", "size"),
+    [
+        ("linear-batch", 1),
+        ("distance", 2.0**122),
+        ("dense", 2.0**126),
+        ("cumulative-gain", 2.0**126),
+        ("log1p_square-gain", 2.0**100),
+        ("normalized-heads", 2.0**110),
+        ("relative_last", 2.0**112),
+    ],
+)
+def test_the_largest_biases_select_keys(bias, size, causal, drawn_dtype, backend, attend):
+    skip_without_kernels(bias, backend)
+    dtypes = [torch.float64, torch.float32, torch.bfloat16] if backend == "cpu" else [drawn_dtype]
+    if backend == "triton" and bias.startswith("relative"):
+        pytest.xfail("its products of vectors become infinite or NaN")
+    if backend != "cpu" and bias.startswith("relative"):
+        dtypes = [torch.bfloat16]  # that of q is also that of the vectors
+    for dtype in dtypes:
+        problem = of_one_key(bias, dtype, causal, size)
+        # The weights of GPU kernels, which they compute from lse alone, are lost in gradients.
+        evaluated = evaluate if backend == "cpu" else outputs
+        found = evaluated(problem, attend)
+        assert all(x.isfinite().all() for x in found.values())
+        assert_close(found["o"], naive(problem.double())[0])
+
+
+@pytest.mark.parametrize("value", [torch.finfo(torch.float32).min, 3e38, -1e20])
+@pytest.mark.parametrize("bias", ["dense", "distance", "linear-batch", "cumulative-gain"])
+def test_decoded_logits_of_large_biases_are_finite(bias, value, drawn_dtype, backend):
+    if backend == "cuda":
+        pytest.skip("it has no kernels for decoding")
+    problem = drawn(Case(bias, drawn_dtype, (70, 70), heads=(2, 1), batch=1))
+    with torch.no_grad():
+        for x in problem.bias.parameters():
+            x.fill_(value)
+        if bias == "cumulative-gain":
+            problem.bias.steps.fill_(0.5)
+    cache = KVCache(1, 1, 16, 16, dtype=drawn_dtype)
+    o, lse = decoded(problem, cache, [30, 1, 39], backend)
+    exact, _ = naive(problem.double())
+    assert_close(o, exact)
+    assert lse.isfinite().all()
