@@ -136,8 +136,7 @@ class FormFunctions(NamedTuple):
     They are passed with the operands, so that Triton's keys of compiled kernels include their
     source. A field of a constexpr would be represented by its name alone.
 
-    tile_bias(head, queries, keys, pairs, sees, KEYS_FIRST): the bias of a tile in base 2 (that of a
-        relative bias is in base e, as attention/logits.py changes its base with that of q k^T),
+    tile_bias(head, queries, keys, pairs, sees, KEYS_FIRST): the bias of a tile in base 2,
         [BLOCK_M, BLOCK_N], or its transpose with KEYS_FIRST; arbitrary where sees is False.
     page_bias(head, queries, keys, sees, REAL): the same in base 2 for keys of a page; products are
         summed in REAL, float32 or float64.

@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from biased_flash_attn import KVCache, biased_flash_attn, biases
+from biased_flash_attn import KVCache, biased_flash_attn, biased_flash_attn_with_kvcache, biases
+from biased_flash_attn.forms import Normalized
 from tests.decoding.cases import decoded
 from tests.support.biases import SlopesOfSequences
 from tests.support.cases import Case
+from tests.support.lowered import LoweredTo
 from tests.support.numerics import assert_close_to_float64
 from tests.support.problems import Problem, drawn, evaluate, fused, magnitudes, naive, outputs
 
@@ -114,15 +116,13 @@ def of_one_key(bias: str, dtype: torch.dtype, causal: bool, size: float) -> Prob
         ("dense", 2.0**126),
         ("cumulative-gain", 2.0**126),
         ("log1p_square-gain", 2.0**100),
-        ("normalized-heads", 2.0**110),
-        ("relative_last", 2.0**112),
+        ("normalized-heads", 2.0**118),
+        ("relative_last", 2.0**121),
     ],
 )
 def test_the_largest_biases_select_keys(bias, size, causal, drawn_dtype, backend, attend):
     skip_without_kernels(bias, backend)
     dtypes = [torch.float64, torch.float32, torch.bfloat16] if backend == "cpu" else [drawn_dtype]
-    if backend == "triton" and bias.startswith("relative"):
-        pytest.xfail("its products of vectors become infinite or NaN")
     if backend != "cpu" and bias.startswith("relative"):
         dtypes = [torch.bfloat16]  # that of q is also that of the vectors
     for dtype in dtypes:
@@ -132,6 +132,41 @@ def test_the_largest_biases_select_keys(bias, size, causal, drawn_dtype, backend
         found = evaluated(problem, attend)
         assert all(x.isfinite().all() for x in found.values())
         assert_close(found["o"], naive(problem.double())[0])
+
+
+def of_function(gain: float, table: Tensor, slope: float) -> LoweredTo:
+    """f(gain t) = slope gain t, with its only knot beyond all values."""
+    knots = torch.full((1, 1, 1), 64.0)
+    slopes, intercepts = torch.full((1, 1, 2), slope), torch.zeros(1, 1, 2)
+    gains = torch.full((1, 1, len(table)), gain)
+    return LoweredTo(Normalized(table[None, None], gains, knots, slopes, intercepts))
+
+
+@pytest.mark.parametrize("slope", [1e38, 3e38])
+def test_values_of_a_function_saturate(slope, backend):
+    skip_without_kernels("normalized", backend)
+    q, k, v = torch.randn(3, 1, 2, 40, 16).bfloat16()
+    table = torch.zeros(40)
+    table[3] = 4.0  # its value exceeds the largest number
+    bias = of_function(1.0, table, slope)
+    o, lse = biased_flash_attn(q, k, v, bias, causal=True, return_lse=True, backend=backend)
+    assert torch.equal(o[:, :, 3:], v[:, :, :-3])
+    assert lse.isfinite().all()
+    cache = KVCache(1, 2, 16, 16, dtype=q.dtype)
+    o = biased_flash_attn_with_kvcache(q, cache, k, v, bias, backend=backend)
+    assert torch.equal(o[:, :, 3:], v[:, :, :-3])
+
+
+@pytest.mark.parametrize("gain", [2.0**80, 2.0**-80])
+def test_gains_of_a_function_have_any_size(gain, backend):
+    skip_without_kernels("normalized", backend)
+    q, k, v = torch.randn(3, 1, 2, 40, 16).bfloat16()
+    table = torch.rand(40)
+    found, expected = (
+        biased_flash_attn(q, k, v, bias, causal=True, backend=backend)
+        for bias in (of_function(gain, table / gain, -2.0), of_function(1.0, table, -2.0))
+    )
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("value", [torch.finfo(torch.float32).min, 3e38, -1e20])

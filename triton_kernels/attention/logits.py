@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from ..bias.tile import pairs_of
-from ..primitives import INFINITY, LOG2E, dot, visible
+from ..primitives import INFINITY, dot, visible
 
 
 class Logits(NamedTuple):
@@ -49,10 +49,7 @@ def tile_logits(
         values = 0.0
         if HAS_BIAS:
             values = head.bias.form.tile_bias(head, queries, keys, pairs, sees, KEYS_FIRST)
-        if head.bias.vector_tables is None:
-            x, multiplier = x * multiplier + values, 1.0
-        else:
-            x, multiplier = x * head.problem.scale + values, LOG2E
+        x, multiplier = x * multiplier + values, 1.0
         if MASKED:
             x = tl.where(sees, x, -INFINITY)
     return Logits(x, multiplier, sees)

@@ -10,37 +10,52 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..primitives import INFINITY, row_address
+from ..primitives import INFINITY, LOWEST, limited, row_address
 
 
 @triton.jit
-def segment_range(function, low, high):
-    """Returns the segments of the smallest element of a tile `low` and the largest of `high`."""
+def segment_range(function, lowest, highest):
+    """Returns the segments of two numbers."""
     s = tl.arange(0, function.segments)
     exists = s < function.knot_count
     knots = tl.load(function.knots.start + s, exists, other=INFINITY)
-    first = tl.sum((exists & (knots <= tl.min(low))).to(tl.int32), 0)
-    last = tl.sum((exists & (knots <= tl.max(high))).to(tl.int32), 0)
+    first = tl.sum((exists & (knots <= lowest)).to(tl.int32), 0)
+    last = tl.sum((exists & (knots <= highest)).to(tl.int32), 0)
     return first, last
+
+
+@triton.jit
+def line_of(function, b, h, s, x, reach):
+    """Returns the line of segment s at each element of a tile x, whose magnitudes are at most
+    `reach`. Where all operands are finite, float32 values are too, also in base 2."""
+    intercept = tl.load(row_address(function.intercepts, b, h, 0) + s)
+    slope = tl.load(row_address(function.slopes, b, h, 0) + s)
+    values = intercept + slope * x
+    if x.dtype == tl.float32:
+        largest = -LOWEST / 2
+        if tl.abs(intercept) + tl.abs(slope) * reach > largest:
+            magnitude = tl.maximum(tl.maximum(tl.abs(intercept), tl.abs(slope)), tl.abs(x))
+            values = tl.where(magnitude == INFINITY, values, limited(values, largest))
+    return values
 
 
 @triton.jit
 def values_of(function, b, h, x):
     """Returns the function's value at each element of a tile x."""
-    first, last = segment_range(function, x, x)
-    slopes = row_address(function.slopes, b, h, 0)
-    intercepts = row_address(function.intercepts, b, h, 0)
-    values = tl.load(intercepts + first) + tl.load(slopes + first) * x
+    lowest, highest = tl.min(x), tl.max(x)
+    first, last = segment_range(function, lowest, highest)
+    reach = tl.maximum(tl.abs(lowest), tl.abs(highest))
+    values = line_of(function, b, h, first, x, reach)
     for s in range(first + 1, last + 1):
         reached = x >= tl.load(function.knots.start + (s - 1))
-        values = tl.where(reached, tl.load(intercepts + s) + tl.load(slopes + s) * x, values)
+        values = tl.where(reached, line_of(function, b, h, s, x, reach), values)
     return values
 
 
 @triton.jit
 def slopes_of(function, b, h, x):
     """Returns the slope of the segment that each element of a tile x is in."""
-    first, last = segment_range(function, x, x)
+    first, last = segment_range(function, tl.min(x), tl.max(x))
     slopes = row_address(function.slopes, b, h, 0)
     slope = tl.zeros_like(x) + tl.load(slopes + first)
     for s in range(first + 1, last + 1):
@@ -55,7 +70,7 @@ def largest_value(function, b, h, low, high):
     largest = tl.maximum(values_of(function, b, h, low), values_of(function, b, h, high))
     slopes = row_address(function.slopes, b, h, 0)
     intercepts = row_address(function.intercepts, b, h, 0)
-    first, last = segment_range(function, low, high)
+    first, last = segment_range(function, tl.min(low), tl.max(high))
     for s in range(first, last):
         knot = tl.load(function.knots.start + s).to(low.dtype)
         value = tl.load(intercepts + s) + tl.load(slopes + s) * knot
@@ -68,7 +83,7 @@ def add_segment_gradients(head, t, gain, grad_s, grad_gain, grad_lines):
     """Adds the gradients that a tile of dS contributes to the gains, and to the intercepts [0] and
     the slopes [1] of the segments; t holds the table's values. [BLOCK_M], [2, segments]"""
     x = gain[:, None] * t
-    first, last = segment_range(head.bias.function, x, x)
+    first, last = segment_range(head.bias.function, tl.min(x), tl.max(x))
     slopes = row_address(head.bias.function.slopes, head.b, head.h, 0)
     segment = tl.arange(0, head.bias.function.segments)[None, :]
     is_slope = tl.arange(0, 2)[:, None] == 1

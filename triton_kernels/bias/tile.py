@@ -68,7 +68,9 @@ def gains(head, first, BLOCK_M: tl.constexpr):
     query. [BLOCK_M]"""
     gain = shared_gain(head, BLOCK_M)
     if head.bias.gain is not None:
-        gain = limited_gain(load_numbers(head.bias.gain, head, first, 0.0, BLOCK_M))
+        gain = load_numbers(head.bias.gain, head, first, 0.0, BLOCK_M)
+        if head.bias.function is None:
+            gain = limited_gain(gain)
     return gain
 
 

@@ -53,7 +53,9 @@ def block_queries(head, i, p, exists):
     if head.bias.slopes is not None:
         gain = -limited_gain(tl.load(row_address(head.bias.slopes, head.b, head.h, 0)))
     if head.bias.gain is not None:
-        gain = limited_gain(tl.load(row_address(head.bias.gain, head.b, head.h, 0) + i))
+        gain = tl.load(row_address(head.bias.gain, head.b, head.h, 0) + i)
+        if head.bias.function is None:
+            gain = limited_gain(gain)
     if head.bias.sums is not None:
         page, row = page_of(head.problem, head.b, tl.maximum(p, 0))
         page = tl.maximum(page, 0)  # a sequence without keys has no page

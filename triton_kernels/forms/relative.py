@@ -19,7 +19,7 @@ from ..bias.gradients import QueryGradients
 from ..bias.relative import add_vector_gradients, padded_rank, page_key_terms, relative_bias
 from ..decode.pages import query_at
 from ..operands import Bias, FormFunctions, VectorTables, per_head
-from ..primitives import in_base_2, row_address, store_tile
+from ..primitives import LOG2E, in_base_2, row_address, store_tile
 from .base import Gathered, Kernels
 
 PEAK_DISTANCES = tl.constexpr(shared_constants.PEAK_DISTANCES)
@@ -27,7 +27,7 @@ PEAK_DISTANCES = tl.constexpr(shared_constants.PEAK_DISTANCES)
 
 @triton.jit
 def tile_bias(head, queries, keys, pairs, sees, KEYS_FIRST: tl.constexpr):
-    return relative_bias(head, queries, keys, KEYS_FIRST)
+    return relative_bias(head, queries, keys, KEYS_FIRST) * LOG2E
 
 
 @triton.jit

@@ -85,8 +85,9 @@ private:
                                          float* numbers, int lane) {
         const Range own = distances(block.problem);
         const float* table = block.bias.table.at(block.head.b, block.head.h);
-        // Finite entries stay finite, in base 2 and in units of products.
-        const float largest = -kLowest / 4 / fmaxf(1, fabsf(factor));
+        // Finite entries stay finite in base 2 and, which is why their limit depends on the scale,
+        // in units of products.
+        const float largest = -kLowest / 4 * fminf(1, fabsf(block.problem.scale) * kLog2E);
 #pragma unroll
         for (int n = lane; n < block.rows + kColumns; n += 32) {
             const int of_n = d + n * step;

@@ -23,8 +23,9 @@ class CumulativeBias(ShownByShapes):
     For keys after the query the sum is over p_i < t <= j.
 
     Args:
-        steps: (B or 1, H, n_key), floating point; the sums are computed in float64. For packed
-            sequences it is (1, H, total), and the sums restart from zero in each sequence.
+        steps: (B or 1, H, n_key), floating point; the sums are computed in float64. Steps saturate
+            at 2^20 and -2^20, so that -inf separates two documents. For packed sequences it is
+            (1, H, total), and the sums restart from zero in each sequence.
         gain: g, (B or 1, H, n_query), or (B or 1, H, n_key) of which the last n_query are used.
             None means 1.
         kernel: None for b = beta, "log1p_square" for b = -log(1 + beta^2).
