@@ -143,12 +143,12 @@ private:
         bool masked = false;
         for (int64_t i = queries.begin; i < queries.end; i += kStripRows) {
             const Range strip = {i, std::min(i + kStripRows, queries.end)};
-            if (coverage(visible_, strip, keys) == Coverage::full) {
+            const bool is_full = coverage(visible_, strip, keys) == Coverage::full;
+            if (is_full && !queries_.has_large())
                 block_.template add<false, kBiasGradient>(strip, queries.begin);
-            } else {
-                masked = true;
+            else
                 block_.template add<true, kBiasGradient>(strip, queries.begin);
-            }
+            masked |= !is_full;
         }
         return masked;
     }

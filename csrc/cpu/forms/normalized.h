@@ -58,8 +58,8 @@ public:
         BFA_INLINE Vector<Real> added_to(Vector<Real> s, int column) {
             const Vector<Real> x = gain_ * load(table_.values + column);
             if (__builtin_expect(any_outside<Real>(x, lower_, upper_), 0))
-                return s + in_base_2<Real>(across_segments(x));
-            return s + in_base_2<Real>(intercept_ + slope_ * x);
+                return s + across_segments(x);
+            return s + (intercept_ + slope_ * x);
         }
 
         BFA_INLINE void add_gradient(int column, Vector<Real> gradient) {
@@ -87,9 +87,9 @@ public:
             const Segments<Real>& f = bias_.segments_;
             segment_ = segment;
             lower_ = broadcast(f.lower(segment)), upper_ = broadcast(f.upper(segment));
-            slope_ = broadcast(slope(segment));
-            intercept_ = broadcast(limited(f.intercepts[segment], 1));
-            table_factor_ = gain_ * slope_;
+            slope_ = broadcast(slope(segment) * Real(kLog2e));
+            intercept_ = broadcast(limited(f.intercepts[segment], 1) * Real(kLog2e));
+            table_factor_ = gain_ * slope(segment);
         }
 
         // Returns the bias of a vector that is not within the current segment.
