@@ -113,6 +113,8 @@ void forward(const py::dict& values) {
     read_rows_problem(fields, problem);
     problem.o = fields.view("o");
     problem.lse = fields.view("lse");
+    problem.pivot = fields.view("pivot");
+    problem.log_sum = fields.view("log_sum");
     py::gil_scoped_release release;
     active_instruction_set().kernels(problem.element).forward(problem);
 }
@@ -122,7 +124,8 @@ void backward(const py::dict& values) {
     Backward problem;
     read_rows_problem(fields, problem);
     problem.o = fields.view("o");
-    problem.lse = fields.view("lse");
+    problem.pivot = fields.view("pivot");
+    problem.log_sum = fields.view("log_sum");
     problem.grad_o = fields.view("grad_o");
     problem.grad_lse = fields.view("grad_lse");
     problem.grad_q = fields.view("grad_q");

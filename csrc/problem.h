@@ -79,8 +79,9 @@ struct Problem {
 };
 
 struct Forward : Problem {
-    View o;    // element type
-    View lse;  // real, natural logarithm
+    View o;               // element type
+    View lse;             // real, natural logarithm
+    View pivot, log_sum;  // real: lse in base 2 is their sum
 };
 
 // Shortens the key ranges of a plan. v is not read.
@@ -93,8 +94,8 @@ struct Trim : Problem {
 };
 
 struct Backward : Problem {
-    View o, lse;            // the results of forward
-    View grad_o, grad_lse;  // element type; real
+    View o, pivot, log_sum;  // the results of forward
+    View grad_o, grad_lse;   // element type; real
     View grad_q, grad_k, grad_v;
 };
 

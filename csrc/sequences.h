@@ -47,12 +47,13 @@ static inline void select_rows(const Problem& whole, Problem& one, const Sequenc
 
 static inline void select_rows(const Forward& whole, Forward& one, const Sequence& rows) {
     select_rows(whole, static_cast<Problem&>(one), rows);
-    advance_views({&one.o, &one.lse}, rows.first_query);
+    advance_views({&one.o, &one.lse, &one.pivot, &one.log_sum}, rows.first_query);
 }
 
 static inline void select_rows(const Backward& whole, Backward& one, const Sequence& rows) {
     select_rows(whole, static_cast<Problem&>(one), rows);
-    advance_views({&one.o, &one.lse, &one.grad_o, &one.grad_lse, &one.grad_q}, rows.first_query);
+    advance_views({&one.o, &one.pivot, &one.log_sum, &one.grad_o, &one.grad_lse, &one.grad_q},
+                  rows.first_query);
     advance_views({&one.grad_k, &one.grad_v}, rows.first_key);
 }
 

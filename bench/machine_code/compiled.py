@@ -210,8 +210,8 @@ def attend(form: str, dtype: torch.dtype, head_dim: int, bias_gradient: bool) ->
         Geometry(longest, longest, causal, window, sequences),
     )
     problem = Problem(q, k, v, lowered, geometry, head_dim**-0.5, 0.0, "triton", plan)
-    o, lse = launch.forward(problem)
-    launch.backward(problem, o, lse, grad_o, lse, bias_gradient)
+    o, lse, *softmax = launch.forward(problem)
+    launch.backward(problem, o, *softmax, grad_o, lse, bias_gradient)
     if lowered.may_skip and sequences is None:
         everything = torch.empty(2, batch, heads, n // PLAN_QUERIES, dtype=torch.int32)
         launch.trim(replace(problem, plan=everything), lse, 1e-6, NEAR_KEYS, False)

@@ -9,7 +9,6 @@
 
 #include "../sequences.h"
 #include "block_products.h"
-#include "large_rows.h"
 #include "ordered_sum.h"
 #include "packed_table_gradient.h"
 
@@ -42,7 +41,6 @@ public:
           grad_keys_(arena.take<Real>(kept_tiles_ * kTile * head_columns_)),
           grad_values_(arena.take<Real>(kept_tiles_ * kTile * value_columns_)),
           queries_(arena, p_),
-          large_rows_(arena, problem),
           grad_queries_(arena.take<Real>(grad_query_elements())) {}
 
     int64_t form_sum_elements() const {
@@ -80,7 +78,6 @@ private:
     void begin_head(int64_t head) {
         head_ = head;
         queries_.begin_head(b_, head);
-        if (queries_.has_large()) large_rows_.resolve(p_, b_, head, queries_);
         std::memset(grad_queries_, 0, grad_query_elements() * sizeof(Real));
         bias_.begin_head(b_, head);
         visible_.begin_head(b_, head);
@@ -143,12 +140,12 @@ private:
         bool masked = false;
         for (int64_t i = queries.begin; i < queries.end; i += kStripRows) {
             const Range strip = {i, std::min(i + kStripRows, queries.end)};
-            const bool is_full = coverage(visible_, strip, keys) == Coverage::full;
-            if (is_full && !queries_.has_large())
+            if (coverage(visible_, strip, keys) == Coverage::full) {
                 block_.template add<false, kBiasGradient>(strip, queries.begin);
-            else
+            } else {
+                masked = true;
                 block_.template add<true, kBiasGradient>(strip, queries.begin);
-            masked |= !is_full;
+            }
         }
         return masked;
     }
@@ -172,7 +169,6 @@ private:
     Bias bias_;
     Real *grad_keys_, *grad_values_;
     Queries queries_;
-    LargeRows<Arithmetic, Bias> large_rows_;
     Real* grad_queries_;
 
     int64_t b_, kv_head_, head_;

@@ -10,8 +10,9 @@
 
 namespace bfa::BFA_KERNELS {
 
-// The rows of q and grad_o of one head, and numbers per query: lse_i in base 2, which is pivot_i +
-// log2 sum_i where it is large, and delta_i = grad_o_i . o_i - grad_lse_i.
+// The rows of q and grad_o of one head, and three numbers per query: the pivot and the log_sum
+// whose sum is lse_i in base 2, and delta_i = grad_o_i . o_i - grad_lse_i. Subtracting the pivot
+// from logits near it is exact. A rounded lse_i has an error that grows with its size.
 template <class Arithmetic>
 class HeadQueries {
     using Real = typename Arithmetic::Real;
@@ -34,36 +35,22 @@ public:
         queries_.pack(p_.element, p_.q.at(b, h), p_.q.row_stride, n, rows);
         grad_outputs_.pack(p_.element, p_.grad_o.at(b, h), p_.grad_o.row_stride, n, rows);
         all_finite_ = queries_.all_finite(rows) && grad_outputs_.all_finite(rows);
-        has_large_ = false;
         for (int64_t i = 0; i < n; ++i) {
-            const Real lse = p_.lse.at<Real>(b, h)[i];
-            // A query without visible keys has lse = -inf; +inf instead makes its P all 0.
-            pivots_[i] = lse == -kInfinity ? kInfinity : in_base_2<Real>(lse);
-            log_sums_[i] = 0;
-            has_large_ |= is_large(i);
-            delta_[i] = lse == -kInfinity ? 0
-                                          : dot_rows(p_.o.at(b, h, i), p_.grad_o.at(b, h, i)) -
-                                                p_.grad_lse.at<Real>(b, h)[i];
+            const Real log_sum = p_.log_sum.at<Real>(b, h)[i];
+            // A pivot of +inf makes all P of a query without weights 0.
+            const bool is_empty = log_sum == -kInfinity;
+            pivots_[i] = is_empty ? kInfinity : p_.pivot.at<Real>(b, h)[i];
+            log_sums_[i] = is_empty ? 0 : log_sum;
+            delta_[i] = is_empty ? 0
+                                 : dot_rows(p_.o.at(b, h, i), p_.grad_o.at(b, h, i)) -
+                                       p_.grad_lse.at<Real>(b, h)[i];
         }
     }
 
     const PackedRows<Arithmetic>& queries() const { return queries_; }
     const PackedRows<Arithmetic>& grad_outputs() const { return grad_outputs_; }
-
-    // lse_i in base 2 is pivot + log_sum.
     Real pivot(int64_t query) const { return pivots_[query]; }
     Real log_sum(int64_t query) const { return log_sums_[query]; }
-
-    // Whether the rounding error of lse_i, and the relative one of the weights, may exceed 2^-12.
-    bool is_large(int64_t query) const {
-        constexpr Real kLarge = Real(0x1p-12) / std::numeric_limits<Real>::epsilon();
-        return std::abs(pivots_[query]) > kLarge && std::isfinite(pivots_[query]);
-    }
-    bool has_large() const { return has_large_; }
-    void resolve(int64_t query, Real pivot, Real log_sum) {
-        pivots_[query] = pivot, log_sums_[query] = log_sum;
-    }
-
     Real delta(int64_t query) const { return delta_[query]; }
     bool all_finite() const { return all_finite_; }
 
@@ -81,7 +68,7 @@ private:
     Real* row_;
     PackedRows<Arithmetic> queries_, grad_outputs_;
     Real *pivots_, *log_sums_, *delta_;
-    bool all_finite_ = false, has_large_ = false;
+    bool all_finite_ = false;
 };
 
 // The rows of k and v of one tile, and both transposed. They are padded to `width` rows.

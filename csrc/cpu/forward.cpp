@@ -135,6 +135,8 @@ private:
             const int64_t row = query - block_.begin;
             softmax_.write_output(row, p_.element, p_.value_dim, p_.o.at(b_, h_, query));
             p_.lse.at<Real>(b_, h_)[query] = Real(softmax_.lse(row));
+            p_.pivot.at<Real>(b_, h_)[query] = softmax_.pivots[row];
+            p_.log_sum.at<Real>(b_, h_)[query] = Real(softmax_.log_sum(row));
         }
     }
 

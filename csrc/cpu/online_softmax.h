@@ -95,11 +95,11 @@ struct SoftmaxRows {
 
     Real sum(int64_t row) const { return reduce_sum<Real>(load(sums + row * kLane)); }
 
+    // Returns log2 l, or -inf for a row without weights.
+    double log_sum(int64_t row) const { return std::log2(double(sum(row))); }
+
     // Returns the natural logarithm of a row's sum of exponentials.
-    double lse(int64_t row) const {
-        const Real sum = this->sum(row);
-        return sum == 0 ? -kInfinity : (double(pivots[row]) + std::log2(double(sum))) * kLn2;
-    }
+    double lse(int64_t row) const { return (double(pivots[row]) + log_sum(row)) * kLn2; }
 
     // Writes o / l in the element type, or 0 where l = 0: o is then undefined.
     void write_output(int64_t row, Element element, int64_t value_dim, char* target) const {

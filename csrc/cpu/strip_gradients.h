@@ -38,8 +38,8 @@ public:
         return {grad_logit_rows_, kTile / kPair, 1};
     }
 
-    // Computes P and dS of a strip, and adds to the gradient of the bias. kMasked: whether pairs
-    // may be masked, or rows large. block_begin: the first query of the block.
+    // Computes P and dS of a strip, and adds to the gradient of the bias. block_begin: the first
+    // query of the block.
     template <bool kMasked, bool kBiasGradient>
     void add(Range strip, int64_t block_begin) {
         const int64_t block_row = strip.begin - block_begin;
@@ -89,9 +89,8 @@ private:
         bias_.with_row(query, [&](auto bias) {
 #pragma GCC unroll 4
             for (int c = 0; c < width; c += kLane) {
-                Vector<Real> logits = bias.added_to(load(weights + c) * scale, c) - pivot;
-                if (kMasked) logits -= log_sum;
-                Vector<Real> weight = exp2<Arithmetic::approximate_exp2>(logits);
+                const Vector<Real> logits = bias.added_to(load(weights + c) * scale, c);
+                Vector<Real> weight = exp2<Arithmetic::approximate_exp2>(logits - pivot - log_sum);
                 Vector<Real> grad_logit = weight * (load(grad_logits + c) - delta);
                 if (kMasked) {
                     weight = where_visible<Real>(visible, c, weight, Vector<Real>{});

@@ -18,10 +18,10 @@ __global__ void __launch_bounds__(256)
     for (int c = lane; c < params.value_dim; c += 32) sum += o[c].value() * grad_o[c].value();
     for (int n = 16; n > 0; n /= 2) sum += __shfl_xor_sync(~0u, sum, n);
     if (lane > 0) return;
-    const float lse = *params.lse.at(b, h, i);
-    const bool is_empty = lse == -kInfinity;
+    const float pivot = *params.pivot.at(b, h, i), log_sum = *params.log_sum.at(b, h, i);
+    const bool is_empty = log_sum == -kInfinity;
     *params.delta.at(b, h, i) = is_empty ? 0 : sum - *params.grad_lse.at(b, h, i);
-    const float in_base_2 = float(lse / kLn2), size = fabsf(in_base_2);
+    const float in_base_2 = pivot + log_sum, size = fabsf(in_base_2);
     // Where lse is rounded by more than 2^6, weights are lost, but finite.
     const float above = size > 0x1p28f ? in_base_2 + size * 0x1p-22f : in_base_2;
     *params.lse_in_base_2.at(b, h, i) = is_empty ? kInfinity : above;

@@ -302,6 +302,10 @@ private:
                    place);
         store_numbers(params_.lse.at(head.b, head.h, first), place, count,
                       [&](int r) { return softmax.lse(r); });
+        store_numbers(params_.pivot.at(head.b, head.h, first), place, count,
+                      [&](int r) { return softmax.pivot[r]; });
+        store_numbers(params_.log_sum.at(head.b, head.h, first), place, count,
+                      [&](int r) { return softmax.log_sum(r); });
     }
 
     const ForwardParams& params_;

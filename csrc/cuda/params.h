@@ -84,17 +84,18 @@ struct ForwardParams {
     TensorMap q, k, v;
     Problem problem;
     Bias bias;
-    Rows<void> o;       // (B, H, Nq, Dv), q's type
-    Rows<float> lse;    // (B, H, Nq), natural logarithm
-    int32_t value_dim;  // channels of o, a multiple of 8
-    int32_t programs;   // blocks of rows of all heads, which may exceed the grid
-    int32_t* tickets;   // how many of the programs beyond the grid have started; null if none
+    Rows<void> o;                // (B, H, Nq, Dv), q's type
+    Rows<float> lse;             // (B, H, Nq), natural logarithm
+    Rows<float> pivot, log_sum;  // (B, H, Nq): lse in base 2 is their sum
+    int32_t value_dim;           // channels of o, a multiple of 8
+    int32_t programs;            // blocks of rows of all heads, which may exceed the grid
+    int32_t* tickets;  // how many of the programs beyond the grid have started; null if none
 };
 
 // Of the kernel that prepares the backward pass.
 struct DeltaParams {
     Rows<const void> o, grad_o;  // (B, H, Nq, Dv)
-    Rows<const float> lse, grad_lse;
+    Rows<const float> pivot, log_sum, grad_lse;
     Rows<float> lse_in_base_2;  // (B, H, Nq); infinite for queries without keys
     Rows<float> delta;          // (B, H, Nq): dO . o - dlse
     int32_t batch, heads, rows, value_dim;

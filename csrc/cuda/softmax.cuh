@@ -65,10 +65,8 @@ struct Softmax {
     }
     // The factor of the outputs, 0 for rows without keys.
     __device__ float inverse(int r) const { return sum[r] == 0 ? 0 : 1 / sum[r]; }
-    __device__ float lse(int r) const {
-        const double natural = (double(pivot[r]) + log2f(sum[r])) * kLn2;
-        return sum[r] == 0 ? -kInfinity : float(natural);
-    }
+    __device__ float log_sum(int r) const { return log2f(sum[r]); }
+    __device__ float lse(int r) const { return float((double(pivot[r]) + log_sum(r)) * kLn2); }
 };
 
 template <int kCount>

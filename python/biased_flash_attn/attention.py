@@ -107,7 +107,8 @@ def attend(problem: Problem) -> tuple[Tensor, Tensor]:
         return backend.forward(problem)
     if not torch.compiler.is_compiling():
         check_derivatives(*problem.tensors())
-    return operators.forward(operators.planned(problem))
+    o, lse, *_ = operators.forward(operators.planned(problem))
+    return o, lse
 
 
 def complete(

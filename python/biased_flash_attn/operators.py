@@ -26,12 +26,12 @@ from .tracing import is_transformed
 
 _LIBRARY = torch.library.Library("biased_flash_attn", "FRAGMENT")
 
-_LIBRARY.define(f"forward({ATTENTION.schema}) -> (Tensor, Tensor)")
+_LIBRARY.define(f"forward({ATTENTION.schema}) -> (Tensor, Tensor, Tensor, Tensor)")
 # The gradients of the form's tensors are returned as a list. Their targets are those of
 # forms.gradients, or [] if they are not requested; those with a target other than OWN are empty.
 _LIBRARY.define(
-    "backward(Tensor o, Tensor lse, Tensor grad_o, Tensor grad_lse, int[] targets,"
-    f" {ATTENTION.schema}) -> (Tensor, Tensor, Tensor, Tensor[])"
+    "backward(Tensor o, Tensor pivot, Tensor log_sum, Tensor grad_o, Tensor grad_lse,"
+    f" int[] targets, {ATTENTION.schema}) -> (Tensor, Tensor, Tensor, Tensor[])"
 )
 _LIBRARY.define(f"plan({ATTENTION.schema}) -> Tensor")
 _LIBRARY.define(f"decode({DECODING.schema}) -> (Tensor, Tensor)")
@@ -44,9 +44,9 @@ _BELOW_AUTOGRAD = torch._C._AutoDispatchBelowAutograd
 _UNCHANGED = contextlib.nullcontext()
 
 
-def forward(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Returns o (B, H, Nq, Dv) in q's dtype, and lse (B, H, Nq) in float32, or float64 for
-    float64."""
+def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Returns o (B, H, Nq, Dv) in q's dtype; lse (B, H, Nq) in float32, or float64 for float64; and
+    pivot and log_sum like lse, which are for `backward`: their sum is lse in base 2."""
     arguments = ATTENTION.flat(problem)
     if torch.compiler.is_compiling() or is_transformed() or problem.needs_gradients:
         return _OPERATORS.forward.default(*arguments)
@@ -58,7 +58,8 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
 def backward(
     problem: Problem,
     o: Tensor,
-    lse: Tensor,
+    pivot: Tensor,
+    log_sum: Tensor,
     grad_o: Tensor,
     grad_lse: Tensor,
     form_gradient: bool,
@@ -66,7 +67,8 @@ def backward(
     """Returns the gradients of q, k, v and, with form_gradient, of the form's tensors."""
     targets = [OWN] * len(problem.form.tensors) if form_gradient else []
     arguments = ATTENTION.flat(problem)
-    return _OPERATORS.backward.default(o, lse, grad_o, grad_lse, targets, *arguments)
+    results = o, pivot, log_sum, grad_o, grad_lse
+    return _OPERATORS.backward.default(*results, targets, *arguments)
 
 
 def planned(problem: Problem) -> Problem:
@@ -98,18 +100,19 @@ def append(pages: Tensor, rows: Tensor, block_table: Tensor, lengths: Tensor, ba
 def _forward(*arguments):
     problem = ATTENTION.rebuilt(*arguments)
     if problem.is_empty:
-        return _without_keys(problem)
+        without_weights = (x.fill_(-torch.inf) for x in problem.empty_softmax())
+        return *_without_keys(problem), *without_weights
     return registry.get(problem.backend).forward(problem)
 
 
-def _backward(o, lse, grad_o, grad_lse, targets, *arguments):
+def _backward(o, pivot, log_sum, grad_o, grad_lse, targets, *arguments):
     problem = ATTENTION.rebuilt(*arguments)
     tensors = problem.form.tensors
     if problem.is_empty:
         *grad_inputs, grad_form = _without_pairs(problem, targets)
     else:
         *grad_inputs, grad_form = registry.get(problem.backend).backward(
-            problem, o, lse, grad_o, grad_lse, targets=targets
+            problem, o, pivot, log_sum, grad_o, grad_lse, targets=targets
         )
     for n, target in enumerate(targets):
         if target != OWN:
@@ -162,7 +165,7 @@ for _name, _implementation in {
 
 
 @torch.library.register_fake("biased_flash_attn::backward", lib=_LIBRARY)
-def _(o, lse, grad_o, grad_lse, targets, *arguments):
+def _(o, pivot, log_sum, grad_o, grad_lse, targets, *arguments):
     problem = ATTENTION.rebuilt(*arguments)
     grad_form = [
         x.new_empty(x.shape if target == OWN else 0)
@@ -181,7 +184,8 @@ def _(*arguments):
 
 @torch.library.register_fake("biased_flash_attn::forward", lib=_LIBRARY)
 def _(*arguments):
-    return ATTENTION.rebuilt(*arguments).empty_results()
+    problem = ATTENTION.rebuilt(*arguments)
+    return *problem.empty_results(), *problem.empty_softmax()
 
 
 @torch.library.register_fake("biased_flash_attn::decode", lib=_LIBRARY)
@@ -210,16 +214,17 @@ class _Attention(_InKernel):
 
     @staticmethod
     def forward(ctx, keyset, arguments, q, k, v, *form_tensors):
-        o, lse = _below_autograd(_OPERATORS.forward.default, keyset, arguments)
+        o, lse, *softmax = _below_autograd(_OPERATORS.forward.default, keyset, arguments)
         ctx.targets = from_tensors(arguments.form, form_tensors).gradient_targets(q, k)
         plan, rows = arguments.plan, arguments.rows
-        ctx.save_for_backward(o, lse, q, k, v, plan, rows, *form_tensors)
+        ctx.save_for_backward(o, *softmax, q, k, v, plan, rows, *form_tensors)
+        ctx.mark_non_differentiable(*softmax)
         ctx.settings = ATTENTION.settings(*arguments)
-        return o, lse
+        return o, lse, *softmax
 
     @staticmethod
-    def backward(ctx, grad_o, grad_lse):
-        o, lse, q, k, v, plan, rows, *form_tensors = ctx.saved_tensors
+    def backward(ctx, grad_o, grad_lse, *_):
+        o, pivot, log_sum, q, k, v, plan, rows, *form_tensors = ctx.saved_tensors
         _, _, _, _, _, *wanted = ctx.needs_input_grad
         targets = ctx.targets if any(wanted) else []
         arguments = ATTENTION.Named(
@@ -228,7 +233,7 @@ class _Attention(_InKernel):
         # The autograd implementation, which refuses second derivatives, takes 3 % of a short call.
         with _UNCHANGED if torch.is_grad_enabled() else _BELOW_AUTOGRAD():
             *grad_inputs, grad_form = _OPERATORS.backward.default(
-                o, lse, grad_o, grad_lse, targets, *arguments
+                o, pivot, log_sum, grad_o, grad_lse, targets, *arguments
             )
         grad_form = [
             x if wants and target == OWN else None

@@ -48,7 +48,8 @@ def test_opcheck_of_forward(bias):
 def test_opcheck_of_backward(bias, form_gradient):
     problem, call = call_of(Case(bias, lengths=(9, 21), heads=(4, 2)))
     targets = own_targets(call) if form_gradient else []
-    results = *operators.forward(call), problem.grad_o, problem.grad_lse, targets
+    o, _, *softmax = operators.forward(call)
+    results = o, *softmax, problem.grad_o, problem.grad_lse, targets
     torch.library.opcheck(OPERATORS.backward.default, (*results, *ATTENTION.flat(call)))
 
 
@@ -59,7 +60,8 @@ def test_opcheck_with_sequences(bias):
     sequences = Sequences.from_offsets(*case.offsets(), case.lengths, (None, None))
     call = prepared_call(problem, tolerance=0.0, sequences=sequences).detached()
     torch.library.opcheck(OPERATORS.forward.default, ATTENTION.flat(with_leaves(call)))
-    results = *operators.forward(call), problem.grad_o, problem.grad_lse, own_targets(call)
+    o, _, *softmax = operators.forward(call)
+    results = o, *softmax, problem.grad_o, problem.grad_lse, own_targets(call)
     torch.library.opcheck(OPERATORS.backward.default, (*results, *ATTENTION.flat(call)))
     if bias != "none":
         torch.library.opcheck(OPERATORS.plan.default, ATTENTION.flat(call))

@@ -61,6 +61,17 @@ def test_a_row_of_the_lowest_number_averages_v(causal, drawn_dtype, backend, att
         assert (lse[:, :, 30:41] < -2e38).all()
 
 
+@pytest.mark.parametrize("value", [0.0, 30.0, -1e4, 1e9, torch.finfo(torch.float32).min])
+def test_weights_of_a_row_sum_to_1_in_the_backward_pass(value):
+    """However large lse is: it is not rounded to one float32 number between the passes."""
+    q, k = 3 * torch.randn(1, 4, 1, 32), 6 * torch.randn(1, 4, 130, 32)
+    v = torch.randn(1, 4, 130, 8, requires_grad=True)
+    o = biased_flash_attn(q, k, v, biases.DenseBias(torch.full((1, 130), value)))
+    (grad_v,) = torch.autograd.grad(o.sum(), v)
+    # Each weight has the error of exp2, that of log2 of the sum, and a rounding.
+    assert ((grad_v.double().sum(2) - 1).abs() < 2**-21).all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @BOTH_MASKS
 def test_gradients_of_low_rows_are_those_of_their_weights(causal, dtype):

@@ -18,7 +18,6 @@ import triton.language as tl
 from ..operands import Strided
 from ..primitives import (
     INFINITY,
-    LOG2E,
     along,
     dot,
     load_keys,
@@ -70,7 +69,8 @@ class PairGradients(NamedTuple):
 def attn_bwd_delta_kernel(
     o,
     grad_o,
-    lse,
+    pivot,
+    log_sum,
     grad_lse,
     lse_in_base_2,
     delta,
@@ -79,7 +79,7 @@ def attn_bwd_delta_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
-    """Writes lse / ln 2 and D_i = grad_o_i . o_i - grad_lse_i, interleaved with the gain of the
+    """Writes lse in base 2 and D_i = grad_o_i . o_i - grad_lse_i, interleaved with the gain of the
     query if the bias has gains.
 
     Queries without visible keys get lse = inf, so that their P is 0, and D = 0.
@@ -92,11 +92,12 @@ def attn_bwd_delta_kernel(
     tile_o = load_tile(o, b, h, first, problem.n_query, problem.value_dim, BLOCK_M, BLOCK_DV)
     tile_do = load_tile(grad_o, b, h, first, problem.n_query, problem.value_dim, BLOCK_M, BLOCK_DV)
     # [BLOCK_M]
-    values = tl.load(row_address(lse, b, h, 0) + i, exists, other=-INFINITY)
+    pivots = tl.load(row_address(pivot, b, h, 0) + i, exists, other=0.0)
+    log_sums = tl.load(row_address(log_sum, b, h, 0) + i, exists, other=-INFINITY)
     cotangents = tl.load(row_address(grad_lse, b, h, 0) + i, exists, other=0.0)
-    empty = values == -INFINITY
+    empty = log_sums == -INFINITY
     d = tl.sum(tile_o.to(tl.float32) * tile_do.to(tl.float32), 1) - cotangents
-    values = (values.to(tl.float64) * LOG2E).to(tl.float32)
+    values = pivots + log_sums
     # Where lse is rounded by more than 2^6, weights are lost, but finite.
     size = tl.abs(values)
     values += tl.where(size > 2**28, size * 2**-22, 0.0)

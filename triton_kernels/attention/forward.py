@@ -110,6 +110,8 @@ def attend(
     v,
     o,
     lse,
+    pivot,
+    log_sum,
     head,
     first,
     BLOCK_M: tl.constexpr,
@@ -136,10 +138,12 @@ def attend(
     l = tl.where(has_keys, softmax.l, 1.0)
     normalized = softmax.acc / l[:, None]
     store_tile(o, head.b, head.h, first, n_query, normalized, head.problem.value_dim)
-    values = (softmax.m.to(tl.float64) + tl.log2(l)) * LN2
-    values = tl.where(has_keys, values, -INFINITY).to(tl.float32)
+    log_sums = tl.where(has_keys, tl.log2(l), -INFINITY)
+    values = ((softmax.m.to(tl.float64) + log_sums) * LN2).to(tl.float32)
     i = first + tl.arange(0, BLOCK_M)
     tl.store(row_address(lse, head.b, head.h, 0) + i, values, i < n_query)
+    tl.store(row_address(pivot, head.b, head.h, 0) + i, softmax.m, i < n_query)
+    tl.store(row_address(log_sum, head.b, head.h, 0) + i, log_sums, i < n_query)
 
 
 @triton.jit
@@ -149,6 +153,8 @@ def attn_fwd_kernel(
     v,
     o,
     lse,
+    pivot,
+    log_sum,
     bias,
     problem,
     BLOCK_M: tl.constexpr,
@@ -171,6 +177,8 @@ def attn_fwd_kernel(
         sequence_keys(v, problem, b),
         sequence_queries(o, problem, b),
         sequence_queries(lse, problem, b),
+        sequence_queries(pivot, problem, b),
+        sequence_queries(log_sum, problem, b),
         Head(
             SequenceBias(bias, per_token_operands(bias, problem, b)),
             SequenceProblem(problem, sequence_lengths(problem, b)),

@@ -31,11 +31,11 @@ from .table_gradient import table_gradient
 
 
 @on_its_device
-def forward(problem: calls.Problem) -> tuple[Tensor, Tensor]:
-    """Returns o (B, H, Nq, Dv) in q's dtype and lse (B, H, Nq) in float32."""
+def forward(problem: calls.Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Returns o (B, H, Nq, Dv) in q's dtype, and lse, pivot and log_sum (B, H, Nq) in float32."""
     q, k, v = problem.q, problem.k, problem.v
-    o, lse = problem.empty_results()
-    tensors = [strided(x) for x in (q, k, v, o, lse)]
+    results = *problem.empty_results(), *problem.empty_softmax()
+    tensors = [strided(x) for x in (q, k, v, *results)]
     configured = configure("forward", problem, (*tensors[1:3], problem.geometry.n_key))
     block_m = configured.config.block_m
     own = _kernel_problem(problem, configured, plans.for_queries(problem, block_m))
@@ -43,14 +43,15 @@ def forward(problem: calls.Problem) -> tuple[Tensor, Tensor]:
     bias = with_factors(bias, own, configured, problem.sequences)
     grid = problem.batch * q.shape[1], triton.cdiv(own.n_query, block_m)
     start(attn_fwd_kernel, grid, configured.config)(*tensors, bias, own, **configured.blocks)
-    return o, lse
+    return results
 
 
 @on_its_device
 def backward(
     problem: calls.Problem,
     o: Tensor,
-    lse: Tensor,
+    pivot: Tensor,
+    log_sum: Tensor,
     grad_o: Tensor,
     grad_lse: Tensor,
     form_gradient: bool,
@@ -63,9 +64,11 @@ def backward(
     kernels = kernels_of(problem)
     bias = kernels.bias(form.tensors, q.dtype)
     # Gains are interleaved with D, so that one load reads both.
-    delta = torch.empty_like(lse) if bias.gain is None else lse.new_empty((*lse.shape, 2))
-    statistics = torch.empty_like(lse), delta
-    _delta(problem, bias.gain, o, grad_o, lse, grad_lse.contiguous(), *statistics)
+    lse_in_base_2 = torch.empty_like(pivot)
+    delta = pivot.new_empty(pivot.shape if bias.gain is None else (*pivot.shape, 2))
+    statistics = lse_in_base_2, delta
+    softmax = pivot.contiguous(), log_sum.contiguous(), grad_lse.contiguous()
+    _delta(problem, bias.gain, o, grad_o, *softmax, *statistics)
     given = (q, k, v, grad_o, *statistics)
 
     grad_q, grad_k, grad_v = problem.empty_gradients()
@@ -97,7 +100,7 @@ def backward(
     grid = problem.batch * k.shape[1], triton.cdiv(own.n_key, block_n)
     start(attn_bwd_dkv_kernel, grid, configured.config)(
         *map(strided, (*given, grad_k, grad_v, gathered.grad_keys)),
-        with_factors(bias, own, configured, problem.sequences, statistics[0]),
+        with_factors(bias, own, configured, problem.sequences, lse_in_base_2),
         own,
         **configured.blocks,
         BIAS_GRADIENT=trained,

@@ -44,13 +44,15 @@ class Normalized::Tile : public TileDefaults {
     };
 
 public:
+    // kLimited: whether the factors of products are limited, so that these are finite.
+    template <bool kLimited>
     class Row {
     public:
         Row(const Tile& bias, int64_t query, Real gain)
             : bias_(bias),
               table_(bias.table_.row(query)),
               gain_(broadcast(limited(gain, bias.largest_))),
-              largest_(std::max(1.0, std::abs(double(gain_[0])) * bias.largest_)),
+              largest_(kLimited ? std::max(1.0, std::abs(double(gain_[0])) * bias.largest_) : 1),
               nearest_(&bias.nearest_[query]) {
             enter(*nearest_);
         }
@@ -81,6 +83,10 @@ public:
         BFA_INLINE Vector<Real> gain_gradient() const { return gain_gradient_; }
 
     private:
+        // See math.h.
+        static BFA_INLINE Real limited(Real factor, double largest) {
+            return kLimited ? BFA_KERNELS::limited(factor, largest) : factor;
+        }
         Real slope(int segment) const { return limited(bias_.segments_.slopes[segment], largest_); }
 
         void enter(int segment) {
@@ -158,9 +164,10 @@ public:
 
     void begin_head(int64_t b, int64_t h) {
         table_.begin_head(b, h, [](Real value) { return value; });
-        largest_ = std::max(1.0, double(table_.largest()));
         segments_ = segments<Real>(problem_, b, h);
         gain_ = problem_.form_tensors[kGains].at<Real>(b, h);
+        largest_ = std::max(1.0, double(table_.largest()));
+        has_limits_ = may_be_infinite();
         std::fill_n(nearest_, problem_.n_query, 0);
         if (!sums_) return;
         std::fill_n(sums_, segments_.count, Sums{});
@@ -174,13 +181,16 @@ public:
 
     template <class Function>
     BFA_INLINE void with_row(int64_t query, Function function) const {
-        function(Row(*this, query, gain_[query]));
+        has_limits_ ? function(Row<true>(*this, query, gain_[query]))
+                    : function(Row<false>(*this, query, gain_[query]));
     }
 
-    BFA_INLINE void add_gradient(Row& row, int column, Vector<Real> gradient) {
+    template <bool kLimited>
+    BFA_INLINE void add_gradient(Row<kLimited>& row, int column, Vector<Real> gradient) {
         row.add_gradient(column, gradient);
     }
-    BFA_INLINE void end_row(Row& row, int r) {
+    template <bool kLimited>
+    BFA_INLINE void end_row(Row<kLimited>& row, int r) {
         row.leave();
         store(row_gain_gradients_ + r * kLane, row.gain_gradient());
     }
@@ -210,6 +220,22 @@ public:
     }
 
 private:
+    // Whether a value of the function of finite numbers may be infinite, which is rare.
+    bool may_be_infinite() const {
+        const double x = std::max(1.0, largest(gain_, problem_.n_query) * largest_),
+                     slope = std::max(1.0, largest(segments_.slopes, segments_.count));
+        return !(x * slope < 0x1p100 && largest(segments_.intercepts, segments_.count) < 0x1p100);
+    }
+
+    // Returns the largest absolute value, or NaN if there is a NaN.
+    static double largest(const Real* x, int64_t n) {
+        Magnitudes<Real> magnitudes{};
+        int64_t i = 0;
+        for (; i + kLane <= n; i += kLane) magnitudes.add(load(x + i));
+        for (; i < n; ++i) magnitudes.add(broadcast(x[i]));
+        return magnitudes.reduce();
+    }
+
     BFA_INLINE void add(int segment, Vector<Real> gradient, Vector<Real> gradient_x) const {
         sums_[segment].gradient += gradient;
         sums_[segment].gradient_x += gradient_x;
@@ -225,7 +251,8 @@ private:
     Real* row_gain_gradients_;  // one vector per row
     double *slope_gradients_, *intercept_gradients_, *gain_gradients_;
     const Real* gain_ = nullptr;
-    double largest_ = 1;                                 // bound of the table, at least 1
+    double largest_ = 1;       // bound of the table, at least 1
+    bool has_limits_ = false;  // whether products of finite numbers may be infinite
     mutable int first_segment_ = 0, last_segment_ = -1;  // the range of segments with sums
 };
 

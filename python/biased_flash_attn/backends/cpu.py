@@ -67,16 +67,18 @@ class Cpu:
             return f"needs tensors on the CPU; q is on {problem.q.device}"
         return f"is not available: {_MISSING}" if _MISSING else ""
 
-    def forward(self, problem: Problem) -> tuple[Tensor, Tensor]:
-        o, lse = problem.empty_results()
-        _call(_C.forward, problem, o=_described(o), lse=_described(lse))
-        return o, lse
+    def forward(self, problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        results = *problem.empty_results(), *problem.empty_softmax()
+        o, lse, pivot, log_sum = map(_described, results)
+        _call(_C.forward, problem, o=o, lse=lse, pivot=pivot, log_sum=log_sum)
+        return results
 
     def backward(
         self,
         problem: Problem,
         o: Tensor,
-        lse: Tensor,
+        pivot: Tensor,
+        log_sum: Tensor,
         grad_o: Tensor,
         grad_lse: Tensor,
         *,
@@ -92,7 +94,8 @@ class Cpu:
             _C.backward,
             problem,
             o=_described(o),
-            lse=_described(lse),
+            pivot=_described(pivot),
+            log_sum=_described(log_sum),
             grad_o=_described(grad_o),
             grad_lse=_described(grad_lse),
             grad_q=_described(grad_q),

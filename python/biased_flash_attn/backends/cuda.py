@@ -58,7 +58,7 @@ class Cuda:
                 return f"needs a head_dim that is a multiple of 8; {name} has {x.shape[3]}"
         return ""
 
-    def forward(self, problem: Problem) -> tuple[Tensor, Tensor]:
+    def forward(self, problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return forward(self.launcher, problem)
 
     def backward(

@@ -74,11 +74,16 @@ class KernelBackend(Backend, Protocol):
     """A backend that runs as an opaque operator, and computes only the tiles of a problem's plan.
     Its problems have at least one sequence, query and key."""
 
+    def forward(self, problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Also returns pivot and log_sum, like lse: their sum is lse in base 2, as precise as
+        `backward` needs it. A query without weights has log_sum = -inf."""
+
     def backward(
         self,
         problem: Problem,
         o: Tensor,
-        lse: Tensor,
+        pivot: Tensor,
+        log_sum: Tensor,
         grad_o: Tensor,
         grad_lse: Tensor,
         *,
@@ -91,7 +96,7 @@ class KernelBackend(Backend, Protocol):
         requested. The list has None for gradients that have been added to those of q or k, which
         needs less memory.
 
-        o and lse are the results of `forward` for the same problem, or for a problem with
+        o, pivot and log_sum are results of `forward` for the same problem, or for a problem with
         additional keys. grad_o and grad_lse have their shapes, and any strides.
         """
 

@@ -46,7 +46,7 @@ class Triton:
             return f"needs tensors on {self.device_type}; q is on {q.device}"
         return too_wide(problem) or self.kernels.unsupported(q.device)
 
-    def forward(self, problem: Problem) -> tuple[Tensor, Tensor]:
+    def forward(self, problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.kernels.forward(problem)
 
     def backward(

@@ -13,10 +13,10 @@ from .parameters import ForwardParams, Rows
 from .variants import GROUP_M, Variant
 
 
-def forward(launcher: Launcher, problem: calls.Problem) -> tuple[Tensor, Tensor]:
-    """Returns o (B, H, Nq, Dv) in q's dtype and lse (B, H, Nq) in float32."""
+def forward(launcher: Launcher, problem: calls.Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Returns o (B, H, Nq, Dv) in q's dtype, and lse, pivot and log_sum (B, H, Nq) in float32."""
     q, k, v = (addressable(x) for x in (problem.q, problem.k, problem.v))
-    o, lse = problem.empty_results()
+    results = *problem.empty_results(), *problem.empty_softmax()
     shared = Shared.of(problem)
     variant = Variant(*shared.arguments)
     order = None if problem.plan is None else schedule.for_queries(problem, variant.block_m)
@@ -29,7 +29,7 @@ def forward(launcher: Launcher, problem: calls.Problem) -> tuple[Tensor, Tensor]
         *(launcher.tensor_map(x, variant.tile.block_n) for x in (k, v)),
         fields,
         shared.bias,
-        *(Rows.of(o), Rows.of(lse), v.shape[3], programs, address(tickets)),
+        *(*map(Rows.of, results), v.shape[3], programs, address(tickets)),
     )
-    launcher.launch(variant, grid, params, shared.tensors(q, k, v, o, lse, order, tickets))
-    return o, lse
+    launcher.launch(variant, grid, params, shared.tensors(q, k, v, *results, order, tickets))
+    return results

@@ -61,7 +61,7 @@ class ForwardParams(ctypes.Structure):
         ("problem", Problem),
         ("bias", Bias),
         ("o", Rows),
-        ("lse", Rows),
+        *[(name, Rows) for name in ("lse", "pivot", "log_sum")],
         ("value_dim", c_int32),
         ("programs", c_int32),
         ("tickets", c_void_p),
@@ -70,7 +70,8 @@ class ForwardParams(ctypes.Structure):
 
 class DeltaParams(ctypes.Structure):
     _fields_ = (
-        *[(name, Rows) for name in ("o", "grad_o", "lse", "grad_lse", "lse_in_base_2", "delta")],
+        *[(name, Rows) for name in ("o", "grad_o", "pivot", "log_sum", "grad_lse")],
+        *[(name, Rows) for name in ("lse_in_base_2", "delta")],
         *[(name, c_int32) for name in ("batch", "heads", "rows", "value_dim")],
     )
 

@@ -7,6 +7,8 @@ way, and returns the gradients of keys to their owning rank.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -33,22 +35,24 @@ class RingAttention(torch.autograd.Function):
         partition = Partition(q, k, v, from_tensors(settings.form, form_tensors), settings, ring)
         merged = MergedOutput(partition)
         plans = merged.add_own_chunks()
-        needed = exchange_requests(partition, merged.lse.clone())
+        needed = exchange_requests(partition, merged.lse)
         merged.add_other_chunks(needed)
         o, lse = merged.o.to(q.dtype), merged.lse
+        softmax = merged.pivot, merged.log_sum
         ctx.settings, ctx.ring, ctx.needed, ctx.plans = settings, ring, needed, plans
-        ctx.save_for_backward(o, lse, q, k, v, *form_tensors)
+        ctx.save_for_backward(o, *softmax, q, k, v, *form_tensors)
         return o, lse
 
     @staticmethod
     def backward(ctx, grad_o, grad_lse):
-        o, lse, *tensors = ctx.saved_tensors
+        o, pivot, log_sum, *tensors = ctx.saved_tensors
         q, k, v, *form_tensors = tensors
         wanted = ctx.needs_input_grad[5:]
         with torch.no_grad():
             form = from_tensors(ctx.settings.form, form_tensors)
             partition = Partition(q, k, v, form, ctx.settings, ctx.ring)
-            gradients = Gradients(partition, grad_o, grad_lse, o, lse, any(wanted))
+            results = o, pivot, log_sum, grad_o, grad_lse
+            gradients = Gradients(partition, results, any(wanted))
             gradients.add_own_chunks(ctx.plans)
             gradients.add_other_chunks(ctx.needed)
             grad_inputs = gradients.input_gradients(wanted)
@@ -73,14 +77,20 @@ class Constant(torch.autograd.Function):
 
 
 class MergedOutput:
-    """Accumulates o (B, H, 2n, Dv) and lse (B, H, 2n) over the keys so far, in at least float32."""
+    """Accumulates o (B, H, 2n, Dv) and lse (B, H, 2n) over the keys so far, in at least float32.
+    pivot and log_sum are those of a `KernelBackend`."""
 
     def __init__(self, partition: Partition):
         q, v = partition.q, partition.keys.v
         real = torch.promote_types(q.dtype, torch.float32)
         self.partition = partition
         self.o = q.new_zeros((*q.shape[:3], v.shape[3]), dtype=real)
-        self.lse = q.new_full(q.shape[:3], -torch.inf, dtype=real)
+        self.pivot = q.new_full(q.shape[:3], -torch.inf, dtype=real)
+        self.log_sum = self.pivot.clone()
+
+    @property
+    def lse(self) -> Tensor:
+        return ((self.pivot.double() + self.log_sum) * math.log(2)).to(self.pivot.dtype)
 
     def add_own_chunks(self) -> dict[Pair, Tensor | None]:
         """Adds the attention of each chunk to itself, and returns the plans that were used."""
@@ -101,12 +111,16 @@ class MergedOutput:
         return operators.planned(problem).plan
 
     def _add(self, pair: Pair, keys: Keys, plan: Tensor | None) -> None:
-        new_o, new_lse = operators.forward(self.partition.problem(pair, keys, plan))
+        new_o, _, *new = operators.forward(self.partition.problem(pair, keys, plan))
         at = self.partition.keys.rows.of(pair.query_chunk)
-        o, lse = self.o[:, :, at], self.lse[..., at]
-        both = torch.logaddexp(lse, new_lse)
-        kept, added = (
-            torch.where(x == -torch.inf, 0, (x - both).exp())[..., None] for x in (lse, new_lse)
-        )
+        o, pivot, log_sum = self.o[:, :, at], self.pivot[..., at], self.log_sum[..., at]
+        highest = torch.maximum(pivot, new[0])
+        sums = [
+            torch.where(own_sum == -torch.inf, own_sum, own - highest + own_sum)
+            for own, own_sum in ((pivot, log_sum), new)
+        ]
+        both = torch.logaddexp2(*sums)
+        kept, added = (torch.where(x == -torch.inf, 0, (x - both).exp2())[..., None] for x in sums)
         o.mul_(kept).add_(new_o * added)
-        lse.copy_(both)
+        pivot.copy_(highest)
+        log_sum.copy_(both)

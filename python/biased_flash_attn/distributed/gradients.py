@@ -37,14 +37,16 @@ class KeyGradients:
 class Gradients:
     """Accumulates the gradients of this rank's tensors and, if trained, of the form's tensors.
 
-    o and lse are the results over all keys, so that each pair of chunks contributes to the
-    gradients independently of the others (DESIGN.md, "Gradients").
+    results: o, pivot, log_sum, grad_o and grad_lse. The first three are those over all keys, so
+    that each pair of chunks contributes to the gradients independently of the others (DESIGN.md,
+    "Gradients").
     """
 
-    def __init__(self, partition: Partition, grad_o, grad_lse, o, lse, trained: bool):
+    def __init__(self, partition: Partition, results: tuple[Tensor, ...], trained: bool):
         self.partition, self.trained = partition, trained
-        self.results = o, lse, grad_o, grad_lse
-        self.grad_q = torch.zeros_like(partition.q, dtype=lse.dtype)
+        self.results = results
+        real = torch.promote_types(partition.q.dtype, torch.float32)
+        self.grad_q = torch.zeros_like(partition.q, dtype=real)
         self.key_gradients = KeyGradients(partition.keys)
         self.grad_form = [torch.zeros_like(x) for x in partition.form.tensors]
 
