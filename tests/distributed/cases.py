@@ -39,7 +39,7 @@ def everything(seed: str) -> dict:
     found = {"exact": {str(case): caught(check_exact, case, seed) for case in cases}}
     of_two = (
         *(skipped, layouts, sums_of_large_steps, repeated_calls),
-        *(counted, autocast, with_fsdp, custom_biases),
+        *(counted, autocast, with_fsdp, custom_biases, weights_of_a_large_bias),
     )
     more = {2: of_two, 4: (dropped, with_tensor_parallelism)}
     return found | {f.__name__: f(seed) for f in more[dist.get_world_size()]}
@@ -132,6 +132,16 @@ def sums_of_large_steps(seed: str) -> list[float]:
     of_sums = unshard(sums, 2)[0, 0, :-1] - torch.arange(1, n)
     of_gradient = unshard(gradient, 2)[0, 0, 1:] - torch.arange(n - 1, 0, -1)
     return [x.abs().max().item() for x in (of_sums, of_gradient)]
+
+
+def weights_of_a_large_bias(seed: str) -> float:
+    """The error of the sum of a query's weights in the backward pass, on average."""
+    torch.manual_seed(int(seed))
+    q, k, v = (shard(x, 2).requires_grad_() for x in torch.randn(3, 1, 2, 64, 8))
+    bias = biases.DistanceBias.from_function(lambda d: 0 * d - 1e30, 2)
+    o = context_parallel_attention(q, k, v, bias)
+    (grad_v,) = torch.autograd.grad(o.sum(), v)
+    return (unshard(grad_v, 2).double().mean(2) - 1).abs().max().item()
 
 
 def repeated_calls(seed: str) -> dict:

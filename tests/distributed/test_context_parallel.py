@@ -71,6 +71,11 @@ def test_sums_before_large_steps_are_exact(results_of):
         assert of_rank["sums_of_large_steps"] == [0, 0]
 
 
+def test_weights_of_a_large_bias_sum_to_1(results_of):
+    for of_rank in results_of(2):
+        assert of_rank["weights_of_a_large_bias"] < 2**-20
+
+
 def test_compilation_and_second_calls_do_not_change_results(results_of):
     for of_rank in results_of(2):
         assert of_rank["repeated_calls"]["differences"] == [0, 0]
