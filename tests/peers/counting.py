@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 from typing import Protocol, TypeVar
@@ -29,15 +30,21 @@ def count(cases: Iterable[Case]) -> tuple[int, dict[str, int]]:
     return served, dict(reasons)
 
 
-def sampled(cases: Iterable[Described], seed: str, alone: str) -> list[Described]:
+def sampled(
+    cases: Iterable[Described], seed: str, alone: str, among: int | None = None
+) -> list[Described]:
     """Few of the served cases that contain every pair of values that occurs.
 
     alone: the field with too many values for pairs, each of which occurs once.
+    among: how many cases are drawn first if there are too many to find their pairs.
     """
+    served = [case for case in cases if not case.refused]
+    if among is not None:
+        served = random.Random(seed).sample(served, min(among, len(served)))
 
     def pairs(case: Described) -> Iterator[Hashable]:
         fields = vars(case).copy()
         yield fields.pop(alone)
         yield from itertools.combinations(fields.items(), 2)
 
-    return covering([case for case in cases if not case.refused], pairs, seed)
+    return covering(served, pairs, seed)

@@ -19,13 +19,14 @@ BEGIN, END = "<!-- Written by tests/peers/documents.py -->", "<!-- End -->"
 def rows() -> Iterator[tuple[str, ...]]:
     """A peer, its tests, the numbers of all cases and of served ones, and why others are refused.
 
-    Each test module of this folder describes one peer: PEER has its name and its tests, and CASES
-    the cases.
+    Each test module of this folder describes one peer, or some tests of one: PEER has its name and
+    its tests, and CASES the cases.
     """
     yield "peer", "its tests", "cases", "served", "refused, and why"
     yield ("---", "---", "--:", "--:", "---")
-    for path in sorted(FOLDER.glob("test_*.py")):
-        module = importlib.import_module(f".{path.stem}", __package__)
+    names = (f".{path.stem}" for path in FOLDER.glob("test_*.py"))
+    modules = [importlib.import_module(name, __package__) for name in names]
+    for module in sorted(modules, key=lambda module: module.PEER[0].lower()):
         (name, tests), (served, reasons) = module.PEER, count(module.CASES)
         refused = "; ".join(f"{n}: {reason}" for reason, n in sorted(reasons.items()))
         yield name, f"`{tests}`", str(len(module.CASES)), str(served), refused or "none"

@@ -45,9 +45,13 @@ def assert_within(
     atol: float,
     rtol: float = 0.0,
     gradients: bool = True,
+    of_gradients: tuple[float, float] | None = None,
 ) -> None:
     """The largest error of the output and of each gradient is at most factor times that of naive
-    arithmetic in the dtype of the inputs, plus atol, plus rtol times the largest value."""
+    arithmetic in the dtype of the inputs, plus atol, plus rtol times the largest value.
+
+    of_gradients: the factor and atol of gradients, if they are others.
+    """
     exactly = [x.double() for x in inputs]
     outputs, cotangent = [], None
     for function, given in ((ours, inputs), (naive, exactly), (naive, inputs)):
@@ -64,5 +68,6 @@ def assert_within(
         assert actual.shape == exact.shape, f"{what}: shape {actual.shape}, not {exact.shape}"
         assert actual.isfinite().all(), f"{what}: not finite"
         error, allowed = ((x - exact).abs().amax().item() for x in (actual, rounded))
-        bound = factor * allowed + atol + rtol * exact.abs().amax().item()
+        times, plus = (factor, atol) if n == 0 or of_gradients is None else of_gradients
+        bound = times * allowed + plus + rtol * exact.abs().amax().item()
         assert error <= bound, f"{what}: error {error:.3g}, allowed {bound:.3g}"

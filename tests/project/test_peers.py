@@ -39,3 +39,9 @@ def test_samples_contain_every_pair():
     assert len({(case.causal, case.heads) for case in sample}) == 4
     assert {case.length for case in sample} == set(range(5))
     assert len(sample) < 10
+
+
+def test_samples_of_many_cases_contain_every_pair():
+    many = [Case(n, c, h) for n in range(1000) for c in (False, True) for h in range(5)]
+    sample = sampled(many, "seed", alone="length", among=200)
+    assert len({(case.causal, case.heads) for case in sample}) == 10
