@@ -15,8 +15,18 @@ from torch import Tensor
 from .counting import sampled
 
 FILE = "tests/test_flash_attn.py"
+# Naive attention in half precision is slow for more pairs of a query and a key.
+FEW_PAIRS = 70_000
 BOTH = [False, True]
 DTYPES = [torch.float16, torch.bfloat16]
+OPTIONS = {
+    "dropout_p": [0.0, 0.17],
+    "causal": BOTH,
+    "local": BOTH,
+    "alibi": BOTH,
+    "deterministic": BOTH,
+    "dtype": DTYPES,
+}
 # Fewer than the original's 4 to 12: the numbers of heads of queries and of keys.
 HEADS = {"mha": (3, 3), "gqa": (6, 3), "mqa": (3, 1)}
 
@@ -55,6 +65,10 @@ class Case:
     @property
     def refused(self) -> str:
         return "dropout" if self.dropout_p else "capped logits" if self.softcap else ""
+
+    @property
+    def pairs(self) -> int:
+        return self.lengths[0] * self.lengths[1]
 
     @property
     def own(self) -> dict:
@@ -100,6 +114,11 @@ def samples(cases: Iterable[Described]) -> list[Described]:
 def swapped(lengths: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """The lengths, and those with queries and keys exchanged."""
     return lengths + [(m, n) for n, m in lengths]
+
+
+def page_table(batch: int, columns: int) -> Tensor:
+    """The pages of each sequence, three times as many columns of them as are needed."""
+    return torch.randperm(3 * batch * columns, dtype=torch.int32).view(batch, -1)
 
 
 def naive(q: Tensor, k: Tensor, v: Tensor, causal: bool, window_size, alibi_slopes) -> Tensor:

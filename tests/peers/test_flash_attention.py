@@ -12,19 +12,20 @@ from biased_flash_attn.compat import (
     flash_attn_qkvpacked_func,
 )
 
-from .flash_attention import BOTH, DTYPES, FILE, Case, Rule, naive, products, samples
+from .flash_attention import (
+    FEW_PAIRS,
+    FILE,
+    OPTIONS,
+    Case,
+    Rule,
+    naive,
+    products,
+    samples,
+)
 from .oracle import assert_within
 
 PEER = ("flash-attn", FILE)
 BATCH = 2  # of the original's 4
-OPTIONS = {
-    "dropout_p": [0.0, 0.17],
-    "causal": BOTH,
-    "local": BOTH,
-    "alibi": BOTH,
-    "deterministic": BOTH,
-    "dtype": DTYPES,
-}
 PACKED = OPTIONS | {
     "lengths": [(n, n) for n in (97, 128, 200, 384, 768, 1024, 1025, 2048)],
     "dim": [32, 40, 59, 64, 80, 96, 111, 128, 160, 192, 224, 256],
@@ -43,9 +44,8 @@ SEPARATE = OPTIONS | {
 RULES = {"qkvpacked": Rule(), "output": Rule(of_gradients=(3, 0.0))}
 
 CASES = products(Case, "qkvpacked", **PACKED) + products(Case, "output", **SEPARATE)
-# Naive attention in half precision is slow for long sequences.
-SHORT = [case for case in CASES if max(case.lengths) <= 256]
-LONG = [case for case in CASES if max(case.lengths) > 256]
+SHORT = [case for case in CASES if case.pairs <= FEW_PAIRS]
+LONG = [case for case in CASES if case.pairs > FEW_PAIRS]
 
 
 def attend(case: Case, q: Tensor, k: Tensor, v: Tensor, **options) -> Tensor:

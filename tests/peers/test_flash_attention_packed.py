@@ -18,7 +18,19 @@ from biased_flash_attn.compat import (
 )
 
 from . import flash_attention
-from .flash_attention import BOTH, DTYPES, FILE, Rule, naive_of_each, products, samples, swapped
+from .flash_attention import (
+    BOTH,
+    DTYPES,
+    FEW_PAIRS,
+    FILE,
+    OPTIONS,
+    Rule,
+    naive_of_each,
+    page_table,
+    products,
+    samples,
+    swapped,
+)
 from .oracle import assert_within
 
 PEER = ("flash-attn, packed sequences", FILE)
@@ -46,14 +58,6 @@ class Case(flash_attention.Case):
         return n_query, n_query if self.packed == "qkv" else n_key
 
 
-OPTIONS = {
-    "dropout_p": [0.0, 0.17],
-    "causal": BOTH,
-    "local": BOTH,
-    "alibi": BOTH,
-    "deterministic": BOTH,
-    "dtype": DTYPES,
-}
 PACKED = OPTIONS | {
     "lengths": [(n, n) for n in (97, 128, 200, 257, 384, 512, 768, 1025, 2048)],
     "dim": [32, 59, 64, 80, 96, 128, 160, 192, 224, 256],
@@ -96,9 +100,8 @@ CASES = [
     *products(Case, "deterministic", **FEW, causal=BOTH, deterministic=[True]),
     *products(Case, "overflow", **OVERFLOW),
 ]
-# Naive attention in half precision is slow for long sequences.
-SHORT = [case for case in CASES if max(case.lengths) <= 257]
-LONG = [case for case in CASES if max(case.lengths) > 257]
+SHORT = [case for case in CASES if case.pairs <= FEW_PAIRS]
+LONG = [case for case in CASES if case.pairs > FEW_PAIRS]
 
 
 def attend(case: Case, q: Tensor, k: Tensor, v: Tensor, n_query, n_key, **options) -> Tensor:
@@ -118,26 +121,23 @@ def attend(case: Case, q: Tensor, k: Tensor, v: Tensor, n_query, n_key, **option
 
 
 def of_pages(page: int, q: Tensor, k: Tensor, v: Tensor, n_query, n_key, **options) -> Tensor:
-    """One call for all sequences, with rows before their queries that make these equally many.
-
-    The pages are in random order among others that are not used.
-    """
+    """One call for all sequences, with rows before their queries that make these equally many."""
     most = max(n_query)
     padded = torch.stack([pad(x, (0, 0, 0, 0, most - len(x), 0)) for x in q.split(n_query)])
     columns = -(-max(n_key) // page)
-    table = torch.randperm(3 * len(n_key) * columns).view(-1, columns)[: len(n_key)]
+    table = page_table(len(n_key), columns)
     caches = []
     for x in (k, v):
-        cache = torch.randn(3 * table.numel(), page, *x.shape[1:]).to(x.dtype)
-        for pages, rows in zip(table, x.split(n_key), strict=True):
+        cache = torch.randn(table.numel(), page, *x.shape[1:]).to(x.dtype)
+        for pages, rows in zip(table[:, :columns], x.split(n_key), strict=True):
             full = pad(rows, (0, 0, 0, 0, 0, columns * page - len(rows)))
-            cache[pages] = full.unflatten(0, (columns, page))
+            cache[pages.long()] = full.unflatten(0, (columns, page))
         caches.append(cache)
     o = flash_attn_with_kvcache(
         padded,
         *caches,
         cache_seqlens=torch.tensor(n_key, dtype=torch.int32),
-        block_table=table.int(),
+        block_table=table,
         **options,
     )
     return torch.cat([x[most - n :] for x, n in zip(o, n_query, strict=True)])
