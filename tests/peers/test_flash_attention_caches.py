@@ -25,12 +25,13 @@ from .flash_attention import (
 from .oracle import assert_within
 
 PEER = ("flash-attn, caches", FILE)
-BATCH = 2
 
 
 @dataclass(frozen=True)
 class Case(flash_attention.Case):
     """lengths: of the queries, and the most keys of a sequence in the cache."""
+
+    batch = 2
 
     new: bool = False  # whether there are new keys,
     as_many: bool = True  # as many as queries
@@ -82,9 +83,9 @@ def cache_of(case: Case) -> tuple[list[Tensor], Tensor | None]:
     """k and v, also in pages, whose table is the last."""
     n_key, tail = case.lengths[1], (HEADS[case.heads][1], case.dim)
     if case.page is None:
-        shape, table = (BATCH, n_key, *tail), None
+        shape, table = (case.batch, n_key, *tail), None
     else:
-        table = page_table(BATCH, -(-n_key // case.page))
+        table = page_table(case.batch, -(-n_key // case.page))
         shape = (table.numel(), case.page, *tail)
     return [torch.randn(shape).to(case.dtype) for _ in range(2)], table
 
@@ -133,12 +134,12 @@ def check(case: Case) -> None:
     n_new = (n_query if case.as_many else int(torch.randint(1, n_query + 1, ()))) * case.new
     in_order = case.causal or case.local
     positions = n_query if in_order and case.rotary else n_new
-    before = torch.randint(0 if case.new else 1, n_key - positions + 1, (BATCH,)).int()
-    begin = (torch.rand(BATCH) * before).int() if case.leftpad else torch.zeros_like(before)
-    q, k, v = case.tensors((BATCH, n_query), (BATCH, n_new))
+    before = torch.randint(0 if case.new else 1, n_key - positions + 1, (case.batch,)).int()
+    begin = (torch.rand(case.batch) * before).int() if case.leftpad else torch.zeros_like(before)
+    q, k, v = case.tensors((case.batch, n_query), (case.batch, n_new))
     (k_cache, v_cache), table = cache_of(case)
     cos, sin = angles(case, table)
-    options = case.draw(BATCH)
+    options = case.draw()
 
     k_rows, v_rows = (contents(x, table, n_key) for x in (k_cache, v_cache))
     old = before[:, None].long()
@@ -148,7 +149,7 @@ def check(case: Case) -> None:
         q_turned = rotated(q, cos, sin, old + order, case.interleaved)
         k_turned = rotated(k, cos, sin, old + torch.arange(n_new), case.interleaved)
     for rows, more in ((k_rows, k_turned), (v_rows, v)):
-        rows[torch.arange(BATCH)[:, None], old + torch.arange(n_new)] = more
+        rows[torch.arange(case.batch)[:, None], old + torch.arange(n_new)] = more
 
     o = flash_attn_with_kvcache(
         q,
