@@ -45,8 +45,7 @@ def limited_gain(x):
 @triton.jit
 def limited(x, largest):
     """Returns x within [-largest, largest], or NaN."""
-    x = tl.where(x > largest, largest, x)
-    return tl.where(x < -largest, -largest, x)
+    return tl.clamp(x, -largest, largest, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit

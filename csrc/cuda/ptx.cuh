@@ -146,4 +146,11 @@ __device__ inline float log2_approximate(float x) {
     return y;
 }
 
+// x within [-largest, largest], or NaN.
+__device__ inline float limited(float x, float largest) {
+    float y;
+    asm("min.NaN.xorsign.abs.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(largest));
+    return y;
+}
+
 }  // namespace bfa::cuda

@@ -52,10 +52,6 @@
 
 namespace bfa::cuda {
 
-// x within [-largest, largest], or NaN.
-__device__ inline float limited(float x, float largest) {
-    return x > largest ? largest : x < -largest ? -largest : x;
-}
 // A slope or a gain, or the beta of -log(1 + beta^2), saturated.
 __device__ inline float limited_gain(float x) { return limited(x, float(BFA_LARGEST_GAIN)); }
 

@@ -7,15 +7,18 @@
 namespace ptx {
 namespace {
 
-// setting[0]: NaN of an operand is the result; setting[1]: clamped at 0.
+// setting[0]: NaN of an operand is the result; setting[1]: clamped at 0; setting[2]: of absolute
+// values, with the product of the operands' signs.
 template <class T, int E, bool Max>
 Next float_extreme(Warp& w, const Instruction& i) {
     auto out = w.values<T, E>(i[1]);
     for (size_t operand = 2; operand < i.size(); ++operand) {
         const auto b = w.values<T, E>(i[operand]);
         for (int l = 0; l < kLanes * E; ++l) {
-            const auto x = static_cast<Wider<T>>(flushed(out[l], i.flush));
-            const auto y = static_cast<Wider<T>>(flushed(b[l], i.flush));
+            auto x = static_cast<Wider<T>>(flushed(out[l], i.flush));
+            auto y = static_cast<Wider<T>>(flushed(b[l], i.flush));
+            const bool is_negative = i.setting[2] && std::signbit(x) != std::signbit(y);
+            if (i.setting[2]) x = std::abs(x), y = std::abs(y);
             Wider<T> best;
             if (std::isnan(x) || std::isnan(y)) {
                 best = i.setting[0] || std::isnan(y) ? (std::isnan(x)  ? x
@@ -28,7 +31,7 @@ Next float_extreme(Warp& w, const Instruction& i) {
                 best = (x < y) == Max ? y : x;
             }
             if (i.setting[1] && !(best > 0) && !std::isnan(best)) best = 0;
-            out[l] = canonical(static_cast<T>(best));
+            out[l] = canonical(static_cast<T>(is_negative ? -best : best));
         }
     }
     w.set_values<T, E>(i[0], out);
@@ -52,6 +55,7 @@ Execute decode_extreme(Modifiers& m, Instruction& i) {
     i.flush = m.take("ftz");
     i.setting[0] = m.take("NaN");
     i.setting[1] = m.take("relu");
+    i.setting[2] = m.take("xorsign") && m.take("abs");
     const std::string type = m.type();
     if (Execute e = for_float(
             type, [](auto t, auto n) -> Execute { return float_extreme<decltype(t), n, Max>; })) {

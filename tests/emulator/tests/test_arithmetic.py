@@ -188,6 +188,15 @@ def test_extremes_prefer_numbers_to_nan_by_default(name, type_):
     assert_same_floats(found, np.where(np.isnan(x) | np.isnan(y), np.nan, plain), a, b)
 
 
+@pytest.mark.parametrize("name", ["min", "max"])
+def test_extremes_of_absolute_values_have_the_product_of_signs(name):
+    a, b = operands("f32", 2)
+    x, y = decode(a, "f32"), decode(b, "f32")
+    extreme = getattr(np, f"{name}imum")(np.abs(x), np.abs(y))
+    found = decode(evaluate(f"{name}.NaN.xorsign.abs.f32 %d, %a, %b;", a.dtype, a, b), "f32")
+    assert_same_floats(found, np.copysign(1, x) * np.copysign(1, y) * extreme, a, b)
+
+
 def test_extremes_of_three_operands_and_flushed_ones():
     bits = operands("f32", 3)
     x, y, z = (decode(b, "f32") for b in bits)
