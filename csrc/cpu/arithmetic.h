@@ -8,6 +8,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 
 #include "element.h"
 #include "simd.h"
@@ -47,6 +48,19 @@ struct Magnitudes {
         return result;
     }
 };
+
+// Returns the largest absolute value of those that are finite.
+template <class Real>
+Real largest_finite(const Real* x, int64_t n) {
+    Magnitudes<Real> magnitudes{};
+    const auto add = [&](Vector<Real> y) {
+        magnitudes.add(abs<Real>(y) <= std::numeric_limits<Real>::max() ? y : Vector<Real>{});
+    };
+    int64_t i = 0;
+    for (; i + kLanes<Real> <= n; i += kLanes<Real>) add(load(x + i));
+    for (; i < n; ++i) add(broadcast(x[i]));
+    return magnitudes.reduce();
+}
 
 template <class Real_>
 struct Plain {

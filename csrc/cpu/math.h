@@ -18,11 +18,6 @@ constexpr double kLn2 = 0.6931471805599453;
 // that only -inf, which masks, has weight 0 in a row where all logits are low.
 template <class T>
 BFA_INLINE Vector<T> in_base_2(Vector<T> x) {
-#if defined(__AVX512F__)
-    if constexpr (sizeof(T) == 4)  // rounding towards zero saturates, and keeps infinities
-        return (Vector<T>)_mm512_mul_round_ps((__m512)x, _mm512_set1_ps(float(kLog2e)),
-                                              _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
-#endif
     constexpr T kMax = std::numeric_limits<T>::max();
     Vector<T> y = max<T>(broadcast(-kMax), x * T(kLog2e));
     y = y > kMax ? broadcast(kMax) : y;
@@ -40,16 +35,6 @@ T in_base_2(double x) {
 template <class T>
 T limited_gain(T gain) {
     return std::clamp(gain, T(-constants::LARGEST_GAIN), T(constants::LARGEST_GAIN));
-}
-
-// Returns a factor whose products with numbers up to `largest` are finite logits: `factor`, or the
-// largest such one.
-template <class T>
-T limited(T factor, double largest) {
-    constexpr double kLargestProduct = std::numeric_limits<T>::max() / 4;
-    if (!(std::abs(double(factor)) * largest > kLargestProduct)) return factor;
-    if (std::isinf(factor) || std::isinf(largest)) return factor;
-    return T(std::copysign(kLargestProduct / largest, double(factor)));
 }
 
 typedef int32_t IntVector __attribute__((vector_size(kVectorBytes)));

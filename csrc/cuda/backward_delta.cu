@@ -21,10 +21,9 @@ __global__ void __launch_bounds__(256)
     const float pivot = *params.pivot.at(b, h, i), log_sum = *params.log_sum.at(b, h, i);
     const bool is_empty = log_sum == -kInfinity;
     *params.delta.at(b, h, i) = is_empty ? 0 : sum - *params.grad_lse.at(b, h, i);
-    const float in_base_2 = pivot + log_sum, size = fabsf(in_base_2);
-    // Where lse is rounded by more than 2^6, weights are lost, but finite.
-    const float above = size > 0x1p28f ? in_base_2 + size * 0x1p-22f : in_base_2;
-    *params.lse_in_base_2.at(b, h, i) = is_empty ? kInfinity : above;
+    // Beyond 2^24 lse is rounded by 1 or more, so that weights would be wrong by the factor 2.
+    const float lse = pivot + log_sum;
+    *params.lse_in_base_2.at(b, h, i) = fabsf(lse) > 0x1p24f ? kInfinity : lse;
 }
 
 }  // namespace bfa::cuda

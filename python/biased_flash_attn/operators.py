@@ -100,8 +100,8 @@ def append(pages: Tensor, rows: Tensor, block_table: Tensor, lengths: Tensor, ba
 def _forward(*arguments):
     problem = ATTENTION.rebuilt(*arguments)
     if problem.is_empty:
-        without_weights = (x.fill_(-torch.inf) for x in problem.empty_softmax())
-        return *_without_keys(problem), *without_weights
+        o, lse = _without_keys(problem)
+        return o, lse, lse.clone(), lse.clone()
     return registry.get(problem.backend).forward(problem)
 
 
@@ -184,8 +184,7 @@ def _(*arguments):
 
 @torch.library.register_fake("biased_flash_attn::forward", lib=_LIBRARY)
 def _(*arguments):
-    problem = ATTENTION.rebuilt(*arguments)
-    return *problem.empty_results(), *problem.empty_softmax()
+    return ATTENTION.rebuilt(*arguments).empty_forward_results()
 
 
 @torch.library.register_fake("biased_flash_attn::decode", lib=_LIBRARY)
@@ -219,12 +218,15 @@ class _Attention(_InKernel):
         plan, rows = arguments.plan, arguments.rows
         ctx.save_for_backward(o, *softmax, q, k, v, plan, rows, *form_tensors)
         ctx.mark_non_differentiable(*softmax)
+        ctx.set_materialize_grads(False)  # pivot and log_sum have none
         ctx.settings = ATTENTION.settings(*arguments)
         return o, lse, *softmax
 
     @staticmethod
     def backward(ctx, grad_o, grad_lse, *_):
         o, pivot, log_sum, q, k, v, plan, rows, *form_tensors = ctx.saved_tensors
+        grad_o = torch.zeros_like(o) if grad_o is None else grad_o
+        grad_lse = torch.zeros_like(pivot) if grad_lse is None else grad_lse
         _, _, _, _, _, *wanted = ctx.needs_input_grad
         targets = ctx.targets if any(wanted) else []
         arguments = ATTENTION.Named(

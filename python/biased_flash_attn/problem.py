@@ -107,14 +107,12 @@ class Problem:
             o.zero_(), lse.fill_(-torch.inf)
         return o, lse
 
-    def empty_softmax(self) -> tuple[Tensor, Tensor]:
-        """Returns pivot and log_sum, whose sum is lse in base 2, for kernels to write. Subtracting
-        the pivot from logits near it is exact, however large both are."""
-        made = tuple(self.q.new_empty(self.q.shape[:3], dtype=self.real) for _ in range(2))
-        if self.sequences is not None:
-            for x in made:
-                x.fill_(-torch.inf)
-        return made
+    def empty_forward_results(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The same, and pivot and log_sum, whose sum is lse in base 2. Subtracting the pivot from
+        logits near it is exact, however large both are."""
+        o, lse = self.empty_results()
+        like_lse = torch.empty_like if self.sequences is None else torch.clone
+        return o, lse, like_lse(lse), like_lse(lse)
 
     def empty_gradients(self) -> list[Tensor]:
         """Returns the gradients of q, k and v for kernels to write, 0 in padding rows."""

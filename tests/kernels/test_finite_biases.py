@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from biased_flash_attn import KVCache, biased_flash_attn, biased_flash_attn_with_kvcache, biases
-from biased_flash_attn.forms import Normalized
+from biased_flash_attn.forms import Distance, Normalized
 from tests.decoding.cases import decoded
 from tests.support.biases import SlopesOfSequences
 from tests.support.cases import Case
@@ -106,6 +106,10 @@ def skip_without_kernels(bias: str, backend: str) -> None:
         pytest.skip("it has no kernels for this form")
 
 
+# By the CUDA kernels, as docs/numerics.md says of gains.
+WITHOUT_GRADIENTS = ("cumulative-gain", "log1p_square-gain", "relative_last")
+
+
 def of_one_key(bias: str, dtype: torch.dtype, causal: bool, size: float) -> Problem:
     """A problem whose biases, multiplied by `size`, leave one key per query with weight."""
     problem = drawn(Case(bias, dtype, (90, 130), heads=(2, 1), batch=1, causal=causal))
@@ -138,8 +142,7 @@ def test_the_largest_biases_select_keys(bias, size, causal, drawn_dtype, backend
         dtypes = [torch.bfloat16]  # that of q is also that of the vectors
     for dtype in dtypes:
         problem = of_one_key(bias, dtype, causal, size)
-        # The weights of GPU kernels, which they compute from lse alone, are lost in gradients.
-        evaluated = evaluate if backend == "cpu" else outputs
+        evaluated = outputs if backend == "cuda" and bias in WITHOUT_GRADIENTS else evaluate
         found = evaluated(problem, attend)
         assert all(x.isfinite().all() for x in found.values())
         assert_close(found["o"], naive(problem.double())[0])
@@ -166,6 +169,62 @@ def test_values_of_a_function_saturate(slope, backend):
     cache = KVCache(1, 2, 16, 16, dtype=q.dtype)
     o = biased_flash_attn_with_kvcache(q, cache, k, v, bias, backend=backend)
     assert torch.equal(o[:, :, 3:], v[:, :, :-3])
+
+
+def lines(table: Tensor, slopes: list[float], intercepts: list[float]) -> LoweredTo:
+    """f(t) with a knot at 2."""
+    of_lines = (torch.tensor([[x]]) for x in (slopes, intercepts))
+    table, gains = table[None, None], torch.ones(1, 1, table.shape[0])
+    return LoweredTo(Normalized(table, gains, torch.full((1, 1, 1), 2.0), *of_lines))
+
+
+FAR = torch.linspace(-4, 4, 10)
+LARGE_FUNCTIONS = {
+    "minus infinity": lines(torch.where(FAR > 3, -torch.inf, FAR), [3e38, 3e38], [0.0, 0.0]),
+    "intercepts": lines(FAR, [0.0, 0.0], [-1e38, -2e38]),
+    "small values": lines(1e-38 * torch.rand(10), [3e38, 3e38], [0.0, 0.0]),
+    "equal values": lines(torch.where(FAR > 3, 4.5, FAR), [3e38, 3e38], [0.0, 0.0]),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("bias", LARGE_FUNCTIONS.values(), ids=LARGE_FUNCTIONS)
+def test_functions_with_large_products_are_those_of_decoding_and_the_reference(bias, dtype):
+    q, k, v = torch.randn(3, 1, 2, 10, 16).to(dtype)
+    exact = biased_flash_attn(q.float(), k.float(), v.float(), bias, backend="reference").double()
+    assert_close(biased_flash_attn(q, k, v, bias), exact)
+    cache = KVCache(1, 2, 16, 16, dtype=dtype)
+    assert_close(biased_flash_attn_with_kvcache(q, cache, k, v, bias), exact)
+
+
+def test_infinite_entries_of_a_table_are_not_saturated(drawn_dtype, backend):
+    q, k, v = torch.randn(3, 1, 2, 40, 16).to(drawn_dtype)
+    table = torch.zeros(2, 40)
+    table[0, 3], table[1, 5] = torch.inf, -torch.inf
+    bias = LoweredTo(Distance(table[None]))
+    if backend == "cpu":
+        with pytest.raises(ValueError, match="table values contain inf; they must be finite"):
+            biased_flash_attn(q, k, v, bias, backend=backend)
+        return
+    o = biased_flash_attn(q, k, v, bias, backend=backend)
+    expected = biased_flash_attn(q, k, v, bias, backend="reference")
+    assert torch.equal(o.isnan(), expected.isnan())
+    assert o[:, 1].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_saturated_beta_has_no_gradient(dtype):
+    q, k, v = (torch.randn(1, 2, n, 8, dtype=dtype) for n in (20, 10, 10))
+    steps = torch.rand(1, 2, 10) + 1
+    steps[..., 5:] += 8
+    gain = torch.full((1, 2, 20), 2.0**61)
+    found = []
+    for backend in ("cpu", "reference"):
+        leaf = steps.clone().requires_grad_()
+        bias = biases.CumulativeBias(leaf, gain, "log1p_square")
+        o = biased_flash_attn(q, k, v, bias, causal=False, backend=backend)
+        found += torch.autograd.grad(o.square().sum(), leaf)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("gain", [2.0**80, 2.0**-80])

@@ -20,6 +20,7 @@ from ..primitives import (
     INFINITY,
     along,
     dot,
+    limited_gain,
     load_keys,
     load_numbers,
     load_queries,
@@ -28,6 +29,9 @@ from ..primitives import (
 )
 from ..sequences import sequence_keys, sequence_queries
 from .logits import tile_logits
+
+# In base 2. Beyond it float32 rounds by 1 or more.
+LARGEST_LSE = tl.constexpr(2.0**24)
 
 
 class Inputs(NamedTuple):
@@ -76,13 +80,15 @@ def attn_bwd_delta_kernel(
     delta,
     gain,
     problem,
+    LIMITS_GAIN: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_DV: tl.constexpr,
 ):
     """Writes lse in base 2 and D_i = grad_o_i . o_i - grad_lse_i, interleaved with the gain of the
     query if the bias has gains.
 
-    Queries without visible keys get lse = inf, so that their P is 0, and D = 0.
+    Queries without weights get lse = inf, so that their P is 0, and D = 0. The same lse is that of
+    queries whose weights would be wrong by the factor 2, as lse is rounded.
     """
     b, h = tl.program_id(0) // problem.heads, tl.program_id(0) % problem.heads
     first = tl.program_id(1) * BLOCK_M
@@ -98,14 +104,13 @@ def attn_bwd_delta_kernel(
     empty = log_sums == -INFINITY
     d = tl.sum(tile_o.to(tl.float32) * tile_do.to(tl.float32), 1) - cotangents
     values = pivots + log_sums
-    # Where lse is rounded by more than 2^6, weights are lost, but finite.
-    size = tl.abs(values)
-    values += tl.where(size > 2**28, size * 2**-22, 0.0)
+    values = tl.where(tl.abs(values) > LARGEST_LSE, INFINITY, values)
     address = row_address(delta, b, h, first) + tl.arange(0, BLOCK_M) * delta.row
     tl.store(address, tl.where(empty, 0.0, d), exists)
     if gain is not None:
-        tl.store(address + 1, tl.load(row_address(gain, b, h, 0) + i, exists), exists)
-    tl.store(row_address(lse_in_base_2, b, h, 0) + i, tl.where(empty, INFINITY, values), exists)
+        gains = tl.load(row_address(gain, b, h, 0) + i, exists)
+        tl.store(address + 1, limited_gain(gains) if LIMITS_GAIN else gains, exists)
+    tl.store(row_address(lse_in_base_2, b, h, 0) + i, values, exists)
 
 
 @triton.jit

@@ -49,7 +49,8 @@ def tile_logits(
         values = 0.0
         if HAS_BIAS:
             values = head.bias.form.tile_bias(head, queries, keys, pairs, sees, KEYS_FIRST)
-        x, multiplier = x * multiplier + values, 1.0
+        x = x * multiplier + values
+        multiplier = 1.0
         if MASKED:
             x = tl.where(sees, x, -INFINITY)
     return Logits(x, multiplier, sees)

@@ -33,7 +33,7 @@ def highest_bias(head, bounds, queries, tiles):
 
 def _padded(table: Tensor) -> dict:
     largest = -LOWEST.value / 2  # so that its change of base is finite
-    limited = torch.where(table == -torch.inf, table, table.clamp(-largest, largest))
+    limited = torch.where(table.isinf(), table, table.clamp(-largest, largest))
     return {"table": padded_table(limited * LOG2E.value)}
 
 

@@ -21,7 +21,7 @@ from ..attention.forward import attn_fwd_kernel
 from ..attention.trim import attn_trim_kernel
 from ..configs import Config
 from ..forms import Gathered, kernels_of
-from ..operands import Plan, PlanOfKeys, Problem, Strided, problem_of, strided
+from ..operands import Bias, Plan, PlanOfKeys, Problem, problem_of, strided
 from . import plans
 from .bias_factors import with_factors
 from .configured import Configured, configure
@@ -34,7 +34,7 @@ from .table_gradient import table_gradient
 def forward(problem: calls.Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns o (B, H, Nq, Dv) in q's dtype, and lse, pivot and log_sum (B, H, Nq) in float32."""
     q, k, v = problem.q, problem.k, problem.v
-    results = *problem.empty_results(), *problem.empty_softmax()
+    results = problem.empty_forward_results()
     tensors = [strided(x) for x in (q, k, v, *results)]
     configured = configure("forward", problem, (*tensors[1:3], problem.geometry.n_key))
     block_m = configured.config.block_m
@@ -67,8 +67,8 @@ def backward(
     lse_in_base_2 = torch.empty_like(pivot)
     delta = pivot.new_empty(pivot.shape if bias.gain is None else (*pivot.shape, 2))
     statistics = lse_in_base_2, delta
-    softmax = pivot.contiguous(), log_sum.contiguous(), grad_lse.contiguous()
-    _delta(problem, bias.gain, o, grad_o, *softmax, *statistics)
+    of_rows = (x.contiguous() for x in (pivot, log_sum, grad_lse))
+    _delta(problem, bias, o, grad_o, *of_rows, *statistics)
     given = (q, k, v, grad_o, *statistics)
 
     grad_q, grad_k, grad_v = problem.empty_gradients()
@@ -145,7 +145,7 @@ def _kernel_problem(
     return problem_of(problem, plan, narrow_offsets=narrow, same_row_stride=same_stride)
 
 
-def _delta(problem: calls.Problem, gain: Strided | None, o: Tensor, *tensors: Tensor) -> None:
+def _delta(problem: calls.Problem, bias: Bias, o: Tensor, *tensors: Tensor) -> None:
     """Launches attn_bwd_delta_kernel for all rows, ignoring the division into sequences."""
     block_dv = max(16, triton.next_power_of_2(o.shape[3]))
     config, (batch, heads, n_query, _) = Config(16, 0, num_warps=4), o.shape
@@ -153,8 +153,9 @@ def _delta(problem: calls.Problem, gain: Strided | None, o: Tensor, *tensors: Te
     grid = batch * heads, triton.cdiv(n_query, config.block_m)
     start(attn_bwd_delta_kernel, grid, config, SUMS_OVER_LANES)(
         *map(strided, (o, *tensors)),
-        gain,
+        bias.gain,
         problem_of(replace(problem, geometry=geometry)),
+        LIMITS_GAIN=bias.function is None,
         BLOCK_M=config.block_m,
         BLOCK_DV=block_dv,
     )

@@ -115,8 +115,9 @@ public:
     template <bool kSimple, bool kGain>
     BFA_INLINE void add_gradient(Row<kSimple, kGain>& row, int column, Vector<Real> gradient) {
         if constexpr (kLogSquare) {
-            const Vector<Real> beta = limited_beta<Real>(row.gain * row.difference(column));
+            const Vector<Real> beta = row.gain * row.difference(column);
             gradient *= Real(-2) * beta / (Real(1) + beta * beta);
+            gradient = abs<Real>(beta) <= Real(constants::LARGEST_GAIN) ? gradient : Vector<Real>{};
         }
         if constexpr (kGain) row.gain_gradient += gradient * row.difference(column);
         gradient = row.negate_future(gradient, column);

@@ -34,13 +34,7 @@ public:
         if (gradient_) std::memset(gradient_, 0, padded_length() * sizeof(Real));
     }
 
-    // Returns the largest absolute value, or NaN if there is a NaN.
-    Real largest() const {
-        Magnitudes<Real> largest{};
-        for (int64_t x = 0; x + kLanes<Real> <= padded_length(); x += kLanes<Real>)
-            largest.add(load(values_ + x));
-        return largest.reduce();
-    }
+    Real largest() const { return largest_finite(values_, padded_length()); }
 
     void begin_tile(Range keys) {
         const int64_t first_distance = problem_.causal ? 0 : 1 - problem_.n_query;

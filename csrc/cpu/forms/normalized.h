@@ -44,15 +44,12 @@ class Normalized::Tile : public TileDefaults {
     };
 
 public:
-    // kLimited: whether the factors of products are limited, so that these are finite.
-    template <bool kLimited>
     class Row {
     public:
         Row(const Tile& bias, int64_t query, Real gain)
             : bias_(bias),
               table_(bias.table_.row(query)),
-              gain_(broadcast(limited(gain, bias.largest_))),
-              largest_(kLimited ? std::max(1.0, std::abs(double(gain_[0])) * bias.largest_) : 1),
+              gain_(broadcast(gain)),
               nearest_(&bias.nearest_[query]) {
             enter(*nearest_);
         }
@@ -83,19 +80,13 @@ public:
         BFA_INLINE Vector<Real> gain_gradient() const { return gain_gradient_; }
 
     private:
-        // See math.h.
-        static BFA_INLINE Real limited(Real factor, double largest) {
-            return kLimited ? BFA_KERNELS::limited(factor, largest) : factor;
-        }
-        Real slope(int segment) const { return limited(bias_.segments_.slopes[segment], largest_); }
-
         void enter(int segment) {
             const Segments<Real>& f = bias_.segments_;
             segment_ = segment;
             lower_ = broadcast(f.lower(segment)), upper_ = broadcast(f.upper(segment));
-            slope_ = broadcast(slope(segment) * Real(kLog2e));
-            intercept_ = broadcast(limited(f.intercepts[segment], 1) * Real(kLog2e));
-            table_factor_ = gain_ * slope(segment);
+            slope_ = broadcast(f.slopes[segment] * Real(kLog2e));
+            intercept_ = broadcast(f.intercepts[segment] * Real(kLog2e));
+            table_factor_ = gain_ * f.slopes[segment];
         }
 
         // Returns the bias of a vector that is not within the current segment.
@@ -117,7 +108,7 @@ public:
             for_each_segment(gain_ * t, [&](int segment, Vector<Bits<Real>> inside) {
                 const Vector<Real> own = inside ? gradient : Vector<Real>{};
                 add(segment, own, own * t);
-                store(target, load(target) + own * (gain_ * slope(segment)));
+                store(target, load(target) + own * (gain_ * bias_.segments_.slopes[segment]));
             });
         }
 
@@ -138,17 +129,58 @@ public:
 
         BFA_INLINE void add(int segment, Vector<Real> gradient, Vector<Real> gradient_t) {
             bias_.add(segment, gradient, gain_ * gradient_t);
-            gain_gradient_ += gradient_t * slope(segment);
+            gain_gradient_ += gradient_t * bias_.segments_.slopes[segment];
         }
 
         const Tile& bias_;
         const typename DistanceTable<Real>::Row table_;
         const Vector<Real> gain_;
-        const double largest_;  // bound of |x|, at least 1
         int* nearest_;
         int segment_;
         Vector<Real> lower_, upper_, slope_, intercept_, table_factor_;
         Vector<Real> gradient_sum_ = {}, gradient_t_sum_ = {}, gain_gradient_ = {};
+    };
+
+    // A row of products that may exceed the largest Real, computed in float64.
+    class WideRow {
+    public:
+        WideRow(const Tile& bias, int64_t query, Real gain)
+            : bias_(bias), table_(bias.table_.row(query)), gain_(gain) {}
+
+        Vector<Real> added_to(Vector<Real> s, int column) {
+            const Segments<Real>& f = bias_.segments_;
+            Vector<Real> values;
+            for (int lane = 0; lane < kLane; ++lane) {
+                const double x = gain_ * double(table_.values[column + lane]);
+                segment_ = f.find(x, segment_);
+                values[lane] = in_base_2<Real>(f.value(x, segment_));
+            }
+            return s + values;
+        }
+
+        void add_gradient(int column, Vector<Real> gradient) {
+            for (int lane = 0; lane < kLane; ++lane) {
+                if (gradient[lane] == 0) continue;  // of masked pairs, whose values are arbitrary
+                const double t = table_.values[column + lane];
+                segment_ = bias_.segments_.find(gain_ * t, segment_);
+                const double slope = bias_.segments_.slopes[segment_];
+                Vector<Real> own = {}, own_x = {};
+                own[lane] = gradient[lane], own_x[lane] = Real(gradient[lane] * (gain_ * t));
+                bias_.add(segment_, own, own_x);
+                gain_gradient_[lane] += Real(gradient[lane] * (slope * t));
+                table_.gradient[column + lane] += Real(gradient[lane] * (slope * gain_));
+            }
+        }
+
+        void leave() {}
+        Vector<Real> gain_gradient() const { return gain_gradient_; }
+
+    private:
+        const Tile& bias_;
+        const typename DistanceTable<Real>::Row table_;
+        const double gain_;
+        int segment_ = 0;
+        Vector<Real> gain_gradient_ = {};
     };
 
     Tile(Arena& arena, const Problem& problem, bool with_gradient)
@@ -166,8 +198,7 @@ public:
         table_.begin_head(b, h, [](Real value) { return value; });
         segments_ = segments<Real>(problem_, b, h);
         gain_ = problem_.form_tensors[kGains].at<Real>(b, h);
-        largest_ = std::max(1.0, double(table_.largest()));
-        has_limits_ = may_be_infinite();
+        is_wide_ = may_exceed_reals();
         std::fill_n(nearest_, problem_.n_query, 0);
         if (!sums_) return;
         std::fill_n(sums_, segments_.count, Sums{});
@@ -181,16 +212,16 @@ public:
 
     template <class Function>
     BFA_INLINE void with_row(int64_t query, Function function) const {
-        has_limits_ ? function(Row<true>(*this, query, gain_[query]))
-                    : function(Row<false>(*this, query, gain_[query]));
+        is_wide_ ? function(WideRow(*this, query, gain_[query]))
+                 : function(Row(*this, query, gain_[query]));
     }
 
-    template <bool kLimited>
-    BFA_INLINE void add_gradient(Row<kLimited>& row, int column, Vector<Real> gradient) {
+    template <class AnyRow>
+    BFA_INLINE void add_gradient(AnyRow& row, int column, Vector<Real> gradient) {
         row.add_gradient(column, gradient);
     }
-    template <bool kLimited>
-    BFA_INLINE void end_row(Row<kLimited>& row, int r) {
+    template <class AnyRow>
+    BFA_INLINE void end_row(AnyRow& row, int r) {
         row.leave();
         store(row_gain_gradients_ + r * kLane, row.gain_gradient());
     }
@@ -220,20 +251,13 @@ public:
     }
 
 private:
-    // Whether a value of the function of finite numbers may be infinite, which is rare.
-    bool may_be_infinite() const {
-        const double x = std::max(1.0, largest(gain_, problem_.n_query) * largest_),
-                     slope = std::max(1.0, largest(segments_.slopes, segments_.count));
-        return !(x * slope < 0x1p100 && largest(segments_.intercepts, segments_.count) < 0x1p100);
-    }
-
-    // Returns the largest absolute value, or NaN if there is a NaN.
-    static double largest(const Real* x, int64_t n) {
-        Magnitudes<Real> magnitudes{};
-        int64_t i = 0;
-        for (; i + kLane <= n; i += kLane) magnitudes.add(load(x + i));
-        for (; i < n; ++i) magnitudes.add(broadcast(x[i]));
-        return magnitudes.reduce();
+    // Whether a product of finite numbers may exceed the largest Real, which is rare.
+    bool may_exceed_reals() const {
+        constexpr double kFarBelow = 0x1p100;
+        const double slope = largest_finite(segments_.slopes, segments_.count),
+                     gain = largest_finite(gain_, problem_.n_query), t = table_.largest();
+        return std::max(gain * t, 1.0) * std::max(slope, 1.0) > kFarBelow ||
+               largest_finite(segments_.intercepts, segments_.count) > kFarBelow;
     }
 
     BFA_INLINE void add(int segment, Vector<Real> gradient, Vector<Real> gradient_x) const {
@@ -251,8 +275,7 @@ private:
     Real* row_gain_gradients_;  // one vector per row
     double *slope_gradients_, *intercept_gradients_, *gain_gradients_;
     const Real* gain_ = nullptr;
-    double largest_ = 1;       // bound of the table, at least 1
-    bool has_limits_ = false;  // whether products of finite numbers may be infinite
+    bool is_wide_ = false;                               // whether rows are wide
     mutable int first_segment_ = 0, last_segment_ = -1;  // the range of segments with sums
 };
 

@@ -68,7 +68,7 @@ class Cpu:
         return f"is not available: {_MISSING}" if _MISSING else ""
 
     def forward(self, problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        results = *problem.empty_results(), *problem.empty_softmax()
+        results = problem.empty_forward_results()
         o, lse, pivot, log_sum = map(_described, results)
         _call(_C.forward, problem, o=o, lse=lse, pivot=pivot, log_sum=log_sum)
         return results

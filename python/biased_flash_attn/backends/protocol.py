@@ -54,11 +54,12 @@ class Backend(Protocol):
         """Returns the reason why it cannot compute a problem, or an empty string. The reason is
         phrased to follow the backend's name in an error message."""
 
-    def forward(self, problem: Problem) -> tuple[Tensor, Tensor]:
+    def forward(self, problem: Problem) -> tuple[Tensor, ...]:
         """Returns o (B, H, Nq, Dv) in q's dtype, in the layout of `sequences.empty_rows`, and lse
-        (B, H, Nq), natural logarithm, in float32, or float64 for float64.
+        (B, H, Nq), natural logarithm, in float32, or float64 for float64. A `KernelBackend` also
+        returns pivot and log_sum, which are like lse: their sum is lse in base 2.
 
-        Padding rows, and queries that attend to no key, have o = 0 and lse = -inf.
+        Padding rows, and queries that attend to no key, have o = 0, lse = -inf and log_sum = -inf.
         """
 
     def decode(self, problem: Problem) -> tuple[Tensor, Tensor]:
@@ -73,10 +74,6 @@ class Backend(Protocol):
 class KernelBackend(Backend, Protocol):
     """A backend that runs as an opaque operator, and computes only the tiles of a problem's plan.
     Its problems have at least one sequence, query and key."""
-
-    def forward(self, problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Also returns pivot and log_sum, like lse: their sum is lse in base 2, as precise as
-        `backward` needs it. A query without weights has log_sum = -inf."""
 
     def backward(
         self,

@@ -43,7 +43,7 @@ def backward(
     q, k, v, grad_o = (addressable(x) for x in (problem.q, problem.k, problem.v, grad_o))
     grads = problem.empty_gradients()
     results = dict(zip(("grad_q", "grad_k", "grad_v"), grads, strict=True))
-    results |= _delta(launcher, o, grad_o, pivot, log_sum, grad_lse)
+    results |= _delta(launcher, (o, grad_o, pivot, log_sum, grad_lse))
     shared = Shared.of(problem)
     inputs = {"q": q, "k": k, "v": v, "grad_o": grad_o}
     call = Pass(launcher, problem, shared, inputs, results, form_gradient)
@@ -63,10 +63,12 @@ def backward(
     return *grads, grad_form
 
 
-def _delta(launcher: Launcher, o: Tensor, *others: Tensor) -> dict[str, Tensor]:
-    """Returns lse in base 2 and dO . o - dlse of each query; others: dO, pivot, log_sum, dlse."""
-    statistics = {name: torch.empty_like(others[-1]) for name in ("lse_in_base_2", "delta")}
-    tensors = o, *others, *statistics.values()
+def _delta(launcher: Launcher, given: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    """Returns lse in base 2 and dO . o - dlse of each query, given o, dO, pivot, log_sum and
+    dlse."""
+    o, _, pivot, _, _ = given
+    statistics = {name: torch.empty_like(pivot) for name in ("lse_in_base_2", "delta")}
+    tensors = *given, *statistics.values()
     batch, heads, n, value_dim = o.shape
     params = DeltaParams(*map(Rows.of, tensors), batch, heads, n, value_dim)
     grid = -(-batch * heads * n // ROWS_OF_DELTA)

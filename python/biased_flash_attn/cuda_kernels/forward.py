@@ -16,7 +16,7 @@ from .variants import GROUP_M, Variant
 def forward(launcher: Launcher, problem: calls.Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns o (B, H, Nq, Dv) in q's dtype, and lse, pivot and log_sum (B, H, Nq) in float32."""
     q, k, v = (addressable(x) for x in (problem.q, problem.k, problem.v))
-    results = *problem.empty_results(), *problem.empty_softmax()
+    results = problem.empty_forward_results()
     shared = Shared.of(problem)
     variant = Variant(*shared.arguments)
     order = None if problem.plan is None else schedule.for_queries(problem, variant.block_m)
