@@ -107,7 +107,7 @@ def skip_without_kernels(bias: str, backend: str) -> None:
 
 
 # By the CUDA kernels, as docs/numerics.md says of gains.
-WITHOUT_GRADIENTS = ("cumulative-gain", "log1p_square-gain", "relative_last")
+WITHOUT_GRADIENTS = ("cumulative-gain", "relative_last")
 
 
 def of_one_key(bias: str, dtype: torch.dtype, causal: bool, size: float) -> Problem:
