@@ -32,8 +32,8 @@ def dot(a, b, acc=None):
 def in_base_2(x):
     """Returns natural logits in base 2, float32. It saturates: finite logits stay finite, so that
     only -inf, which masks, has weight 0 in a row where all logits are low."""
-    y = limited(x * LOG2E, -LOWEST)
-    return tl.where(tl.abs(x) == INFINITY, x, y).to(tl.float32)
+    y = (x * LOG2E).to(tl.float32)
+    return tl.where(tl.abs(x) == INFINITY, y, limited(y, -LOWEST))
 
 
 @triton.jit
@@ -44,7 +44,7 @@ def limited_gain(x):
 
 @triton.jit
 def limited(x, largest):
-    """Returns x within [-largest, largest], or NaN."""
+    """Returns x, of float32, within [-largest, largest], or NaN."""
     return tl.clamp(x, -largest, largest, propagate_nan=tl.PropagateNan.ALL)
 
 

@@ -88,7 +88,7 @@ def highest_log1p_square(head, bounds, queries, tiles):
     from_low, from_high = extreme_betas(head, bounds, queries, tiles)
     least = tl.minimum(tl.abs(from_low), tl.abs(from_high))
     least = tl.where((from_low < 0) == (from_high < 0), least, 0.0)
-    least = limited_gain(least).to(tl.float32)
+    least = limited_gain(least.to(tl.float32))
     return (-log2(1 + least * least) * LN2).to(tl.float64)
 
 
