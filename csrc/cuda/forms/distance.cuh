@@ -92,7 +92,8 @@ private:
         for (int n = lane; n < block.rows + kColumns; n += 32) {
             const int of_n = d + n * step;
             const float entry = own.contains(of_n) ? table[of_n - own.begin] : 0;
-            numbers[n] = factor * kLog2E * (fabsf(entry) == kInfinity ? entry : limited(entry, largest));
+            numbers[n] =
+                factor * kLog2E * (fabsf(entry) == kInfinity ? entry : limited(entry, largest));
         }
     }
 };

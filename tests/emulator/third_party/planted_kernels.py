@@ -74,7 +74,7 @@ def attention() -> tuple[Tensor, Tensor]:
     # The edits fit this configuration, which may differ from the shipped one.
     config = configs.Config(128, 128, num_warps=8, num_stages=2)
     with mock.patch.object(configs, "choose", return_value=config):
-        o, _ = launch.forward(Problem(q, k, v, NoBias(), geometry, scale, 0.0, "triton"))
+        o, *_ = launch.forward(Problem(q, k, v, NoBias(), geometry, scale, 0.0, "triton"))
     wide = (x.double() for x in (q, k, v))
     attended = torch.nn.functional.scaled_dot_product_attention(*wide, is_causal=True, scale=scale)
     return o, attended

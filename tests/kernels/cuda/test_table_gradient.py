@@ -96,13 +96,13 @@ def test_tables_of_batch_entries_have_their_own_gradients(causal):
     def gradient(name: str, dtype: torch.dtype) -> torch.Tensor:
         q, k, v, table = (x.to(dtype) for x in (call.q, call.k, call.v, call.form.table))
         form = Distance(table.requires_grad_())
-        o, _ = backends.get(name).forward(Problem(q, k, v, form, geometry, 0.3, 0.0, name))
+        o, *_ = backends.get(name).forward(Problem(q, k, v, form, geometry, 0.3, 0.0, name))
         return torch.autograd.grad(o, table, grad_o.to(dtype))[0]
 
     call = table_problem(2, 2, (140, 150), causal=causal)
     geometry, grad_o = call.geometry, torch.randn_like(call.q)
-    o, lse = backends.get("cuda").forward(call)
-    results = o, lse, grad_o, torch.zeros_like(lse)
+    o, lse, *softmax = backends.get("cuda").forward(call)
+    results = o, *softmax, grad_o, torch.zeros_like(lse)
     *_, (found,) = backends.get("cuda").backward(call, *results, targets=[OWN])
     exact, naive = (gradient("reference", dtype) for dtype in (torch.float64, torch.float16))
     case = Case(lengths=(140, 150), heads=(3, 3), causal=causal, scale=call.scale)
