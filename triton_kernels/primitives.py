@@ -7,6 +7,7 @@ import math
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 from .. import shared_constants
 from ..shared_constants import PLAN_QUERIES
@@ -32,6 +33,8 @@ def dot(a, b, acc=None):
 def in_base_2(x):
     """Returns natural logits in base 2, float32. It saturates: finite logits stay finite, so that
     only -inf, which masks, has weight 0 in a row where all logits are low."""
+    if x.dtype == tl.float32:
+        return libdevice.mul_rz(x, LOG2E)  # rounding towards zero saturates, and keeps infinities
     y = (x * LOG2E).to(tl.float32)
     return tl.where(tl.abs(x) == INFINITY, y, limited(y, -LOWEST))
 

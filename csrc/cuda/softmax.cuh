@@ -37,20 +37,11 @@ struct Softmax {
             const float next = fmaxf(pivot[r], highest * multiplier);
             rescale[r] = exp2_approximate(pivot[r] - next);
             pivot[r] = next;
-            float factor = multiplier, less = next, added = 0;
-            // Results of fused operations contain the pivot's rounding error, here more than 8.
-            if (fabsf(next) > 0x1p28f) {
-#pragma unroll
-                for (int n = 2 * r; n < kCount; n += 4) {
-                    x[n] = __fmul_rn(x[n], multiplier) - next;
-                    x[n + 1] = __fmul_rn(x[n + 1], multiplier) - next;
-                }
-                factor = 1, less = 0;
-            }
+            float added = 0;
 #pragma unroll
             for (int n = 2 * r; n < kCount; n += 4) {
-                x[n] = exp2_approximate(fmaf(x[n], factor, -less));
-                x[n + 1] = exp2_approximate(fmaf(x[n + 1], factor, -less));
+                x[n] = exp2_approximate(x[n] * multiplier - next);
+                x[n + 1] = exp2_approximate(x[n + 1] * multiplier - next);
                 added += x[n] + x[n + 1];
             }
             sum[r] = sum[r] * rescale[r] + added;

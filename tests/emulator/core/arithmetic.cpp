@@ -143,7 +143,25 @@ Execute decode_product(Modifiers& m) {
     });
 }
 
+// Rounded towards zero. The product of two floats is exact in float64.
+Next truncated_product(Warp& w, const Instruction& i) {
+    const auto a = w.values<float, 1>(i[1]), b = w.values<float, 1>(i[2]);
+    Lanes<float> out;
+    for (int l = 0; l < kLanes; ++l) {
+        const double exact = double(flushed(a[l], i.flush)) * flushed(b[l], i.flush);
+        float nearest = static_cast<float>(exact);
+        if (std::abs(double(nearest)) > std::abs(exact)) nearest = std::nextafter(nearest, 0.0f);
+        out[l] = canonical(flushed(nearest, i.flush));
+    }
+    w.set_values<float, 1>(i[0], out);
+    return Next::kFollowing;
+}
+
 Execute decode_mul(Modifiers& m, Instruction& i) {
+    if (m.take("rz")) {
+        i.flush = m.take("ftz");
+        return m.type() == "f32" ? truncated_product : nullptr;
+    }
     return m.has("lo") || m.has("hi") || m.has("wide") ? decode_product<false>(m)
                                                        : decode_sum<Multiply>(m, i);
 }

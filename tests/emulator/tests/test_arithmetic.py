@@ -188,6 +188,17 @@ def test_extremes_prefer_numbers_to_nan_by_default(name, type_):
     assert_same_floats(found, np.where(np.isnan(x) | np.isnan(y), np.nan, plain), a, b)
 
 
+def test_products_are_rounded_towards_zero():
+    a, b = operands("f32", 2)
+    exact = decode(a, "f32") * decode(b, "f32")
+    found = decode(evaluate("mul.rz.f32 %d, %a, %b;", a.dtype, a, b), "f32")
+    nearest = exact.astype(np.float32)
+    too_large = np.abs(nearest.astype(np.float64)) > np.abs(exact)
+    expected = np.where(too_large, np.nextafter(nearest, np.float32(0)), nearest)
+    assert np.isfinite(found[np.isfinite(exact)]).all()
+    assert_same_floats(found, expected.astype(np.float64), a, b)
+
+
 @pytest.mark.parametrize("name", ["min", "max"])
 def test_extremes_of_absolute_values_have_the_product_of_signs(name):
     a, b = operands("f32", 2)
