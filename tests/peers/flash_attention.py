@@ -110,12 +110,12 @@ def products(make: Callable[..., Described], test: str, **values: list) -> list[
     return [case for case in cases if not (case.dropout_p and case.softcap)]
 
 
-def samples(cases: Iterable[Described]) -> list[Described]:
-    """Those that are compared of each test."""
+def samples(cases: Iterable[Described], among: int = 500) -> list[Described]:
+    """Those that are compared of each test, of so many that are drawn first."""
     by_test = defaultdict(list)
     for case in cases:
         by_test[case.test].append(case)
-    rows = (sampled(rows, test, alone="dim", among=500) for test, rows in by_test.items())
+    rows = (sampled(rows, test, alone="dim", among=among) for test, rows in by_test.items())
     return [case for row in rows for case in row]
 
 
