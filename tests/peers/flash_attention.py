@@ -111,7 +111,7 @@ def products(make: Callable[..., Described], test: str, **values: list) -> list[
 
 
 def samples(cases: Iterable[Described], among: int = 500) -> list[Described]:
-    """Those that are compared of each test, of so many that are drawn first."""
+    """Those that are compared of each test; few of the `among` cases that are drawn first."""
     by_test = defaultdict(list)
     for case in cases:
         by_test[case.test].append(case)
