@@ -17,11 +17,13 @@ from biased_flash_attn.cli import accuracy, baselines, text
 from biased_flash_attn.cli import cost as measuring
 from biased_flash_attn.cli.cost import CLEAR_REFS, cost, resident
 from biased_flash_attn.extrapolation import normalized_receptive_field, predict
+from biased_flash_attn.extrapolation.prediction import HEADS
 from biased_flash_attn.forms import Geometry
 from biased_flash_attn.nn.named_biases import applied, make
 from tests.project.test_docs import ROOT, assert_same_output
 
 MEBIBYTE = 2**20
+PREDICTIONS = ROOT / "bench" / "results" / "predictions"
 SMALL = ("demo", "--length", "160", "--heads", "2")
 
 
@@ -66,27 +68,21 @@ def test_predict_prints_and_draws(invoke, tmp_path):
     result = succeeded(invoke("predict", *names, *options))
     lines = {line.split("|")[1].strip(): line.split("|")[2:] for line in table_of(result)[2:]}
     assert list(lines) == names
-    assert [float(x) for x in lines["window(9)"][:4]] == pytest.approx(
-        [predict(None, 2, 16, 64, window=9)] * 3 + [17], rel=0.1
-    )
-    narrowest, separate = (
-        predict(biases.ALiBi(2, shift=2), 2, 16, 64, heads=heads)
-        for heads in ("narrowest", "separate")
-    )
-    found = [float(x) for x in lines["alibi(shift=2)"][:2]]
-    assert found == pytest.approx([narrowest, separate], rel=0.1)
+    share = round(predict(None, 2, 16, 64, window=9), 3)
+    assert [float(x) for x in lines["window(9)"][:4]] == [share] * 3 + [17]
+    shown = [float(x) for x in lines["alibi(shift=2)"][:3]]
+    bias = biases.ALiBi(2, shift=2)
+    assert shown == [round(predict(bias, 2, 16, 64, heads=heads), 3) for heads in HEADS]
     assert lines["none"][3].strip() == "inf"
     assert (tmp_path / "predictions" / "predictions.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow  # half a minute for all the rows, with every variant
-def test_predictions_of_published_rows_are_those_of_the_documentation(invoke, tmp_path):
-    result = succeeded(invoke("predict", "--published", "--output", "here"))
-    written = (tmp_path / "here" / "published.md").read_text()
-    assert written.strip() in result.output
-    shown = (ROOT / "bench" / "results" / "predictions" / "published.md").read_text()
-    assert_same_output(written, shown)
-    assert (tmp_path / "here" / "published.png").read_bytes().startswith(b"\x89PNG")
+@pytest.mark.slow  # 42 variants
+def test_the_choice_is_that_of_the_documentation(invoke, tmp_path):
+    result = succeeded(invoke("published", "--choice", "--output", "here"))
+    written = (tmp_path / "here" / "choice.md").read_text()
+    assert written.strip() in result.stdout
+    assert_same_output(written, (PREDICTIONS / "choice.md").read_text())
 
 
 def table_of(result: Result) -> list[str]:
@@ -100,8 +96,7 @@ def table_of(result: Result) -> list[str]:
         (["rotary"], "rotary has no formula of the distance"),
         (["alibi(shft=4)"], "alibi takes the keyword arguments slopes, shift"),
         (["alibi(shift='far')"], "shift must be a number"),
-        ([], "give names of schemes, or --published"),
-        (["alibi", "--published"], "give names of schemes, or --published"),
+        ([], "Missing argument 'SCHEME...'"),
     ],
 )
 def test_predict_refuses(invoke, arguments, message):

@@ -9,8 +9,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from biased_flash_attn.extrapolation import comparison, predict, published
-from biased_flash_attn.extrapolation.comparison import CHOICE, HELD_OUT, OTHER, Comparison
+from biased_flash_attn.extrapolation import agreement, predict, published
+from biased_flash_attn.extrapolation.agreement import Agreement, rank_correlation, ranks
+from biased_flash_attn.extrapolation.comparison import (
+    CHOICE,
+    HELD_OUT,
+    SCHEMES_HELD_OUT,
+    VARIANTS,
+    Comparison,
+    Variant,
+    comparisons,
+    largest_field,
+    predicted,
+)
 from biased_flash_attn.nn import positions
 
 ROWS = published.rows()
@@ -90,79 +101,91 @@ def test_settings_are_those_of_the_papers():
             assert r.label == f"window {scheme.window}"
 
 
-@pytest.fixture(scope="module")
-def compared() -> list[Comparison]:
-    """Of three schemes, whose predictions take little time."""
-    chosen = [r for r in ROWS if r.label in ("window 100", "window 120", "Type1", "CABLE", "T5")]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(comparison, "rows", lambda: chosen)
-        return comparison.comparisons()
+def test_comparisons_are_of_formulas_without_training():
+    found = comparisons()
+    assert {x.row.label for x in found}.isdisjoint(("CABLE", "T5", "Kerple", "Fire", "RoPE"))
+    by_label = {(x.row.label, x.row.dataset, x.row.table): x for x in found}
+    x = by_label["window 120", "OpenWebText2", "4"]
+    assert (x.lengths, x.loss) == ((512, 8192), math.log(137 / 24.0))
+    assert predicted(x) == predict(None, 12, 512, 8192, window=120)
+    assert predicted(x, Variant("mixed", 2.0, 0.5)) == predict(
+        None, 12, 512, 8192, window=120, heads="mixed", content=2, residual=0.5
+    )
+    assert predicted(x, largest_field) == 12 * 119 + 1
+    # The shortest length after that of training.
+    assert by_label["window 160", "ArXiv", "2"].lengths == (2048, 8192)
 
 
-def test_comparisons_are_of_formulas_without_training(compared):
-    assert {x.row.label for x in compared} == {"window 100", "window 120", "Type1"}
-    by_label = {(x.row.label, x.row.dataset): x for x in compared}
-    x = by_label["window 120", "OpenWebText2"]
-    assert x.lengths == (512, 8192)
-    assert x.loss == math.log(137 / 24.0)
-    assert x.predicted[comparison.CHOSEN] == predict(None, 12, 512, 8192, window=120)
-    assert x.predicted["largest receptive field"] == 12 * 119 + 1
-    assert by_label["Type1", "Books"].part == OTHER
-
-
-def test_columns_alternate_between_the_parts():
+def test_every_second_scheme_is_held_out():
     labels = [r.label for r in ROWS if (r.paper[:3], r.table) == ("Chi", "1")]
-    places = {}
-    for place, label in enumerate(labels):
-        one = next(r for r in ROWS if r.table == "4" and r.label == label)
-        places[label] = comparison._compared(replace(one, scheme="window(2)"), place).part
-    assert [label for label, part in places.items() if part == CHOICE] == labels[::2]
-    assert [label for label, part in places.items() if part == HELD_OUT] == labels[1::2]
+    parts = {x.row.label: x.part for x in comparisons() if x.of_altered_attention}
+    assert [label for label, part in parts.items() if part == CHOICE] == labels[::2]
+    assert [label for label, part in parts.items() if part == HELD_OUT] == labels[1::2]
+    assert {x.row.scheme for x in comparisons()} > SCHEMES_HELD_OUT
 
 
 def test_a_sliding_cache_is_not_compared():
     assert "cache" in row("Chi", "5", "ArXiv", "ALiBi").protocol
     assert all("cache" not in r.protocol for r in ROWS if r.table != "5")
+    assert {x.row.table for x in comparisons() if x.row.paper.startswith("Chi")} == set("1234")
+
+
+@pytest.mark.slow  # 42 variants
+def test_the_default_is_the_variant_that_scores_best_on_the_rows_for_the_choice():
+    found = [x for x in comparisons() if x.part == CHOICE]
+    assert max(VARIANTS, key=lambda variant: Agreement(found, variant).score()) == Variant()
 
 
 def test_ranks_of_ties_are_means(seed):
     x = torch.tensor([3.0, 1.0, 3.0, 2.0])
-    assert comparison._ranks(x).tolist() == [2.5, 0, 2.5, 1]
-    found = comparison.rank_correlation(x, torch.tensor([30.0, 10.0, 20.0, 15.0]))
+    assert ranks(x).tolist() == [2.5, 0, 2.5, 1]
+    found = rank_correlation(x, torch.tensor([30.0, 10.0, 20.0, 15.0]))
     # Ranks (2.5, 0, 2.5, 1) and (3, 0, 2, 1), each with mean 1.5.
     assert found == pytest.approx(4.5 / math.sqrt(4.5 * 5))
     y = torch.rand(20)
-    assert comparison.rank_correlation(y, y.exp()) == pytest.approx(1)
-    assert comparison.rank_correlation(y, -(y**3)) == pytest.approx(-1)
+    assert rank_correlation(y, y.exp()) == pytest.approx(1)
+    assert rank_correlation(y, -(y**3)) == pytest.approx(-1)
+    assert math.isnan(rank_correlation(y, torch.ones(20)))
 
 
-def made_up(losses: dict[str, list[float]], predicted: list[float]) -> list[Comparison]:
-    """Schemes 0, 1, ... with these losses by text."""
-    return [
-        Comparison(
-            replace(ROWS[0], dataset=text, label=str(n)), CHOICE, (1, 2), loss, {"guess": guess}
-        )
+def made_up(losses: dict[str, list[float]], guesses: list[float]) -> Agreement:
+    """Of schemes 0, 1, ... in Chi's table 1 with these losses by text."""
+    found = [
+        Comparison(replace(ROWS[0], dataset=text, scheme=str(n)), CHOICE, (1, 2), loss)
         for text, values in losses.items()
-        for n, (loss, guess) in enumerate(zip(values, predicted, strict=True))
+        for n, loss in enumerate(values)
     ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(agreement, "predicted", lambda x, _: guesses[int(x.row.scheme)])
+        return Agreement(found, Variant())
 
 
-def test_agreement_is_the_mean_of_the_texts():
-    got = comparison.agreement(
-        made_up({"a": [0.0, 0.1, 1.0, 2.0], "b": [0.1, 0.0, 2.0, 1.0]}, [0.0, 0.1, 0.4, 0.9]),
-        "guess",
-    )
-    assert (got.schemes, got.rows) == (4, 8)
-    assert got.rank == pytest.approx((1 + 0.6) / 2)
-    assert got.doubled == 1
-    low, high = got.rank_interval
-    assert low < got.rank < high == pytest.approx(1)
+def test_agreement_is_the_mean_of_the_texts_and_that_of_all_rows():
+    got = made_up({"a": [0.0, 0.1, 1.0, 2.0], "b": [0.2, 0.3, 0.4, 0.35]}, [0.0, 0.1, 0.4, 0.9])
+    assert (len(got.schemes), len(got.found)) == (4, 8)
+    assert got.within() == pytest.approx((1 + 0.8) / 2)
+    pairs = got.predicted, got.losses
+    assert got.overall() == pytest.approx(rank_correlation(*pairs)) != got.within()
+    assert got.score() == pytest.approx((got.within() + got.overall()) / 2)
+    # A doubled row and one of the same scheme that is not are predicted alike.
+    assert got.doubled() == pytest.approx((2 * 6 - 1 - 2 * 0.5) / 12)
+    low, high = got.interval(got.within)
+    assert low < got.within() < high == pytest.approx(1)
+
+
+def test_intervals_draw_schemes_with_all_their_texts():
+    got = made_up({"a": [0.0, 0.1], "b": [0.0, 0.1]}, [0.1, 0.2])
+    # Two of the schemes, or twice the same one, which has no correlation.
+    assert got.interval(got.overall) == pytest.approx((1, 1))
+    assert all(len({got.found[n].row.scheme for n in places}) == 1 for places in got.schemes)
+
+
+def test_predictions_that_differ_by_less_than_a_thousandth_are_equal():
+    got = made_up({"a": [0.0, 0.1, 1.0]}, [0.5, 0.9999, 1.0])
+    assert ranks(got.predicted).tolist() == [0, 1.5, 1.5]
 
 
 def test_ties_and_infinite_predictions_order_half_of_the_pairs():
     infinite = math.inf
-    got = comparison.agreement(
-        made_up({"a": [0.0, 0.1, 1.0, 2.0]}, [5.0, infinite, infinite, infinite]), "guess"
-    )
-    assert got.doubled == (1 + 0.5 + 1 + 0.5) / 4
-    assert math.isnan(got.linear)
+    got = made_up({"a": [0.0, 0.1, 1.0, 2.0]}, [5.0, infinite, infinite, infinite])
+    assert got.doubled() == (1 + 0.5 + 1 + 0.5) / 4

@@ -9,6 +9,7 @@ from .extrapolate import extrapolate
 from .info import info
 from .plot import plot
 from .predict import predict
+from .published import published
 from .theory import theory
 
 
@@ -24,4 +25,5 @@ main.add_command(extrapolate)
 main.add_command(info)
 main.add_command(plot)
 main.add_command(predict)
+main.add_command(published)
 main.add_command(theory)

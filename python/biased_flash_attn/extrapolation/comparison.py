@@ -5,94 +5,103 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache, partial
-from itertools import groupby
-
-import torch
-from torch import Tensor
+from functools import cache
+from itertools import groupby, product
 
 from .formulas import Formula, formula_of
-from .prediction import predict
+from .prediction import CONTENT, HEADS, predict
 from .published import Row, rows
 
-CHOICE, HELD_OUT, OTHER = "choice", "held out", "other"
-RESAMPLES = 2000
+CHOICE, HELD_OUT = "choice", "held out"
+# Every second scheme in the order of the papers. ALiBi with other numbers of heads goes with
+# shift 0 of Chi et al., and both Sandwiches go together.
+SCHEMES_HELD_OUT = {
+    "alibi(slopes='geometric')",
+    "alibi(slopes='geometric', shift=4)",
+    "alibi(slopes='geometric', shift=8)",
+    "alibi(exponent=2)",
+    "alibi(exponent=6)",
+    "window(40)",
+    "window(100)",
+    "window(160)",
+    "alibi",
+    "smoothed_sandwich",
+    "type2",
+    "inverse_log_distance",
+}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was predicted for one published row, and what was measured.
+    """What was measured for one published row.
 
     Attributes:
         row: the published row.
-        part: "choice" for the columns of Chi et al.'s tables 1 and 4 on which `predict` was chosen,
-            the first, the third and so on; "held out" for their other columns; "other" for rows of
-            other tables.
+        part: "choice" for the schemes on which the variant of `predict` was chosen, or "held out".
         lengths: the two lengths that are compared, the shortest from the training length on and the
             longest.
         loss: ln(perplexity at the longer / at the shorter length).
-        predicted: by the name of a predictor.
     """
 
     row: Row
     part: str
     lengths: tuple[int, int]
     loss: float
-    predicted: dict[str, float]
+
+    @property
+    def of_altered_attention(self) -> bool:
+        """Whether the row is of the altered slopes and windows of Chi et al., tables 1 and 4."""
+        return self.row.paper.startswith("Chi") and self.row.table in ("1", "4")
+
+
+Predictor = Callable[[Formula, int, int, int], float]
 
 
 @dataclass(frozen=True)
-class Agreement:
-    """How well a predictor agrees with the losses of some comparisons.
+class Variant:
+    """A way to call `predict`; the default is the one that was chosen."""
 
-    Attributes:
-        schemes, rows: how many.
-        rank: Spearman's correlation within a text, the mean of the texts.
-        linear: Pearson's correlation likewise.
-        rank_interval, linear_interval: of 95 %, by resampling schemes with all their texts.
-        doubled: the fraction of pairs of a row whose perplexity more than doubles and one whose
-            does not that the predictor puts in the right order; ties count one half.
-    """
+    heads: str = HEADS[0]
+    content: float = CONTENT
+    residual: float = 0.0
 
-    schemes: int
-    rows: int
-    rank: float
-    linear: float
-    rank_interval: tuple[float, float]
-    linear_interval: tuple[float, float]
-    doubled: float
+    def __str__(self) -> str:
+        return f"{self.heads}, content {self.content:g}, residual {self.residual:g}"
+
+    def __call__(self, formula: Formula, layers: int, train_length: int, eval_length: int) -> float:
+        options = {"heads": self.heads, "content": self.content, "residual": self.residual}
+        bias, window = formula
+        return predict(bias, layers, train_length, eval_length, window=window, **options)
 
 
-def _predicted(formula: Formula, layers: int, train_length: int, length: int, **options) -> float:
-    bias, window = formula
-    return predict(bias, layers, train_length, length, window=window, **options)
+CHOSEN = Variant()
+VARIANTS = [Variant(*x) for x in product(HEADS, (0.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0), (0.0, 0.5))]
 
 
-def _largest_field(formula: Formula, layers: int, train_length: int, length: int) -> float:
-    """The papers' receptive field: that of the head with the largest one, through all layers."""
-    return largest_field(formula, layers)
-
-
-def largest_field(formula: Formula, layers: int, eps: float = 0.01) -> float:
+def largest_field(
+    formula: Formula, layers: int, train_length: int = 0, eval_length: int = 0
+) -> float:
     """The keys that reach a token through all layers, in the head with the most of them.
 
-    In each layer these are the nearest that hold all but eps of the series of exp(b).
+    In each layer these are the nearest that hold 99 % of the series of exp(b), the receptive field
+    of Qin et al. (2023), which does not depend on the two lengths.
     """
-    one = math.inf if formula.bias is None else formula.bias.receptive_field(eps).max().item()
+    one = math.inf if formula.bias is None else formula.bias.receptive_field(0.01).max().item()
     if formula.window is not None:
         one = min(one, formula.window)
     return layers * (one - 1) + 1
 
 
-CHOSEN = "narrowest head"
-PREDICTORS: dict[str, Callable[[Formula, int, int, int], float]] = {
-    CHOSEN: partial(_predicted, heads="narrowest"),
-    "separate heads": partial(_predicted, heads="separate"),
-    "mixed heads": partial(_predicted, heads="mixed"),
-    "narrowest head, no residual": partial(_predicted, heads="narrowest", residual=0),
-    "separate heads, no residual": partial(_predicted, heads="separate", residual=0),
-    "mixed heads, no residual": partial(_predicted, heads="mixed", residual=0),
-    "largest receptive field": _largest_field,
+# Those that are shown for the schemes held out: what the choice changes, one thing after another,
+# and what was there before.
+SHOWN: dict[str, Predictor] = {
+    f"chosen: {CHOSEN}": CHOSEN,
+    "equal products: content 0": Variant(content=0.0),
+    "narrowest head": Variant(heads="narrowest"),
+    "mixed heads": Variant(heads="mixed"),
+    "residual 0.5": Variant(residual=0.5),
+    "mixed heads, content 0": Variant(heads="mixed", content=0.0),
+    "largest receptive field": largest_field,
 }
 
 
@@ -101,23 +110,9 @@ def comparisons() -> list[Comparison]:
 
     Those with a sliding cache of keys (Chi et al., table 5) are left out.
     """
-    found = []
-    for _, table in groupby(rows(), lambda row: (row.paper, row.table, row.dataset, row.model)):
-        for place, row in enumerate(table):
-            if has_fixed_formula(row) and "cache" not in row.protocol:
-                found.append(_compared(row, place))
-    return found
-
-
-def by_model(found: Iterable[Comparison]) -> list[list[Comparison]]:
-    """The comparisons of the same model on one or more texts, largest predictions first."""
-
-    def model(comparison: Comparison) -> tuple:
-        row = comparison.row
-        settings = (row.label, row.model, row.layers, row.train_length, comparison.lengths)
-        return row.paper, comparison.part, -comparison.predicted[CHOSEN], settings
-
-    return [list(same) for _, same in groupby(sorted(found, key=model), model)]
+    return [
+        _compared(row) for row in rows() if has_fixed_formula(row) and "cache" not in row.protocol
+    ]
 
 
 def has_fixed_formula(row: Row) -> bool:
@@ -129,76 +124,32 @@ def has_fixed_formula(row: Row) -> bool:
     return bias is None or bias.fixed
 
 
-def _compared(row: Row, place: int) -> Comparison:
-    part = OTHER
-    if row.paper.startswith("Chi") and row.table in ("1", "4"):
-        part = HELD_OUT if place % 2 else CHOICE
+def _compared(row: Row) -> Comparison:
     first = min(length for length in row.perplexity if length >= row.train_length)
     last = max(row.perplexity)
     loss = math.log(row.perplexity[last] / row.perplexity[first])
-    predicted = _predictions(row.scheme, row.heads, row.layers, row.train_length, last)
-    return Comparison(row, part, (first, last), loss, predicted)
+    part = HELD_OUT if row.scheme in SCHEMES_HELD_OUT else CHOICE
+    return Comparison(row, part, (first, last), loss)
+
+
+def predicted(comparison: Comparison, predictor: Predictor = CHOSEN) -> float:
+    """The prediction for a row, at the longest length that its table has."""
+    row = comparison.row
+    sizes = row.layers, row.train_length, comparison.lengths[1]
+    return _predicted(row.scheme, row.heads, sizes, predictor)
 
 
 @cache
-def _predictions(
-    scheme: str, heads: int, layers: int, train_length: int, length: int
-) -> dict[str, float]:
-    formula = formula_of(scheme, heads)
-    return {
-        name: predictor(formula, layers, train_length, length)
-        for name, predictor in PREDICTORS.items()
-    }
+def _predicted(scheme: str, heads: int, sizes: tuple[int, int, int], predictor: Predictor) -> float:
+    return predictor(formula_of(scheme, heads), *sizes)
 
 
-def agreement(found: Iterable[Comparison], predictor: str) -> Agreement:
-    """How well a predictor agrees with losses of the same schemes on one or more texts."""
-    found = list(found)
-    schemes = list(dict.fromkeys(x.row.label for x in found))
-    texts = list(dict.fromkeys(x.row.dataset for x in found))
-    cells = {(x.row.dataset, x.row.label): x for x in found}
-    table = [[cells[text, scheme] for scheme in schemes] for text in texts]
-    predicted, losses = (
-        torch.tensor([[value(x) for x in text] for text in table], dtype=torch.float64)
-        for value in (lambda x: x.predicted[predictor], lambda x: x.loss)
-    )
-    generator = torch.Generator().manual_seed(0)
-    drawn = torch.randint(len(schemes), (RESAMPLES, 1, len(schemes)), generator=generator)
-    drawn = drawn.expand(-1, len(texts), -1)
-    resampled = [
-        values.expand(RESAMPLES, -1, -1).gather(2, drawn) for values in (predicted, losses)
-    ]
-    doubled = losses > math.log(2)
-    pairs = predicted[doubled][:, None] - predicted[~doubled]
-    pairs = pairs.nan_to_num(0)  # of two infinite fields
-    return Agreement(
-        len(schemes),
-        len(found),
-        rank_correlation(predicted, losses).mean().item(),
-        correlation(predicted, losses).mean().item(),
-        _interval(rank_correlation(*resampled)),
-        _interval(correlation(*resampled)),
-        ((pairs > 0) + (pairs == 0).double() / 2).mean().item(),
-    )
+def by_model(found: Iterable[Comparison]) -> list[list[Comparison]]:
+    """The comparisons of the same model on one or more texts, largest predictions first."""
 
+    def model(comparison: Comparison) -> tuple:
+        row = comparison.row
+        settings = (row.scheme, row.model, row.layers, row.train_length, comparison.lengths)
+        return row.paper, comparison.part, -predicted(comparison), settings
 
-def _interval(resampled: Tensor) -> tuple[float, float]:
-    """95 % of the means of the texts. A resample of schemes that are all equal has none."""
-    quantiles = torch.tensor([0.025, 0.975], dtype=torch.float64)
-    return tuple(resampled.mean(1).nanquantile(quantiles).tolist())
-
-
-def rank_correlation(x: Tensor, y: Tensor) -> Tensor:
-    """Spearman's correlation over the last dimension; ties have the mean of their ranks."""
-    return correlation(_ranks(x), _ranks(y))
-
-
-def correlation(x: Tensor, y: Tensor) -> Tensor:
-    """Pearson's correlation over the last dimension, NaN for constant or infinite values."""
-    x, y = (z - z.mean(-1, keepdim=True) for z in (x, y))
-    return (x * y).sum(-1) / (x.norm(dim=-1) * y.norm(dim=-1))
-
-
-def _ranks(x: Tensor) -> Tensor:
-    smaller = (x[..., None] > x[..., None, :]).sum(-1)
-    return (smaller + (x[..., None] >= x[..., None, :]).sum(-1) - 1).double() / 2
+    return [list(same) for _, same in groupby(sorted(found, key=model), model)]

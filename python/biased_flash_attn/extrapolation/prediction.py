@@ -9,9 +9,10 @@ from ..biases.distance import PositionBias
 from ..biases.parameters import positive_int
 from .convergence import check_position_bias
 
-RESIDUAL = 0.5
 # How the heads' fractions beyond the training length become one number.
-HEADS = ("narrowest", "separate", "mixed")
+HEADS = ("separate", "narrowest", "mixed")
+# The range of the products q.k, chosen as docs/laboratory.md describes.
+CONTENT = 6.0
 # The largest exp(b) as a multiple of that of distance 0, for which sums are accurate to 1e-10.
 LARGEST = 1e6
 # Fractions of one distance that are smaller are 0.
@@ -26,14 +27,16 @@ def information(
     *,
     window: int | None = None,
     mixed: bool = False,
-    residual: float = RESIDUAL,
+    content: float = CONTENT,
+    residual: float = 0.0,
 ) -> Tensor:
     """The distances from which information reaches the last token of a sequence.
 
-    Of the information at a position, a layer takes the fraction `residual` from this position, and
-    the rest from those that its attention sees, in proportion to exp(b(d)): all products q.k are
-    taken to be equal. This is a random walk of `layers` steps towards the beginning of the
-    sequence. With residual = 1/2 it is the rollout of attention of Abnar and Zuidema (2020).
+    A layer takes information from the keys in proportion to min(1, exp(b(d) - max b + content)), as
+    if products q.k that are larger by up to `content` at distant keys canceled the bias there as
+    far as they can. Through all layers this is a random walk of `layers` steps towards the
+    beginning of the sequence. With content = 0 all products are equal; with residual = 1/2 as well
+    it is the rollout of attention of Abnar and Zuidema (2020).
 
     Args:
         bias: a bias that is a function of the distance, or None for uniform attention.
@@ -42,7 +45,8 @@ def information(
         window: as in `biased_flash_attn`.
         mixed: whether each layer mixes the information of all heads evenly; otherwise it stays in
             one head.
-        residual: the fraction in [0, 1] that remains at a position.
+        content: the difference between the largest and the smallest q.k, after scaling.
+        residual: the fraction in [0, 1] that a layer leaves at its position.
 
     Returns:
         the fraction from each distance 0, ..., length - 1, whose sum is 1, (heads, length) float64;
@@ -52,9 +56,11 @@ def information(
     """
     positive_int("layers", layers)
     positive_int("length", length)
+    if not 0 <= content < torch.inf:
+        raise ValueError(f"content is {content}; it must be finite and at least 0")
     if not 0 <= residual <= 1:
         raise ValueError(f"residual is {residual}; it must be from 0 to 1")
-    weights = _weights(bias, length, window)
+    weights = _weights(bias, length, window, content)
     # A query sees as many keys as its position allows, and its weights sum to 1.
     sums = weights.cumsum(-1)
     spectrum = torch.fft.rfft(weights, 2 * length).conj()
@@ -78,8 +84,9 @@ def predict(
     eval_length: int,
     *,
     window: int | None = None,
-    heads: str = "narrowest",
-    residual: float = RESIDUAL,
+    heads: str = HEADS[0],
+    content: float = CONTENT,
+    residual: float = 0.0,
 ) -> float:
     """The fraction of the `information` at the last of eval_length tokens that comes from distances
     of train_length and more, which training does not show.
@@ -88,11 +95,11 @@ def predict(
     what the papers measured, and shows where it fails.
 
     Args:
-        bias: as in `information`, as are layers, window and residual.
+        bias: as in `information`, as are layers, window, content and residual.
         train_length: the length of the sequences in training.
         eval_length: the length of the sequence that is evaluated.
-        heads: "narrowest" for the head with the smallest fraction, "separate" for the mean over the
-            heads, or "mixed" if each layer mixes their information.
+        heads: "separate" for the mean of the heads' fractions, "narrowest" for the smallest one, or
+            "mixed" if each layer mixes their information.
 
     Raises TypeError or ValueError, naming the argument.
     """
@@ -100,14 +107,20 @@ def predict(
     if heads not in HEADS:
         raise ValueError(f"heads is {heads!r}; it may be {', '.join(HEADS)}")
     found = information(
-        bias, layers, eval_length, window=window, mixed=heads == "mixed", residual=residual
+        bias,
+        layers,
+        eval_length,
+        window=window,
+        mixed=heads == "mixed",
+        content=content,
+        residual=residual,
     )
     beyond = found[:, train_length:].sum(1)
-    return (beyond.mean() if heads == "separate" else beyond.min()).item()
+    return (beyond.min() if heads == "narrowest" else beyond.mean()).item()
 
 
-def _weights(bias: PositionBias | None, length: int, window: int | None) -> Tensor:
-    """exp(b) of the distances that a query sees, relative to the largest, (heads, length)."""
+def _weights(bias: PositionBias | None, length: int, window: int | None, content: float) -> Tensor:
+    """What a query takes from each distance, relative to the largest, (heads, length)."""
     d = torch.arange(length, dtype=torch.float64)
     if bias is None:
         logits = torch.zeros(1, length, dtype=torch.float64)
@@ -116,7 +129,7 @@ def _weights(bias: PositionBias | None, length: int, window: int | None) -> Tens
         logits = bias.curve(d.to(bias.device)).cpu().expand(bias.num_heads, -1)
     if window is not None:
         logits = logits.masked_fill(d >= positive_int("window", window), -torch.inf)
-    weights = (logits - logits.amax(-1, keepdim=True)).exp()
+    weights = (logits - logits.amax(-1, keepdim=True) + content).clamp(max=0).exp()
     if not (weights[:, 0] * LARGEST >= 1).all():
         raise ValueError(
             f"bias grows with the distance, by more than a factor {LARGEST:.0e} of exp(b), or is"

@@ -5,21 +5,17 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from .comparison import CHOICE, CHOSEN, HELD_OUT, OTHER, Comparison, by_model
+from .comparison import CHOICE, HELD_OUT, Comparison, by_model, predicted
 
 # Of Okabe and Ito (2008), which people with any color vision can distinguish.
-COLORS = {CHOICE: "#999999", HELD_OUT: "#0072B2", OTHER: "#D55E00"}
-LABELS = {
-    CHOICE: "on which the prediction was chosen",
-    HELD_OUT: "held out",
-    OTHER: "other tables",
-}
+COLORS = {CHOICE: "#7F7F7F", HELD_OUT: "#0072B2"}
+LABELS = {CHOICE: "for the choice of the variant", HELD_OUT: "held out"}
 MARKERS = "os^Dv<>"
-FEWEST = 1e-3  # below this fraction, the axis is linear
 
 
 def of_schemes(curves: dict[str, Tensor], train_length: int) -> Figure:
@@ -31,13 +27,13 @@ def of_schemes(curves: dict[str, Tensor], train_length: int) -> Figure:
     bars, lines = figure.subplots(1, 2)
     for place, (name, curve) in enumerate(curves.items()):
         beyond = curve[:, train_length:].sum(1)
-        bars.barh(place, beyond.min().item(), color=f"C{place % 10}")
+        bars.barh(place, beyond.mean().item(), color=f"C{place % 10}")
         bars.plot(beyond.tolist(), [place] * len(beyond), "|", color="black")
         after = curve.mean(0).flip(0).cumsum(0).flip(0)
         lines.plot(after.numpy(), color=f"C{place % 10}", label=name)
     bars.set_yticks(range(len(curves)), list(curves))
     bars.invert_yaxis()
-    bars.set(xlabel="fraction beyond the training length: narrowest head, | every head")
+    bars.set(xlabel="fraction beyond the training length: mean of the heads, | every head")
     bars.set(xlim=(0, 1.02))
     lines.axvline(train_length, color="gray", linestyle="--", linewidth=1)
     lines.set(xscale="symlog", xlim=(0, None), ylim=(0, 1.02))
@@ -49,36 +45,58 @@ def of_schemes(curves: dict[str, Tensor], train_length: int) -> Figure:
 
 
 def against_published(found: list[Comparison]) -> Figure:
-    """Predictions, and what the papers measured on each text, one line per model."""
-    models = by_model(found)
-    figure = Figure(figsize=(12, 1.5 + 0.22 * len(models)), layout="constrained")
-    bars, dots = figure.subplots(1, 2, sharey=True)
+    """What the papers measured against the prediction, one label per model.
+
+    A model that was measured on several texts has a point for each of them, on a vertical line.
+    """
+    models = sorted(by_model(found), key=_height)
+    figure = Figure(figsize=(13, 2 + 0.21 * len(models)), layout="constrained")
+    axes = figure.subplots()
     texts = list(dict.fromkeys(x.row.dataset for x in found))
     markers = dict(zip(texts, MARKERS, strict=False))
-    for place, same in enumerate(models):
-        color = COLORS[same[0].part]
-        bars.barh(place, same[0].predicted[CHOSEN], color=color, label=LABELS[same[0].part])
-        for x in same:
-            style = {"marker": markers[x.row.dataset], "color": color, "linestyle": ""}
-            dots.plot(math.exp(x.loss), place, label=x.row.dataset, **style)
-    bars.set_yticks(range(len(models)), [_name(same[0]) for same in models], fontsize=8)
-    bars.invert_yaxis()
-    bars.set_xscale("symlog", linthresh=FEWEST)
-    bars.set(xlim=(0, 1), xlabel="predicted: fraction from beyond the training length")
-    dots.set(xscale="log", xlabel="measured: perplexity at the longest / at the training length")
-    dots.axvline(1, color="gray", linestyle="--", linewidth=1)
-    for axes in (bars, dots):
-        _finish(axes)
-        handles, labels = axes.get_legend_handles_labels()
-        first = dict(reversed(list(zip(labels, handles, strict=True))))
-        axes.legend(list(first.values())[::-1], list(first)[::-1], fontsize=8)
+    heights = np.linspace(0.01, 0.99, len(models))
+    for same, height in zip(models, heights, strict=True):
+        x, color = predicted(same[0]), COLORS[same[0].part]
+        ratios = [math.exp(c.loss) for c in same]
+        axes.plot([x, x], [min(ratios), max(ratios)], color=color, linewidth=1)
+        for comparison, ratio in zip(same, ratios, strict=True):
+            style = {"marker": markers[comparison.row.dataset], "color": color, "linestyle": ""}
+            axes.plot(x, ratio, markersize=5, alpha=0.8, **style)
+        axes.annotate(
+            _name(same[0]),
+            (x, math.exp(_height(same))),
+            (1.06, height),
+            textcoords="axes fraction",
+            va="center",
+            fontsize=7,
+            color=color,
+            arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.4, "alpha": 0.6},
+        )
+    for part, label in LABELS.items():
+        axes.plot([], [], "s", color=COLORS[part], label=label)
+    for text, marker in markers.items():
+        axes.plot([], [], marker, color="black", label=text)
+    axes.axhline(1, color="gray", linestyle="--", linewidth=1)
+    axes.set(xlim=(-0.02, 1.02), yscale="log")
+    axes.set_yticks([0.9, 1, 1.2, 1.5, 2, 3, 5, 10, 20, 30])
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.minorticks_off()
+    axes.set(xlabel="predicted: fraction of the information from beyond the training length")
+    axes.set(ylabel="measured: perplexity at the longest / at the training length")
+    axes.legend(fontsize=8, loc="upper left")
+    _finish(axes)
     return figure
 
 
+def _height(same: list[Comparison]) -> float:
+    """The mean of the texts' losses."""
+    return sum(x.loss for x in same) / len(same)
+
+
 def _name(comparison: Comparison) -> str:
+    """What the paper calls the scheme, and the setting."""
     row = comparison.row
-    settings = f"{row.paper.split()[0]}, {row.layers} layers, {row.train_length}"
-    return f"{row.scheme} ({settings})"
+    return f"{row.label} ({row.paper.split()[0]}, {row.layers} layers, {row.train_length})"
 
 
 def _finish(axes: Axes) -> None:

@@ -1,0 +1,121 @@
+"""`published`: predictions from formulas against the tables of the papers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+from tqdm import tqdm
+
+from ..extrapolation import convergence
+from ..extrapolation.agreement import Agreement
+from ..extrapolation.comparison import (
+    CHOICE,
+    HELD_OUT,
+    SHOWN,
+    VARIANTS,
+    Comparison,
+    by_model,
+    comparisons,
+    predicted,
+)
+from ..extrapolation.experiment.report import table
+from ..extrapolation.formulas import formula_of
+from .plot import needed
+
+
+@click.command()
+@click.option(
+    "--choice", is_flag=True, help="Score every variant on the rows for the choice, and stop."
+)
+@click.option(
+    "--output",
+    default="published",
+    show_default=True,
+    type=click.Path(file_okay=False, path_type=Path),
+)
+def published(choice: bool, output: Path):
+    """Compare predictions from formulas with the perplexities that the papers publish.
+
+    The rows are those whose scheme has no trained parameters. The table published.md and the
+    picture published.png are written to the folder OUTPUT. With --choice, every variant of the
+    prediction is scored on half of the schemes, in choice.md: the best one is what `predict`
+    computes.
+    """
+    pictures = needed("extrapolation.prediction_pictures")
+    output.mkdir(parents=True, exist_ok=True)
+    found = comparisons()
+    if choice:
+        write(choice_table(part_of(found, CHOICE)), output / "choice.md")
+        return
+    write(f"{comparison_table(found)}\n\n{agreement_table(found)}", output / "published.md")
+    pictures.against_published(found).savefig(output / "published.png", dpi=120)
+    click.echo(f"saved {output}/published.png")
+
+
+def write(text: str, path: Path) -> None:
+    path.write_text(f"{text}\n")
+    click.echo(f"{text}\n\nsaved {path}")
+
+
+def part_of(found: list[Comparison], part: str) -> list[Comparison]:
+    return [x for x in found if x.part == part]
+
+
+def choice_table(found: list[Comparison]) -> str:
+    """The scores of all variants, best first."""
+    scored = [(Agreement(found, variant), variant) for variant in tqdm(VARIANTS, leave=False)]
+    scored.sort(key=lambda x: -x[0].score())
+    lines = [["heads", "content", "residual", "within", "overall", "score"]]
+    for got, variant in scored:
+        numbers = (f"{x:.3f}" for x in (got.within(), got.overall(), got.score()))
+        lines.append([variant.heads, f"{variant.content:g}", f"{variant.residual:g}", *numbers])
+    return table(lines)
+
+
+def comparison_table(found: list[Comparison]) -> str:
+    """One line per model that was trained on one or more texts, those with one prediction."""
+    head = ["scheme", "paper", "tables", "layers", "lengths", "series", "part"]
+    lines = [comparison_line(same) for same in tqdm(by_model(found), leave=False)]
+    return table([[*head, "predicted", "measured"], *lines])
+
+
+def comparison_line(same: list[Comparison]) -> list[str]:
+    row, (first, last) = same[0].row, same[0].lengths
+    return [
+        row.scheme,
+        row.paper.split()[0],
+        ", ".join(dict.fromkeys(x.row.table for x in same)),
+        str(row.layers),
+        f"{row.train_length}: {first} to {last}",
+        "converges" if series_converges(row.scheme, row.heads) else "diverges",
+        same[0].part,
+        f"{predicted(same[0]):.3f}",
+        ", ".join(f"{x.row.dataset} {math.exp(x.loss):.2f}" for x in same),
+    ]
+
+
+def series_converges(scheme: str, heads: int) -> bool:
+    """Whether the series of exp(b) converges in every head; in a window it is a finite sum."""
+    bias, window = formula_of(scheme, heads)
+    return window is not None or (bias is not None and bool(convergence(bias).converges.all()))
+
+
+def agreement_table(found: list[Comparison]) -> str:
+    head = ["predictor", "part", "schemes", "rows", "within", "95 %", "overall", "95 %", "doubled"]
+    parts = {part: part_of(found, part) for part in (CHOICE, HELD_OUT)} | {"both": found}
+    lines = []
+    for name, predictor in tqdm(SHOWN.items(), leave=False):
+        for part, rows in parts.items():
+            got = Agreement(rows, predictor)
+            numbers = *with_interval(got, got.within), *with_interval(got, got.overall)
+            sizes = str(len(got.schemes)), str(len(rows))
+            lines.append([name, part, *sizes, *numbers, f"{got.doubled():.2f}"])
+    return table([head, *lines])
+
+
+def with_interval(got: Agreement, statistic: Callable[..., float]) -> list[str]:
+    low, high = got.interval(statistic)
+    return [f"{statistic():.2f}", f"{low:.2f} to {high:.2f}"]
