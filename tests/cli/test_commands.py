@@ -77,12 +77,14 @@ def test_predict_prints_and_draws(invoke, tmp_path):
     assert (tmp_path / "predictions" / "predictions.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow  # 42 variants
-def test_the_choice_is_that_of_the_documentation(invoke, tmp_path):
-    result = succeeded(invoke("published", "--choice", "--output", "here"))
-    written = (tmp_path / "here" / "choice.md").read_text()
+@pytest.mark.slow  # 42 variants on half of the rows, or seven predictors on all of them
+@pytest.mark.parametrize(("options", "name"), [(["--choice"], "choice"), ([], "published")])
+def test_comparisons_are_those_of_the_documentation(invoke, tmp_path, options, name):
+    result = succeeded(invoke("published", *options, "--output", "here"))
+    written = (tmp_path / "here" / f"{name}.md").read_text()
     assert written.strip() in result.stdout
-    assert_same_output(written, (PREDICTIONS / "choice.md").read_text())
+    assert_same_output(written, (PREDICTIONS / f"{name}.md").read_text())
+    assert (tmp_path / "here" / "published.png").exists() == (name == "published")
 
 
 def table_of(result: Result) -> list[str]:

@@ -16,6 +16,7 @@ from .comparison import CHOICE, HELD_OUT, Comparison, by_model, predicted
 COLORS = {CHOICE: "#7F7F7F", HELD_OUT: "#0072B2"}
 LABELS = {CHOICE: "for the choice of the variant", HELD_OUT: "held out"}
 MARKERS = "os^Dv<>"
+LARGE = 0.9  # predictions whose points are close to each other
 
 
 def of_schemes(curves: dict[str, Tensor], train_length: int) -> Figure:
@@ -48,44 +49,62 @@ def against_published(found: list[Comparison]) -> Figure:
     """What the papers measured against the prediction, one label per model.
 
     A model that was measured on several texts has a point for each of them, on a vertical line.
+    Labels of large predictions are on the right, the others above.
     """
-    models = sorted(by_model(found), key=_height)
-    figure = Figure(figsize=(13, 2 + 0.21 * len(models)), layout="constrained")
+    models = by_model(found)
+    figure = Figure(figsize=(13, 8), layout="constrained")
     axes = figure.subplots()
     texts = list(dict.fromkeys(x.row.dataset for x in found))
     markers = dict(zip(texts, MARKERS, strict=False))
-    heights = np.linspace(0.01, 0.99, len(models))
-    for same, height in zip(models, heights, strict=True):
+    for same in models:
         x, color = predicted(same[0]), COLORS[same[0].part]
         ratios = [math.exp(c.loss) for c in same]
         axes.plot([x, x], [min(ratios), max(ratios)], color=color, linewidth=1)
         for comparison, ratio in zip(same, ratios, strict=True):
             style = {"marker": markers[comparison.row.dataset], "color": color, "linestyle": ""}
             axes.plot(x, ratio, markersize=5, alpha=0.8, **style)
-        axes.annotate(
-            _name(same[0]),
-            (x, math.exp(_height(same))),
-            (1.06, height),
-            textcoords="axes fraction",
-            va="center",
-            fontsize=7,
-            color=color,
-            arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.4, "alpha": 0.6},
-        )
+    axes.set(xlim=(-0.02, 1.02), yscale="log")
+    _label(axes, sorted((m for m in models if predicted(m[0]) > LARGE), key=_height), "right")
+    _label(axes, sorted((m for m in models if predicted(m[0]) <= LARGE), key=_place), "above")
     for part, label in LABELS.items():
         axes.plot([], [], "s", color=COLORS[part], label=label)
     for text, marker in markers.items():
-        axes.plot([], [], marker, color="black", label=text)
+        axes.plot([], [], marker, color="black", linestyle="", label=text)
     axes.axhline(1, color="gray", linestyle="--", linewidth=1)
-    axes.set(xlim=(-0.02, 1.02), yscale="log")
     axes.set_yticks([0.9, 1, 1.2, 1.5, 2, 3, 5, 10, 20, 30])
     axes.yaxis.set_major_formatter("{x:g}")
     axes.minorticks_off()
     axes.set(xlabel="predicted: fraction of the information from beyond the training length")
     axes.set(ylabel="measured: perplexity at the longest / at the training length")
-    axes.legend(fontsize=8, loc="upper left")
+    axes.legend(fontsize=8, loc="upper left", ncols=2)
     _finish(axes)
     return figure
+
+
+def _label(axes: Axes, models: list[list[Comparison]], side: str) -> None:
+    """Labels in the given order at equal distances, with a line to the mean of each model."""
+    right = side == "right"
+    line = {"arrowstyle": "-", "linewidth": 0.4, "alpha": 0.6}
+    line["relpos"] = (0, 0.5) if right else (0.5, 0)
+    for same, place in zip(models, np.linspace(0.02, 0.98, len(models)), strict=True):
+        color = COLORS[same[0].part]
+        axes.annotate(
+            _name(same[0]),
+            (predicted(same[0]), math.exp(_height(same))),
+            (1.04, place) if right else (0.8 * place, 0.27),
+            textcoords="axes fraction",
+            va="center" if right else "bottom",
+            ha="left" if right else "center",
+            rotation=0 if right else 90,
+            fontsize=7.5,
+            color=color,
+            arrowprops=line | {"color": color},
+        )
+
+
+def _place(same: list[Comparison]) -> tuple[float, float]:
+    """The prediction, and the mean of the texts' losses."""
+    return predicted(same[0]), _height(same)
 
 
 def _height(same: list[Comparison]) -> float:
