@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import groupby, product
 
-from .formulas import Formula, formula_of
+from .formulas import Formula, fields, formula_of
 from .prediction import CONTENT, HEADS, predict
 from .published import Row, rows
 
@@ -86,10 +86,7 @@ def largest_field(
     In each layer these are the nearest that hold 99 % of the series of exp(b), the receptive field
     of Qin et al. (2023), which does not depend on the two lengths.
     """
-    one = math.inf if formula.bias is None else formula.bias.receptive_field(0.01).max().item()
-    if formula.window is not None:
-        one = min(one, formula.window)
-    return layers * (one - 1) + 1
+    return layers * (max(fields(formula)) - 1) + 1
 
 
 # Those that are shown for the schemes held out: what the choice changes, one thing after another,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from ..biases import DISTANCE_BIASES
@@ -30,3 +31,10 @@ def formula_of(scheme: str | Positions, num_heads: int) -> Formula:
         known = ", ".join(DISTANCE_BIASES)
         raise ValueError(f"{scheme} has no formula of the distance; these have one: {known}")
     return Formula(bias if is_formula else None, found.window)
+
+
+def fields(formula: Formula, eps: float = 0.01) -> list[float]:
+    """The receptive field of each head in one layer: the nearest keys that hold all but eps of the
+    series of exp(b), and those of the window at most."""
+    one = [math.inf] if formula.bias is None else formula.bias.receptive_field(eps).tolist()
+    return one if formula.window is None else [min(keys, formula.window) for keys in one]

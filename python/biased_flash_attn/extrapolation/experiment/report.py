@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
+from ..formulas import Formula, fields, formula_of
+from ..prediction import predict
 from .checkpoints import write_atomically
 from .counts import ORDER, perplexity_of_counts
 from .evaluation import PROTOCOLS
@@ -63,7 +66,12 @@ def markdown(settings: Settings, results: Results, counts: float) -> str:
     ]
     for protocol in PROTOCOLS:
         parts.append(f"{TITLES[protocol]}:\n\n{perplexities(settings, results, protocol)}")
-    parts.append(f"Receptive fields, in bytes:\n\n{receptive_fields(results)}")
+    parts.append(
+        "Receptive fields in bytes, from that of the narrowest to that of the widest head."
+        f" Predicted is the fraction of the information at {settings.eval_lengths[-1]} bytes from"
+        f" beyond {settings.train_length}. Untrained formulas have initial values of their own:\n\n"
+        f"{receptive_fields(settings, results)}"
+    )
     return "\n\n".join(parts) + "\n"
 
 
@@ -76,15 +84,36 @@ def perplexities(settings: Settings, results: Results, protocol: str) -> str:
     return table(rows)
 
 
-def receptive_fields(results: Results) -> str:
-    """Receptive fields of gradients, attention weights and series; the largest of all heads."""
+def receptive_fields(settings: Settings, results: Results) -> str:
+    """Receptive fields of gradients, attention weights and series, and predictions."""
+    found = list(results.values())
+    formulas = [_formula(settings, scheme) for scheme in results]
     rows = [
-        ["receptive field", *results],
-        ["gradient: ERF", *(_of_gradient(r) for r in results.values())],
-        ["weights: n_emp(0.01)", *(_largest(r.get("attention_mass")) for r in results.values())],
-        ["series: TRF(0.01)", *(_largest(r["theory"].get("fields")) for r in results.values())],
+        ["gradient: ERF", *map(_of_gradient, found)],
+        ["weights: n_emp(0.01)", *(_range(_heads(r.get("attention_mass"))) for r in found)],
+        ["series, trained: TRF(0.01)", *(_range(_heads(r["theory"].get("fields"))) for r in found)],
+        ["series, untrained: TRF(0.01)", *(_range(f and fields(f)) for f in formulas)],
+        ["predicted before training", *(_predicted(settings, f) for f in formulas)],
     ]
-    return table(rows)
+    return table([["receptive field", *results], *rows])
+
+
+def _formula(settings: Settings, scheme: str) -> Formula | None:
+    """The formula of a scheme before training, or None for schemes without one."""
+    with torch.random.fork_rng():
+        torch.manual_seed(settings.seed)
+        try:
+            return formula_of(scheme, settings.size.heads)
+        except ValueError:
+            return None
+
+
+def _predicted(settings: Settings, formula: Formula | None) -> str:
+    if formula is None:
+        return "-"
+    lengths = settings.train_length, settings.eval_lengths[-1]
+    share = predict(formula.bias, settings.size.layers, *lengths, window=formula.window)
+    return f"{share:.3f}"
 
 
 def table(rows: list[list[str]]) -> str:
@@ -103,9 +132,15 @@ def _of_gradient(result: dict[str, object]) -> str:
     return f"{result['gradient']['receptive_field']:.0f}" if "gradient" in result else "-"
 
 
-def _largest(layers: dict[str, list[float | None]] | None) -> str:
-    """The largest value over the heads of all layers; None is infinite."""
+def _heads(layers: dict[str, list[float | None]] | None) -> list[float] | None:
+    """The values of the heads of all layers, in which None is infinite."""
     if not layers:
+        return None
+    return [math.inf if head is None else head for layer in layers.values() for head in layer]
+
+
+def _range(heads: list[float] | None) -> str:
+    if heads is None:
         return "-"
-    heads = [head for layer in layers.values() for head in layer]
-    return "infinite" if None in heads else f"{max(heads):.0f}"
+    first, last = ("infinite" if math.isinf(x) else f"{x:.0f}" for x in (min(heads), max(heads)))
+    return first if first == last else f"{first} to {last}"
