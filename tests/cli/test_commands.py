@@ -50,6 +50,15 @@ def test_theory_reports_convergence(invoke):
     assert "receptive field at 0.01: inf" in result.output
 
 
+def test_theory_prints_the_fits_of_every_head(invoke):
+    fits = ["--fit", "9", "--fit", "50"]
+    result = succeeded(invoke("theory", "inverse_distance", "--heads", "2", *fits))
+    for points in (9, 50):
+        shown = f"fit to the nearest {points}: " + ", ".join(["-1.000 log(1 + d) "] * 2)
+        line = next(x for x in result.output.splitlines() if f"nearest {points}:" in x)
+        assert line.replace("+0.000", "").replace("-0.000", "") == shown
+
+
 def test_theory_draws_the_mean_of_the_heads_fields(pictures, invoke, monkeypatch):
     drawn = {}
     draw = pictures.receptive_fields

@@ -77,6 +77,12 @@ def test_closed_forms_decide_scaled_distances():
     assert convergence(biases.Type2(2, slopes=[0.1, 0.0])).converges.tolist() == [True, False]
 
 
+def test_the_exponent_of_type1_with_slopes_is_2():
+    """The square of the distance is too large for a float."""
+    exponents = convergence(biases.Type1(2, slopes=[0.1, 2.0])).exponents
+    assert exponents[:, 0].tolist() == pytest.approx([2, 2], abs=1e-8)
+
+
 def test_exponents_of_known_series():
     for p, q, r in ((1, 0, 0), (1, 1, 1), (1, -3, 2.5), (1.02, 0.5, 0)):
         bias = of(

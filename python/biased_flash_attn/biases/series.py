@@ -51,7 +51,8 @@ class Type1(SeriesBias):
         return -2 * torch.log1p(d)
 
     def scaled_term(self, d: Tensor) -> Tensor:
-        return -torch.log1p(d.square())
+        # ln(1 + d^2), whose square would overflow at the distances that `convergence` evaluates.
+        return -2 * torch.hypot(d, torch.ones_like(d)).log()
 
 
 class Type2(SeriesBias):

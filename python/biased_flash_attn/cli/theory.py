@@ -10,7 +10,7 @@ from rich.console import Console
 
 from .. import biases
 from ..biases.distance import PositionBias
-from ..extrapolation import convergence, mean_receptive_field
+from ..extrapolation import convergence, log_fit, mean_receptive_field
 from .plot import needed
 from .predict import named_formula
 
@@ -19,6 +19,13 @@ from .predict import named_formula
 @click.argument("names", metavar="[BIAS]...", nargs=-1)
 @click.option("--heads", default=8, show_default=True, type=click.IntRange(1))
 @click.option("--eps", default=0.01, show_default=True, type=click.FloatRange(0, 1, True, True))
+@click.option(
+    "--fit",
+    "nearest",
+    multiple=True,
+    type=click.IntRange(2),
+    help="Fit a log(1 + d) + c to this number of the nearest distances; may be repeated.",
+)
 @click.option("--length", default=512, show_default=True, type=click.IntRange(2))
 @click.option(
     "--output",
@@ -26,7 +33,14 @@ from .predict import named_formula
     show_default=True,
     type=click.Path(file_okay=False, path_type=Path),
 )
-def theory(names: tuple[str, ...], heads: int, eps: float, length: int, output: Path):
+def theory(
+    names: tuple[str, ...],
+    heads: int,
+    eps: float,
+    nearest: tuple[int, ...],
+    length: int,
+    output: Path,
+):
     """Analyse formulas of biases: convergence of the series of exp(b), and receptive fields.
 
     BIAS is the name of a bias of the distance, perhaps with arguments, as 'alibi(shift=6)', or
@@ -43,7 +57,10 @@ def theory(names: tuple[str, ...], heads: int, eps: float, length: int, output: 
         verdict = convergence(bias)
         field = ", ".join(f"{x:.6g}" for x in bias.receptive_field(eps).tolist())
         console.print(f"[bold]{name}[/bold]", highlight=False)
-        console.print(f"{verdict}\nreceptive field at {eps}: {field}\n", highlight=False)
+        console.print(f"{verdict}\nreceptive field at {eps}: {field}", highlight=False)
+        for points in nearest:
+            console.print(f"fit to the nearest {points}: {fitted(bias, points)}", highlight=False)
+        console.print()
         curves[name] = pictures.curves(bias, length)
         pairs[name] = pictures.weights(bias, length)
         weights = torch.from_numpy(curves[name]).exp()
@@ -61,3 +78,11 @@ def bias_of(name: str, heads: int) -> PositionBias:
     if bias is None:
         raise click.BadParameter(f"{name} has no bias")
     return bias
+
+
+def fitted(bias: PositionBias, points: int) -> str:
+    """The fit of each head."""
+    return ", ".join(
+        f"{slope:.3f} log(1 + d) {constant:+.3f}"
+        for slope, constant in zip(*(x.tolist() for x in log_fit(bias, points)), strict=True)
+    )
