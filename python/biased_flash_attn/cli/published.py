@@ -44,12 +44,13 @@ def published(choice: bool, output: Path):
     prediction is scored on half of the schemes, in choice.md: the best one is what `predict`
     computes.
     """
-    pictures = needed("extrapolation.prediction_pictures")
-    output.mkdir(parents=True, exist_ok=True)
     found = comparisons()
     if choice:
+        output.mkdir(parents=True, exist_ok=True)
         write(choice_table(part_of(found, CHOICE)), output / "choice.md")
         return
+    pictures = needed("extrapolation.prediction_pictures")
+    output.mkdir(parents=True, exist_ok=True)
     write(f"{comparison_table(found)}\n\n{agreement_table(found)}", output / "published.md")
     pictures.against_published(found).savefig(output / "published.png", dpi=120)
     click.echo(f"saved {output}/published.png")
