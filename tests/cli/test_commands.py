@@ -54,7 +54,7 @@ def test_theory_prints_the_fits_of_every_head(invoke):
     fits = ["--fit", "9", "--fit", "50"]
     result = succeeded(invoke("theory", "inverse_distance", "--heads", "2", *fits))
     for points in (9, 50):
-        shown = f"fit to the nearest {points}: " + ", ".join(["-1.000 log(1 + d) "] * 2)
+        shown = f"fit to the nearest {points}: " + ", ".join(["-1.000 log(1 + d)  (R^2 1.000)"] * 2)
         line = next(x for x in result.output.splitlines() if f"nearest {points}:" in x)
         assert line.replace("+0.000", "").replace("-0.000", "") == shown
 
@@ -103,11 +103,15 @@ def table_of(result: Result) -> list[str]:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["cable"], "cable has no formula of the distance; these have one: alibi"),
+        (
+            ["cable"],
+            "cable has no formula of the distance; these have one: none, window(WIDTH), alibi",
+        ),
         (["rotary"], "rotary has no formula of the distance"),
         (["alibi(shft=4)"], "alibi takes the keyword arguments slopes, shift"),
         (["alibi(shift='far')"], "shift must be a number"),
         ([], "Missing argument 'SCHEME...'"),
+        (["alibi", "--eval-length", "512"], "512 must be longer than that of training, 512"),
     ],
 )
 def test_predict_refuses(invoke, arguments, message):
@@ -119,7 +123,7 @@ def test_predict_refuses(invoke, arguments, message):
 
 @pytest.mark.parametrize(
     "name",
-    ["fire", "cable", *QUERY_BIASES, "biased_flash_attn.biases:Shaw", "rotary", "rope"],
+    ["fire", "cable", *QUERY_BIASES, "biased_flash_attn.biases:Shaw", "rotary", "rope", "none"],
 )
 def test_theory_refuses_biases_without_a_formula_of_the_distance(invoke, name):
     result = invoke("theory", name)

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from biased_flash_attn import biases
 from biased_flash_attn.extrapolation import agreement, predict, published
 from biased_flash_attn.extrapolation.agreement import Agreement, rank_correlation, ranks
 from biased_flash_attn.extrapolation.comparison import (
@@ -22,6 +23,7 @@ from biased_flash_attn.extrapolation.comparison import (
     largest_field,
     predicted,
 )
+from biased_flash_attn.extrapolation.formulas import formula_of
 from biased_flash_attn.nn import positions
 
 ROWS = published.rows()
@@ -121,7 +123,17 @@ def test_every_second_scheme_is_held_out():
     parts = {x.row.label: x.part for x in comparisons() if x.of_altered_attention}
     assert [label for label, part in parts.items() if part == CHOICE] == labels[::2]
     assert [label for label, part in parts.items() if part == HELD_OUT] == labels[1::2]
-    assert {x.row.scheme for x in comparisons()} > SCHEMES_HELD_OUT
+    rows = {part: [x for x in comparisons() if x.part == part] for part in (CHOICE, HELD_OUT)}
+    schemes = {part: {x.row.scheme for x in rows[part]} for part in rows}
+    assert [len(rows[part]) for part in rows] == [35, 42]
+    assert [len(schemes[part]) for part in rows] == [13, 12]
+    assert schemes[HELD_OUT] == SCHEMES_HELD_OUT
+
+
+def test_largest_field_is_that_of_the_widest_head():
+    first, second = biases.ALiBi(2).receptive_field(0.01).tolist()
+    assert first < second
+    assert largest_field(formula_of("alibi", 2), layers=3) == 3 * (second - 1) + 1
 
 
 def test_a_sliding_cache_is_not_compared():
@@ -180,9 +192,16 @@ def test_intervals_draw_schemes_with_all_their_texts():
     assert all(len({got.found[n].row.scheme for n in places}) == 1 for places in got.schemes)
 
 
-def test_predictions_that_differ_by_less_than_a_thousandth_are_equal():
-    got = made_up({"a": [0.0, 0.1, 1.0]}, [0.5, 0.9999, 1.0])
-    assert ranks(got.predicted).tolist() == [0, 1.5, 1.5]
+def test_predictions_are_rounded_to_three_decimals():
+    got = made_up({"a": [0.0, 0.1, 1.0, 2.0]}, [0.501, 0.502, 0.9999, 1.0])
+    assert ranks(got.predicted).tolist() == [0, 1, 2.5, 2.5]
+
+
+def test_intervals_are_of_95_percent():
+    got = made_up({"a": [float(n) for n in range(100)]}, list(range(100)))
+    low, high = got.interval(lambda places: sum(places) / len(places))
+    # The mean of 100 draws from 0, ..., 99 has a standard deviation of 2.89.
+    assert (low, high) == pytest.approx((49.5 - 1.96 * 2.89, 49.5 + 1.96 * 2.89), abs=0.6)
 
 
 def test_ties_and_infinite_predictions_order_half_of_the_pairs():

@@ -44,6 +44,11 @@ def predict(
     `published` compares it with measurements. Trainable biases have the initial values of seed 0.
     The picture predictions.png is written to the folder OUTPUT.
     """
+    if eval_length <= train_length:
+        raise click.BadParameter(
+            f"{eval_length} must be longer than that of training, {train_length}",
+            param_hint="--eval-length",
+        )
     pictures = needed("extrapolation.prediction_pictures")
     torch.manual_seed(0)
     formulas = {name: named_formula(name, heads) for name in names}

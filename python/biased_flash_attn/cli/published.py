@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import click
@@ -51,7 +52,8 @@ def published(choice: bool, output: Path):
         return
     pictures = needed("extrapolation.prediction_pictures")
     output.mkdir(parents=True, exist_ok=True)
-    write(f"{comparison_table(found)}\n\n{agreement_table(found)}", output / "published.md")
+    tables = comparison_table(found), agreement_table(found), difference_table(found)
+    write("\n\n".join(tables), output / "published.md")
     pictures.against_published(found).savefig(output / "published.png", dpi=120)
     click.echo(f"saved {output}/published.png")
 
@@ -104,17 +106,44 @@ def series_converges(scheme: str, heads: int) -> bool:
     return window is not None or (bias is not None and bool(convergence(bias).converges.all()))
 
 
+def parts_of(found: list[Comparison]) -> dict[str, list[Comparison]]:
+    return {part: part_of(found, part) for part in (CHOICE, HELD_OUT)} | {"both": found}
+
+
 def agreement_table(found: list[Comparison]) -> str:
-    head = ["predictor", "part", "schemes", "rows", "within", "95 %", "overall", "95 %", "doubled"]
-    parts = {part: part_of(found, part) for part in (CHOICE, HELD_OUT)} | {"both": found}
+    """Correlations of each predictor, `within` of fewer schemes than `overall`."""
+    head = ["predictor", "part", "schemes", "within", "95 %", "schemes", "rows", "overall", "95 %"]
     lines = []
     for name, predictor in tqdm(SHOWN.items(), leave=False):
-        for part, rows in parts.items():
+        for part, rows in parts_of(found).items():
             got = Agreement(rows, predictor)
-            numbers = *with_interval(got, got.within), *with_interval(got, got.overall)
-            sizes = str(len(got.schemes)), str(len(rows))
-            lines.append([name, part, *sizes, *numbers, f"{got.doubled():.2f}"])
-    return table([head, *lines])
+            within = str(len(got.altered)), *with_interval(got, got.within)
+            overall = str(len(got.schemes)), str(len(rows)), *with_interval(got, got.overall)
+            lines.append([name, part, *within, *overall, f"{got.doubled():.2f}"])
+    return table([[*head, "doubled"], *lines])
+
+
+def difference_table(found: list[Comparison]) -> str:
+    """By how much the chosen predictor's correlations are larger, in the same draws of schemes."""
+    lines = [["chosen, minus", "part", "within", "95 %", "overall", "95 %"]]
+    (_, chosen), *others = SHOWN.items()
+    for name, other in tqdm(others, leave=False):
+        for part, rows in parts_of(found).items():
+            first, second = Agreement(rows, chosen), Agreement(rows, other)
+            cells = []
+            for statistic in (Agreement.within, Agreement.overall):
+                cells += with_interval(first, partial(difference, statistic, first, second))
+            lines.append([name, part, *cells])
+    return table(lines)
+
+
+def difference(
+    statistic: Callable[..., float],
+    first: Agreement,
+    second: Agreement,
+    places: Sequence[int] | None = None,
+) -> float:
+    return statistic(first, places) - statistic(second, places)
 
 
 def with_interval(got: Agreement, statistic: Callable[..., float]) -> list[str]:

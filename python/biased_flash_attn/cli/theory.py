@@ -57,10 +57,9 @@ def theory(
         verdict = convergence(bias)
         field = ", ".join(f"{x:.6g}" for x in bias.receptive_field(eps).tolist())
         console.print(f"[bold]{name}[/bold]", highlight=False)
-        console.print(f"{verdict}\nreceptive field at {eps}: {field}", highlight=False)
-        for points in nearest:
-            console.print(f"fit to the nearest {points}: {fitted(bias, points)}", highlight=False)
-        console.print()
+        lines = [str(verdict), f"receptive field at {eps}: {field}"]
+        lines += [f"fit to the nearest {points}: {fitted(bias, points)}" for points in nearest]
+        console.print(*lines, "", sep="\n", highlight=False, soft_wrap=True)
         curves[name] = pictures.curves(bias, length)
         pairs[name] = pictures.weights(bias, length)
         weights = torch.from_numpy(curves[name]).exp()
@@ -76,13 +75,17 @@ def bias_of(name: str, heads: int) -> PositionBias:
     """The bias of the distance with this name."""
     bias = named_formula(name, heads).bias
     if bias is None:
-        raise click.BadParameter(f"{name} has no bias")
+        known = ", ".join(biases.DISTANCE_BIASES)
+        raise click.BadParameter(f"{name} has no bias; it may be {known}")
     return bias
 
 
 def fitted(bias: PositionBias, points: int) -> str:
-    """The fit of each head."""
-    return ", ".join(
-        f"{slope:.3f} log(1 + d) {constant:+.3f}"
-        for slope, constant in zip(*(x.tolist() for x in log_fit(bias, points)), strict=True)
-    )
+    """The fit of each head, and the fraction of the variance that it explains."""
+    d = torch.arange(points, dtype=torch.float64)
+    curves = bias.curve(d).detach().expand(bias.num_heads, -1)
+    fits = []
+    for curve, slope, constant in zip(curves, *log_fit(bias, points), strict=True):
+        unexplained = (curve - slope * d.log1p() - constant).var() / curve.var()
+        fits.append(f"{slope:.3f} log(1 + d) {constant:+.3f} (R^2 {1 - unexplained:.3f})")
+    return ", ".join(fits)

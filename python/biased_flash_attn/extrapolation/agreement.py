@@ -11,7 +11,7 @@ from torch import Tensor
 from .comparison import Comparison, Predictor, predicted
 
 RESAMPLES = 2000
-# Predictions that differ by less are equal: 0.9999 and 1 do not predict different losses.
+# To which predictions are rounded: 0.9999 and 1 do not predict different losses.
 DECIMALS = 3
 Places = Sequence[int]  # indices of rows
 
@@ -36,6 +36,13 @@ class Agreement:
         for n, comparison in enumerate(self.found):
             places.setdefault(comparison.row.scheme, []).append(n)
         return list(places.values())
+
+    @property
+    def altered(self) -> list[list[int]]:
+        """Those of the schemes with altered slopes and windows."""
+        return [
+            rows for rows in self.schemes if any(self.found[n].of_altered_attention for n in rows)
+        ]
 
     def overall(self, places: Places | None = None) -> float:
         """Spearman's correlation of all rows, with whatever text, model and training length."""

@@ -28,7 +28,7 @@ def formula_of(scheme: str | Positions, num_heads: int) -> Formula:
     bias = found.bias and found.bias(num_heads, num_heads * HEAD_DIM)
     is_formula = getattr(bias, "of_distance", False)
     if found.embedding or found.rotary or (bias is not None and not is_formula):
-        known = ", ".join(DISTANCE_BIASES)
+        known = ", ".join(("none", "window(WIDTH)", *DISTANCE_BIASES))
         raise ValueError(f"{scheme} has no formula of the distance; these have one: {known}")
     return Formula(bias if is_formula else None, found.window)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..biases.distance import PositionBias
-from ..biases.parameters import positive_int
+from ..biases.parameters import finite, positive_int
 from .convergence import check_position_bias
 
 # How the heads' fractions beyond the training length become one number.
@@ -56,9 +56,9 @@ def information(
     """
     positive_int("layers", layers)
     positive_int("length", length)
-    if not 0 <= content < torch.inf:
-        raise ValueError(f"content is {content}; it must be finite and at least 0")
-    if not 0 <= residual <= 1:
+    if finite("content", content) < 0:
+        raise ValueError(f"content is {content}; it must be at least 0")
+    if not 0 <= finite("residual", residual) <= 1:
         raise ValueError(f"residual is {residual}; it must be from 0 to 1")
     weights = _weights(bias, length, window, content)
     # A query sees as many keys as its position allows, and its weights sum to 1.
@@ -104,6 +104,7 @@ def predict(
     Raises TypeError or ValueError, naming the argument.
     """
     positive_int("train_length", train_length)
+    positive_int("eval_length", eval_length)
     if heads not in HEADS:
         raise ValueError(f"heads is {heads!r}; it may be {', '.join(HEADS)}")
     found = information(
