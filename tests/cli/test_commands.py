@@ -86,6 +86,17 @@ def test_predict_prints_and_draws(invoke, tmp_path):
     assert (tmp_path / "predictions" / "predictions.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_predictions_of_trainable_biases_do_not_depend_on_the_state_of_the_generator(invoke):
+    tables = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        options = ["--heads", "2", "--train-length", "16", "--eval-length", "64"]
+        tables.append(
+            table_of(succeeded(invoke("predict", "kerple_log", "--layers", "1", *options)))
+        )
+    assert tables[0] == tables[1]
+
+
 @pytest.mark.slow  # 42 variants on half of the rows, or seven predictors on all of them
 @pytest.mark.parametrize(("options", "name"), [(["--choice"], "choice"), ([], "published")])
 def test_comparisons_are_those_of_the_documentation(invoke, tmp_path, options, name):
@@ -97,7 +108,7 @@ def test_comparisons_are_those_of_the_documentation(invoke, tmp_path, options, n
 
 
 def table_of(result: Result) -> list[str]:
-    return [line for line in result.output.splitlines() if line.startswith("|")]
+    return [line for line in result.stdout.splitlines() if line.startswith("|")]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from biased_flash_attn.extrapolation.comparison import (
     Comparison,
     Variant,
     comparisons,
+    fields_beyond,
     largest_field,
     predicted,
 )
@@ -134,6 +135,14 @@ def test_largest_field_is_that_of_the_widest_head():
     first, second = biases.ALiBi(2).receptive_field(0.01).tolist()
     assert first < second
     assert largest_field(formula_of("alibi", 2), layers=3) == 3 * (second - 1) + 1
+
+
+def test_fields_beyond_training_are_those_of_all_heads():
+    through = [3 * (keys - 1) + 1 for keys in biases.ALiBi(2).receptive_field(0.01).tolist()]
+    between = sum(through) / 2
+    fraction = (1 - between / max(through)) / 2
+    assert fields_beyond(formula_of("alibi", 2), 3, between, 0) == pytest.approx(fraction)
+    assert fields_beyond(formula_of("none", 2), 3, 512, 0) == 1
 
 
 def test_a_sliding_cache_is_not_compared():

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import click
 import torch
+from tqdm import tqdm
 
-from ..extrapolation import predict as predicted
 from ..extrapolation.comparison import largest_field
 from ..extrapolation.experiment.report import table
 from ..extrapolation.formulas import Formula, formula_of
-from ..extrapolation.prediction import HEADS, information
+from ..extrapolation.prediction import HEADS, beyond, information
 from .plot import needed
 
 
@@ -41,8 +42,9 @@ def predict(
     window(WIDTH) or none. Printed is the fraction of what reaches the last of the tokens through
     all layers that comes from farther away than the training length: as the mean of the heads, in
     the head with the smallest fraction, and with heads that are mixed in each layer. The command
-    `published` compares it with measurements. Trainable biases have the initial values of seed 0.
-    The picture predictions.png is written to the folder OUTPUT.
+    `published` compares it with measurements. Trainable biases have the initial values of seed 0,
+    and alibi its original slopes; those of Chi et al. (2023) are "alibi(slopes='geometric')". The
+    picture predictions.png is written to the folder OUTPUT.
     """
     if eval_length <= train_length:
         raise click.BadParameter(
@@ -52,11 +54,18 @@ def predict(
     pictures = needed("extrapolation.prediction_pictures")
     torch.manual_seed(0)
     formulas = {name: named_formula(name, heads) for name in names}
-    click.echo(prediction_table(formulas, layers, train_length, eval_length))
-    curves = {
-        name: information(bias, layers, eval_length, window=window)
-        for name, (bias, window) in formulas.items()
-    }
+    lines, curves = [["scheme", *HEADS, "receptive field"]], {}
+    for name, formula in tqdm(formulas.items(), leave=False, disable=None):
+        bias, window = formula
+        walk = partial(information, bias, layers, eval_length, window=window)
+        curves[name], mixed = walk(), walk(mixed=True)
+        shares = [
+            beyond(mixed if combined == "mixed" else curves[name], train_length, combined)
+            for combined in HEADS
+        ]
+        field = f"{largest_field(formula, layers):.0f}"
+        lines.append([name, *(f"{share:.3f}" for share in shares), field])
+    click.echo(table(lines))
     output.mkdir(parents=True, exist_ok=True)
     pictures.of_schemes(curves, train_length).savefig(output / "predictions.png", dpi=120)
     click.echo(f"saved {output}/predictions.png")
@@ -67,18 +76,3 @@ def named_formula(name: str, heads: int) -> Formula:
         return formula_of(name, heads)
     except (TypeError, ValueError) as error:
         raise click.BadParameter(str(error)) from error
-
-
-def prediction_table(
-    formulas: dict[str, Formula], layers: int, train_length: int, eval_length: int
-) -> str:
-    lines = [["scheme", *HEADS, "receptive field"]]
-    for name, formula in formulas.items():
-        bias, window = formula
-        shares = [
-            predicted(bias, layers, train_length, eval_length, window=window, heads=heads)
-            for heads in HEADS
-        ]
-        field = largest_field(formula, layers)
-        lines.append([name, *(f"{share:.3f}" for share in shares), f"{field:.0f}"])
-    return table(lines)

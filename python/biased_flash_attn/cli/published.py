@@ -69,7 +69,10 @@ def part_of(found: list[Comparison], part: str) -> list[Comparison]:
 
 def choice_table(found: list[Comparison]) -> str:
     """The scores of all variants, best first."""
-    scored = [(Agreement(found, variant), variant) for variant in tqdm(VARIANTS, leave=False)]
+    scored = [
+        (Agreement(found, variant), variant)
+        for variant in tqdm(VARIANTS, leave=False, disable=None)
+    ]
     scored.sort(key=lambda x: -x[0].score())
     lines = [["heads", "content", "residual", "within", "overall", "score"]]
     for got, variant in scored:
@@ -81,7 +84,7 @@ def choice_table(found: list[Comparison]) -> str:
 def comparison_table(found: list[Comparison]) -> str:
     """One line per model that was trained on one or more texts, those with one prediction."""
     head = ["scheme", "paper", "tables", "layers", "lengths", "series", "part"]
-    lines = [comparison_line(same) for same in tqdm(by_model(found), leave=False)]
+    lines = [comparison_line(same) for same in tqdm(by_model(found), leave=False, disable=None)]
     return table([[*head, "predicted", "measured"], *lines])
 
 
@@ -114,7 +117,7 @@ def agreement_table(found: list[Comparison]) -> str:
     """Correlations of each predictor, `within` of fewer schemes than `overall`."""
     head = ["predictor", "part", "schemes", "within", "95 %", "schemes", "rows", "overall", "95 %"]
     lines = []
-    for name, predictor in tqdm(SHOWN.items(), leave=False):
+    for name, predictor in tqdm(SHOWN.items(), leave=False, disable=None):
         for part, rows in parts_of(found).items():
             got = Agreement(rows, predictor)
             within = str(len(got.altered)), *with_interval(got, got.within)
@@ -127,7 +130,7 @@ def difference_table(found: list[Comparison]) -> str:
     """By how much the chosen predictor's correlations are larger, in the same draws of schemes."""
     lines = [["chosen, minus", "part", "within", "95 %", "overall", "95 %"]]
     (_, chosen), *others = SHOWN.items()
-    for name, other in tqdm(others, leave=False):
+    for name, other in tqdm(others, leave=False, disable=None):
         for part, rows in parts_of(found).items():
             first, second = Agreement(rows, chosen), Agreement(rows, other)
             cells = []

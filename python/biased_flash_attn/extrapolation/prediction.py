@@ -68,7 +68,7 @@ def information(
     walk[:, -1] = 1
     for _ in range(layers):
         attended = torch.fft.irfft(torch.fft.rfft(walk / sums, 2 * length) * spectrum)
-        attended = attended[:, :length].clamp(min=0)
+        attended = attended[:, :length]
         if mixed:
             attended = attended.mean(0, keepdim=True)
         walk = residual * walk + (1 - residual) * attended
@@ -116,8 +116,13 @@ def predict(
         content=content,
         residual=residual,
     )
-    beyond = found[:, train_length:].sum(1)
-    return (beyond.min() if heads == "narrowest" else beyond.mean()).item()
+    return beyond(found, train_length, heads)
+
+
+def beyond(found: Tensor, train_length: int, heads: str) -> float:
+    """The fraction of `information` from train_length on, of heads that are combined as named."""
+    fractions = found[:, train_length:].sum(1)
+    return (fractions.min() if heads == "narrowest" else fractions.mean()).item()
 
 
 def _weights(bias: PositionBias | None, length: int, window: int | None, content: float) -> Tensor:

@@ -13,9 +13,10 @@ from torch import Tensor
 from .comparison import CHOICE, HELD_OUT, Comparison, by_model, predicted
 
 # Of Okabe and Ito (2008), which people with any color vision can distinguish.
-COLORS = {CHOICE: "#7F7F7F", HELD_OUT: "#0072B2"}
+COLORS = {CHOICE: "#595959", HELD_OUT: "#0072B2"}
 LABELS = {CHOICE: "for the choice of the variant", HELD_OUT: "held out"}
 MARKERS = "os^Dv<>"
+FEWEST_BARS = 5  # for which a picture has space
 LARGE = 0.9  # predictions whose points are close to each other
 
 
@@ -33,7 +34,7 @@ def of_schemes(curves: dict[str, Tensor], train_length: int) -> Figure:
         after = curve.mean(0).flip(0).cumsum(0).flip(0)
         lines.plot(after.numpy(), color=f"C{place % 10}", label=name)
     bars.set_yticks(range(len(curves)), list(curves))
-    bars.invert_yaxis()
+    bars.set_ylim(max(len(curves), FEWEST_BARS) - 0.5, -0.5)
     bars.set(xlabel="fraction beyond the training length: mean of the heads, | every head")
     bars.set(xlim=(0, 1.02))
     lines.axvline(train_length, color="gray", linestyle="--", linewidth=1)
