@@ -61,7 +61,7 @@ Predictor = Callable[[Formula, int, int, int], float]
 class Variant:
     """A way to call `predict`; the default is the one that was chosen."""
 
-    heads: str = HEADS[0]
+    heads: str = "separate"
     content: float = CONTENT
     residual: float = 0.0
 
@@ -100,8 +100,8 @@ def _through(layers: int, formula: Formula) -> list[float]:
     return [layers * (keys - 1) + 1 for keys in fields(formula)]
 
 
-# Those that are shown for the schemes held out: what the choice changes, one thing after another,
-# and what was there before.
+# Those whose agreement is shown: the chosen variant, others that differ in one or two settings, and
+# receptive fields.
 SHOWN: dict[str, Predictor] = {
     f"chosen: {CHOSEN}": CHOSEN,
     "equal products: content 0": Variant(content=0.0),

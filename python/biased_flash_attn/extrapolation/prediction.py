@@ -84,7 +84,7 @@ def predict(
     eval_length: int,
     *,
     window: int | None = None,
-    heads: str = HEADS[0],
+    heads: str = "separate",
     content: float = CONTENT,
     residual: float = 0.0,
 ) -> float:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .comparison import CHOICE, HELD_OUT, Comparison, by_model, predicted
 
-# Of Okabe and Ito (2008), which people with any color vision can distinguish.
+# Gray, and the blue of Okabe and Ito (2008): people with any color vision can distinguish them.
 COLORS = {CHOICE: "#595959", HELD_OUT: "#0072B2"}
 LABELS = {CHOICE: "for the choice of the variant", HELD_OUT: "held out"}
 MARKERS = "os^Dv<>"
