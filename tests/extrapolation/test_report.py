@@ -52,6 +52,21 @@ def test_receptive_fields_are_those_of_all_heads_and_predictions_those_of_formul
     assert shown["predicted before training"] == [*(f"{x:.3f}" for x in predicted), "-"]
 
 
+class Growing(biases.DistanceBias):
+    def formula(self, d):
+        return (0.1 * d.abs()).expand(self.num_heads, -1)
+
+
+def test_a_bias_that_grows_with_the_distance_has_a_table_without_a_prediction():
+    name = f"{__name__}:Growing"
+    results = {name: {"theory": {}}}
+    lines = report.receptive_fields(replace(SETTINGS, eval_lengths=(5000,)), results).splitlines()
+    assert [cell.strip() for cell in lines[-1].split("|")[1:-1]] == [
+        "predicted before training",
+        "-",
+    ]
+
+
 def test_the_table_in_the_repository_is_that_of_its_results():
     folder = ROOT / "bench" / "results" / "extrapolation"
     record = json.loads((folder / "results.json").read_text())

@@ -109,10 +109,14 @@ def _formula(settings: Settings, scheme: str) -> Formula | None:
 
 
 def _predicted(settings: Settings, formula: Formula | None) -> str:
+    """The prediction, or a dash for schemes without a formula and biases that grow."""
     if formula is None:
         return "-"
     lengths = settings.train_length, settings.eval_lengths[-1]
-    share = predict(formula.bias, settings.size.layers, *lengths, window=formula.window)
+    try:
+        share = predict(formula.bias, settings.size.layers, *lengths, window=formula.window)
+    except ValueError:
+        return "-"
     return f"{share:.3f}"
 
 
