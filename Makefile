@@ -8,7 +8,7 @@ PYTEST := pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 KERNEL_TESTS := $(addprefix tests/,attention biases/test_relative.py decoding forms kernels)
 # Run-time dependencies except PyTorch, which stays that of the environment: PyPI's is built for
 # GPUs, with gigabytes of libraries, and the one for CPUs is on an index of its own.
-RUNTIME := click cuda-bindings matplotlib numpy rich tqdm transformers triton
+RUNTIME := click cuda-bindings matplotlib numpy rich scipy tqdm transformers triton
 # The release of cuda-bindings follows that of CUDA.
 OLDEST = $(foreach name,$(filter-out cuda-bindings,$(RUNTIME)),$(shell \
 	sed -n 's/.*"$(name)>=\([0-9.]*\).*/$(name)==\1/p' pyproject.toml))

@@ -10,6 +10,7 @@ from .info import info
 from .plot import plot
 from .predict import predict
 from .published import published
+from .synthetic import synthetic
 from .theory import theory
 
 
@@ -26,4 +27,5 @@ main.add_command(info)
 main.add_command(plot)
 main.add_command(predict)
 main.add_command(published)
+main.add_command(synthetic)
 main.add_command(theory)

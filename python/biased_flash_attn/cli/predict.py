@@ -10,9 +10,9 @@ import torch
 from tqdm import tqdm
 
 from ..extrapolation.comparison import largest_field
-from ..extrapolation.experiment.report import table
 from ..extrapolation.formulas import Formula, formula_of
 from ..extrapolation.prediction import HEADS, beyond, information
+from ..extrapolation.tables import table
 from .plot import needed
 
 

@@ -22,8 +22,8 @@ from ..extrapolation.comparison import (
     comparisons,
     predicted,
 )
-from ..extrapolation.experiment.report import table
 from ..extrapolation.formulas import formula_of
+from ..extrapolation.tables import table
 from .plot import needed
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import torch
+
 from ..biases import DISTANCE_BIASES
 from ..biases.distance import PositionBias
 from ..nn import Positions, positions
+from .prediction import predict
 
 HEAD_DIM = 64  # of layers whose bias is created only to see what it is
 
@@ -31,6 +34,28 @@ def formula_of(scheme: str | Positions, num_heads: int) -> Formula:
         known = ", ".join(("none", "window(WIDTH)", *DISTANCE_BIASES))
         raise ValueError(f"{scheme} has no formula of the distance; these have one: {known}")
     return Formula(bias if is_formula else None, found.window)
+
+
+def initial_formula(scheme: str, num_heads: int, seed: int) -> Formula | None:
+    """The formula of a scheme before training with a seed, or None for schemes without one."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        try:
+            return formula_of(scheme, num_heads)
+        except ValueError:
+            return None
+
+
+def prediction(
+    formula: Formula | None, layers: int, train_length: int, eval_length: int
+) -> float | None:
+    """That of `predict`, or None for schemes without a formula and biases that grow."""
+    if formula is None:
+        return None
+    try:
+        return predict(formula.bias, layers, train_length, eval_length, window=formula.window)
+    except ValueError:
+        return None
 
 
 def fields(formula: Formula, eps: float = 0.01) -> list[float]:

@@ -1,6 +1,6 @@
 """Experiments with small models that differ only in their position scheme."""
 
-from .checkpoints import CheckpointError
+from ..training import CheckpointError
 from .report import write_report
 from .runner import run
 from .settings import DTYPES, SIZES, Settings, Size, doublings

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
-from ..formulas import Formula, fields, formula_of
-from ..prediction import predict
-from .checkpoints import write_atomically
+from ..formulas import fields, initial_formula, prediction
+from ..tables import as_json, table
+from ..training.checkpoints import write_atomically
+from ..training.settings import versions
 from .counts import ORDER, perplexity_of_counts
 from .evaluation import PROTOCOLS
-from .settings import Settings, versions
+from .settings import Settings
 from .text import Text
 
 Results = dict[str, dict[str, object]]  # by scheme
@@ -44,12 +43,6 @@ def write_report(settings: Settings, results: Results, text: Text, folder: Path)
     }
     write_atomically(paths[1], as_json(record).encode())
     return paths
-
-
-def as_json(record: object) -> str:
-    """The record as indented JSON, with each list of numbers on one line."""
-    text = json.dumps(record, indent=1)
-    return re.sub(r"\[[^\[\]{}\"]*\]", lambda found: " ".join(found[0].split()), text) + "\n"
 
 
 def markdown(settings: Settings, results: Results, counts: float) -> str:
@@ -87,49 +80,17 @@ def perplexities(settings: Settings, results: Results, protocol: str) -> str:
 def receptive_fields(settings: Settings, results: Results) -> str:
     """Receptive fields of gradients, attention weights and series, and predictions."""
     found = list(results.values())
-    formulas = [_formula(settings, scheme) for scheme in results]
+    size, lengths = settings.size, (settings.train_length, settings.eval_lengths[-1])
+    formulas = [initial_formula(scheme, size.heads, settings.seed) for scheme in results]
+    predictions = [prediction(formula, size.layers, *lengths) for formula in formulas]
     rows = [
         ["gradient: ERF", *map(_of_gradient, found)],
         ["weights: n_emp(0.01)", *(_range(_heads(r.get("attention_mass"))) for r in found)],
         ["series, trained: TRF(0.01)", *(_range(_heads(r["theory"].get("fields"))) for r in found)],
         ["series, untrained: TRF(0.01)", *(_range(f and fields(f)) for f in formulas)],
-        ["predicted before training", *(_predicted(settings, f) for f in formulas)],
+        ["predicted before training", *("-" if x is None else f"{x:.3f}" for x in predictions)],
     ]
     return table([["receptive field", *results], *rows])
-
-
-def _formula(settings: Settings, scheme: str) -> Formula | None:
-    """The formula of a scheme before training, or None for schemes without one."""
-    with torch.random.fork_rng():
-        torch.manual_seed(settings.seed)
-        try:
-            return formula_of(scheme, settings.size.heads)
-        except ValueError:
-            return None
-
-
-def _predicted(settings: Settings, formula: Formula | None) -> str:
-    """The prediction, or a dash for schemes without a formula and biases that grow."""
-    if formula is None:
-        return "-"
-    lengths = settings.train_length, settings.eval_lengths[-1]
-    try:
-        share = predict(formula.bias, settings.size.layers, *lengths, window=formula.window)
-    except ValueError:
-        return "-"
-    return f"{share:.3f}"
-
-
-def table(rows: list[list[str]]) -> str:
-    """A Markdown table: the first row is the header, and numbers are aligned right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-
-    def line(cells: list[str]) -> str:
-        first, *rest = (cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
-        return "| " + " | ".join([first.strip().ljust(widths[0]), *rest]) + " |"
-
-    rule = "|".join(["-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:])])
-    return "\n".join([line(rows[0]), f"|{rule}|", *map(line, rows[1:])])
 
 
 def _of_gradient(result: dict[str, object]) -> str:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
-from . import checkpoints
+import torch
+from torch import Tensor
+
+from ...nn import CausalLM
+from ..training import remembered, train
+from ..training.loop import generator
 from .evaluation import evaluate
-from .settings import Settings, identity
+from .settings import BYTES, Settings, identity
 from .text import Text
-from .training import train
 
 
 def run(settings: Settings, text: Text, folder: Path) -> dict[str, dict[str, object]]:
@@ -38,24 +41,59 @@ def check_text(settings: Settings, text: Text) -> None:
 
 def _measured(settings: Settings, scheme: str, text: Text, folder: Path) -> dict[str, object]:
     name = re.sub("[:/]", ".", scheme)
-    path = folder / "measured" / f"{name}.json"
     wanted = identity(settings, scheme, text.digest)
-    if path.exists():
-        return _read(path, wanted)
-    checkpoint = folder / "checkpoints" / f"{name}.pt"
-    model, history = train(settings, scheme, text.train, checkpoint, wanted)
-    measured = {"losses": history["losses"], "seconds": {"training": history["seconds"]}}
-    measured |= evaluate(settings, model, text.test)
-    content = json.dumps({"identity": wanted, "measured": measured}, indent=1)
-    checkpoints.write_atomically(path, content.encode())
-    return measured
+
+    def measure() -> dict[str, object]:
+        checkpoint = folder / "checkpoints" / f"{name}.pt"
+        model, history = trained(settings, scheme, text.train, checkpoint, wanted)
+        measured = {"losses": history["losses"], "seconds": {"training": history["seconds"]}}
+        return measured | evaluate(settings, model, text.test)
+
+    return remembered(folder / "measured" / f"{name}.json", wanted, measure)
 
 
-def _read(path: Path, wanted: dict[str, object]) -> dict[str, object]:
-    try:
-        saved = json.loads(path.read_text())
-        identity, measured = saved["identity"], saved["measured"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise checkpoints.CheckpointError(f"{path} is damaged; remove it to start again") from error
-    checkpoints.check_identity(path, identity, wanted)
-    return measured
+def trained(
+    settings: Settings, scheme: str, text: Tensor, path: Path, identity: dict[str, object]
+) -> tuple[CausalLM, dict[str, object]]:
+    """The trained model, and its history as that of `train`."""
+    model = new_model(settings, scheme)
+    size = settings.size
+    history = train(
+        model,
+        lambda step: batch(settings, text, step),
+        path,
+        identity,
+        steps=size.steps,
+        rate=size.rate,
+        autocast=settings.autocast(),
+        name=scheme,
+    )
+    return model, history
+
+
+def new_model(settings: Settings, scheme: str) -> CausalLM:
+    """The model before training, which depends only on the settings."""
+    size = settings.size
+    backend = "triton" if settings.device.startswith("cuda") else None
+    with torch.random.fork_rng():
+        torch.manual_seed(settings.seed)
+        model = CausalLM(
+            BYTES,
+            size.dim,
+            size.layers,
+            size.heads,
+            scheme,
+            max_length=settings.train_length,
+            backend=backend,
+        )
+    return model.to(settings.device)
+
+
+def batch(settings: Settings, text: Tensor, step: int) -> tuple[Tensor, Tensor]:
+    """The tokens and targets of a step, (batch, train_length): they depend on seed and step."""
+    length = settings.train_length + 1
+    starts = torch.randint(
+        len(text) - length + 1, (settings.size.batch, 1), generator=generator(settings.seed, step)
+    )
+    tokens = text[starts + torch.arange(length)].to(settings.device).long()
+    return tokens[:, :-1], tokens[:, 1:]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib import metadata
 
 import torch
 
-from ...nn import positions
+from ..training.settings import check_device, check_lengths, check_schemes, versions
 
 BYTES = 256
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -64,28 +62,13 @@ class Settings:
     device: str = "cpu"
 
     def __post_init__(self):
-        if not self.schemes or len(set(self.schemes)) < len(self.schemes):
-            raise ValueError(f"schemes is {self.schemes}; it must name one or more, each once")
-        for scheme in self.schemes:
-            make = positions(scheme).bias
-            if make is not None:
-                # The values of its arguments are checked here, not after the schemes before it.
-                make(self.size.heads, self.size.dim)
+        check_schemes(self.schemes, self.size.heads, self.size.dim)
         if self.train_length < 1:
             raise ValueError(f"train_length is {self.train_length}; it must be positive")
-        if not self.eval_lengths or sorted(set(self.eval_lengths)) != list(self.eval_lengths):
-            raise ValueError(f"eval_lengths is {self.eval_lengths}; it must ascend")
-        if self.eval_lengths[0] < 1:
-            raise ValueError(f"eval_lengths is {self.eval_lengths}; it must be positive")
+        check_lengths(self.eval_lengths)
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype is {self.dtype!r}; it may be {' or '.join(DTYPES)}")
-        try:
-            torch.zeros(0, device=self.device)
-        except (RuntimeError, AssertionError) as error:
-            reason = str(error).partition("\n")[0]
-            raise ValueError(
-                f"device is {self.device!r}, which cannot be used: {reason}"
-            ) from error
+        check_device(self.device)
 
     @property
     def trained_bytes(self) -> int:
@@ -107,14 +90,6 @@ def identity(settings: Settings, scheme: str, digest: str) -> dict[str, object]:
         "eval_lengths": list(settings.eval_lengths),
         "text": digest,
         **versions(),
-    }
-
-
-def versions() -> dict[str, str]:
-    return {
-        "biased_flash_attn": metadata.version("biased-flash-attn"),
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
     }
 
 

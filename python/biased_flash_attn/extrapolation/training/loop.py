@@ -1,12 +1,12 @@
-"""Trains the model of one position scheme, resuming from its last checkpoint if there is one."""
+"""The loop of training, which resumes from its last checkpoint if there is one."""
 
 from __future__ import annotations
 
 import math
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import torch
@@ -16,41 +16,44 @@ from tqdm import tqdm
 
 from ...nn import BiasedAttention, CausalLM
 from . import checkpoints
-from .settings import BYTES, Settings
 
 SECONDS_BETWEEN_CHECKPOINTS = 30
 WARMUP = 0.1  # fraction of the steps
 
 
-def new_model(settings: Settings, scheme: str) -> CausalLM:
-    """The model before training, which depends only on the settings."""
-    size = settings.size
-    backend = "triton" if settings.device.startswith("cuda") else None
-    with torch.random.fork_rng():
-        torch.manual_seed(settings.seed)
-        model = CausalLM(
-            BYTES,
-            size.dim,
-            size.layers,
-            size.heads,
-            scheme,
-            max_length=settings.train_length,
-            backend=backend,
-        )
-    return model.to(settings.device)
+Batches = Callable[[int], tuple[Tensor, Tensor]]
 
 
 def train(
-    settings: Settings, scheme: str, text: Tensor, path: Path, identity: dict[str, object]
-) -> tuple[CausalLM, dict[str, object]]:
-    """Returns the trained model and its history: the loss of each step in nats per byte, and time.
+    model: CausalLM,
+    batches: Batches,
+    path: Path,
+    identity: dict[str, object],
+    *,
+    steps: int,
+    rate: float,
+    autocast: AbstractContextManager,
+    name: str,
+) -> dict[str, object]:
+    """Trains a model; returns its history: the loss of each step in nats, and the time.
 
     The state is saved at `path` every half minute and on SIGINT or SIGTERM, after which
     KeyboardInterrupt is raised at the end of the step. Interruptions do not change the result.
+
+    Args:
+        model: a new model, or one whose state at `path` replaces what it holds.
+        batches: from the number of a step to its tokens and targets, (batch, N) int64 each, on the
+            model's device. Targets of -100 are ignored.
+        path: of the checkpoint.
+        identity: describes everything that the result depends on.
+        steps: the learning rate rises to `rate` and decays to a tenth of it.
+        autocast: the context of forward passes.
+        name: of the progress bar.
+
+    Raises CheckpointError for a checkpoint that is damaged or belongs to another experiment.
     """
-    model, steps = new_model(settings, scheme), settings.size.steps
     optimizer = torch.optim.AdamW(parameter_groups(model), betas=(0.9, 0.98), weight_decay=0.01)
-    state = checkpoints.load(path, identity, settings.device)
+    state = checkpoints.load(path, identity, str(next(model.parameters()).device))
     losses, seconds = [], 0.0
     if state is not None:
         model.load_state_dict(state["model"])
@@ -64,10 +67,12 @@ def train(
     saved = before = time.monotonic()
     with (
         stop_requests() as stopped,
-        tqdm(total=steps, initial=len(losses), desc=scheme, leave=False) as bar,
+        tqdm(total=steps, initial=len(losses), desc=name, leave=False) as bar,
     ):
         while len(losses) < steps:
-            losses.append(_step(settings, model, optimizer, text, len(losses)))
+            for group in optimizer.param_groups:
+                group["lr"] = rate * schedule(len(losses), steps)
+            losses.append(_step(model, optimizer, *batches(len(losses)), autocast))
             now = time.monotonic()
             seconds, before = seconds + now - before, now
             bar.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
@@ -77,7 +82,7 @@ def train(
                 saved = now
             if stopped:
                 raise KeyboardInterrupt
-    return model, {"losses": losses, "seconds": seconds}
+    return {"losses": losses, "seconds": seconds}
 
 
 def parameter_groups(model: nn.Module) -> list[dict[str, object]]:
@@ -93,14 +98,11 @@ def parameter_groups(model: nn.Module) -> list[dict[str, object]]:
     return [{"params": others}, {"params": own, "weight_decay": 0.0}]
 
 
-def _step(settings: Settings, model, optimizer, text: Tensor, step: int) -> float:
+def _step(model, optimizer, tokens: Tensor, targets: Tensor, autocast) -> float:
     """One step of training; returns its loss."""
-    for group in optimizer.param_groups:
-        group["lr"] = settings.size.rate * schedule(step, settings.size.steps)
-    tokens = batch(settings, text, step)
-    with settings.autocast():
-        logits = model(tokens[:, :-1])
-    loss = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+    with autocast:
+        logits = model(tokens)
+    loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
     optimizer.zero_grad()
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -108,13 +110,10 @@ def _step(settings: Settings, model, optimizer, text: Tensor, step: int) -> floa
     return loss.item()
 
 
-def batch(settings: Settings, text: Tensor, step: int) -> Tensor:
-    """The sequences of a step, (batch, train_length + 1), which depend only on seed and step."""
+def generator(seed: int, step: int) -> torch.Generator:
+    """The source of a step's random numbers, which depend only on seed and step."""
     # Generators use 32 bits of a seed; the prime separates the steps of nearby seeds.
-    generator = torch.Generator().manual_seed((settings.seed * 1_000_003 + step) % 2**32)
-    length = settings.train_length + 1
-    starts = torch.randint(len(text) - length + 1, (settings.size.batch, 1), generator=generator)
-    return text[starts + torch.arange(length)].to(settings.device).long()
+    return torch.Generator().manual_seed((seed * 1_000_003 + step) % 2**32)
 
 
 def schedule(step: int, steps: int) -> float:

@@ -1,0 +1,72 @@
+"""`synthetic`: trains small models on tasks whose optimum is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ..nn.positions import split_names
+from .extrapolate import Lengths
+from .plot import needed
+
+SCHEMES = "none,rotary,window(16),alibi,kerple_log,sandwich,type2,inverse_distance,t5,cable"
+TASKS = ("markov", "recall", "parity")
+
+
+class Seeds(click.ParamType):
+    """Seeds such as 0..4, or 0,3,5."""
+
+    name = "seeds"
+
+    def convert(self, value, parameter, context) -> tuple[int, ...]:
+        first, several, last = value.partition("..")
+        try:
+            if several:
+                return tuple(range(int(first), int(last) + 1))
+            return tuple(int(seed) for seed in value.split(","))
+        except ValueError:
+            self.fail(f"{value} must be like 0..4 or 0,3,5", parameter)
+
+
+@click.command()
+@click.argument("task", type=click.Choice(TASKS))
+@click.option(
+    "--biases", "schemes", default=SCHEMES, show_default=True, help="Comma-separated names."
+)
+@click.option("--seeds", default="0..4", show_default=True, type=Seeds())
+@click.option("--lengths", default="64..4096", show_default=True, type=Lengths())
+@click.option("--steps", type=click.IntRange(1), help="Training steps.  [default: 2000]")
+@click.option("--device", default="cpu", show_default=True)
+@click.option(
+    "--output",
+    default="synthetic",
+    show_default=True,
+    type=click.Path(file_okay=False, path_type=Path),
+)
+def synthetic(task, schemes, seeds, lengths, steps, device, output):
+    """Train on a task whose optimum is known: what do models make of a longer context?
+
+    markov: each document has a random Markov chain of its own, which more context reveals better.
+    Measured is which share of the gain of the best prediction a model uses. recall: a symbol is
+    marked at the beginning and asked for at the end. parity: is the number of ones odd? A model is
+    trained for each scheme and seed at the first of the lengths, and evaluated at all of them. The
+    results are written to TASK.md, TASK.json and TASK.png in the folder OUTPUT, which also contains
+    checkpoints: the same command resumes after an interruption.
+    """
+    experiment = needed("extrapolation.synthetic")
+    pictures = needed("extrapolation.synthetic.picture")
+    size = experiment.Size() if steps is None else experiment.Size(steps=steps)
+    try:
+        settings = experiment.Settings(
+            task, tuple(split_names(schemes)), seeds, lengths, size, device
+        )
+        results = experiment.run(settings, output)
+    except (TypeError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    paths = experiment.write_report(settings, results, output)
+    paths.append(output / f"{task}.png")
+    pictures.draw(settings, results).savefig(paths[-1], dpi=120)
+    click.echo(paths[0].read_text())
+    for path in paths:
+        click.echo(f"saved {path}")

@@ -1,0 +1,72 @@
+"""Lines that are labelled at their ends, in colors for people with any color vision.
+
+Importing this module needs matplotlib, an optional dependency.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+
+# Of Okabe and Ito (2008), without the yellow, which is faint on white.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+DASHES = ("-", "--", ":")
+GAP = 0.055  # of the height of the axes, between labels
+
+
+def styles(names: Sequence[str]) -> dict[str, dict[str, str]]:
+    """A color and a dash for each name."""
+    pairs = itertools.cycle(itertools.product(DASHES, COLORS))
+    return {
+        name: {"color": color, "linestyle": dash}
+        for name, (dash, color) in zip(names, pairs, strict=False)
+    }
+
+
+def label_ends(axes: Axes, lines: dict[str, tuple[float, float, str]]) -> None:
+    """Writes the names of lines, with their last points and colors, to the right of the axes.
+
+    The limits of the axes should be set before. Lines that end beyond them have no label.
+    """
+    low, high = axes.get_ylim()
+    shown = {name: line for name, line in lines.items() if low <= line[1] <= high}
+    to_pixels, to_axes = axes.transData, axes.transAxes.inverted()
+    heights = {
+        name: to_axes.transform(to_pixels.transform((x, y)))[1] for name, (x, y, _) in shown.items()
+    }
+    order = sorted(shown, key=heights.__getitem__)
+    places = spread([heights[name] for name in order])
+    for name, place in zip(order, places, strict=True):
+        x, y, color = shown[name]
+        axes.annotate(
+            name,
+            (x, y),
+            (1.03, place),
+            textcoords="axes fraction",
+            va="center",
+            fontsize=9,
+            color=color,
+            arrowprops={"arrowstyle": "-", "linewidth": 0.6, "color": color, "relpos": (0, 0.5)},
+        )
+
+
+def spread(heights: Sequence[float], gap: float = GAP) -> list[float]:
+    """Ascending heights, moved as little as needed for a gap between neighbours.
+
+    Neighbours that are too close form a group around the mean of their heights, as in isotonic
+    regression.
+    """
+    groups: list[list[float]] = []  # heights without the gaps before them
+    for place, height in enumerate(heights):
+        groups.append([height - place * gap])
+        while len(groups) > 1 and _mean(groups[-2]) >= _mean(groups[-1]):
+            last = groups.pop()
+            groups[-1] += last
+    bare = [_mean(group) for group in groups for _ in group]
+    return [height + place * gap for place, height in enumerate(bare)]
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)

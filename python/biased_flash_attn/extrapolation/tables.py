@@ -1,0 +1,24 @@
+"""Tables in Markdown, and records as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+
+
+def as_json(record: object) -> str:
+    """The record as indented JSON, with each list of numbers on one line."""
+    text = json.dumps(record, indent=1)
+    return re.sub(r"\[[^\[\]{}\"]*\]", lambda found: " ".join(found[0].split()), text) + "\n"
+
+
+def table(rows: list[list[str]]) -> str:
+    """A Markdown table: the first row is the header, and numbers are aligned right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+    def line(cells: list[str]) -> str:
+        first, *rest = (cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+        return "| " + " | ".join([first.strip().ljust(widths[0]), *rest]) + " |"
+
+    rule = "|".join(["-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:])])
+    return "\n".join([line(rows[0]), f"|{rule}|", *map(line, rows[1:])])
