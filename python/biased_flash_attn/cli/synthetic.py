@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import click
@@ -23,10 +24,14 @@ class Seeds(click.ParamType):
         first, several, last = value.partition("..")
         try:
             if several:
-                return tuple(range(int(first), int(last) + 1))
-            return tuple(int(seed) for seed in value.split(","))
+                seeds = tuple(range(int(first), int(last) + 1))
+            else:
+                seeds = tuple(int(seed) for seed in value.split(","))
         except ValueError:
+            seeds = ()
+        if not seeds or min(seeds) < 0:
             self.fail(f"{value} must be like 0..4 or 0,3,5", parameter)
+        return seeds
 
 
 @click.command()
@@ -56,7 +61,9 @@ def synthetic(task, schemes, seeds, lengths, steps, device, output):
     """
     experiment = needed("extrapolation.synthetic")
     pictures = needed("extrapolation.synthetic.picture")
-    size = experiment.Size() if steps is None else experiment.Size(steps=steps)
+    size = experiment.Size()
+    if steps is not None:
+        size = dataclasses.replace(size, steps=steps)
     try:
         settings = experiment.Settings(
             task, tuple(split_names(schemes)), seeds, lengths, size, device

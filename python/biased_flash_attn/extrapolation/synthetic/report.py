@@ -42,8 +42,7 @@ def markdown(settings: Settings, results: Results) -> str:
         f" trained on {size.steps} batches of {size.batch} documents of {settings.train_length}"
         f" tokens, and evaluated on {size.documents} documents. Seeds"
         f" {', '.join(map(str, settings.seeds))}; brackets are {COVERAGE:.0%} Student intervals of"
-        f" the mean over them. Training took {minutes:.0f} minutes of {torch.get_num_threads()}"
-        " thread(s)."
+        f" the mean over them. Training took {minutes:.0f} minutes."
     ]
     parts.append(f"Cross entropy in nats, by context:\n\n{losses(settings, results)}")
     if TASKS[settings.task].has_gain:

@@ -114,4 +114,4 @@ def log_probabilities(model: CausalLM, window: Window) -> torch.Tensor:
 
 def cross_entropy(truth: torch.Tensor, logs: torch.Tensor) -> float:
     """The expected loss, the mean of all predictions; what cannot happen does not count."""
-    return -torch.where(truth > 0, truth * logs, 0).sum(-1).mean().item()
+    return 0 - torch.where(truth > 0, truth * logs, 0).sum(-1).mean().item()  # without -0.0

@@ -46,9 +46,12 @@ class Task(ABC):
     has_gain: whether the optimum is better with more context.
     """
 
-    vocabulary: ClassVar[int]
     shortest: ClassVar[int]
     has_gain: ClassVar[bool]
+
+    @property
+    @abstractmethod
+    def vocabulary(self) -> int: ...
 
     @abstractmethod
     def batch(self, count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

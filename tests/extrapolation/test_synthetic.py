@@ -1,0 +1,216 @@
+"""Experiments with synthetic tasks: training, evaluation, intervals, tables and the command."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from scipy import stats
+
+from biased_flash_attn.cli import main
+from biased_flash_attn.extrapolation import predict, synthetic
+from biased_flash_attn.extrapolation.formulas import formula_of
+from biased_flash_attn.extrapolation.synthetic import intervals, report, runner
+from biased_flash_attn.extrapolation.synthetic.settings import Size
+from biased_flash_attn.extrapolation.training import CheckpointError, checkpoints
+from tests.project.test_docs import ROOT, assert_same_output
+
+TINY = synthetic.Size(1, 16, 2, steps=6, batch=4, rate=1e-3, documents=5)
+SETTINGS = synthetic.Settings("markov", ("alibi", "learned"), (0, 1), (16, 32), TINY)
+RESULTS = ROOT / "bench" / "results" / "synthetic"
+
+
+def test_losses_are_those_of_the_scored_predictions(tmp_path):
+    (found, _) = synthetic.run(SETTINGS, tmp_path)["alibi"].values()
+    model = runner.new_model(SETTINGS, "alibi", 0)
+    path = tmp_path / "markov" / "checkpoints" / "alibi-0.pt"
+    identity = SETTINGS.identity("alibi", 0)
+    model.load_state_dict(checkpoints.load(path, identity, "cpu")["model"])
+    source = runner.generator(0, TINY.steps)
+    documents = synthetic.TASKS["markov"].documents(5, (16, 32), source)
+    for length in (16, 32):
+        window = documents.window(length)
+        total = right = 0.0
+        for tokens, truth in zip(window.tokens, window.truth, strict=True):
+            logs = model(tokens[None])[0, -8:].double().log_softmax(-1)
+            total -= (truth * logs).sum().item()
+            right += (logs.argmax(-1) == truth.argmax(-1)).double().mean().item()
+        assert found["model"][str(length)] == pytest.approx(total / 40, rel=1e-6)
+        assert found["correct"][str(length)] == pytest.approx(right / 5)
+        best = -(window.truth * window.optimum.log()).sum(-1).mean().item()
+        assert found["optimum"][str(length)] == pytest.approx(best)
+        assert found["model"][str(length)] > best
+
+
+def test_seeds_change_documents_and_parameters_and_schemes_do_not(tmp_path):
+    results = synthetic.run(SETTINGS, tmp_path)
+    alibi, learned = results["alibi"], results["learned"]
+    assert learned[0]["model"].keys() == {"16"}, "there are no embeddings beyond those of training"
+    for seed in (0, 1):
+        assert alibi[seed]["optimum"]["16"] == learned[seed]["optimum"]["16"]
+    assert alibi[0]["optimum"] != alibi[1]["optimum"]
+    weights = [
+        runner.new_model(SETTINGS, scheme, seed).embedding.tokens.weight
+        for scheme, seed in (("alibi", 0), ("none", 0), ("alibi", 1))
+    ]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_results_are_reused_and_those_of_others_refused(tmp_path, monkeypatch):
+    first = synthetic.run(SETTINGS, tmp_path)
+    monkeypatch.setattr(runner, "train", lambda *a, **k: pytest.fail("trained again"))
+    assert synthetic.run(SETTINGS, tmp_path) == first
+    part = replace(SETTINGS, schemes=("alibi",), seeds=(1,))
+    assert synthetic.run(part, tmp_path) == {"alibi": {1: first["alibi"][1]}}
+    with pytest.raises(CheckpointError, match=r"alibi-0.json is of another.*eval_lengths is"):
+        synthetic.run(replace(SETTINGS, eval_lengths=(16, 64)), tmp_path)
+
+
+@pytest.mark.parametrize("count", [2, 5, 9])
+def test_intervals_are_those_of_students_test(count):
+    values = torch.randn(count, dtype=torch.float64).tolist()
+    interval = intervals.Interval.of(values)
+    assert interval.mean == pytest.approx(statistics.fmean(values))
+    for bound in interval[1:]:
+        assert stats.ttest_1samp(values, bound).pvalue == pytest.approx(0.05)
+    assert intervals.Interval.of([3.0]) == (3, -math.inf, math.inf)
+
+
+def test_detectable_differences_are_found_with_the_stated_probability():
+    """By simulation: of 20000 experiments, 0.8 have to be found, with a deviation of 0.003."""
+    difference = intervals.detectable(2.0, 5)
+    generator = torch.Generator().manual_seed(0)
+    drawn = difference + 2 * torch.randn(20000, 5, dtype=torch.float64, generator=generator)
+    found = stats.ttest_1samp(drawn.numpy(), 0, axis=1)
+    assert ((found.pvalue < 0.05) & (found.statistic > 0)).mean() == pytest.approx(0.8, abs=0.015)
+
+
+def measured(model: list[float], optimum: list[float]) -> dict[str, object]:
+    lengths = ("16", "32")
+    return {
+        "model": dict(zip(lengths, model, strict=False)),
+        "optimum": dict(zip(lengths, optimum, strict=True)),
+        "correct": {"16": 0.25, "32": 0.5},
+        "seconds": 30.0,
+    }
+
+
+BY_HAND = {
+    "alibi": {0: measured([1.5, 1.4], [1.4, 1.2]), 1: measured([1.7, 1.7], [1.5, 1.3])},
+    "none": {0: measured([1.6, 1.8], [1.4, 1.2]), 1: measured([1.6, 1.6], [1.5, 1.3])},
+    "learned": {0: measured([1.5], [1.4, 1.2]), 1: measured([1.5], [1.5, 1.3])},
+}
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of all tables, without rules."""
+    lines = [line for line in text.splitlines() if line.startswith("|") and "--" not in line]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+
+
+def test_tables_show_shares_of_the_gain_with_paired_intervals():
+    these = replace(SETTINGS, schemes=tuple(BY_HAND))
+    found = rows(report.markdown(these, BY_HAND))
+    assert found[:5] == [
+        ["scheme", "16", "32"],
+        ["optimum", "1.4500", "1.2500"],
+        ["alibi", "1.6000", "1.5500"],
+        ["none", "1.6000", "1.7000"],
+        ["learned", "1.5000", "-"],
+    ]
+    # The quantile for one degree of freedom is tan(0.475 pi).
+    quantile = math.tan(0.475 * math.pi)
+    half = quantile * 0.25
+    assert found[6] == ["alibi", f"0.250 [{0.25 - half:.3f}, {0.25 + half:.3f}]"]
+    assert found[7] == ["none", f"-0.500 [{-0.5 - 2 * half:.3f}, {-0.5 + 2 * half:.3f}]"]
+    assert found[8] == ["learned", "-"]
+    before = predict(formula_of("alibi", 2).bias, 1, 16, 32)
+    half = 0.05 * quantile
+    assert found[10][:2] == ["alibi", f"0.1500 [{0.15 - half:.4f}, {0.15 + half:.4f}]"]
+    assert found[10][3] == f"{before:.3f}"
+    assert found[12][2:] == ["-", "-"]
+    # 0.5 + 1 and 0 - 0: the same seeds are compared.
+    assert found[13] == ["scheme", "share of alibi - share"]
+    half = 0.75 * quantile
+    assert found[14] == ["none", f"0.750 [{0.75 - half:.3f}, {0.75 + half:.3f}]"]
+    assert len(found) == 15
+
+
+def test_one_scheme_has_a_table_of_the_power_of_more():
+    these = replace(SETTINGS, schemes=("alibi",))
+    *_, last = rows(report.markdown(these, {"alibi": BY_HAND["alibi"]}))
+    # Shares of 0.5 and 0 deviate by 1 / sqrt 8, and differences of such pairs by 1 / 2.
+    assert last == ["20", f"{intervals.detectable(0.5, 20):.3f}"]
+
+
+def test_tasks_without_gain_have_accuracies():
+    these = replace(SETTINGS, task="recall", schemes=("alibi",))
+    *_, last = rows(report.markdown(these, {"alibi": BY_HAND["alibi"]}))
+    assert last == ["alibi", "0.250 [0.250, 0.250]", "0.500 [0.500, 0.500]"]
+
+
+@pytest.mark.parametrize("task", synthetic.TASKS)
+def test_command_writes_tables_results_and_pictures(task, tmp_path, monkeypatch):
+    monkeypatch.setattr(synthetic, "Size", lambda: TINY)
+    arguments = ["synthetic", task, "--biases", "alibi,learned", "--seeds", "0..1"]
+    arguments += ["--lengths", "16..32", "--output", str(tmp_path)]
+    done = CliRunner().invoke(main, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    table = (tmp_path / f"{task}.md").read_text()
+    assert table in done.stdout
+    record = json.loads((tmp_path / f"{task}.json").read_text())
+    assert report.markdown(*read(record)) == table
+    assert record["results"]["alibi"]["1"]["losses"]
+    assert set(record["versions"]) == {"biased_flash_attn", "torch", "python"}
+    assert (tmp_path / f"{task}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def read(record: dict) -> tuple[synthetic.Settings, runner.Results]:
+    values = record["settings"] | {"size": Size(**record["settings"]["size"])}
+    for name in ("schemes", "seeds", "eval_lengths"):
+        values[name] = tuple(values[name])
+    results = {
+        scheme: {int(seed): model for seed, model in models.items()}
+        for scheme, models in record["results"].items()
+    }
+    return synthetic.Settings(**values), results
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.rglob("*.json")), ids=lambda path: path.stem)
+def test_tables_in_the_repository_are_those_of_their_results(path: Path):
+    shown = report.markdown(*read(json.loads(path.read_text())))
+    assert_same_output(shown, path.with_suffix(".md").read_text())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"task": "copy"}, "task is 'copy'; it may be markov, recall, parity"),
+        ({"schemes": ("rope",)}, "positions is 'rope'"),
+        ({"schemes": ()}, r"schemes is \(\); it must name one or more"),
+        ({"seeds": ()}, r"seeds is \(\); it must have one or more, each once"),
+        ({"seeds": (1, 1)}, r"seeds is \(1, 1\); it must have one or more, each once"),
+        ({"eval_lengths": (32, 16)}, r"eval_lengths is \(32, 16\); it must ascend"),
+        ({"eval_lengths": (4, 16)}, r"eval_lengths is \(4, 16\); the shortest may be 8"),
+        ({"device": "abacus"}, "device is 'abacus', which cannot be used"),
+    ],
+)
+def test_invalid_arguments_are_refused(change, message):
+    with pytest.raises(ValueError, match="^" + message):
+        replace(SETTINGS, **change)
+
+
+@pytest.mark.parametrize("seeds", ["x", "3..", "0,,1", "4..2", "-1"])
+def test_command_refuses_other_seeds(seeds, tmp_path):
+    arguments = ["synthetic", "markov", "--seeds", seeds, "--output", str(tmp_path / "none")]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 2, done.output
+    assert "must be like 0..4 or 0,3,5" in done.output
+    assert not (tmp_path / "none").exists()
