@@ -77,7 +77,7 @@ def main() -> None:
         assert last < 0.7 * first, "the model did not learn"
         with torch.no_grad():
             for length in (options.length, 4 * options.length):
-                loss = loss_of(model, windows(text.test, length, batch=16)).item()
+                loss = loss_of(model, windows(torch.cat(text.test), length, batch=16)).item()
                 print(f"{name}: loss {loss:.2f} on test text at length {length}")
 
 

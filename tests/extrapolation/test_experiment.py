@@ -17,33 +17,28 @@ from click.testing import CliRunner
 
 from biased_flash_attn import biases
 from biased_flash_attn.cli import main
-from biased_flash_attn.extrapolation import (
-    experiment,
-    normalized_receptive_field,
-    sliding_perplexity,
-)
-from biased_flash_attn.extrapolation.experiment import (
-    checkpoints,
-    evaluation,
-    settings,
-    training,
-)
+from biased_flash_attn.extrapolation import experiment, normalized_receptive_field
+from biased_flash_attn.extrapolation.experiment import evaluation, report, runner, settings
+from biased_flash_attn.extrapolation.experiment.resampling import Resamples
 from biased_flash_attn.extrapolation.formulas import formula_of
+from biased_flash_attn.extrapolation.perplexity import segment_losses
+from biased_flash_attn.extrapolation.training import checkpoints, loop
 from biased_flash_attn.nn import CausalLM
 
-TINY = experiment.Size(1, 16, 2, 6, 2, 1e-3, stream=200, segments=3, gradients=2)
+TINY = experiment.Size(1, 16, 2, 6, 2, 1e-3, blocks=10, gradients=2)
 SETTINGS = experiment.Settings(("alibi",), 16, (16, 32), TINY, dtype="float32")
-IDENTITY = settings.identity(SETTINGS, "alibi", "random")
+IDENTITY = settings.identity(SETTINGS, "alibi", 0, "random")
 
 
 @pytest.fixture
 def text() -> experiment.Text:
-    return experiment.Text(*torch.randint(256, (2, 1000)).to(torch.uint8), digest="random")
+    train, *test = torch.randint(256, (4, 1000)).to(torch.uint8)
+    return experiment.Text(train, tuple(test), digest="random")
 
 
 def trained(text: experiment.Text, path: Path, these=SETTINGS) -> dict[str, object]:
     """Parameters and losses of a training run that resumes from the path."""
-    model, history = training.train(these, "alibi", text.train, path, IDENTITY)
+    model, history = runner.trained(these, "alibi", 0, text.train, path, IDENTITY)
     return {"losses": history["losses"], **model.state_dict()}
 
 
@@ -57,48 +52,55 @@ def assert_same(first: dict[str, object], second: dict[str, object]) -> None:
 @pytest.mark.slow
 def test_toy_experiment_reproduces_the_papers(tmp_path, seed):
     """Trained on 32 bytes of real text and evaluated on up to 256."""
-    size = experiment.Size(2, 32, 4, 350, 16, 5e-3, stream=2000, segments=32, gradients=4)
+    size = experiment.Size(2, 32, 4, 350, 16, 5e-3, blocks=64, gradients=4)
     schemes = ("sinusoidal", "rotary", "learned", "window(8)", "alibi", "cable")
-    these = experiment.Settings(schemes, 32, (32, 64, 128, 256), size, seed, dtype="float32")
-    results = experiment.run(these, experiment.read_text(), tmp_path)
+    these = experiment.Settings(schemes, 32, (32, 64, 128, 256), size, (seed,), dtype="float32")
+    text = experiment.read_text()
+    results = experiment.run(these, text, tmp_path)
+    reference = experiment.Reference.of(these, text)
+    resamples = Resamples(reference.blocks, 1)
 
     for scheme in schemes:
-        losses = results[scheme]["losses"]
-        assert sum(losses[-20:]) < 0.75 * sum(losses[:20]), f"{scheme} learned nothing"
-        found = results[scheme]["perplexity"]["sliding"]
-        trained_at, *longer = (x["perplexity"] for x in found.values())
+        losses = results[scheme][seed]["losses"]
+        assert losses[-1] < 0.75 * losses[0], f"{scheme} learned nothing"
+        found = [report.nats(results[scheme], length) for length in these.eval_lengths]
+        trained_at, *longer = (resamples.means(x)[0].exp() for x in found if x is not None)
+        fields = results[scheme][seed].get("gradient", {}).get("receptive_fields")
         if scheme == "learned":
             assert not longer, "there are no embeddings beyond those of training"
         elif scheme in ("sinusoidal", "rotary"):
             assert max(longer) > 1.08 * trained_at, scheme
-            assert results[scheme]["gradient"]["receptive_field"] > 32, scheme
+            assert max(fields["embedding"]) > 32, scheme
         else:
             assert max(longer) < 1.04 * trained_at, scheme
-    assert results["window(8)"]["gradient"]["receptive_field"] <= 2 * 8 - 1
+        if scheme == "window(8)":
+            assert max(fields["embedding"]) <= 2 * 8 - 1
+            assert max(fields["blocks.0"]) <= 8
 
 
 def test_interrupted_training_resumes(text, tmp_path, monkeypatch):
     handler = signal.getsignal(signal.SIGINT)  # a background process ignores it
     whole = trained(text, tmp_path / "whole.pt")
-    step = training._step
+    drawn = runner.batch
 
-    def interrupted(settings, model, optimizer, text, n):
-        if n == 3:
+    def interrupted(settings, seed, text, step):
+        if step == 3:
             signal.raise_signal(signal.SIGINT)
-        return step(settings, model, optimizer, text, n)
+        return drawn(settings, seed, text, step)
 
-    monkeypatch.setattr(training, "_step", interrupted)
+    monkeypatch.setattr(runner, "batch", interrupted)
     with pytest.raises(KeyboardInterrupt):
         trained(text, tmp_path / "stopped.pt")
     state = checkpoints.load(tmp_path / "stopped.pt", IDENTITY, "cpu")
     assert state["losses"] == whole["losses"][:4], "the interrupted step is completed"
-    monkeypatch.setattr(training, "_step", step)
+    monkeypatch.setattr(runner, "batch", drawn)
     assert_same(trained(text, tmp_path / "stopped.pt"), whole)
     assert_same(trained(text, tmp_path / "stopped.pt"), whole)
     assert signal.getsignal(signal.SIGINT) is handler
 
 
 COMMAND = ["extrapolate", "--biases", "alibi", "--train-length", "32", "--eval-lengths", "32..64"]
+COMMAND += ["--seeds", "0"]
 
 
 def test_killed_runs_resume_with_the_same_table(tmp_path, monkeypatch):
@@ -110,14 +112,15 @@ def test_killed_runs_resume_with_the_same_table(tmp_path, monkeypatch):
         "import os, signal\n"
         "from biased_flash_attn.cli import main\n"
         "from biased_flash_attn.extrapolation import experiment\n"
-        "from biased_flash_attn.extrapolation.experiment import training\n"
+        "from biased_flash_attn.extrapolation.experiment import runner\n"
+        "from biased_flash_attn.extrapolation.training import loop\n"
         f"experiment.SIZES['small'] = experiment.{TINY}\n"
-        "training.SECONDS_BETWEEN_CHECKPOINTS = 0\n"
-        "step = training._step\n"
-        "def killed(settings, model, optimizer, text, n):\n"
-        "    if n == 7: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    return step(settings, model, optimizer, text, n)\n"
-        "training._step = killed\n"
+        "loop.SECONDS_BETWEEN_CHECKPOINTS = 0\n"
+        "drawn = runner.batch\n"
+        "def killed(settings, seed, text, step):\n"
+        "    if step == 7: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return drawn(settings, seed, text, step)\n"
+        "runner.batch = killed\n"
         f"main({[*command, '--output', str(tmp_path / 'killed')]})"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
@@ -126,8 +129,8 @@ def test_killed_runs_resume_with_the_same_table(tmp_path, monkeypatch):
 
     monkeypatch.setitem(experiment.SIZES, "small", TINY)
     seen = []
-    step = training._step
-    monkeypatch.setattr(training, "_step", lambda *a: seen.append(a[-1]) or step(*a))
+    drawn = runner.batch
+    monkeypatch.setattr(runner, "batch", lambda *a: seen.append(a[-1]) or drawn(*a))
     for folder in ("killed", "whole"):
         invoked = CliRunner().invoke(main, [*command, "--output", str(tmp_path / folder)])
         assert invoked.exit_code == 0, invoked.output
@@ -135,12 +138,12 @@ def test_killed_runs_resume_with_the_same_table(tmp_path, monkeypatch):
     table, whole = ((tmp_path / folder / "table.md").read_text() for folder in ("killed", "whole"))
     assert table == whole
     record = json.loads((tmp_path / "whole" / "results.json").read_text())
-    assert record["settings"]["seed"] == 0
+    assert record["settings"]["seeds"] == [0]
     assert set(record["versions"]) == {"biased_flash_attn", "torch", "python"}
-    assert len(record["results"]["alibi"]["losses"]) == 12
+    assert len(record["results"]["alibi"]["0"]["losses"]) == 12
     assert (tmp_path / "whole" / "results.png").read_bytes().startswith(b"\x89PNG")
-    nats = record["results"]["alibi"]["perplexity"]["last_token"]["64"]["perplexity"]
-    assert f"{nats:.4g}" in table
+    (nats,) = record["results"]["alibi"]["0"]["nats"]["64"]
+    assert f"{math.exp(nats):.4g}" in table
 
 
 def test_damaged_or_foreign_checkpoints_are_refused(text, tmp_path):
@@ -192,37 +195,34 @@ def test_files_are_written_atomically(tmp_path, monkeypatch):
 def test_results_of_another_experiment_are_refused(text, tmp_path):
     experiment.run(SETTINGS, text, tmp_path)
     again = experiment.run(SETTINGS, text, tmp_path)
-    assert again["alibi"]["perplexity"]["sliding"].keys() == {"16", "32"}
-    with pytest.raises(experiment.CheckpointError, match=r"alibi.json is of another.*seed is 0, h"):
-        experiment.run(replace(SETTINGS, seed=3), text, tmp_path)
-    (tmp_path / "measured" / "alibi.json").write_text("{")
-    with pytest.raises(experiment.CheckpointError, match=r"alibi.json is damaged"):
+    assert again["alibi"][0]["nats"].keys() == {"16", "32"}
+    foreign = experiment.Text(text.train, text.test, "another")
+    with pytest.raises(experiment.CheckpointError, match=r"alibi-0.json is of .*text is random, h"):
+        experiment.run(SETTINGS, foreign, tmp_path)
+    (tmp_path / "measured" / "alibi-0.json").write_text("{")
+    with pytest.raises(experiment.CheckpointError, match=r"alibi-0.json is damaged"):
         experiment.run(SETTINGS, text, tmp_path)
 
 
 def test_results_follow_their_definitions(text, tmp_path):
-    model, _ = training.train(SETTINGS, "alibi", text.train, tmp_path / "x.pt", IDENTITY)
-    found = evaluation.evaluate(SETTINGS, model, text.test)
-
-    starts = [0, (1000 - 33) // 2, 1000 - 33]
-    losses = []
-    for start in starts:
-        context, token = text.test[start : start + 32].long(), int(text.test[start + 32])
-        losses.append(-model(context[None])[0, -1].log_softmax(-1)[token].item())
-    last_token = found["perplexity"]["last_token"]["32"]
-    assert last_token["tokens"] == 3
-    assert last_token["nats"] == pytest.approx(sum(losses) / 3, rel=1e-4)
-
-    stream = text.test[: TINY.stream + 1].long()
-    for protocol, length, stride in (("sliding", 32, 8), ("nonoverlapping", 16, 16)):
-        exact = sliding_perplexity(model, stream, length, stride)
-        assert found["perplexity"][protocol][str(length)]["nats"] == exact.nats
+    model, _ = runner.trained(SETTINGS, "alibi", 0, text.train, tmp_path / "x.pt", IDENTITY)
+    chosen = runner.blocks_of(SETTINGS, text)
+    found = evaluation.evaluate(SETTINGS, model, chosen)
+    for length in SETTINGS.eval_lengths:
+        losses = {0: [], 1: [], 2: []}
+        for number, end in zip(chosen.files.tolist(), chosen.ends.tolist(), strict=True):
+            window = text.test[number][end - length - 1 : end].long()
+            logits = model(window[None, :-1])[0, -16:].log_softmax(-1)
+            losses[number] += (-logits.gather(1, window[-16:, None])).tolist()
+        expected = [sum(x[0] for x in file) / len(file) for file in losses.values()]
+        assert found["nats"][str(length)] == pytest.approx(expected, rel=1e-5)
     embedding, norms, matrices, constants = 256 * 16, 3 * 2 * 16, 12 * 16**2, 9 * 16
     assert found["parameters"] == embedding + norms + matrices + constants
     gradient = found["gradient"]
     assert gradient["tokens"] == list(range(1, 33))
     assert gradient["share"] == sorted(gradient["share"])
     assert gradient["share"][-1] == pytest.approx(1)
+    assert [len(fields) for fields in gradient["receptive_fields"].values()] == [TINY.gradients]
     assert [len(heads) for heads in found["attention_mass"].values()] == [TINY.heads]
     (fields,) = found["theory"]["fields"].values()
     assert fields == biases.ALiBi(2).receptive_field(0.01).tolist()
@@ -230,21 +230,43 @@ def test_results_follow_their_definitions(text, tmp_path):
     weights = biases.ALiBi(2).curve(torch.arange(32).double()).exp()
     fields = [normalized_receptive_field(head)[0] for head in weights]
     assert found["theory"]["tokens"] == (16 * (fields[0] + fields[1])).tolist()
-    model = training.new_model(SETTINGS, "inverse_distance")
-    assert [*evaluation.evaluate(SETTINGS, model, text.test)["theory"]["fields"].values()] == [
+    model = runner.new_model(SETTINGS, "inverse_distance", 0)
+    assert [*evaluation.evaluate(SETTINGS, model, chosen)["theory"]["fields"].values()] == [
         [None, None]
     ]
 
 
+def test_the_same_tokens_are_predicted_at_every_length_with_their_whole_context(text, monkeypatch):
+    """Whatever the length, targets are the last tokens of the blocks, and contexts reach back from
+    them by the length."""
+    chosen = runner.blocks_of(SETTINGS, text)
+    seen = {}
+    for length in SETTINGS.eval_lengths:
+        calls = []
+
+        class Recorder(torch.nn.Module):
+            def forward(self, tokens, calls=calls):
+                calls.append(tokens)
+                return torch.nn.functional.one_hot(tokens, settings.BYTES).float()
+
+        segment_losses(Recorder(), chosen.segments, length, SETTINGS.scored)
+        seen[length] = torch.cat(calls)
+    assert torch.equal(seen[16], seen[32][:, 16:])
+    for segment, number, end in zip(*vars(chosen).values(), strict=True):
+        assert torch.equal(segment, text.test[number][end - 33 : end])
+    assert torch.equal(seen[32], chosen.segments[:, :-1].long())
+
+
 def test_batches_depend_only_on_seed_and_step(text):
-    first = training.batch(SETTINGS, text.train, 5)
+    first, targets = runner.batch(SETTINGS, 0, text.train, 5)
     torch.rand(7)
-    assert torch.equal(first, training.batch(SETTINGS, text.train, 5))
-    assert not torch.equal(first, training.batch(SETTINGS, text.train, 6))
-    assert not torch.equal(first, training.batch(replace(SETTINGS, seed=1), text.train, 5))
+    assert torch.equal(first, runner.batch(SETTINGS, 0, text.train, 5)[0])
+    assert not torch.equal(first, runner.batch(SETTINGS, 0, text.train, 6)[0])
+    assert not torch.equal(first, runner.batch(SETTINGS, 1, text.train, 5)[0])
     windows = text.train.long().unfold(0, 17, 1)
-    for sequence in first:
+    for sequence in torch.cat([first, targets[:, -1:]], 1):
         assert (windows == sequence).all(1).any()
+    assert torch.equal(first[:, 1:], targets[:, :-1])
 
 
 def test_size_of_the_papers_has_44_million_parameters():
@@ -257,7 +279,7 @@ def test_size_of_the_papers_has_44_million_parameters():
 @pytest.mark.parametrize("scheme", ["kerple_log", "t5", "fire", "cable", "alibi(trainable=True)"])
 def test_weight_decay_leaves_biases_alone(scheme):
     model = CausalLM(settings.BYTES, 16, 2, 2, scheme)
-    optimizer = torch.optim.AdamW(training.parameter_groups(model), lr=1.0, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(loop.parameter_groups(model), lr=1.0, weight_decay=0.01)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -271,7 +293,7 @@ def test_weight_decay_leaves_biases_alone(scheme):
 
 def test_every_parameter_is_trained_once():
     model = CausalLM(settings.BYTES, 16, 2, 2, "cable")
-    groups = training.parameter_groups(model)
+    groups = loop.parameter_groups(model)
     trained = [id(parameter) for group in groups for parameter in group["params"]]
     assert sorted(trained) == sorted(id(parameter) for parameter in model.parameters())
 
@@ -279,14 +301,14 @@ def test_every_parameter_is_trained_once():
 @pytest.mark.parametrize("scheme", ["alibi(shift=3)", "sandwich(first_frequency=0, dbar=64)"])
 def test_schemes_with_arguments_are_trained(scheme, text, tmp_path):
     results = experiment.run(replace(SETTINGS, schemes=(scheme,)), text, tmp_path)
-    assert results[scheme]["perplexity"]["sliding"].keys() == {"16", "32"}
-    (fields,) = results[scheme]["theory"]["fields"].values()
+    assert results[scheme][0]["nats"].keys() == {"16", "32"}
+    (fields,) = results[scheme][0]["theory"]["fields"].values()
     expected = formula_of(scheme, TINY.heads).bias.receptive_field(0.01).tolist()
     assert fields == [field if math.isfinite(field) else None for field in expected]
 
 
 def test_learning_rate_rises_and_falls():
-    rates = [training.schedule(step, 100) for step in range(100)]
+    rates = [loop.schedule(step, 100) for step in range(100)]
     assert rates[0] == pytest.approx(0.1)
     assert max(rates) == rates[9] == rates[10] == 1
     assert rates[10:] == sorted(rates[10:], reverse=True)
@@ -298,11 +320,12 @@ def test_learning_rate_rises_and_falls():
     [
         ({"schemes": ("rope",)}, "positions is 'rope'"),
         ({"schemes": ()}, r"schemes is \(\); it must name one or more"),
+        ({"seeds": ()}, r"seeds is \(\); it must have one or more, each once"),
         ({"train_length": 0}, "train_length is 0; it must be positive"),
         ({"eval_lengths": (32, 16)}, r"eval_lengths is \(32, 16\); it must ascend"),
         ({"dtype": "float16"}, "dtype is 'float16'; it may be bfloat16 or float32"),
         ({"train_length": 1000}, "text has 1000 bytes for training; it needs over 1000"),
-        ({"eval_lengths": (16, 1000)}, "text has 1000 bytes for testing; it needs over 1000"),
+        ({"eval_lengths": (16, 1000)}, "text has 1000 bytes in its longest file for"),
     ],
 )
 def test_invalid_arguments_are_refused(change, message, text, tmp_path):

@@ -1,52 +1,157 @@
-"""The tables of an experiment."""
+"""The tables and intervals of an experiment, against sums by hand."""
 
 from __future__ import annotations
 
-import json
+import math
+import re
 from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
 
 from biased_flash_attn import biases
 from biased_flash_attn.extrapolation import experiment, predict
-from biased_flash_attn.extrapolation.experiment import report
-from tests.project.test_docs import ROOT, assert_same_output
+from biased_flash_attn.extrapolation.direct_labels import spread
+from biased_flash_attn.extrapolation.experiment import blocks, picture, report
+from biased_flash_attn.extrapolation.experiment.counts import losses_of_counts
+from biased_flash_attn.extrapolation.experiment.resampling import Resamples, interval
 
-SIZE = experiment.Size(1, 16, 2, 6, 2, 1e-3, stream=200, segments=3, gradients=2)
-SETTINGS = experiment.Settings(("alibi",), 16, (16, 32), SIZE)
+SIZE = experiment.Size(1, 16, 2, 6, 2, 1e-3, blocks=10, gradients=2)
+SETTINGS = experiment.Settings(("alibi",), 16, (16, 32), SIZE, seeds=(0, 1))
+REFERENCE = experiment.Reference("digest", [1, 3], [math.log(8), math.log(4)])
 
 
-def test_tables_have_a_row_per_length():
-    results = {
-        "alibi": {"perplexity": {"sliding": {"16": {"perplexity": 7.4321}}}},
-        "learned": {"perplexity": {"sliding": {}}},
-    }
-    lines = report.perplexities(replace(SETTINGS, eval_lengths=(16,)), results, "sliding")
-    assert lines.splitlines() == [
-        "| context | alibi | learned |",
-        "|---------|------:|--------:|",
-        "| 16      | 7.432 |       - |",
+def measured(first: list[float], second: list[float] | None) -> dict[str, object]:
+    """Perplexities of two files at the two lengths."""
+    nats = {"16": first} if second is None else {"16": first, "32": second}
+    logs = {length: [math.log(x) for x in files] for length, files in nats.items()}
+    return {"nats": logs, "seconds": 60.0, "theory": {}}
+
+
+BY_HAND = {
+    "alibi": {0: measured([4, 2], [4, 4]), 1: measured([4, 8], [4, 4])},
+    "learned": {0: measured([4, 4], None), 1: measured([4, 4], None)},
+    "rotary": {0: measured([2, 2], [8, 8]), 1: measured([2, 2], [8, 8])},
+}
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of all tables, without rules."""
+    lines = [line for line in text.splitlines() if line.startswith("|") and "--" not in line]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+
+
+def test_perplexities_weigh_files_by_their_blocks():
+    found = rows(report.markdown(SETTINGS, BY_HAND, REFERENCE))
+    trained = 2 ** ((2 + 3 * 1 + 2 + 3 * 3) / 8)
+    counts = f"{2 ** ((3 + 3 * 2) / 4):.4g}"
+    assert found[:5] == [
+        ["scheme", "16", "32"],
+        ["counts", counts, counts],
+        ["alibi", f"{trained:.4g}", "4"],
+        ["learned", "4", "-"],
+        ["rotary", "2", "8"],
     ]
+    assert found[5] == ["scheme", "32"]
+    ratio, low, high = map(float, re.findall(r"[\d.]+", found[6][1]))
+    assert ratio == pytest.approx(4 / trained, abs=5e-4)
+    assert low < ratio < high
+    assert found[7] == ["learned", "-"]
+    assert found[8] == ["rotary", "4.000 [4.000, 4.000]"]
+    assert found[9] == ["scheme", "perplexity / that of alibi"]
+    assert found[10] == ["rotary", "2.000 [2.000, 2.000]"]
+
+
+def test_resamples_draw_files_and_seeds():
+    resamples = Resamples([1, 2, 1], 2)
+    nats = torch.tensor([[1.0, 2.0, 4.0], [3.0, 5.0, 0.5]], dtype=torch.float64)
+    means = resamples.means(nats)
+    assert means[0].item() == pytest.approx(((1 + 4 + 4) / 4 + (3 + 10 + 0.5) / 4) / 2)
+    possible = set()
+    for seeds in ((0, 0), (0, 1), (1, 1)):
+        for files in np.ndindex(3, 3, 3):
+            weights = np.array([1, 2, 1])[list(files)]
+            values = nats[:, list(files)].numpy() @ weights / weights.sum()
+            possible.add(round(float(values[list(seeds)].mean()), 9))
+    drawn = {round(x, 9) for x in means.tolist()}
+    assert drawn <= possible
+    assert len(drawn) > 0.9 * len(possible)
+    # Equal files and seeds leave nothing to draw.
+    assert interval(resamples.means(torch.full((2, 3), 7.0).double())) == pytest.approx((7, 7, 7))
+
+
+def test_intervals_cover_the_truth():
+    """Of 200 experiments with 40 files and 5 seeds, each with deviations of their own, 95 % less
+    what resampling so few seeds loses: at least 0.8, and not all."""
+    resamples, covered = Resamples([1] * 40, 5), 0
+    for n in range(200):
+        generator = torch.Generator().manual_seed(n)
+        of_files = torch.randn(1, 40, dtype=torch.float64, generator=generator)
+        of_seeds = torch.randn(5, 1, dtype=torch.float64, generator=generator)
+        found = interval(resamples.means(of_files + 0.1 * of_seeds))
+        covered += found.low < 0 < found.high
+    assert 0.8 < covered / 200 < 1
+
+
+def test_blocks_are_whole_contexts_of_one_file():
+    files = [torch.randint(256, (n,)).to(torch.uint8) for n in (100, 20, 33, 65)]
+    found = blocks.choose(files, longest=32, scored=16, most=1000)
+    places = list(zip(found.files.tolist(), found.ends.tolist(), strict=True))
+    assert places == [
+        (0, 33),
+        (0, 49),
+        (0, 65),
+        (0, 81),
+        (0, 97),
+        (2, 33),
+        (3, 33),
+        (3, 49),
+        (3, 65),
+    ]
+    for segment, (number, end) in zip(found.segments, places, strict=True):
+        assert torch.equal(segment, files[number][end - 33 : end])
+    some = blocks.choose(files, longest=32, scored=16, most=3)
+    assert list(zip(some.files.tolist(), some.ends.tolist(), strict=True)) == [
+        places[0],
+        places[4],
+        places[8],
+    ]
+    train = torch.randint(256, (500,)).to(torch.uint8)
+    counted = blocks.counted(train, files, found, 16)
+    for losses, (number, end) in zip(counted, places, strict=True):
+        assert torch.equal(losses, losses_of_counts(train, files[number][:end])[-16:])
+    by_hand = [counted[:5].mean(), counted[5].mean(), counted[6:].mean()]
+    assert blocks.mean_by_file(counted, found.files) == pytest.approx([x.item() for x in by_hand])
 
 
 def test_receptive_fields_are_those_of_all_heads_and_predictions_those_of_formulas():
     results = {
         "alibi": {
-            "theory": {"fields": {"layers.0.bias": [9.0, 2.0], "layers.1.bias": [3.0, None]}},
-            "attention_mass": {"layers.0": [4.2, 4.4]},
-            "gradient": {"receptive_field": 12.6},
+            0: {
+                "theory": {"fields": {"layers.0.bias": [9.0, 2.0], "layers.1.bias": [3.0, None]}},
+                "attention_mass": {"layers.0": [4.2, 4.4]},
+                "gradient": {"receptive_fields": {"embedding": [10, 14]}},
+            },
+            1: {
+                "theory": {"fields": {"layers.0.bias": [9.0, 2.5]}},
+                "attention_mass": {"layers.0": [4.2, 5.6]},
+                "gradient": {"receptive_fields": {"embedding": [12, 16]}},
+            },
         },
-        "window(7)": {"theory": {}},
-        "rotary": {"theory": {}},
+        "window(7)": {0: {"theory": {}}},
+        "rotary": {0: {"theory": {}}},
     }
-    lines = report.receptive_fields(SETTINGS, results).splitlines()
-    cells = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in lines}
-    shown = {name: [cell.strip() for cell in row] for name, row in cells.items()}
+    lines = rows(report.receptive_fields(SETTINGS, results))
+    shown = {name: cells for name, *cells in lines}
     first, second = (f"{x:.0f}" for x in biases.ALiBi(2).receptive_field(0.01))
     predicted = (
         predict(bias, SIZE.layers, 16, 32, window=window)
         for bias, window in ((biases.ALiBi(2), None), (None, 7))
     )
-    assert shown["gradient: ERF"] == ["13", "-", "-"]
-    assert shown["weights: n_emp(0.01)"] == ["4", "-", "-"]
+    # Means of sequences over the seeds are 11 and 15.
+    assert shown["gradient, input of block 0: ERF"] == ["13 ± 2", "-", "-"]
+    assert shown["weights: n_emp(0.01)"] == ["4 to 6", "-", "-"]
     assert shown["series, trained: TRF(0.01)"] == ["2 to infinite", "-", "-"]
     assert shown["series, untrained: TRF(0.01)"] == [f"{first} to {second}", "7", "-"]
     assert shown["predicted before training"] == [*(f"{x:.3f}" for x in predicted), "-"]
@@ -59,20 +164,32 @@ class Growing(biases.DistanceBias):
 
 def test_a_bias_that_grows_with_the_distance_has_a_table_without_a_prediction():
     name = f"{__name__}:Growing"
-    results = {name: {"theory": {}}}
-    lines = report.receptive_fields(replace(SETTINGS, eval_lengths=(5000,)), results).splitlines()
-    assert [cell.strip() for cell in lines[-1].split("|")[1:-1]] == [
+    these = replace(SETTINGS, eval_lengths=(5000,))
+    assert rows(report.receptive_fields(these, {name: {0: {"theory": {}}}}))[-1] == [
         "predicted before training",
         "-",
     ]
 
 
-def test_the_table_in_the_repository_is_that_of_its_results():
-    folder = ROOT / "bench" / "results" / "extrapolation"
-    record = json.loads((folder / "results.json").read_text())
-    values = record["settings"] | {"size": experiment.Size(**record["settings"]["size"])}
-    for name in ("schemes", "eval_lengths"):
-        values[name] = tuple(values[name])
-    counts = record["perplexity of counts"]
-    shown = report.markdown(experiment.Settings(**values), record["results"], counts)
-    assert_same_output(shown, (folder / "table.md").read_text())
+def test_picture_labels_every_line_at_its_end():
+    these = replace(SETTINGS, schemes=tuple(BY_HAND))
+    axes, *_ = picture.draw(these, BY_HAND, REFERENCE).axes
+    labels = {text.get_text(): text for text in axes.texts}
+    assert labels.keys() == BY_HAND.keys()
+    assert labels["rotary"].xy == (32, pytest.approx(8))
+    assert labels["learned"].xy == (16, pytest.approx(4))
+    assert labels["alibi"].get_position()[1] < labels["rotary"].get_position()[1]
+
+
+@pytest.mark.parametrize(
+    ("heights", "expected"),
+    [
+        ([], []),
+        ([0.1, 0.5], [0.1, 0.5]),
+        ([0.5, 0.5], [0.45, 0.55]),
+        ([0.5, 0.52, 0.9], [0.46, 0.56, 0.9]),
+        ([0.5, 0.5, 0.58], [0.5 - 0.08 + 0.0066666, 0.5266666, 0.6266666]),
+    ],
+)
+def test_labels_are_moved_as_little_as_possible(heights, expected):
+    assert spread(heights, 0.1) == pytest.approx(expected, abs=1e-5)

@@ -12,10 +12,7 @@ from ..extrapolation import experiment
 from ..nn.positions import split_names
 from .plot import needed
 
-SCHEMES = (
-    "none,sinusoidal,learned,rotary,window(16),window(64),alibi,kerple_log,sandwich,type1,type2,"
-    "inverse_distance,inverse_log_distance,t5,cable"
-)
+SCHEMES = "rotary,alibi,kerple_log,sandwich,t5,cable"
 
 
 class Lengths(click.ParamType):
@@ -37,6 +34,25 @@ class Lengths(click.ParamType):
         return tuple(lengths)
 
 
+class Seeds(click.ParamType):
+    """Seeds such as 0..4, or 0,3,5."""
+
+    name = "seeds"
+
+    def convert(self, value, parameter, context) -> tuple[int, ...]:
+        first, several, last = value.partition("..")
+        try:
+            if several:
+                seeds = tuple(range(int(first), int(last) + 1))
+            else:
+                seeds = tuple(int(seed) for seed in value.split(","))
+        except ValueError:
+            seeds = ()
+        if not seeds or min(seeds) < 0:
+            self.fail(f"{value} must be like 0..4 or 0,3,5", parameter)
+        return seeds
+
+
 @click.command()
 @click.option(
     "--biases", "schemes", default=SCHEMES, show_default=True, help="Comma-separated names."
@@ -46,13 +62,13 @@ class Lengths(click.ParamType):
 @click.option(
     "--text",
     type=click.Path(exists=True, path_type=Path),
-    help="A file, or a folder of files.  [default: the source of Python's standard library]",
+    help="A file, or a folder of files.  [default: the source of Python's library and PyTorch]",
 )
 @click.option(
     "--size", default="small", show_default=True, type=click.Choice(list(experiment.SIZES))
 )
 @click.option("--steps", type=click.IntRange(1), help="Training steps.  [default: by size]")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**31 - 1))
+@click.option("--seeds", default="0..2", show_default=True, type=Seeds())
 @click.option(
     "--dtype", default="bfloat16", show_default=True, type=click.Choice(list(experiment.DTYPES))
 )
@@ -64,13 +80,13 @@ class Lengths(click.ParamType):
     type=click.Path(file_okay=False, path_type=Path),
 )
 def extrapolate(
-    schemes, train_length, eval_lengths, text, size, steps, seed, dtype, device, output
+    schemes, train_length, eval_lengths, text, size, steps, seeds, dtype, device, output
 ):
     """Train short, test long: which position schemes extrapolate to longer sequences?
 
-    For each scheme a small byte-level language model is trained at one length, and its perplexity
-    and receptive fields are measured at other lengths. Schemes are the biases, perhaps with
-    arguments, as 'alibi(shift=6)', none, sinusoidal, learned, rotary, window(WIDTH), and
+    For each scheme and seed a small byte-level language model is trained at one length, and its
+    perplexity and receptive fields are measured at other lengths. Schemes are the biases, perhaps
+    with arguments, as 'alibi(shift=6)', none, sinusoidal, learned, rotary, window(WIDTH), and
     package.module:Class for a bias of your own. The results are written to table.md, results.json
     and results.png in the folder OUTPUT, which also contains checkpoints: the same command resumes
     after an interruption.
@@ -83,15 +99,16 @@ def extrapolate(
     names = tuple(split_names(schemes))
     try:
         settings = experiment.Settings(
-            names, train_length, eval_lengths, chosen, seed, dtype, device
+            names, train_length, eval_lengths, chosen, seeds, dtype, device
         )
         read = experiment.read_text(text)
         results = experiment.run(settings, read, output)
     except (TypeError, ValueError) as error:
         raise click.ClickException(str(error)) from error
-    paths = experiment.write_report(settings, results, read, output)
+    reference = experiment.Reference.of(settings, read)
+    paths = experiment.write_report(settings, results, reference, output)
     paths.append(output / "results.png")
-    pictures.draw(settings, results).savefig(paths[-1], dpi=120)
+    pictures.draw(settings, results, reference).savefig(paths[-1], dpi=120)
     click.echo(paths[0].read_text())
     for path in paths:
         click.echo(f"saved {path}")

@@ -8,30 +8,11 @@ from pathlib import Path
 import click
 
 from ..nn.positions import split_names
-from .extrapolate import Lengths
+from .extrapolate import Lengths, Seeds
 from .plot import needed
 
 SCHEMES = "none,rotary,window(16),alibi,kerple_log,sandwich,type2,inverse_distance,t5,cable"
 TASKS = ("markov", "recall", "parity")
-
-
-class Seeds(click.ParamType):
-    """Seeds such as 0..4, or 0,3,5."""
-
-    name = "seeds"
-
-    def convert(self, value, parameter, context) -> tuple[int, ...]:
-        first, several, last = value.partition("..")
-        try:
-            if several:
-                seeds = tuple(range(int(first), int(last) + 1))
-            else:
-                seeds = tuple(int(seed) for seed in value.split(","))
-        except ValueError:
-            seeds = ()
-        if not seeds or min(seeds) < 0:
-            self.fail(f"{value} must be like 0..4 or 0,3,5", parameter)
-        return seeds
 
 
 @click.command()

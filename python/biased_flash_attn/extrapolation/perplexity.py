@@ -111,25 +111,50 @@ def _windows(tokens: Tensor, length: int, stride: int) -> Iterator[tuple[Tensor,
         yield tokens[None, (whole + 1) * stride : last], tokens[None, -rest:]
 
 
-@torch.no_grad()
+def segment_losses(
+    model: nn.Module, segments: Tensor, length: int, scored: int, *, progress: bool = True
+) -> Tensor:
+    """Losses of the last tokens of each segment in nats, (S, scored) float64.
+
+    The same tokens are predicted at every length. The first of them has length - scored + 1 tokens
+    before it and the last one `length`. The other arguments and errors are those of
+    `last_token_perplexity`.
+    """
+    check_tokens("segments", segments, 2)
+    check_length("length", length, segments.shape[1] - 1)
+    check_length("scored", scored, length)
+    batch = max(1, BATCH_TOKENS // length)
+    windows = ((part[:, -1 - length : -1], part[:, -scored:]) for part in segments.split(batch))
+    return torch.cat(list(_losses(model, windows, len(segments), progress)))
+
+
 def _perplexity(
     model: nn.Module, windows: Iterable[tuple[Tensor, Tensor]], count: int, progress: bool
 ) -> Perplexity:
-    """Perplexity of targets (B, n) at the last n positions of inputs (B, N), `count` in all."""
     tokens, total, squares = 0, 0.0, 0.0
+    for losses in _losses(model, windows, count, progress):
+        tokens += losses.numel()
+        total += losses.sum().item()
+        squares += losses.square().sum().item()
+    mean = total / tokens
+    variance = max(0.0, squares / tokens - mean**2)
+    return Perplexity(mean, math.sqrt(variance / tokens), tokens)
+
+
+@torch.no_grad()
+def _losses(
+    model: nn.Module, windows: Iterable[tuple[Tensor, Tensor]], count: int, progress: bool
+) -> Iterator[Tensor]:
+    """Losses of targets (B, n) at the last n positions of inputs (B, N), `count` in all, on the
+    CPU."""
     bar = tqdm(total=count, delay=2, leave=False, disable=not progress)
     with evaluating(model) as device, bar:
         for inputs, targets in windows:
             logits = logits_of(model, inputs.to(device).long())[:, -targets.shape[1] :]
             wanted = targets.to(device).long().flatten()
-            loss = F.cross_entropy(logits.flatten(0, 1).float(), wanted, reduction="none").double()
-            tokens += loss.numel()
-            total += loss.sum().item()
-            squares += loss.square().sum().item()
+            losses = F.cross_entropy(logits.flatten(0, 1).float(), wanted, reduction="none")
+            yield losses.view(targets.shape).double().cpu()
             bar.update(len(inputs))
-    mean = total / tokens
-    variance = max(0.0, squares / tokens - mean**2)
-    return Perplexity(mean, math.sqrt(variance / tokens), tokens)
 
 
 def check_tokens(name: str, tokens: Tensor, dimensions: int) -> None:

@@ -4,6 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from typing import NamedTuple
+
+COVERAGE = 0.95
+
+
+class Interval(NamedTuple):
+    """An estimate, and an interval that covers the truth in COVERAGE of all experiments."""
+
+    mean: float
+    low: float
+    high: float
 
 
 def as_json(record: object) -> str:
@@ -22,3 +33,11 @@ def table(rows: list[list[str]]) -> str:
 
     rule = "|".join(["-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:])])
     return "\n".join([line(rows[0]), f"|{rule}|", *map(line, rows[1:])])
+
+
+def shown(interval: Interval | None, digits: int = 3) -> str:
+    """The interval as the cell of a table, or a dash."""
+    if interval is None:
+        return "-"
+    mean, low, high = (f"{x:.{digits}f}" for x in interval)
+    return f"{mean} [{low}, {high}]"

@@ -242,8 +242,9 @@ class TokenEmbedding(nn.Module):
             self.positions = LearnedEmbedding(dim, max_length)
         elif scheme.embedding == "sinusoidal":
             self.positions = SinusoidalEmbedding(dim)
-            # As in Vaswani et al., so that positions do not dominate tokens.
-            self.scale = dim**0.5
+            # So that positions do not dominate tokens. Vaswani et al. multiply tokens by the
+            # inverse; here they are the same with every scheme, as comparisons require.
+            self.scale = dim**-0.5
 
     def forward(
         self,
@@ -257,7 +258,7 @@ class TokenEmbedding(nn.Module):
         if self.positions is None:
             return x
         positions = positions_of(tokens, cache, key_padding_mask, cu_seqlens)
-        return self.scale * x + self.positions(positions).to(x.dtype)
+        return x + (self.scale * self.positions(positions)).to(x.dtype)
 
 
 class Block(nn.Module):

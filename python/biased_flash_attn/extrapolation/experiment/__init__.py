@@ -1,7 +1,7 @@
 """Experiments with small models that differ only in their position scheme."""
 
 from ..training import CheckpointError
-from .report import write_report
+from .report import Reference, write_report
 from .runner import run
 from .settings import DTYPES, SIZES, Settings, Size, doublings
 from .text import Text, read_text
@@ -10,6 +10,7 @@ __all__ = [
     "DTYPES",
     "SIZES",
     "CheckpointError",
+    "Reference",
     "Settings",
     "Size",
     "Text",

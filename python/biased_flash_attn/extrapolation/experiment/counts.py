@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -12,12 +10,12 @@ from .settings import BYTES
 ORDER = 3  # bytes of context
 
 
-def perplexity_of_counts(train: Tensor, test: Tensor, order: int = ORDER) -> float:
-    """The perplexity of bytes of a test text, given the `order` bytes before each of them.
+def losses_of_counts(train: Tensor, test: Tensor, order: int = ORDER) -> Tensor:
+    """The loss of each byte of a test text, given the `order` bytes before it, in nats.
 
     Counts of longer contexts are interpolated with those of shorter ones in proportion to the
-    number of different bytes that follow a context (Witten and Bell, 1991). The first `order` bytes
-    are not scored. train, test: (T,) uint8.
+    number of different bytes that follow a context (Witten and Bell, 1991). train, test: (T,)
+    uint8. Returns (T - order,) float64, as the first `order` bytes are not predicted.
     """
     probabilities = torch.full((len(test) - order,), 1 / BYTES, dtype=torch.float64)
     for n in range(order + 1):
@@ -33,7 +31,7 @@ def perplexity_of_counts(train: Tensor, test: Tensor, order: int = ORDER) -> flo
         )
         backing = different.clamp(min=1)  # of a new context, the shorter one decides
         probabilities = (count + backing * probabilities) / (total + backing)
-    return math.exp(-probabilities.log().mean())
+    return -probabilities.log()
 
 
 def windows(text: Tensor, width: int) -> Tensor:

@@ -5,80 +5,47 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
 
 from ...nn import CausalLM
 from ..attention_weights import attention_masses
 from ..gradients import cumulative_gradient, empirical_receptive_field
-from ..perplexity import (
-    Perplexity,
-    last_token_perplexity,
-    nonoverlapping_perplexity,
-    sliding_perplexity,
-)
+from ..perplexity import segment_losses
 from ..receptive_field import mean_receptive_field
+from .blocks import Blocks, mean_by_file
 from .settings import Settings
 
-PROTOCOLS = ("sliding", "last_token", "nonoverlapping")
 EPS = 0.01  # the fraction outside of a receptive field: of gradient, weights and series
 POINTS = 256  # of the gradient's curve
 
 
-def evaluate(settings: Settings, model: CausalLM, text: Tensor) -> dict[str, object]:
+def evaluate(settings: Settings, model: CausalLM, blocks: Blocks) -> dict[str, object]:
     """All results of a model as plain values, at the lengths that its positions allow."""
     longest = math.inf if model.max_length is None else model.max_length
     lengths = [length for length in settings.eval_lengths if length <= longest]
     measured = {"parameters": sum(p.numel() for p in model.parameters())}
     with settings.autocast():
-        measured["perplexity"] = {
-            protocol: {
-                str(length): _perplexity(settings, model, text, protocol, length)
-                for length in lengths
-            }
-            for protocol in PROTOCOLS
-        }
+        measured["nats"] = {}
+        for length in lengths:
+            losses = segment_losses(model, blocks.segments, length, settings.scored)
+            measured["nats"][str(length)] = mean_by_file(losses, blocks.files)
         if lengths:
-            measured |= _receptive_fields(settings, model, text, lengths[-1])
+            measured |= _receptive_fields(settings, model, blocks, lengths[-1])
     return measured | {"theory": _theory(model, settings.eval_lengths[-1])}
 
 
-def segments(text: Tensor, count: int, length: int) -> Tensor:
-    """`count` evenly spaced segments of a text, with length + 1 tokens, (count, length + 1)."""
-    starts = torch.linspace(0, len(text) - length - 1, count).long()
-    return text[starts[:, None] + torch.arange(length + 1)]
-
-
-def _perplexity(
-    settings: Settings, model: CausalLM, text: Tensor, protocol: str, length: int
-) -> dict[str, float]:
-    size = settings.size
-    if protocol == "last_token":
-        pieces = segments(text, size.segments, settings.eval_lengths[-1])
-        found = last_token_perplexity(model, pieces, length)
-    elif protocol == "sliding":
-        stride = min(length, max(1, settings.train_length // 2))
-        found = sliding_perplexity(model, text[: size.stream + 1], length, stride)
-    else:
-        found = nonoverlapping_perplexity(model, text[: size.stream + 1], length)
-    return _plain(found)
-
-
-def _plain(found: Perplexity) -> dict[str, float]:
-    return {
-        "perplexity": found.value,
-        "nats": found.nats,
-        "standard_error": found.standard_error,
-        "tokens": found.tokens,
-    }
-
-
 def _receptive_fields(
-    settings: Settings, model: CausalLM, text: Tensor, length: int
+    settings: Settings, model: CausalLM, blocks: Blocks, length: int
 ) -> dict[str, object]:
     """Receptive fields by gradients and by attention weights, of sequences of this length."""
-    inputs = segments(text, settings.size.gradients, length)[:, :-1].long()
+    count = settings.size.gradients
+    chosen = torch.linspace(0, len(blocks.segments) - 1, count).round().long()
+    inputs = blocks.segments[chosen, -1 - length : -1].long()
     curves = cumulative_gradient(model, inputs)
-    fields = attention_masses(model, inputs[:2], EPS)
+    fields = {"embedding": empirical_receptive_field(curves).tolist()}
+    for n, block in enumerate(model.blocks[:-1]):
+        later = cumulative_gradient(model, inputs, embedding=block)
+        fields[f"blocks.{n}"] = empirical_receptive_field(later).tolist()
+    masses = attention_masses(model, inputs[:2], EPS)
     step = max(1, length // POINTS)
     tokens = torch.arange(step - 1, length, step)
     return {
@@ -86,12 +53,12 @@ def _receptive_fields(
             "length": length,
             "tokens": (tokens + 1).tolist(),
             "share": curves.mean(0)[tokens].tolist(),
-            "receptive_field": empirical_receptive_field(curves).double().mean().item(),
+            "receptive_fields": fields,
         },
         # Means over the second half of the queries, which see at least half of the keys.
         "attention_mass": {
             name: field[..., length // 2 :].double().mean((0, 2)).tolist()
-            for name, field in fields.items()
+            for name, field in masses.items()
         },
     }
 

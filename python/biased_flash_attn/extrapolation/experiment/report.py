@@ -3,40 +3,56 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from ..formulas import fields, initial_formula, prediction
-from ..tables import as_json, table
+from ..tables import COVERAGE, as_json, shown, table
 from ..training.checkpoints import write_atomically
 from ..training.settings import versions
-from .counts import ORDER, perplexity_of_counts
-from .evaluation import PROTOCOLS
+from .blocks import counted, mean_by_file
+from .counts import ORDER
+from .resampling import Resamples, interval
+from .runner import Models, Results, blocks_of
 from .settings import Settings
 from .text import Text
 
-Results = dict[str, dict[str, object]]  # by scheme
 
-TITLES = {
-    "sliding": "Sliding windows: tokens have all but half a training length of the context",
-    "last_token": "The last token of each segment, with varied context",
-    "nonoverlapping": "Windows that do not overlap",
-}
+@dataclass(frozen=True)
+class Reference:
+    """What the models of all schemes have in common.
+
+    text: its digest.
+    blocks: how many windows each file has that is evaluated.
+    counts: the mean loss of the model of counts in each of these files.
+    """
+
+    text: str
+    blocks: list[int]
+    counts: list[float]
+
+    @classmethod
+    def of(cls, settings: Settings, text: Text) -> Reference:
+        blocks = blocks_of(settings, text)
+        losses = counted(text.train[: settings.trained_bytes], text.test, blocks, settings.scored)
+        _, sizes = blocks.files.unique(return_counts=True)
+        return cls(text.digest, sizes.tolist(), mean_by_file(losses, blocks.files))
 
 
-def write_report(settings: Settings, results: Results, text: Text, folder: Path) -> list[Path]:
+def write_report(
+    settings: Settings, results: Results, reference: Reference, folder: Path
+) -> list[Path]:
     """Writes table.md and results.json; returns their paths."""
     paths = [folder / "table.md", folder / "results.json"]
-    counts = perplexity_of_counts(
-        text.train[: settings.trained_bytes], text.test[: settings.size.stream + 1]
-    )
-    write_atomically(paths[0], markdown(settings, results, counts).encode())
+    write_atomically(paths[0], markdown(settings, results, reference).encode())
     record = {
         "settings": asdict(settings),
-        "text": text.digest,
-        "perplexity of counts": counts,
+        "reference": asdict(reference),
         "versions": versions(),
         "threads": torch.get_num_threads(),
         "results": results,
@@ -45,66 +61,136 @@ def write_report(settings: Settings, results: Results, text: Text, folder: Path)
     return paths
 
 
-def markdown(settings: Settings, results: Results, counts: float) -> str:
-    """Perplexities by length (rows) and position scheme (columns), and receptive fields.
-
-    counts: the perplexity of the model of counts.
-    """
-    size = settings.size
+def markdown(settings: Settings, results: Results, reference: Reference) -> str:
+    """Perplexities by scheme (rows) and length (columns), and receptive fields."""
+    size, resamples = settings.size, Resamples(reference.blocks, len(settings.seeds))
+    seconds = sum(model["seconds"] for models in results.values() for model in models.values())
+    scored = sum(reference.blocks) * settings.scored
+    first, last = settings.train_length, settings.eval_lengths[-1]
     parts = [
-        f"Trained at {settings.train_length} bytes for {size.steps} steps of {size.batch}; "
-        f"{size.layers} layers of {size.dim} channels and {size.heads} heads, {settings.dtype}, "
-        f"seed {settings.seed}. Perplexity of bytes; that of counts of {ORDER} bytes of context, "
-        f"from as many bytes of training, {settings.trained_bytes}, is {counts:.4g}.",
+        f"Trained at {first} bytes for {size.steps} steps of {size.batch}, {settings.trained_bytes}"
+        f" bytes in all; {size.layers} layers of {size.dim} channels and {size.heads} heads,"
+        f" {settings.dtype}, seeds {', '.join(map(str, settings.seeds))}. Training took"
+        f" {seconds / 60:.0f} minutes. At every context the same {scored} bytes of"
+        f" {len(reference.blocks)} files are predicted, {settings.scored} at a time, the last of"
+        f" which has the whole context. Brackets are {COVERAGE:.0%} intervals by resampling files"
+        " and seeds, the same for all schemes.",
+        f"Perplexity of bytes, by context; `counts` is a model of {ORDER} bytes of context, from as"
+        f" many bytes of training:\n\n{perplexities(settings, results, reference, resamples)}",
+        f"Perplexity divided by that at {first}:\n\n{ratios(settings, results, resamples)}",
     ]
-    for protocol in PROTOCOLS:
-        parts.append(f"{TITLES[protocol]}:\n\n{perplexities(settings, results, protocol)}")
+    if len(results) > 1:
+        parts.append(differences(settings, results, resamples))
     parts.append(
-        "Receptive fields in bytes, from that of the narrowest to that of the widest head."
-        f" Predicted is the fraction of the information at {settings.eval_lengths[-1]} bytes from"
-        f" beyond {settings.train_length}. Untrained formulas have initial values of their own:\n\n"
+        "Receptive fields in bytes. Those of the gradient at the input of each block are means with"
+        " their standard errors over sequences, the others are from that of the narrowest to that"
+        f" of the widest head. Predicted is the fraction of the information at {last} bytes from"
+        f" beyond {first}. Untrained formulas have initial values of their own:\n\n"
         f"{receptive_fields(settings, results)}"
     )
     return "\n\n".join(parts) + "\n"
 
 
-def perplexities(settings: Settings, results: Results, protocol: str) -> str:
-    """The table of one protocol, with a dash for lengths without learned positions."""
-    rows = [["context", *results]]
-    for length in settings.eval_lengths:
-        found = [r["perplexity"][protocol].get(str(length)) for r in results.values()]
-        rows.append([str(length), *("-" if x is None else f"{x['perplexity']:.4g}" for x in found)])
+def perplexities(
+    settings: Settings, results: Results, reference: Reference, resamples: Resamples
+) -> str:
+    """With a dash for lengths without learned positions."""
+    files = torch.tensor([reference.counts], dtype=torch.float64)
+    counts = math.exp((resamples.files[0] @ files.mT).item())
+    rows = [["scheme", *map(str, settings.eval_lengths)]]
+    rows.append(["counts", *[f"{counts:.4g}"] * len(settings.eval_lengths)])
+    for scheme, models in results.items():
+        found = (nats(models, length) for length in settings.eval_lengths)
+        means = (x if x is None else resamples.means(x)[0].exp().item() for x in found)
+        rows.append([scheme, *("-" if x is None else f"{x:.4g}" for x in means)])
     return table(rows)
+
+
+def ratios(settings: Settings, results: Results, resamples: Resamples) -> str:
+    """Perplexity at each length divided by that at the training length, with intervals."""
+    lengths = [n for n in settings.eval_lengths if n != settings.train_length]
+    rows = [["scheme", *map(str, lengths)]]
+    for scheme, models in results.items():
+        trained = nats(models, settings.train_length)
+        cells = []
+        for length in lengths:
+            found = nats(models, length)
+            known = found is not None and trained is not None
+            cells.append(shown(interval(resamples.means(found - trained).exp()) if known else None))
+        rows.append([scheme, *cells])
+    return table(rows)
+
+
+def differences(settings: Settings, results: Results, resamples: Resamples) -> str:
+    """Perplexities at the longest context, divided by that of the best scheme, paired."""
+    longest = settings.eval_lengths[-1]
+    found = {scheme: nats(models, longest) for scheme, models in results.items()}
+    means = {scheme: resamples.means(x) for scheme, x in found.items() if x is not None}
+    best = min(means, key=lambda scheme: means[scheme][0].item())
+    rows = [["scheme", f"perplexity / that of {best}"]]
+    for scheme, values in means.items():
+        if scheme != best:
+            rows.append([scheme, shown(interval((values - means[best]).exp()))])
+    return f"Perplexity at {longest} divided by that of {best}:\n\n{table(rows)}"
+
+
+def nats(models: Models, length: int) -> Tensor | None:
+    """The mean loss of each model in each file, (seeds, files), or None for lengths without."""
+    found = [model["nats"].get(str(length)) for model in models.values()]
+    return None if None in found else torch.tensor(found, dtype=torch.float64)
 
 
 def receptive_fields(settings: Settings, results: Results) -> str:
     """Receptive fields of gradients, attention weights and series, and predictions."""
-    found = list(results.values())
     size, lengths = settings.size, (settings.train_length, settings.eval_lengths[-1])
-    formulas = [initial_formula(scheme, size.heads, settings.seed) for scheme in results]
-    predictions = [prediction(formula, size.layers, *lengths) for formula in formulas]
+    layers = ["embedding", *(f"blocks.{n}" for n in range(size.layers - 1))]
+    names = [f"gradient, input of block {n}: ERF" for n in range(size.layers)]
     rows = [
-        ["gradient: ERF", *map(_of_gradient, found)],
-        ["weights: n_emp(0.01)", *(_range(_heads(r.get("attention_mass"))) for r in found)],
-        ["series, trained: TRF(0.01)", *(_range(_heads(r["theory"].get("fields"))) for r in found)],
-        ["series, untrained: TRF(0.01)", *(_range(f and fields(f)) for f in formulas)],
-        ["predicted before training", *("-" if x is None else f"{x:.3f}" for x in predictions)],
+        [
+            "scheme",
+            *names,
+            "weights: n_emp(0.01)",
+            "series, trained: TRF(0.01)",
+            "series, untrained: TRF(0.01)",
+            "predicted before training",
+        ]
     ]
-    return table([["receptive field", *results], *rows])
+    for scheme, models in results.items():
+        formula = initial_formula(scheme, size.heads, settings.seeds[0])
+        predicted = prediction(formula, size.layers, *lengths)
+        rows.append(
+            [
+                scheme,
+                *(_of_gradient(models, layer) for layer in layers),
+                _range(_heads(models, lambda m: m.get("attention_mass"))),
+                _range(_heads(models, lambda m: m["theory"].get("fields"))),
+                _range(formula and fields(formula)),
+                "-" if predicted is None else f"{predicted:.3f}",
+            ]
+        )
+    return table([list(row) for row in zip(*rows, strict=True)])
 
 
-def _of_gradient(result: dict[str, object]) -> str:
-    return f"{result['gradient']['receptive_field']:.0f}" if "gradient" in result else "-"
+def _of_gradient(models: Models, layer: str) -> str:
+    """The mean over seeds and sequences, and its standard error over sequences."""
+    if not all("gradient" in model for model in models.values()):
+        return "-"
+    found = [model["gradient"]["receptive_fields"][layer] for model in models.values()]
+    means = [statistics.fmean(values) for values in zip(*found, strict=True)]
+    error = statistics.stdev(means) / len(means) ** 0.5 if len(means) > 1 else math.nan
+    return f"{statistics.fmean(means):.0f} ± {error:.0f}"
 
 
-def _heads(layers: dict[str, list[float | None]] | None) -> list[float] | None:
-    """The values of the heads of all layers, in which None is infinite."""
-    if not layers:
-        return None
-    return [math.inf if head is None else head for layer in layers.values() for head in layer]
+def _heads(models: Models, of_layers) -> list[float] | None:
+    """The values of the heads of all layers and seeds, in which None is infinite."""
+    found: list[float] = []
+    for model in models.values():
+        for heads in (of_layers(model) or {}).values():
+            found += [math.inf if head is None else head for head in heads]
+    return found or None
 
 
-def _range(heads: list[float] | None) -> str:
+def _range(heads: Sequence[float] | None) -> str:
     if heads is None:
         return "-"
     first, last = ("infinite" if math.isinf(x) else f"{x:.0f}" for x in (min(heads), max(heads)))

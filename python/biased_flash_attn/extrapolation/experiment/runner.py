@@ -10,23 +10,33 @@ from torch import Tensor
 
 from ...nn import CausalLM
 from ..training import remembered, train
-from ..training.loop import generator
+from ..training.loop import LOSSES, generator
+from .blocks import Blocks, choose
 from .evaluation import evaluate
 from .settings import BYTES, Settings, identity
 from .text import Text
 
+Measured = dict[str, object]  # of one model
+Models = dict[int, Measured]  # by seed
+Results = dict[str, Models]  # by scheme
 
-def run(settings: Settings, text: Text, folder: Path) -> dict[str, dict[str, object]]:
-    """Trains and evaluates a model for each scheme; returns the results by scheme.
 
-    The folder contains checkpoints/SCHEME.pt and measured/SCHEME.json. Existing results of the same
-    experiment are reused.
+def run(settings: Settings, text: Text, folder: Path) -> Results:
+    """Trains and evaluates a model for each scheme and seed; returns the results of both.
+
+    The folder contains checkpoints/SCHEME-SEED.pt and measured/SCHEME-SEED.json. Existing results
+    of the same experiment are reused, so that several processes may compute parts of it.
 
     Raises ValueError for a text that is too short, and CheckpointError for a file in the folder
     that is damaged or belongs to another experiment.
     """
     check_text(settings, text)
-    return {scheme: _measured(settings, scheme, text, folder) for scheme in settings.schemes}
+    blocks = blocks_of(settings, text)
+    results: Results = {scheme: {} for scheme in settings.schemes}
+    for seed in settings.seeds:
+        for scheme in settings.schemes:
+            results[scheme][seed] = _measured(settings, scheme, seed, text, blocks, folder)
+    return results
 
 
 def check_text(settings: Settings, text: Text) -> None:
@@ -35,48 +45,67 @@ def check_text(settings: Settings, text: Text) -> None:
         raise ValueError(
             f"text has {len(text.train)} bytes for training; it needs over {settings.train_length}"
         )
-    if len(text.test) <= longest:
-        raise ValueError(f"text has {len(text.test)} bytes for testing; it needs over {longest}")
+    most = max(map(len, text.test), default=0)
+    if most <= longest:
+        raise ValueError(
+            f"text has {most} bytes in its longest file for testing; it needs over {longest}"
+        )
 
 
-def _measured(settings: Settings, scheme: str, text: Text, folder: Path) -> dict[str, object]:
-    name = re.sub("[:/]", ".", scheme)
-    wanted = identity(settings, scheme, text.digest)
+def blocks_of(settings: Settings, text: Text) -> Blocks:
+    """The tokens whose predictions are evaluated, and their context."""
+    return choose(text.test, settings.eval_lengths[-1], settings.scored, settings.size.blocks)
 
-    def measure() -> dict[str, object]:
+
+def _measured(
+    settings: Settings, scheme: str, seed: int, text: Text, blocks: Blocks, folder: Path
+) -> Measured:
+    name = f"{re.sub('[:/]', '.', scheme)}-{seed}"
+    wanted = identity(settings, scheme, seed, text.digest)
+
+    def measure() -> Measured:
         checkpoint = folder / "checkpoints" / f"{name}.pt"
-        model, history = trained(settings, scheme, text.train, checkpoint, wanted)
-        measured = {"losses": history["losses"], "seconds": {"training": history["seconds"]}}
-        return measured | evaluate(settings, model, text.test)
+        model, history = trained(settings, scheme, seed, text.train, checkpoint, wanted)
+        losses = torch.tensor(history["losses"]).chunk(LOSSES)
+        measured = {
+            "losses": [part.mean().item() for part in losses],
+            "seconds": history["seconds"],
+        }
+        return measured | evaluate(settings, model, blocks)
 
     return remembered(folder / "measured" / f"{name}.json", wanted, measure)
 
 
 def trained(
-    settings: Settings, scheme: str, text: Tensor, path: Path, identity: dict[str, object]
+    settings: Settings,
+    scheme: str,
+    seed: int,
+    text: Tensor,
+    path: Path,
+    identity: dict[str, object],
 ) -> tuple[CausalLM, dict[str, object]]:
     """The trained model, and its history as that of `train`."""
-    model = new_model(settings, scheme)
+    model = new_model(settings, scheme, seed)
     size = settings.size
     history = train(
         model,
-        lambda step: batch(settings, text, step),
+        lambda step: batch(settings, seed, text, step),
         path,
         identity,
         steps=size.steps,
         rate=size.rate,
         autocast=settings.autocast(),
-        name=scheme,
+        name=f"{scheme}, seed {seed}",
     )
     return model, history
 
 
-def new_model(settings: Settings, scheme: str) -> CausalLM:
-    """The model before training, which depends only on the settings."""
+def new_model(settings: Settings, scheme: str, seed: int) -> CausalLM:
+    """The model before training."""
     size = settings.size
     backend = "triton" if settings.device.startswith("cuda") else None
     with torch.random.fork_rng():
-        torch.manual_seed(settings.seed)
+        torch.manual_seed(seed)
         model = CausalLM(
             BYTES,
             size.dim,
@@ -89,11 +118,11 @@ def new_model(settings: Settings, scheme: str) -> CausalLM:
     return model.to(settings.device)
 
 
-def batch(settings: Settings, text: Tensor, step: int) -> tuple[Tensor, Tensor]:
+def batch(settings: Settings, seed: int, text: Tensor, step: int) -> tuple[Tensor, Tensor]:
     """The tokens and targets of a step, (batch, train_length): they depend on seed and step."""
     length = settings.train_length + 1
     starts = torch.randint(
-        len(text) - length + 1, (settings.size.batch, 1), generator=generator(settings.seed, step)
+        len(text) - length + 1, (settings.size.batch, 1), generator=generator(seed, step)
     )
     tokens = text[starts + torch.arange(length)].to(settings.device).long()
     return tokens[:, :-1], tokens[:, 1:]

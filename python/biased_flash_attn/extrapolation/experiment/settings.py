@@ -7,19 +7,20 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from ..training.settings import check_device, check_lengths, check_schemes, versions
+from ..training.settings import check_device, check_lengths, check_schemes, check_seeds, versions
 
 BYTES = 256
+SCORED = 32  # tokens at the end of a window, the first of which lacks 31 tokens of context
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 @dataclass(frozen=True)
 class Size:
-    """The sizes of a model, of its training, and of the text for its evaluation.
+    """The sizes of a model, of its training, and of its evaluation.
 
     Training has `steps` of `batch` sequences; the learning rate rises to `rate` and decays to a
-    tenth of it. Evaluation reads `stream` tokens in windows, predicts the last token of `segments`
-    segments, and computes gradients of `gradients` sequences.
+    tenth of it. Evaluation predicts the last tokens of `blocks` windows, and computes gradients of
+    `gradients` of them.
     """
 
     layers: int
@@ -28,27 +29,26 @@ class Size:
     steps: int
     batch: int
     rate: float
-    stream: int
-    segments: int
+    blocks: int
     gradients: int
 
 
 SIZES = {
-    # For two CPU cores: two minutes per model.
-    "small": Size(4, 128, 4, 800, 32, 2e-3, stream=2**14, segments=128, gradients=8),
+    # For two CPU cores: seven minutes per model.
+    "small": Size(4, 128, 4, 2500, 32, 2e-3, blocks=2048, gradients=64),
     # As many parameters as GPT-tiny of Veisi et al., 2025, has with a vocabulary of 50304 tokens.
     # Bytes need almost no embedding, so there are 14 blocks instead of 6.
-    "44M": Size(14, 512, 8, 9000, 64, 6e-4, stream=2**20, segments=1000, gradients=16),
+    "44M": Size(14, 512, 8, 9000, 64, 6e-4, blocks=2**14, gradients=64),
 }
 
 
 @dataclass(frozen=True)
 class Settings:
-    """An experiment: models that differ only in their position scheme.
+    """An experiment: models that differ only in their position scheme, several of each.
 
     train_length: tokens of a training sequence.
     eval_lengths: contexts for evaluation, ascending.
-    seed: determines parameters and the order of the text.
+    seeds: each determines parameters and the order of the text, which are the same for all schemes.
     dtype: "bfloat16" (autocast) or "float32".
     device: "cpu", "cuda", ...
     """
@@ -57,12 +57,13 @@ class Settings:
     train_length: int
     eval_lengths: tuple[int, ...]
     size: Size
-    seed: int = 0
+    seeds: tuple[int, ...] = (0,)
     dtype: str = "bfloat16"
     device: str = "cpu"
 
     def __post_init__(self):
         check_schemes(self.schemes, self.size.heads, self.size.dim)
+        check_seeds(self.seeds)
         if self.train_length < 1:
             raise ValueError(f"train_length is {self.train_length}; it must be positive")
         check_lengths(self.eval_lengths)
@@ -75,17 +76,23 @@ class Settings:
         """Of which a byte may be drawn more than once."""
         return self.size.steps * self.size.batch * self.train_length
 
+    @property
+    def scored(self) -> int:
+        """The number of tokens at the end of a window whose predictions are evaluated."""
+        return min(SCORED, self.eval_lengths[0])
+
     def autocast(self) -> torch.autocast:
         kind = torch.device(self.device).type
         return torch.autocast(kind, DTYPES[self.dtype], enabled=self.dtype != "float32")
 
 
-def identity(settings: Settings, scheme: str, digest: str) -> dict[str, object]:
-    """Everything that the results of a scheme depend on, as plain values; digest is the text's."""
+def identity(settings: Settings, scheme: str, seed: int, digest: str) -> dict[str, object]:
+    """Everything that the results of a model depend on, as plain values; digest is the text's."""
     values = asdict(settings)
-    del values["schemes"]
+    del values["schemes"], values["seeds"]
     return {
         "scheme": scheme,
+        "seed": seed,
         **values,
         "eval_lengths": list(settings.eval_lengths),
         "text": digest,

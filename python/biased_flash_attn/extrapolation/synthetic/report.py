@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 
 from ..formulas import initial_formula, prediction
-from ..tables import as_json, table
+from ..intervals import POWER, detectable, student
+from ..tables import COVERAGE, Interval, as_json, shown, table
 from ..training.checkpoints import write_atomically
 from ..training.settings import versions
-from .intervals import COVERAGE, POWER, Interval, detectable
 from .runner import Measured, Models, Results
 from .settings import TASKS, Settings
 
@@ -142,7 +142,7 @@ def comparison(settings: Settings, results: Results) -> str:
     for scheme, values in found.items():
         if scheme != best:
             differences = [x - y for x, y in zip(found[best], values, strict=True)]
-            rows.append([scheme, shown(Interval.of(differences))])
+            rows.append([scheme, shown(student(differences))])
     return (
         f"Differences of the share at {longest} from that of {best}, paired by seed. Each interval"
         f" is for one comparison:\n\n{table(rows)}"
@@ -165,14 +165,7 @@ def over_seeds(models: Models, value: Callable, length: int) -> Interval | None:
     """The interval of value(measured, length), or None for a length that models do not reach."""
     if any(str(length) not in model["model"] for model in models.values()):
         return None
-    return Interval.of([value(model, length) for model in models.values()])
-
-
-def shown(interval: Interval | None, digits: int = 3) -> str:
-    if interval is None:
-        return "-"
-    mean, low, high = (f"{x:.{digits}f}" for x in interval)
-    return f"{mean} [{low}, {high}]"
+    return student([value(model, length) for model in models.values()])
 
 
 def total_seconds(results: Results) -> float:

@@ -11,12 +11,11 @@ import torch
 from ...nn import CausalLM
 from ..modules import evaluating
 from ..training import remembered, train
-from ..training.loop import generator
+from ..training.loop import LOSSES, generator
 from .settings import TASKS, Settings
 from .tasks import Window
 
 BATCH_TOKENS = 2**13  # per call of the model, or one document if it is longer
-LOSSES = 20  # that are kept of training, each the mean of as many steps
 Measured = dict[str, object]  # of one model
 Models = dict[int, Measured]  # by seed
 Results = dict[str, Models]  # by scheme

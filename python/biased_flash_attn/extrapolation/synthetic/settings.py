@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..training.settings import check_device, check_lengths, check_schemes, versions
+from ..training.settings import check_device, check_lengths, check_schemes, check_seeds, versions
 from .markov import Markov
 from .tasks import Parity, Recall, Task
 
@@ -49,8 +49,7 @@ class Settings:
         if self.task not in TASKS:
             raise ValueError(f"task is {self.task!r}; it may be {', '.join(TASKS)}")
         check_schemes(self.schemes, self.size.heads, self.size.dim)
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"seeds is {self.seeds}; it must have one or more, each once")
+        check_seeds(self.seeds)
         check_lengths(self.eval_lengths, TASKS[self.task].shortest)
         check_device(self.device)
 

@@ -18,6 +18,7 @@ from ...nn import BiasedAttention, CausalLM
 from . import checkpoints
 
 SECONDS_BETWEEN_CHECKPOINTS = 30
+LOSSES = 20  # that reports show, each the mean of as many steps
 WARMUP = 0.1  # fraction of the steps
 
 

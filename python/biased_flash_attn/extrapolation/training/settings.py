@@ -21,6 +21,12 @@ def check_schemes(schemes: tuple[str, ...], heads: int, dim: int) -> None:
             make(heads, dim)
 
 
+def check_seeds(seeds: tuple[int, ...]) -> None:
+    """Raises ValueError unless there are seeds, each once."""
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ValueError(f"seeds is {seeds}; it must have one or more, each once")
+
+
 def check_lengths(lengths: tuple[int, ...], shortest: int = 1) -> None:
     """Raises ValueError unless lengths for evaluation ascend, from `shortest` or more."""
     if not lengths or sorted(set(lengths)) != list(lengths):

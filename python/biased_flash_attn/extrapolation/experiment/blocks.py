@@ -1,0 +1,56 @@
+"""The tokens whose predictions are compared: the same ones at every length of the context."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .counts import ORDER, losses_of_counts
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """Windows that end with the predicted tokens.
+
+    segments: (B, longest + 1) uint8; the last tokens are predicted, and those before are their
+        context, all of the same file.
+    files: (B,) int64, the number of the file that holds each segment.
+    ends: (B,) int64, the place in the file of the token after each segment.
+    """
+
+    segments: Tensor
+    files: Tensor
+    ends: Tensor
+
+
+def choose(files: Sequence[Tensor], longest: int, scored: int, most: int) -> Blocks:
+    """At most `most` blocks, evenly spaced in the files with more tokens than the longest context.
+
+    Their last `scored` tokens, which are predicted, do not overlap.
+    """
+    places = [
+        (number, end)
+        for number, file in enumerate(files)
+        for end in range(longest + 1, len(file) + 1, scored)
+    ]
+    chosen = torch.linspace(0, len(places) - 1, min(most, len(places))).round().long().tolist()
+    numbers, ends = torch.tensor([places[n] for n in chosen]).T
+    segments = [files[places[n][0]][places[n][1] - longest - 1 : places[n][1]] for n in chosen]
+    return Blocks(torch.stack(segments), numbers, ends)
+
+
+def counted(train: Tensor, files: Sequence[Tensor], blocks: Blocks, scored: int) -> Tensor:
+    """Losses of the same tokens by the model of counts, (B, scored) float64."""
+    found = {n: losses_of_counts(train, files[n]) for n in blocks.files.unique().tolist()}
+    ends = zip(blocks.files.tolist(), (blocks.ends - ORDER).tolist(), strict=True)
+    return torch.stack([found[number][end - scored : end] for number, end in ends])
+
+
+def mean_by_file(losses: Tensor, files: Tensor) -> list[float]:
+    """The mean loss in each file that has blocks, in the order of the files."""
+    numbers, place, counts = files.unique(return_inverse=True, return_counts=True)
+    sums = torch.zeros(len(numbers), dtype=torch.float64).index_add_(0, place, losses.mean(1))
+    return (sums / counts).tolist()
