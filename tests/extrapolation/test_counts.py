@@ -30,4 +30,4 @@ def test_losses_are_those_of_interpolated_counts(order):
         -math.log(probability(letters, tested[i - order : i], tested[i]))
         for i in range(order, len(tested))
     ]
-    assert losses_of_counts(train, test, order).tolist() == pytest.approx(expected, rel=1e-12)
+    assert losses_of_counts(train, test, 256, order).tolist() == pytest.approx(expected, rel=1e-12)

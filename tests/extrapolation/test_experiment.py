@@ -269,11 +269,14 @@ def test_batches_depend_only_on_seed_and_step(text):
     assert torch.equal(first[:, 1:], targets[:, :-1])
 
 
-def test_size_of_the_papers_has_44_million_parameters():
+def test_large_size_is_that_of_the_papers():
+    """GPT-tiny of Veisi et al. (2025) has 44 million parameters with 50304 tokens."""
+    size = experiment.SIZES["large"]
     with torch.device("meta"):
-        size = experiment.SIZES["44M"]
-        model = CausalLM(settings.BYTES, size.dim, size.layers, size.heads, "none")
-    assert sum(p.numel() for p in model.parameters()) == pytest.approx(44e6, rel=0.01)
+        model = CausalLM(50304, size.dim, size.layers, size.heads, "none")
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(44e6, rel=0.02)
+    these = experiment.Settings(("none",), 512, (512,), size)
+    assert these.trained_tokens == pytest.approx(1e8, rel=0.001)
 
 
 @pytest.mark.parametrize("scheme", ["kerple_log", "t5", "fire", "cable", "alibi(trainable=True)"])

@@ -118,9 +118,9 @@ def test_blocks_are_whole_contexts_of_one_file():
         places[8],
     ]
     train = torch.randint(256, (500,)).to(torch.uint8)
-    counted = blocks.counted(train, files, found, 16)
+    counted = blocks.counted(train, files, found, 16, 256)
     for losses, (number, end) in zip(counted, places, strict=True):
-        assert torch.equal(losses, losses_of_counts(train, files[number][:end])[-16:])
+        assert torch.equal(losses, losses_of_counts(train, files[number][:end], 256)[-16:])
     by_hand = [counted[:5].mean(), counted[5].mean(), counted[6:].mean()]
     assert blocks.mean_by_file(counted, found.files) == pytest.approx([x.item() for x in by_hand])
 

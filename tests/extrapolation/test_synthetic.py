@@ -14,9 +14,9 @@ from click.testing import CliRunner
 from scipy import stats
 
 from biased_flash_attn.cli import main
-from biased_flash_attn.extrapolation import predict, synthetic
+from biased_flash_attn.extrapolation import intervals, predict, synthetic
 from biased_flash_attn.extrapolation.formulas import formula_of
-from biased_flash_attn.extrapolation.synthetic import intervals, report, runner
+from biased_flash_attn.extrapolation.synthetic import report, runner
 from biased_flash_attn.extrapolation.synthetic.settings import Size
 from biased_flash_attn.extrapolation.training import CheckpointError, checkpoints
 from tests.project.test_docs import ROOT, assert_same_output
@@ -76,11 +76,11 @@ def test_results_are_reused_and_those_of_others_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize("count", [2, 5, 9])
 def test_intervals_are_those_of_students_test(count):
     values = torch.randn(count, dtype=torch.float64).tolist()
-    interval = intervals.Interval.of(values)
+    interval = intervals.student(values)
     assert interval.mean == pytest.approx(statistics.fmean(values))
     for bound in interval[1:]:
         assert stats.ttest_1samp(values, bound).pvalue == pytest.approx(0.05)
-    assert intervals.Interval.of([3.0]) == (3, -math.inf, math.inf)
+    assert intervals.student([3.0]) == (3, -math.inf, math.inf)
 
 
 def test_detectable_differences_are_found_with_the_stated_probability():

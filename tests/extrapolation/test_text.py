@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from biased_flash_attn.extrapolation import experiment
 
 
@@ -32,3 +34,17 @@ def test_default_text_is_python():
     assert len(read.train) > 5 * sum(map(len, read.test)) > 5 * 10**6
     assert len(read.test) > 100
     assert sum(b"def " in bytes(file.tolist()) for file in read.test) > len(read.test) / 2
+
+
+def test_tokens_of_a_larger_vocabulary_are_pairs_of_the_text(tmp_path):
+    for n in range(40):
+        (tmp_path / f"{n}.txt").write_bytes(
+            b"def function(number):\n\treturn \xff\x00number\n" * 20
+        )
+    read, short = experiment.read_text(tmp_path), experiment.read_text(tmp_path, 300)
+    assert len(short.train) < len(read.train) / 3
+    assert len(short.test) == len(read.test)
+    assert 256 <= torch.cat([short.train, *short.test]).max() < 300
+    assert short.digest != read.digest
+    again = experiment.read_text(tmp_path, 300)
+    assert torch.equal(again.train, short.train)

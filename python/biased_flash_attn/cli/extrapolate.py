@@ -84,8 +84,9 @@ def extrapolate(
 ):
     """Train short, test long: which position schemes extrapolate to longer sequences?
 
-    For each scheme and seed a small byte-level language model is trained at one length, and its
-    perplexity and receptive fields are measured at other lengths. Schemes are the biases, perhaps
+    For each scheme and seed a small language model is trained at one length, and its perplexity
+    and receptive fields are measured at other lengths. The size small, of bytes, is for two CPU
+    cores, and large, with a vocabulary of tokens, for a GPU. Schemes are the biases, perhaps
     with arguments, as 'alibi(shift=6)', none, sinusoidal, learned, rotary, window(WIDTH), and
     package.module:Class for a bias of your own. The results are written to table.md, results.json
     and results.png in the folder OUTPUT, which also contains checkpoints: the same command resumes
@@ -101,7 +102,7 @@ def extrapolate(
         settings = experiment.Settings(
             names, train_length, eval_lengths, chosen, seeds, dtype, device
         )
-        read = experiment.read_text(text)
+        read = experiment.read_text(text, chosen.vocabulary)
         results = experiment.run(settings, read, output)
     except (TypeError, ValueError) as error:
         raise click.ClickException(str(error)) from error

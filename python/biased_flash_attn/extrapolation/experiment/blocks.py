@@ -15,7 +15,7 @@ from .counts import ORDER, losses_of_counts
 class Blocks:
     """Windows that end with the predicted tokens.
 
-    segments: (B, longest + 1) uint8; the last tokens are predicted, and those before are their
+    segments: (B, longest + 1); the last tokens are predicted, and those before are their
         context, all of the same file.
     files: (B,) int64, the number of the file that holds each segment.
     ends: (B,) int64, the place in the file of the token after each segment.
@@ -42,11 +42,15 @@ def choose(files: Sequence[Tensor], longest: int, scored: int, most: int) -> Blo
     return Blocks(torch.stack(segments), numbers, ends)
 
 
-def counted(train: Tensor, files: Sequence[Tensor], blocks: Blocks, scored: int) -> Tensor:
+def counted(
+    train: Tensor, files: Sequence[Tensor], blocks: Blocks, scored: int, vocabulary: int
+) -> Tensor:
     """Losses of the same tokens by the model of counts, (B, scored) float64."""
-    found = {n: losses_of_counts(train, files[n]) for n in blocks.files.unique().tolist()}
-    ends = zip(blocks.files.tolist(), (blocks.ends - ORDER).tolist(), strict=True)
-    return torch.stack([found[number][end - scored : end] for number, end in ends])
+    # Of all files at once, as counting the training text takes long.
+    sizes = torch.tensor([len(file) for file in files])
+    losses = losses_of_counts(train, torch.cat(list(files)), vocabulary)
+    last = (sizes.cumsum(0) - sizes)[blocks.files] + blocks.ends - ORDER
+    return losses[last[:, None] - scored + torch.arange(scored)]
 
 
 def mean_by_file(losses: Tensor, files: Tensor) -> list[float]:

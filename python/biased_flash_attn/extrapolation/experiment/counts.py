@@ -5,38 +5,37 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .settings import BYTES
-
-ORDER = 3  # bytes of context
+ORDER = 3  # tokens of context
 
 
-def losses_of_counts(train: Tensor, test: Tensor, order: int = ORDER) -> Tensor:
-    """The loss of each byte of a test text, given the `order` bytes before it, in nats.
+def losses_of_counts(train: Tensor, test: Tensor, vocabulary: int, order: int = ORDER) -> Tensor:
+    """The loss of each token of a test text, given the `order` tokens before it, in nats.
 
     Counts of longer contexts are interpolated with those of shorter ones in proportion to the
-    number of different bytes that follow a context (Witten and Bell, 1991). train, test: (T,)
-    uint8. Returns (T - order,) float64, as the first `order` bytes are not predicted.
+    number of different tokens that follow a context (Witten and Bell, 1991). train, test: (T,)
+    integers below vocabulary, whose power order + 1 is below 2^63. Returns (T - order,) float64, as
+    the first `order` tokens are not predicted.
     """
-    probabilities = torch.full((len(test) - order,), 1 / BYTES, dtype=torch.float64)
+    probabilities = torch.full((len(test) - order,), 1 / vocabulary, dtype=torch.float64)
     for n in range(order + 1):
-        seen, counts = windows(train, n + 1).unique(return_counts=True)
-        contexts, followers = (seen // BYTES).unique(return_counts=True)
+        seen, counts = windows(train, n + 1, vocabulary).unique(return_counts=True)
+        contexts, followers = (seen // vocabulary).unique(return_counts=True)
         totals = torch.zeros_like(contexts).index_add_(
-            0, torch.searchsorted(contexts, seen // BYTES), counts
+            0, torch.searchsorted(contexts, seen // vocabulary), counts
         )
-        wanted = windows(test, n + 1)[order - n :]
+        wanted = windows(test, n + 1, vocabulary)[order - n :]
         count = looked_up(seen, counts, wanted)
         total, different = (
-            looked_up(contexts, values, wanted // BYTES) for values in (totals, followers)
+            looked_up(contexts, values, wanted // vocabulary) for values in (totals, followers)
         )
         backing = different.clamp(min=1)  # of a new context, the shorter one decides
         probabilities = (count + backing * probabilities) / (total + backing)
     return -probabilities.log()
 
 
-def windows(text: Tensor, width: int) -> Tensor:
-    """All `width` consecutive bytes as one number, (T - width + 1,) int64."""
-    digits = BYTES ** torch.arange(width).flip(0)
+def windows(text: Tensor, width: int, vocabulary: int) -> Tensor:
+    """All `width` consecutive tokens as one number, (T - width + 1,) int64."""
+    digits = vocabulary ** torch.arange(width).flip(0)
     return (text.long().unfold(0, width, 1) * digits).sum(1)
 
 

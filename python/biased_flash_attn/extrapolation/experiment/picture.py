@@ -29,7 +29,7 @@ def draw(settings: Settings, results: Results, reference: Reference) -> Figure:
         if curve := result.get("gradient"):
             gradient.plot(curve["tokens"], curve["share"], label=scheme, **style[scheme])
     theory.set(title="fraction of exp(bias) beyond", xlabel="distance", xscale="symlog")
-    gradient.set(title="cumulative normalized gradient", xlabel="most recent bytes")
+    gradient.set(title="cumulative normalized gradient", xlabel="most recent tokens")
     gradient.set(ylim=(0, 1.02))
     for axes in (perplexity, theory, gradient):
         axes.axvline(settings.train_length, color="gray", linestyle="--", linewidth=1)
@@ -43,7 +43,9 @@ def draw(settings: Settings, results: Results, reference: Reference) -> Figure:
 
 def _perplexities(axes: Axes, settings: Settings, results: Results, reference: Reference) -> None:
     resamples, lengths = Resamples(reference.blocks, len(settings.seeds)), settings.eval_lengths
-    axes.set(title="perplexity of bytes", xlabel="context", xscale="log", yscale="log")
+    axes.set(
+        title=f"perplexity of {settings.size.unit}", xlabel="context", xscale="log", yscale="log"
+    )
     ends = {}
     for scheme, style in styles(list(results)).items():
         losses = {n: x for n in lengths if (x := nats(results[scheme], n)) is not None}

@@ -39,7 +39,9 @@ class Reference:
     @classmethod
     def of(cls, settings: Settings, text: Text) -> Reference:
         blocks = blocks_of(settings, text)
-        losses = counted(text.train[: settings.trained_bytes], text.test, blocks, settings.scored)
+        train = text.train[: settings.trained_tokens]
+        vocabulary = settings.size.vocabulary
+        losses = counted(train, text.test, blocks, settings.scored, vocabulary)
         _, sizes = blocks.files.unique(return_counts=True)
         return cls(text.digest, sizes.tolist(), mean_by_file(losses, blocks.files))
 
@@ -63,29 +65,31 @@ def write_report(
 
 def markdown(settings: Settings, results: Results, reference: Reference) -> str:
     """Perplexities by scheme (rows) and length (columns), and receptive fields."""
-    size, resamples = settings.size, Resamples(reference.blocks, len(settings.seeds))
+    size, unit = settings.size, settings.size.unit
+    resamples = Resamples(reference.blocks, len(settings.seeds))
     seconds = sum(model["seconds"] for models in results.values() for model in models.values())
     scored = sum(reference.blocks) * settings.scored
     first, last = settings.train_length, settings.eval_lengths[-1]
     parts = [
-        f"Trained at {first} bytes for {size.steps} steps of {size.batch}, {settings.trained_bytes}"
-        f" bytes in all; {size.layers} layers of {size.dim} channels and {size.heads} heads,"
-        f" {settings.dtype}, seeds {', '.join(map(str, settings.seeds))}. Training took"
-        f" {seconds / 60:.0f} minutes. At every context the same {scored} bytes of"
+        f"Trained at {first} {unit} for {size.steps} steps of {size.batch},"
+        f" {settings.trained_tokens} {unit} in all; {size.layers} layers of {size.dim} channels and"
+        f" {size.heads} heads, {settings.dtype}, seeds {', '.join(map(str, settings.seeds))}."
+        f" Training took {seconds / 60:.0f} minutes. At every context the same {scored} {unit} of"
         f" {len(reference.blocks)} files are predicted, {settings.scored} at a time, the last of"
         f" which has the whole context. Brackets are {COVERAGE:.0%} intervals by resampling files"
         " and seeds, the same for all schemes.",
-        f"Perplexity of bytes, by context; `counts` is a model of {ORDER} bytes of context, from as"
-        f" many bytes of training:\n\n{perplexities(settings, results, reference, resamples)}",
+        f"Perplexity of {unit}, by context; `counts` is a model of {ORDER} {unit} of context, from"
+        f" as many {unit} of training:\n\n"
+        f"{perplexities(settings, results, reference, resamples)}",
         f"Perplexity divided by that at {first}:\n\n{ratios(settings, results, resamples)}",
     ]
     if len(results) > 1:
         parts.append(differences(settings, results, resamples))
     parts.append(
-        "Receptive fields in bytes. Those of the gradient at the input of each block are means with"
-        " their standard errors over sequences, the others are from that of the narrowest to that"
-        f" of the widest head. Predicted is the fraction of the information at {last} bytes from"
-        f" beyond {first}. Untrained formulas have initial values of their own:\n\n"
+        f"Receptive fields in {unit}. Those of the gradient at the input of each block are means"
+        " with their standard errors over sequences, the others are from that of the narrowest to"
+        f" that of the widest head. Predicted is the fraction of the information at {last} {unit}"
+        f" from beyond {first}. Untrained formulas have initial values of their own:\n\n"
         f"{receptive_fields(settings, results)}"
     )
     return "\n\n".join(parts) + "\n"

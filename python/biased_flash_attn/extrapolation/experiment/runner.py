@@ -13,7 +13,7 @@ from ..training import remembered, train
 from ..training.loop import LOSSES, generator
 from .blocks import Blocks, choose
 from .evaluation import evaluate
-from .settings import BYTES, Settings, identity
+from .settings import Settings, identity
 from .text import Text
 
 Measured = dict[str, object]  # of one model
@@ -40,15 +40,15 @@ def run(settings: Settings, text: Text, folder: Path) -> Results:
 
 
 def check_text(settings: Settings, text: Text) -> None:
-    longest = settings.eval_lengths[-1]
+    longest, unit = settings.eval_lengths[-1], settings.size.unit
     if len(text.train) <= settings.train_length:
         raise ValueError(
-            f"text has {len(text.train)} bytes for training; it needs over {settings.train_length}"
+            f"text has {len(text.train)} {unit} for training; it needs over {settings.train_length}"
         )
     most = max(map(len, text.test), default=0)
     if most <= longest:
         raise ValueError(
-            f"text has {most} bytes in its longest file for testing; it needs over {longest}"
+            f"text has {most} {unit} in its longest file for testing; it needs over {longest}"
         )
 
 
@@ -107,7 +107,7 @@ def new_model(settings: Settings, scheme: str, seed: int) -> CausalLM:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = CausalLM(
-            BYTES,
+            size.vocabulary,
             size.dim,
             size.layers,
             size.heads,

@@ -20,7 +20,7 @@ class Size:
 
     Training has `steps` of `batch` sequences; the learning rate rises to `rate` and decays to a
     tenth of it. Evaluation predicts the last tokens of `blocks` windows, and computes gradients of
-    `gradients` of them.
+    `gradients` of them. Tokens are bytes, or those of a larger `vocabulary` of the text.
     """
 
     layers: int
@@ -31,14 +31,19 @@ class Size:
     rate: float
     blocks: int
     gradients: int
+    vocabulary: int = BYTES
+
+    @property
+    def unit(self) -> str:
+        return "bytes" if self.vocabulary == BYTES else "tokens"
 
 
 SIZES = {
     # For two CPU cores: seven minutes per model.
     "small": Size(4, 128, 4, 2500, 32, 2e-3, blocks=2048, gradients=64),
-    # As many parameters as GPT-tiny of Veisi et al., 2025, has with a vocabulary of 50304 tokens.
-    # Bytes need almost no embedding, so there are 14 blocks instead of 6.
-    "44M": Size(14, 512, 8, 9000, 64, 6e-4, blocks=2**14, gradients=64),
+    # For a GPU: GPT-tiny of Veisi et al., 2025, with a small vocabulary, and 10^8 tokens of
+    # training at a length of 512.
+    "large": Size(6, 512, 8, 3052, 64, 6e-4, blocks=2**14, gradients=64, vocabulary=8192),
 }
 
 
@@ -72,8 +77,8 @@ class Settings:
         check_device(self.device)
 
     @property
-    def trained_bytes(self) -> int:
-        """Of which a byte may be drawn more than once."""
+    def trained_tokens(self) -> int:
+        """Of which a token may be drawn more than once."""
         return self.size.steps * self.size.batch * self.train_length
 
     @property

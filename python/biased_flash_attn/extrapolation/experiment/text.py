@@ -1,4 +1,4 @@
-"""The text of an experiment: bytes of files, split by file into training and test text."""
+"""The text of an experiment: files, split by file into training and test text."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from .settings import BYTES
 
 TEST_FRACTION = 10  # one file in ten is test text, or the last tenth of a single file
 SEPARATOR = b"\n"
@@ -21,8 +23,7 @@ EXCLUDED = {
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """train: (T,) uint8. test: the files of the test text, (T,) uint8 each. digest: identifies the
-    text."""
+    """train: (T,) integers. test: (T,) integers of each file. digest: identifies the text."""
 
     train: Tensor
     test: tuple[Tensor, ...]
@@ -34,13 +35,22 @@ def standard_library() -> list[Path]:
     return _sources(Path(sysconfig.get_path("stdlib")))
 
 
-def read_text(path: Path | None = None) -> Text:
+def read_text(path: Path | None = None, vocabulary: int = BYTES) -> Text:
     """The text of a file, of all files under a folder, or by default the Python source of the
     standard library and of PyTorch.
 
     Several files are ordered by a hash of their names, so that neighbours are unrelated, and one in
     ten is test text. Of a single file, the last tenth is test text.
+
+    Tokens are bytes, or pairs of more frequent tokens, found in the training text (byte-pair
+    encoding; Sennrich et al., 2016), if the vocabulary is larger. It needs the package tokenizers,
+    an optional dependency.
     """
+    text = _read(path)
+    return text if vocabulary == BYTES else encoded(text, vocabulary)
+
+
+def _read(path: Path | None) -> Text:
     if path is None:
         installed = Path(torch.__file__).parent
         names = {file: file.relative_to(installed.parent) for file in _sources(installed)}
@@ -79,3 +89,31 @@ def _bytes(content: bytes) -> Tensor:
     if not content:
         return torch.zeros(0, dtype=torch.uint8)
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+def encoded(text: Text, vocabulary: int) -> Text:
+    """The text in at most `vocabulary` different tokens, among which are all bytes."""
+    try:
+        from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"vocabulary is {vocabulary}; other than {BYTES} it needs: pip install tokenizers"
+        ) from error
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=vocabulary, initial_alphabet=alphabet)
+    train = _lines(text.train)
+    tokenizer.train_from_iterator(train, trainer, length=len(train))
+
+    def encode(lines: list[str]) -> Tensor:
+        found = tokenizer.encode_batch_fast(lines)
+        return torch.tensor([token for line in found for token in line.ids], dtype=torch.int32)
+
+    test = tuple(encode(_lines(file)) for file in text.test)
+    return Text(encode(train), test, f"{text.digest}, {vocabulary} tokens")
+
+
+def _lines(tokens: Tensor) -> list[str]:
+    """Lines of bytes, as characters of the same numbers."""
+    return bytes(tokens.tolist()).decode("latin-1").splitlines(keepends=True)
