@@ -31,3 +31,9 @@ def test_losses_are_those_of_interpolated_counts(order):
         for i in range(order, len(tested))
     ]
     assert losses_of_counts(train, test, 256, order).tolist() == pytest.approx(expected, rel=1e-12)
+
+
+def test_segments_are_counted_one_by_one():
+    train, test = torch.randint(300, (500,)), torch.randint(300, (4, 20))
+    together = losses_of_counts(train, test, 8192)
+    assert torch.equal(together, torch.stack([losses_of_counts(train, t, 8192) for t in test]))

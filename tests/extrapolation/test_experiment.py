@@ -19,7 +19,7 @@ from biased_flash_attn import biases
 from biased_flash_attn.cli import main
 from biased_flash_attn.extrapolation import experiment, normalized_receptive_field
 from biased_flash_attn.extrapolation.experiment import evaluation, report, runner, settings
-from biased_flash_attn.extrapolation.experiment.resampling import Resamples
+from biased_flash_attn.extrapolation.experiment.uncertainty import Sample
 from biased_flash_attn.extrapolation.formulas import formula_of
 from biased_flash_attn.extrapolation.perplexity import segment_losses
 from biased_flash_attn.extrapolation.training import checkpoints, loop
@@ -58,13 +58,13 @@ def test_toy_experiment_reproduces_the_papers(tmp_path, seed):
     text = experiment.read_text()
     results = experiment.run(these, text, tmp_path)
     reference = experiment.Reference.of(these, text)
-    resamples = Resamples(reference.blocks, 1)
+    sample = Sample(reference.blocks)
 
     for scheme in schemes:
         losses = results[scheme][seed]["losses"]
         assert losses[-1] < 0.75 * losses[0], f"{scheme} learned nothing"
         found = [report.nats(results[scheme], length) for length in these.eval_lengths]
-        trained_at, *longer = (resamples.means(x)[0].exp() for x in found if x is not None)
+        trained_at, *longer = (math.exp(sample.interval(x).mean) for x in found if x is not None)
         fields = results[scheme][seed].get("gradient", {}).get("receptive_fields")
         if scheme == "learned":
             assert not longer, "there are no embeddings beyond those of training"
@@ -207,13 +207,13 @@ def test_results_of_another_experiment_are_refused(text, tmp_path):
 def test_results_follow_their_definitions(text, tmp_path):
     model, _ = runner.trained(SETTINGS, "alibi", 0, text.train, tmp_path / "x.pt", IDENTITY)
     chosen = runner.blocks_of(SETTINGS, text)
-    found = evaluation.evaluate(SETTINGS, model, chosen)
+    found = evaluation.evaluate(SETTINGS, chosen, model)
     for length in SETTINGS.eval_lengths:
         losses = {0: [], 1: [], 2: []}
         for number, end in zip(chosen.files.tolist(), chosen.ends.tolist(), strict=True):
             window = text.test[number][end - length - 1 : end].long()
-            logits = model(window[None, :-1])[0, -16:].log_softmax(-1)
-            losses[number] += (-logits.gather(1, window[-16:, None])).tolist()
+            logits = model(window[None, :-1])[0, -14:].log_softmax(-1)
+            losses[number] += (-logits.gather(1, window[-14:, None])).tolist()
         expected = [sum(x[0] for x in file) / len(file) for file in losses.values()]
         assert found["nats"][str(length)] == pytest.approx(expected, rel=1e-5)
     embedding, norms, matrices, constants = 256 * 16, 3 * 2 * 16, 12 * 16**2, 9 * 16
@@ -231,7 +231,7 @@ def test_results_follow_their_definitions(text, tmp_path):
     fields = [normalized_receptive_field(head)[0] for head in weights]
     assert found["theory"]["tokens"] == (16 * (fields[0] + fields[1])).tolist()
     model = runner.new_model(SETTINGS, "inverse_distance", 0)
-    assert [*evaluation.evaluate(SETTINGS, model, chosen)["theory"]["fields"].values()] == [
+    assert [*evaluation.evaluate(SETTINGS, chosen, model)["theory"]["fields"].values()] == [
         [None, None]
     ]
 
@@ -325,6 +325,7 @@ def test_learning_rate_rises_and_falls():
         ({"schemes": ()}, r"schemes is \(\); it must name one or more"),
         ({"seeds": ()}, r"seeds is \(\); it must have one or more, each once"),
         ({"train_length": 0}, "train_length is 0; it must be positive"),
+        ({"eval_lengths": (2, 16)}, r"eval_lengths is \(2, 16\); the shortest may be 3"),
         ({"eval_lengths": (32, 16)}, r"eval_lengths is \(32, 16\); it must ascend"),
         ({"dtype": "float16"}, "dtype is 'float16'; it may be bfloat16 or float32"),
         ({"train_length": 1000}, "text has 1000 bytes for training; it needs over 1000"),

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
+import statistics
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from biased_flash_attn import biases
 from biased_flash_attn.extrapolation import experiment, predict
 from biased_flash_attn.extrapolation.direct_labels import spread
 from biased_flash_attn.extrapolation.experiment import blocks, picture, report
 from biased_flash_attn.extrapolation.experiment.counts import losses_of_counts
-from biased_flash_attn.extrapolation.experiment.resampling import Resamples, interval
+from biased_flash_attn.extrapolation.experiment.uncertainty import Sample
+from biased_flash_attn.extrapolation.intervals import student
+from biased_flash_attn.extrapolation.tables import shown
+
+from .tables import rows
 
 SIZE = experiment.Size(1, 16, 2, 6, 2, 1e-3, blocks=10, gradients=2)
 SETTINGS = experiment.Settings(("alibi",), 16, (16, 32), SIZE, seeds=(0, 1))
@@ -36,12 +42,6 @@ BY_HAND = {
 }
 
 
-def rows(text: str) -> list[list[str]]:
-    """The cells of all tables, without rules."""
-    lines = [line for line in text.splitlines() if line.startswith("|") and "--" not in line]
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-
-
 def test_perplexities_weigh_files_by_their_blocks():
     found = rows(report.markdown(SETTINGS, BY_HAND, REFERENCE))
     trained = 2 ** ((2 + 3 * 1 + 2 + 3 * 3) / 8)
@@ -59,39 +59,65 @@ def test_perplexities_weigh_files_by_their_blocks():
     assert low < ratio < high
     assert found[7] == ["learned", "-"]
     assert found[8] == ["rotary", "4.000 [4.000, 4.000]"]
-    assert found[9] == ["scheme", "perplexity / that of alibi"]
-    assert found[10] == ["rotary", "2.000 [2.000, 2.000]"]
+    assert found[9:12] == [
+        ["scheme", "perplexity / that of alibi"],
+        ["learned", "-"],
+        ["rotary", "2.000 [2.000, 2.000]"],
+    ]
 
 
-def test_resamples_draw_files_and_seeds():
-    resamples = Resamples([1, 2, 1], 2)
+def test_tables_without_what_they_compare_are_left_out():
+    only = {"learned": BY_HAND["learned"]}
+    text = report.markdown(replace(SETTINGS, schemes=("learned",)), only, REFERENCE)
+    assert ["learned", "4", "-"] in rows(text)
+    assert "that of learned" not in text
+    assert "divided by that at 16" in text
+    text = report.markdown(replace(SETTINGS, eval_lengths=(32,)), BY_HAND, REFERENCE)
+    assert "divided by that at" not in text
+    assert "divided by that of alibi" in text
+
+
+def test_intervals_have_the_variance_of_seeds_and_files():
+    sample = Sample([1, 2, 1])
     nats = torch.tensor([[1.0, 2.0, 4.0], [3.0, 5.0, 0.5]], dtype=torch.float64)
-    means = resamples.means(nats)
-    assert means[0].item() == pytest.approx(((1 + 4 + 4) / 4 + (3 + 10 + 0.5) / 4) / 2)
-    possible = set()
-    for seeds in ((0, 0), (0, 1), (1, 1)):
-        for files in np.ndindex(3, 3, 3):
-            weights = np.array([1, 2, 1])[list(files)]
-            values = nats[:, list(files)].numpy() @ weights / weights.sum()
-            possible.add(round(float(values[list(seeds)].mean()), 9))
-    drawn = {round(x, 9) for x in means.tolist()}
-    assert drawn <= possible
-    assert len(drawn) > 0.9 * len(possible)
-    # Equal files and seeds leave nothing to draw.
-    assert interval(resamples.means(torch.full((2, 3), 7.0).double())) == pytest.approx((7, 7, 7))
+    by_seed = ((1 + 4 + 4) / 4, (3 + 10 + 0.5) / 4)
+    files = (nats.mean(0) * torch.tensor([1, 2, 1])).tolist()
+    drawn = [
+        sum(files[n] for n in found) / sum((1, 2, 1)[n] for n in found)
+        for found in itertools.product(range(3), repeat=3)
+    ]
+    parts = statistics.variance(by_seed) / 2, statistics.pvariance(drawn)
+    found = sample.interval(nats)
+    assert found.mean == pytest.approx(statistics.fmean(by_seed))
+    # Welch and Satterthwaite: 1 and 2 degrees of freedom.
+    freedom = sum(parts) ** 2 / (parts[0] ** 2 + parts[1] ** 2 / 2)
+    half = stats.t.ppf(0.975, freedom) * sum(parts) ** 0.5
+    assert found.high - found.mean == pytest.approx(half, rel=0.05)  # of 1000 draws
+    assert found.mean - found.low == pytest.approx(found.high - found.mean)
 
 
-def test_intervals_cover_the_truth():
-    """Of 200 experiments with 40 files and 5 seeds, each with deviations of their own, 95 % less
-    what resampling so few seeds loses: at least 0.8, and not all."""
-    resamples, covered = Resamples([1] * 40, 5), 0
-    for n in range(200):
-        generator = torch.Generator().manual_seed(n)
-        of_files = torch.randn(1, 40, dtype=torch.float64, generator=generator)
-        of_seeds = torch.randn(5, 1, dtype=torch.float64, generator=generator)
-        found = interval(resamples.means(of_files + 0.1 * of_seeds))
+def test_intervals_of_one_seed_or_one_file_are_those_of_the_other():
+    values = torch.randn(1, 40, dtype=torch.float64)
+    of_files = Sample([1] * 40).interval(values)
+    assert of_files.high - of_files.mean == pytest.approx(
+        (student(values[0].tolist()).high - values.mean()).item(), rel=0.1
+    )
+    of_seeds = Sample([3]).interval(values.T)
+    assert of_seeds == pytest.approx(student(values[0].tolist()))
+    assert shown(Sample([1]).interval(values[:, :1]), 2) == f"{values[0, 0]:.2f}"
+
+
+@pytest.mark.parametrize(("of_files", "of_seeds"), [(0.05, 1), (1, 0.05), (1, 0.2)])
+def test_intervals_cover_the_truth(of_files, of_seeds):
+    """Of 400 experiments with 40 files and 3 seeds, 95 % with a deviation of 1.1 %."""
+    sample, covered = Sample([1] * 40), 0
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(400):
+        files = torch.randn(1, 40, dtype=torch.float64, generator=generator)
+        seeds = torch.randn(3, 1, dtype=torch.float64, generator=generator)
+        found = sample.interval(of_files * files + of_seeds * seeds)
         covered += found.low < 0 < found.high
-    assert 0.8 < covered / 200 < 1
+    assert covered / 400 == pytest.approx(0.95, abs=0.033)
 
 
 def test_blocks_are_whole_contexts_of_one_file():
@@ -118,7 +144,7 @@ def test_blocks_are_whole_contexts_of_one_file():
         places[8],
     ]
     train = torch.randint(256, (500,)).to(torch.uint8)
-    counted = blocks.counted(train, files, found, 16, 256)
+    counted = blocks.counted(train, found, 16, 256)
     for losses, (number, end) in zip(counted, places, strict=True):
         assert torch.equal(losses, losses_of_counts(train, files[number][:end], 256)[-16:])
     by_hand = [counted[:5].mean(), counted[5].mean(), counted[6:].mean()]
@@ -143,18 +169,18 @@ def test_receptive_fields_are_those_of_all_heads_and_predictions_those_of_formul
         "rotary": {0: {"theory": {}}},
     }
     lines = rows(report.receptive_fields(SETTINGS, results))
-    shown = {name: cells for name, *cells in lines}
+    cells = {name: values for name, *values in lines}
     first, second = (f"{x:.0f}" for x in biases.ALiBi(2).receptive_field(0.01))
     predicted = (
         predict(bias, SIZE.layers, 16, 32, window=window)
         for bias, window in ((biases.ALiBi(2), None), (None, 7))
     )
     # Means of sequences over the seeds are 11 and 15.
-    assert shown["gradient, input of block 0: ERF"] == ["13 ± 2", "-", "-"]
-    assert shown["weights: n_emp(0.01)"] == ["4 to 6", "-", "-"]
-    assert shown["series, trained: TRF(0.01)"] == ["2 to infinite", "-", "-"]
-    assert shown["series, untrained: TRF(0.01)"] == [f"{first} to {second}", "7", "-"]
-    assert shown["predicted before training"] == [*(f"{x:.3f}" for x in predicted), "-"]
+    assert cells["gradient, input of block 0: ERF"] == ["13 ± 2.0", "-", "-"]
+    assert cells["weights: n_emp(0.01)"] == ["4 to 6", "-", "-"]
+    assert cells["series, trained: TRF(0.01)"] == ["2 to infinite", "-", "-"]
+    assert cells["series, untrained: TRF(0.01)"] == [f"{first} to {second}", "7", "-"]
+    assert cells["predicted before training"] == [*(f"{x:.3f}" for x in predicted), "-"]
 
 
 class Growing(biases.DistanceBias):

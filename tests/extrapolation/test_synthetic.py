@@ -16,10 +16,12 @@ from scipy import stats
 from biased_flash_attn.cli import main
 from biased_flash_attn.extrapolation import intervals, predict, synthetic
 from biased_flash_attn.extrapolation.formulas import formula_of
-from biased_flash_attn.extrapolation.synthetic import report, runner
+from biased_flash_attn.extrapolation.synthetic import picture, report, runner
 from biased_flash_attn.extrapolation.synthetic.settings import Size
 from biased_flash_attn.extrapolation.training import CheckpointError, checkpoints
 from tests.project.test_docs import ROOT, assert_same_output
+
+from .tables import rows
 
 TINY = synthetic.Size(1, 16, 2, steps=6, batch=4, rate=1e-3, documents=5)
 SETTINGS = synthetic.Settings("markov", ("alibi", "learned"), (0, 1), (16, 32), TINY)
@@ -52,8 +54,7 @@ def test_seeds_change_documents_and_parameters_and_schemes_do_not(tmp_path):
     results = synthetic.run(SETTINGS, tmp_path)
     alibi, learned = results["alibi"], results["learned"]
     assert learned[0]["model"].keys() == {"16"}, "there are no embeddings beyond those of training"
-    for seed in (0, 1):
-        assert alibi[seed]["optimum"]["16"] == learned[seed]["optimum"]["16"]
+    assert learned[0]["optimum"] == alibi[0]["optimum"]
     assert alibi[0]["optimum"] != alibi[1]["optimum"]
     weights = [
         runner.new_model(SETTINGS, scheme, seed).embedding.tokens.weight
@@ -65,7 +66,7 @@ def test_seeds_change_documents_and_parameters_and_schemes_do_not(tmp_path):
 
 def test_results_are_reused_and_those_of_others_refused(tmp_path, monkeypatch):
     first = synthetic.run(SETTINGS, tmp_path)
-    monkeypatch.setattr(runner, "train", lambda *a, **k: pytest.fail("trained again"))
+    monkeypatch.setattr(runner, "train", lambda *_, **__: pytest.fail("trained again"))
     assert synthetic.run(SETTINGS, tmp_path) == first
     part = replace(SETTINGS, schemes=("alibi",), seeds=(1,))
     assert synthetic.run(part, tmp_path) == {"alibi": {1: first["alibi"][1]}}
@@ -103,16 +104,16 @@ def measured(model: list[float], optimum: list[float]) -> dict[str, object]:
 
 
 BY_HAND = {
-    "alibi": {0: measured([1.5, 1.4], [1.4, 1.2]), 1: measured([1.7, 1.7], [1.5, 1.3])},
+    "alibi": {0: measured([1.5, 1.4], [1.4, 1.2]), 1: measured([1.7, 1.6], [1.5, 1.3])},
     "none": {0: measured([1.6, 1.8], [1.4, 1.2]), 1: measured([1.6, 1.6], [1.5, 1.3])},
     "learned": {0: measured([1.5], [1.4, 1.2]), 1: measured([1.5], [1.5, 1.3])},
 }
 
 
-def rows(text: str) -> list[list[str]]:
-    """The cells of all tables, without rules."""
-    lines = [line for line in text.splitlines() if line.startswith("|") and "--" not in line]
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+def interval(values: tuple[float, float], digits: int = 3) -> str:
+    """Of two values: the quantile for one degree of freedom is tan(0.475 pi)."""
+    mean, half = sum(values) / 2, math.tan(0.475 * math.pi) * abs(values[0] - values[1]) / 2
+    return f"{mean:.{digits}f} [{mean - half:.{digits}f}, {mean + half:.{digits}f}]"
 
 
 def test_tables_show_shares_of_the_gain_with_paired_intervals():
@@ -121,39 +122,69 @@ def test_tables_show_shares_of_the_gain_with_paired_intervals():
     assert found[:5] == [
         ["scheme", "16", "32"],
         ["optimum", "1.4500", "1.2500"],
-        ["alibi", "1.6000", "1.5500"],
+        ["alibi", "1.6000", "1.5000"],
         ["none", "1.6000", "1.7000"],
         ["learned", "1.5000", "-"],
     ]
-    # The quantile for one degree of freedom is tan(0.475 pi).
-    quantile = math.tan(0.475 * math.pi)
-    half = quantile * 0.25
-    assert found[6] == ["alibi", f"0.250 [{0.25 - half:.3f}, {0.25 + half:.3f}]"]
-    assert found[7] == ["none", f"-0.500 [{-0.5 - 2 * half:.3f}, {-0.5 + 2 * half:.3f}]"]
-    assert found[8] == ["learned", "-"]
     before = predict(formula_of("alibi", 2).bias, 1, 16, 32)
-    half = 0.05 * quantile
-    assert found[10][:2] == ["alibi", f"0.1500 [{0.15 - half:.4f}, {0.15 + half:.4f}]"]
-    assert found[10][3] == f"{before:.3f}"
-    assert found[12][2:] == ["-", "-"]
-    # 0.5 + 1 and 0 - 0: the same seeds are compared.
-    assert found[13] == ["scheme", "share of alibi - share"]
-    half = 0.75 * quantile
-    assert found[14] == ["none", f"0.750 [{0.75 - half:.3f}, {0.75 + half:.3f}]"]
-    assert len(found) == 15
+    excesses = interval((0.1, 0.2), 4), interval((0.2, 0.3), 4)
+    assert found[6] == ["alibi", *excesses, f"{before:.3f}"]
+    assert found[8][2:] == ["-", "-"]
+    # The gain of the optimum is 0.2.
+    assert found[10:13] == [
+        ["alibi", interval((0, -0.5))],
+        ["none", interval((-2, -0.5))],
+        ["learned", "-"],
+    ]
+    assert found[14:17] == [
+        ["alibi", interval((0.5, 0.5))],
+        ["none", interval((-1, 0))],
+        ["learned", "-"],
+    ]
+    assert found[17:] == [["scheme", "share - that of alibi"], ["none", interval((-2, 0))]]
+
+
+def test_the_optimum_has_a_share_of_1_and_no_change_means_the_loss_in_training():
+    optimum = measured([1.4, 1.2], [1.4, 1.2])
+    assert report.reached("16", optimum, "32") == report.change("16", optimum, "32") == 1
+    # A model that wastes half of what it sees gains more than the optimum, but reaches less.
+    wasteful = measured([1.8, 1.3], [1.4, 1.2])
+    assert report.change("16", wasteful, "32") > 1 > report.reached("16", wasteful, "32")
 
 
 def test_one_scheme_has_a_table_of_the_power_of_more():
     these = replace(SETTINGS, schemes=("alibi",))
     *_, last = rows(report.markdown(these, {"alibi": BY_HAND["alibi"]}))
-    # Shares of 0.5 and 0 deviate by 1 / sqrt 8, and differences of such pairs by 1 / 2.
-    assert last == ["20", f"{intervals.detectable(0.5, 20):.3f}"]
+    # Shares of 0 and -0.5 deviate by 1 / sqrt 8, and differences of such pairs by 1 / 2.
+    high = intervals.deviation([0, -0.5]).high * 2**0.5
+    assert last == ["20", *(f"{intervals.detectable(x, 20):.3f}" for x in (0.5, high))]
+
+
+def test_tables_without_what_they_compare_are_left_out():
+    text = report.markdown(replace(SETTINGS, eval_lengths=(16,)), BY_HAND)
+    assert "share" not in text
+    only = {"learned": BY_HAND["learned"]}
+    text = report.markdown(replace(SETTINGS, schemes=("learned",)), only)
+    assert ["optimum", "1.4500", "1.2500"] in rows(text)
+    assert "that of learned" not in text
+    one = {scheme: {0: models[0]} for scheme, models in BY_HAND.items()}
+    text = report.markdown(replace(SETTINGS, seeds=(0,)), one)
+    assert ["none", "-2.000"] in rows(text)
+    assert "that of alibi" not in text
 
 
 def test_tasks_without_gain_have_accuracies():
     these = replace(SETTINGS, task="recall", schemes=("alibi",))
     *_, last = rows(report.markdown(these, {"alibi": BY_HAND["alibi"]}))
     assert last == ["alibi", "0.250 [0.250, 0.250]", "0.500 [0.500, 0.500]"]
+
+
+def test_picture_labels_lines_that_leave_it():
+    these = replace(SETTINGS, schemes=tuple(BY_HAND))
+    lost = {**BY_HAND, "none": {n: measured([1.5, 9], [1.4, 1.2]) for n in (0, 1)}}
+    left, right = picture.draw(these, lost).axes
+    assert {text.get_text() for text in left.texts} == set(BY_HAND)
+    assert {text.get_text() for text in right.texts} == {"alibi", "none ↓"}
 
 
 @pytest.mark.parametrize("task", synthetic.TASKS)
@@ -183,7 +214,7 @@ def read(record: dict) -> tuple[synthetic.Settings, runner.Results]:
     return synthetic.Settings(**values), results
 
 
-@pytest.mark.parametrize("path", sorted(RESULTS.rglob("*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
 def test_tables_in_the_repository_are_those_of_their_results(path: Path):
     shown = report.markdown(*read(json.loads(path.read_text())))
     assert_same_output(shown, path.with_suffix(".md").read_text())
@@ -214,3 +245,16 @@ def test_command_refuses_other_seeds(seeds, tmp_path):
     assert done.exit_code == 2, done.output
     assert "must be like 0..4 or 0,3,5" in done.output
     assert not (tmp_path / "none").exists()
+
+
+def test_command_refuses_folders_that_cannot_be_written_before_any_training(tmp_path):
+    (tmp_path / "file").touch()
+    arguments = ["synthetic", "markov", "--output", str(tmp_path / "file" / "folder")]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 1, done.output
+    assert "Not a directory" in done.output
+
+
+def test_help_states_the_default_number_of_steps():
+    done = CliRunner().invoke(main, ["synthetic", "--help"])
+    assert f"[default: {Size().steps}]" in done.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from biased_flash_attn.extrapolation import experiment
@@ -36,15 +37,18 @@ def test_default_text_is_python():
     assert sum(b"def " in bytes(file.tolist()) for file in read.test) > len(read.test) / 2
 
 
-def test_tokens_of_a_larger_vocabulary_are_pairs_of_the_text(tmp_path):
+def test_tokens_of_a_larger_vocabulary_are_pairs_of_the_text(tmp_path, capsys):
+    lines = "def функция(число):\n\treturn число\n".encode() + b"\xff\n"
     for n in range(40):
-        (tmp_path / f"{n}.txt").write_bytes(
-            b"def function(number):\n\treturn \xff\x00number\n" * 20
-        )
+        (tmp_path / f"{n}.txt").write_bytes(20 * lines)
     read, short = experiment.read_text(tmp_path), experiment.read_text(tmp_path, 300)
-    assert len(short.train) < len(read.train) / 3
+    assert len(short.train) < len(read.train) / 4
     assert len(short.test) == len(read.test)
     assert 256 <= torch.cat([short.train, *short.test]).max() < 300
-    assert short.digest != read.digest
+    assert short.digest not in (read.digest, experiment.read_text(tmp_path, 290).digest)
     again = experiment.read_text(tmp_path, 300)
     assert torch.equal(again.train, short.train)
+    assert again.digest == short.digest
+    assert not capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"^vocabulary is 255; it must be 256 or more"):
+        experiment.read_text(tmp_path, 255)

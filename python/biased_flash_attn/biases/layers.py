@@ -25,8 +25,10 @@ class NormalLinear(nn.Linear):
 class NormalEmbedding(nn.Embedding):
     """An embedding whose initial values are those of GPT-2 (Radford et al., 2019)."""
 
+    STD = 0.02
+
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.weight, std=0.02)
+        nn.init.normal_(self.weight, std=self.STD)
 
 
 class XavierEmbedding(nn.Embedding):

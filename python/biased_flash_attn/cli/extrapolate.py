@@ -12,7 +12,7 @@ from ..extrapolation import experiment
 from ..nn.positions import split_names
 from .plot import needed
 
-SCHEMES = "rotary,alibi,kerple_log,sandwich,t5,cable"
+SCHEMES = "alibi,rotary,kerple_log,sandwich,t5,cable"
 
 
 class Lengths(click.ParamType):
@@ -103,8 +103,13 @@ def extrapolate(
             names, train_length, eval_lengths, chosen, seeds, dtype, device
         )
         read = experiment.read_text(text, chosen.vocabulary)
+        experiment.check_text(settings, read)
+        output.mkdir(parents=True, exist_ok=True)
+    except (OSError, TypeError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    try:
         results = experiment.run(settings, read, output)
-    except (TypeError, ValueError) as error:
+    except experiment.CheckpointError as error:
         raise click.ClickException(str(error)) from error
     reference = experiment.Reference.of(settings, read)
     paths = experiment.write_report(settings, results, reference, output)

@@ -28,10 +28,13 @@ def styles(names: Sequence[str]) -> dict[str, dict[str, str]]:
 def label_ends(axes: Axes, lines: dict[str, tuple[float, float, str]]) -> None:
     """Writes the names of lines, with their last points and colors, to the right of the axes.
 
-    The limits of the axes should be set before. Lines that end beyond them have no label.
+    The limits of the axes should be set before. Lines that end beyond them have an arrow.
     """
     low, high = axes.get_ylim()
-    shown = {name: line for name, line in lines.items() if low <= line[1] <= high}
+    shown = {}
+    for name, (x, y, color) in lines.items():
+        arrow = "" if low <= y <= high else " ↓" if y < low else " ↑"
+        shown[name + arrow] = (x, min(max(y, low), high), color)
     to_pixels, to_axes = axes.transData, axes.transAxes.inverted()
     heights = {
         name: to_axes.transform(to_pixels.transform((x, y)))[1] for name, (x, y, _) in shown.items()

@@ -14,13 +14,25 @@ POWER = 0.8
 
 
 def student(values: Sequence[float]) -> Interval:
-    """The mean of independent values and its Student interval; that of one value is unbounded."""
+    """The mean of independent values and its Student interval, unbounded for a single value."""
     mean, count = statistics.fmean(values), len(values)
     if count == 1:
         return Interval(mean, -math.inf, math.inf)
-    quantile = stats.t.ppf((1 + COVERAGE) / 2, count - 1)
-    half = float(quantile) * statistics.stdev(values) / math.sqrt(count)
+    return around(mean, statistics.variance(values) / count, count - 1)
+
+
+def around(mean: float, variance: float, freedom: float) -> Interval:
+    """The interval of a mean with an estimated variance, of so many degrees of freedom."""
+    half = float(stats.t.ppf((1 + COVERAGE) / 2, freedom)) * math.sqrt(variance)
     return Interval(mean, mean - half, mean + half)
+
+
+def deviation(values: Sequence[float]) -> Interval:
+    """The standard deviation of two or more normal values, and its interval."""
+    freedom, found = len(values) - 1, statistics.stdev(values)
+    tail = (1 - COVERAGE) / 2
+    low, high = (found * math.sqrt(freedom / stats.chi2.ppf(p, freedom)) for p in (1 - tail, tail))
+    return Interval(found, float(low), float(high))
 
 
 def detectable(deviation: float, seeds: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import NamedTuple
 
@@ -10,7 +11,10 @@ COVERAGE = 0.95
 
 
 class Interval(NamedTuple):
-    """An estimate, and an interval that covers the truth in COVERAGE of all experiments."""
+    """An estimate and its interval, which is meant to cover the truth in COVERAGE of experiments.
+
+    It is unbounded where nothing tells how much the estimate varies.
+    """
 
     mean: float
     low: float
@@ -36,8 +40,8 @@ def table(rows: list[list[str]]) -> str:
 
 
 def shown(interval: Interval | None, digits: int = 3) -> str:
-    """The interval as the cell of a table, or a dash."""
+    """The cell of a table: the mean with its interval if there is one, or a dash."""
     if interval is None:
         return "-"
     mean, low, high = (f"{x:.{digits}f}" for x in interval)
-    return f"{mean} [{low}, {high}]"
+    return f"{mean} [{low}, {high}]" if math.isfinite(interval.high - interval.low) else mean

@@ -242,9 +242,9 @@ class TokenEmbedding(nn.Module):
             self.positions = LearnedEmbedding(dim, max_length)
         elif scheme.embedding == "sinusoidal":
             self.positions = SinusoidalEmbedding(dim)
-            # So that positions do not dominate tokens. Vaswani et al. multiply tokens by the
-            # inverse; here they are the same with every scheme, as comparisons require.
-            self.scale = dim**-0.5
+            # The ratio of Vaswani et al., whose tokens have a standard deviation of 1. Here that
+            # of tokens is the same with every scheme, as comparisons require.
+            self.scale = NormalEmbedding.STD
 
     def forward(
         self,

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .counts import ORDER, losses_of_counts
+from .counts import losses_of_counts
+from .settings import ORDER
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +28,7 @@ class Blocks:
 
 
 def choose(files: Sequence[Tensor], longest: int, scored: int, most: int) -> Blocks:
-    """At most `most` blocks, evenly spaced in the files with more tokens than the longest context.
+    """At most `most` blocks, evenly spaced in what files have beyond the longest context.
 
     Their last `scored` tokens, which are predicted, do not overlap.
     """
@@ -42,15 +43,9 @@ def choose(files: Sequence[Tensor], longest: int, scored: int, most: int) -> Blo
     return Blocks(torch.stack(segments), numbers, ends)
 
 
-def counted(
-    train: Tensor, files: Sequence[Tensor], blocks: Blocks, scored: int, vocabulary: int
-) -> Tensor:
+def counted(train: Tensor, blocks: Blocks, scored: int, vocabulary: int) -> Tensor:
     """Losses of the same tokens by the model of counts, (B, scored) float64."""
-    # Of all files at once, as counting the training text takes long.
-    sizes = torch.tensor([len(file) for file in files])
-    losses = losses_of_counts(train, torch.cat(list(files)), vocabulary)
-    last = (sizes.cumsum(0) - sizes)[blocks.files] + blocks.ends - ORDER
-    return losses[last[:, None] - scored + torch.arange(scored)]
+    return losses_of_counts(train, blocks.segments[:, -scored - ORDER :], vocabulary)
 
 
 def mean_by_file(losses: Tensor, files: Tensor) -> list[float]:

@@ -11,6 +11,7 @@ from ..attention_weights import attention_masses
 from ..gradients import cumulative_gradient, empirical_receptive_field
 from ..perplexity import segment_losses
 from ..receptive_field import mean_receptive_field
+from ..training import Measured
 from .blocks import Blocks, mean_by_file
 from .settings import Settings
 
@@ -18,11 +19,11 @@ EPS = 0.01  # the fraction outside of a receptive field: of gradient, weights an
 POINTS = 256  # of the gradient's curve
 
 
-def evaluate(settings: Settings, model: CausalLM, blocks: Blocks) -> dict[str, object]:
+def evaluate(settings: Settings, blocks: Blocks, model: CausalLM) -> Measured:
     """All results of a model as plain values, at the lengths that its positions allow."""
     longest = math.inf if model.max_length is None else model.max_length
     lengths = [length for length in settings.eval_lengths if length <= longest]
-    measured = {"parameters": sum(p.numel() for p in model.parameters())}
+    measured: Measured = {"parameters": sum(p.numel() for p in model.parameters())}
     with settings.autocast():
         measured["nats"] = {}
         for length in lengths:
@@ -37,7 +38,7 @@ def _receptive_fields(
     settings: Settings, model: CausalLM, blocks: Blocks, length: int
 ) -> dict[str, object]:
     """Receptive fields by gradients and by attention weights, of sequences of this length."""
-    count = settings.size.gradients
+    count = min(settings.size.gradients, len(blocks.segments))
     chosen = torch.linspace(0, len(blocks.segments) - 1, count).round().long()
     inputs = blocks.segments[chosen, -1 - length : -1].long()
     curves = cumulative_gradient(model, inputs)

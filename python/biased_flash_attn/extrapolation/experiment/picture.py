@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from ..direct_labels import label_ends, styles
+from ..training import Results
 from .report import Reference, nats
-from .resampling import Resamples, interval
-from .runner import Results
 from .settings import Settings
+from .uncertainty import Sample, perplexity
 
 
 def draw(settings: Settings, results: Results, reference: Reference) -> Figure:
@@ -42,19 +44,21 @@ def draw(settings: Settings, results: Results, reference: Reference) -> Figure:
 
 
 def _perplexities(axes: Axes, settings: Settings, results: Results, reference: Reference) -> None:
-    resamples, lengths = Resamples(reference.blocks, len(settings.seeds)), settings.eval_lengths
-    axes.set(
-        title=f"perplexity of {settings.size.unit}", xlabel="context", xscale="log", yscale="log"
-    )
+    sample, lengths = Sample(reference.blocks), settings.eval_lengths
+    axes.set(title=f"perplexity of {settings.size.unit}", xlabel="context")
+    axes.set(xscale="log", yscale="log")
     ends = {}
     for scheme, style in styles(list(results)).items():
         losses = {n: x for n in lengths if (x := nats(results[scheme], n)) is not None}
         if not losses:
             continue
-        found = [interval(resamples.means(x).exp()) for x in losses.values()]
+        found = [perplexity(sample.interval(x)) for x in losses.values()]
         means, low, high = zip(*found, strict=True)
         axes.plot(list(losses), means, marker="o", markersize=3, **style)
-        axes.fill_between(list(losses), low, high, color=style["color"], alpha=0.15, linewidth=0)
+        if math.isfinite(max(high)):
+            axes.fill_between(
+                list(losses), low, high, color=style["color"], alpha=0.15, linewidth=0
+            )
         ends[scheme] = (list(losses)[-1], means[-1], style["color"])
     axes.set_xticks(lengths, map(str, lengths))
     axes.minorticks_off()

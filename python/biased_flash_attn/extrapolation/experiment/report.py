@@ -13,14 +13,14 @@ from torch import Tensor
 
 from ..formulas import fields, initial_formula, prediction
 from ..tables import COVERAGE, as_json, shown, table
+from ..training import Models, Results
 from ..training.checkpoints import write_atomically
 from ..training.settings import versions
 from .blocks import counted, mean_by_file
-from .counts import ORDER
-from .resampling import Resamples, interval
-from .runner import Models, Results, blocks_of
-from .settings import Settings
+from .runner import blocks_of
+from .settings import ORDER, Settings
 from .text import Text
+from .uncertainty import Sample, perplexity
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Reference:
         blocks = blocks_of(settings, text)
         train = text.train[: settings.trained_tokens]
         vocabulary = settings.size.vocabulary
-        losses = counted(train, text.test, blocks, settings.scored, vocabulary)
+        losses = counted(train, blocks, settings.scored, vocabulary)
         _, sizes = blocks.files.unique(return_counts=True)
         return cls(text.digest, sizes.tolist(), mean_by_file(losses, blocks.files))
 
@@ -66,7 +66,7 @@ def write_report(
 def markdown(settings: Settings, results: Results, reference: Reference) -> str:
     """Perplexities by scheme (rows) and length (columns), and receptive fields."""
     size, unit = settings.size, settings.size.unit
-    resamples = Resamples(reference.blocks, len(settings.seeds))
+    sample = Sample(reference.blocks)
     seconds = sum(model["seconds"] for models in results.values() for model in models.values())
     scored = sum(reference.blocks) * settings.scored
     first, last = settings.train_length, settings.eval_lengths[-1]
@@ -75,16 +75,18 @@ def markdown(settings: Settings, results: Results, reference: Reference) -> str:
         f" {settings.trained_tokens} {unit} in all; {size.layers} layers of {size.dim} channels and"
         f" {size.heads} heads, {settings.dtype}, seeds {', '.join(map(str, settings.seeds))}."
         f" Training took {seconds / 60:.0f} minutes. At every context the same {scored} {unit} of"
-        f" {len(reference.blocks)} files are predicted, {settings.scored} at a time, the last of"
-        f" which has the whole context. Brackets are {COVERAGE:.0%} intervals by resampling files"
-        " and seeds, the same for all schemes.",
+        f" {len(reference.blocks)} file(s) are predicted, {settings.scored} at a time, the last of"
+        f" which has the whole context. Brackets are {COVERAGE:.0%} intervals from the variance"
+        " over seeds, if there are several, and over files, by bootstrap.",
         f"Perplexity of {unit}, by context; `counts` is a model of {ORDER} {unit} of context, from"
-        f" as many {unit} of training:\n\n"
-        f"{perplexities(settings, results, reference, resamples)}",
-        f"Perplexity divided by that at {first}:\n\n{ratios(settings, results, resamples)}",
+        f" the same text, at most as many {unit}:\n\n"
+        f"{perplexities(settings, results, reference, sample)}",
     ]
-    if len(results) > 1:
-        parts.append(differences(settings, results, resamples))
+    if first in settings.eval_lengths and last != first:
+        parts.append(
+            f"Perplexity divided by that at {first}:\n\n{ratios(settings, results, sample)}"
+        )
+    parts += comparison(settings, results, sample)
     parts.append(
         f"Receptive fields in {unit}. Those of the gradient at the input of each block are means"
         " with their standard errors over sequences, the others are from that of the narrowest to"
@@ -95,47 +97,48 @@ def markdown(settings: Settings, results: Results, reference: Reference) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def perplexities(
-    settings: Settings, results: Results, reference: Reference, resamples: Resamples
-) -> str:
+def perplexities(settings: Settings, results: Results, reference: Reference, sample: Sample) -> str:
     """With a dash for lengths without learned positions."""
-    files = torch.tensor([reference.counts], dtype=torch.float64)
-    counts = math.exp((resamples.files[0] @ files.mT).item())
+    counts = sample.interval(torch.tensor([reference.counts], dtype=torch.float64)).mean
     rows = [["scheme", *map(str, settings.eval_lengths)]]
-    rows.append(["counts", *[f"{counts:.4g}"] * len(settings.eval_lengths)])
+    rows.append(["counts", *[f"{math.exp(counts):.4g}"] * len(settings.eval_lengths)])
     for scheme, models in results.items():
         found = (nats(models, length) for length in settings.eval_lengths)
-        means = (x if x is None else resamples.means(x)[0].exp().item() for x in found)
+        means = (None if x is None else math.exp(sample.interval(x).mean) for x in found)
         rows.append([scheme, *("-" if x is None else f"{x:.4g}" for x in means)])
     return table(rows)
 
 
-def ratios(settings: Settings, results: Results, resamples: Resamples) -> str:
+def ratios(settings: Settings, results: Results, sample: Sample) -> str:
     """Perplexity at each length divided by that at the training length, with intervals."""
     lengths = [n for n in settings.eval_lengths if n != settings.train_length]
     rows = [["scheme", *map(str, lengths)]]
     for scheme, models in results.items():
         trained = nats(models, settings.train_length)
-        cells = []
-        for length in lengths:
-            found = nats(models, length)
-            known = found is not None and trained is not None
-            cells.append(shown(interval(resamples.means(found - trained).exp()) if known else None))
-        rows.append([scheme, *cells])
+        found = (nats(models, length) for length in lengths)
+        rows.append([scheme, *(_ratio(sample, x, trained) for x in found)])
     return table(rows)
 
 
-def differences(settings: Settings, results: Results, resamples: Resamples) -> str:
-    """Perplexities at the longest context, divided by that of the best scheme, paired."""
+def comparison(settings: Settings, results: Results, sample: Sample) -> list[str]:
+    """Perplexities at the longest context, divided by those of the first scheme, paired."""
     longest = settings.eval_lengths[-1]
     found = {scheme: nats(models, longest) for scheme, models in results.items()}
-    means = {scheme: resamples.means(x) for scheme, x in found.items() if x is not None}
-    best = min(means, key=lambda scheme: means[scheme][0].item())
-    rows = [["scheme", f"perplexity / that of {best}"]]
-    for scheme, values in means.items():
-        if scheme != best:
-            rows.append([scheme, shown(interval((values - means[best]).exp()))])
-    return f"Perplexity at {longest} divided by that of {best}:\n\n{table(rows)}"
+    (first, reference), *others = found.items()
+    if reference is None or not others:
+        return []
+    rows = [["scheme", f"perplexity / that of {first}"]]
+    rows += [[scheme, _ratio(sample, values, reference)] for scheme, values in others]
+    return [
+        f"Perplexity at {longest} divided by that of {first}, paired by seed and file. Each"
+        f" interval is for one comparison:\n\n{table(rows)}"
+    ]
+
+
+def _ratio(sample: Sample, nats: Tensor | None, reference: Tensor | None) -> str:
+    if nats is None or reference is None:
+        return "-"
+    return shown(perplexity(sample.interval(nats - reference)))
 
 
 def nats(models: Models, length: int) -> Tensor | None:
@@ -181,8 +184,10 @@ def _of_gradient(models: Models, layer: str) -> str:
         return "-"
     found = [model["gradient"]["receptive_fields"][layer] for model in models.values()]
     means = [statistics.fmean(values) for values in zip(*found, strict=True)]
-    error = statistics.stdev(means) / len(means) ** 0.5 if len(means) > 1 else math.nan
-    return f"{statistics.fmean(means):.0f} ± {error:.0f}"
+    if len(means) == 1:
+        return f"{means[0]:.0f}"
+    error = statistics.stdev(means) / len(means) ** 0.5
+    return f"{statistics.fmean(means):.0f} ± {error:.1f}"
 
 
 def _heads(models: Models, of_layers) -> list[float] | None:

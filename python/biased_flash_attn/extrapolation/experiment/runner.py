@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import re
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ...nn import CausalLM
-from ..training import remembered, train
-from ..training.loop import LOSSES, generator
+from ..training import History, Measured, Results, measured, of_all, train
+from ..training.loop import generator
 from .blocks import Blocks, choose
 from .evaluation import evaluate
 from .settings import Settings, identity
 from .text import Text
-
-Measured = dict[str, object]  # of one model
-Models = dict[int, Measured]  # by seed
-Results = dict[str, Models]  # by scheme
 
 
 def run(settings: Settings, text: Text, folder: Path) -> Results:
@@ -32,11 +28,13 @@ def run(settings: Settings, text: Text, folder: Path) -> Results:
     """
     check_text(settings, text)
     blocks = blocks_of(settings, text)
-    results: Results = {scheme: {} for scheme in settings.schemes}
-    for seed in settings.seeds:
-        for scheme in settings.schemes:
-            results[scheme][seed] = _measured(settings, scheme, seed, text, blocks, folder)
-    return results
+
+    def measure(scheme: str, seed: int) -> Measured:
+        wanted = identity(settings, scheme, seed, text.digest)
+        training = partial(trained, settings, scheme, seed, text.train, identity=wanted)
+        return measured(folder, wanted, training, partial(evaluate, settings, blocks))
+
+    return of_all(settings.schemes, settings.seeds, measure)
 
 
 def check_text(settings: Settings, text: Text) -> None:
@@ -48,32 +46,14 @@ def check_text(settings: Settings, text: Text) -> None:
     most = max(map(len, text.test), default=0)
     if most <= longest:
         raise ValueError(
-            f"text has {most} {unit} in its longest file for testing; it needs over {longest}"
+            f"text has {most} {unit} in its longest file for testing, which one file in ten is; it"
+            f" needs over {longest}"
         )
 
 
 def blocks_of(settings: Settings, text: Text) -> Blocks:
     """The tokens whose predictions are evaluated, and their context."""
     return choose(text.test, settings.eval_lengths[-1], settings.scored, settings.size.blocks)
-
-
-def _measured(
-    settings: Settings, scheme: str, seed: int, text: Text, blocks: Blocks, folder: Path
-) -> Measured:
-    name = f"{re.sub('[:/]', '.', scheme)}-{seed}"
-    wanted = identity(settings, scheme, seed, text.digest)
-
-    def measure() -> Measured:
-        checkpoint = folder / "checkpoints" / f"{name}.pt"
-        model, history = trained(settings, scheme, seed, text.train, checkpoint, wanted)
-        losses = torch.tensor(history["losses"]).chunk(LOSSES)
-        measured = {
-            "losses": [part.mean().item() for part in losses],
-            "seconds": history["seconds"],
-        }
-        return measured | evaluate(settings, model, blocks)
-
-    return remembered(folder / "measured" / f"{name}.json", wanted, measure)
 
 
 def trained(
@@ -83,7 +63,7 @@ def trained(
     text: Tensor,
     path: Path,
     identity: dict[str, object],
-) -> tuple[CausalLM, dict[str, object]]:
+) -> tuple[CausalLM, History]:
     """The trained model, and its history as that of `train`."""
     model = new_model(settings, scheme, seed)
     size = settings.size

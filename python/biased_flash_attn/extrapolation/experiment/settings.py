@@ -10,6 +10,7 @@ import torch
 from ..training.settings import check_device, check_lengths, check_schemes, check_seeds, versions
 
 BYTES = 256
+ORDER = 3  # tokens of context of the model of counts
 SCORED = 32  # tokens at the end of a window, the first of which lacks 31 tokens of context
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -39,7 +40,7 @@ class Size:
 
 
 SIZES = {
-    # For two CPU cores: seven minutes per model.
+    # For two CPU cores: 10^7 bytes of training at a length of 128.
     "small": Size(4, 128, 4, 2500, 32, 2e-3, blocks=2048, gradients=64),
     # For a GPU: GPT-tiny of Veisi et al., 2025, with a small vocabulary, and 10^8 tokens of
     # training at a length of 512.
@@ -71,7 +72,7 @@ class Settings:
         check_seeds(self.seeds)
         if self.train_length < 1:
             raise ValueError(f"train_length is {self.train_length}; it must be positive")
-        check_lengths(self.eval_lengths)
+        check_lengths(self.eval_lengths, ORDER)
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype is {self.dtype!r}; it may be {' or '.join(DTYPES)}")
         check_device(self.device)
@@ -84,7 +85,7 @@ class Settings:
     @property
     def scored(self) -> int:
         """The number of tokens at the end of a window whose predictions are evaluated."""
-        return min(SCORED, self.eval_lengths[0])
+        return min(SCORED, self.eval_lengths[0] - ORDER + 1)
 
     def autocast(self) -> torch.autocast:
         kind = torch.device(self.device).type
@@ -92,7 +93,7 @@ class Settings:
 
 
 def identity(settings: Settings, scheme: str, seed: int, digest: str) -> dict[str, object]:
-    """Everything that the results of a model depend on, as plain values; digest is the text's."""
+    """The settings that the results of a model depend on, and versions; digest is the text's."""
     values = asdict(settings)
     del values["schemes"], values["seeds"]
     return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sysconfig
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,10 +80,7 @@ def _of_files(names: dict[Path, Path]) -> Text:
 
 
 def _text(train: bytes, test: list[bytes]) -> Text:
-    digest = hashlib.sha256(hashlib.sha256(train).digest())
-    for content in test:
-        digest.update(hashlib.sha256(content).digest())
-    return Text(_bytes(train), tuple(map(_bytes, test)), digest.hexdigest())
+    return Text(_bytes(train), tuple(map(_bytes, test)), _digest([train, *test]))
 
 
 def _bytes(content: bytes) -> Tensor:
@@ -92,7 +90,12 @@ def _bytes(content: bytes) -> Tensor:
 
 
 def encoded(text: Text, vocabulary: int) -> Text:
-    """The text in at most `vocabulary` different tokens, among which are all bytes."""
+    """The text in at most `vocabulary` different tokens, among which are all bytes.
+
+    Bytes that are not UTF-8 are replaced.
+    """
+    if vocabulary < BYTES:
+        raise ValueError(f"vocabulary is {vocabulary}; it must be {BYTES} or more")
     try:
         from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     except ModuleNotFoundError as error:
@@ -101,19 +104,29 @@ def encoded(text: Text, vocabulary: int) -> Text:
         ) from error
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=vocabulary, initial_alphabet=alphabet)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
     train = _lines(text.train)
-    tokenizer.train_from_iterator(train, trainer, length=len(train))
+    tokenizer.train_from_iterator(train, trainer)
 
     def encode(lines: list[str]) -> Tensor:
         found = tokenizer.encode_batch_fast(lines)
         return torch.tensor([token for line in found for token in line.ids], dtype=torch.int32)
 
-    test = tuple(encode(_lines(file)) for file in text.test)
-    return Text(encode(train), test, f"{text.digest}, {vocabulary} tokens")
+    parts = [encode(train), *(encode(_lines(file)) for file in text.test)]
+    digest = _digest(part.numpy().tobytes() for part in parts)
+    return Text(parts[0], tuple(parts[1:]), digest)
 
 
 def _lines(tokens: Tensor) -> list[str]:
-    """Lines of bytes, as characters of the same numbers."""
-    return bytes(tokens.tolist()).decode("latin-1").splitlines(keepends=True)
+    return tokens.numpy().tobytes().decode(errors="replace").splitlines(keepends=True)
+
+
+def _digest(parts: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(hashlib.sha256(part).digest())
+    return digest.hexdigest()

@@ -32,7 +32,7 @@ class Markov(Task):
     states: int = 4
 
     shortest = SCORED
-    has_gain = True
+    optimum_improves = True
 
     @property
     def vocabulary(self):

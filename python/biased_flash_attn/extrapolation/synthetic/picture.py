@@ -7,13 +7,14 @@ from functools import partial
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from ..direct_labels import label_ends, styles
-from .report import correct, excess, over_seeds, share
-from .runner import Results
+from ..training import Results
+from .report import correct, excess, over_seeds, reached
 from .settings import TASKS, Settings
 
-LEAST_SHARE = -1.0  # that is drawn
+LEAST = -1.5  # share that is drawn
 
 
 def draw(settings: Settings, results: Results) -> Figure:
@@ -22,11 +23,11 @@ def draw(settings: Settings, results: Results) -> Figure:
     left, right = figure.subplots(1, 2)
     left.set(yscale="log", ylabel="excess over the optimum (nats)")
     _draw(left, settings, results, settings.eval_lengths, excess)
-    if TASKS[settings.task].has_gain:
-        right.set(ylim=(LEAST_SHARE, 1.05), ylabel="share of the gain of the optimum that is used")
+    if TASKS[settings.task].optimum_improves:
+        right.set(ylim=(LEAST, 1.05), ylabel="share of the gain that is reached")
         for height in (0, 1):
             right.axhline(height, color="gray", linewidth=1)
-        value = partial(share, settings.train_length)
+        value = partial(reached, str(settings.train_length))
         _draw(right, settings, results, settings.eval_lengths[1:], value)
     else:
         right.set(ylim=(0, 1.05), ylabel="fraction of right predictions")
@@ -39,7 +40,7 @@ def _draw(
 ) -> None:
     axes.set(xscale="log", xlabel="context (tokens)")
     axes.set_xticks(lengths, map(str, lengths))
-    axes.minorticks_off()
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.axvline(settings.train_length, color="gray", linestyle="--", linewidth=1)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)

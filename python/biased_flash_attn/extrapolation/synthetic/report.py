@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -11,13 +11,14 @@ from pathlib import Path
 import torch
 
 from ..formulas import initial_formula, prediction
-from ..intervals import POWER, detectable, student
+from ..intervals import POWER, detectable, deviation, student
 from ..tables import COVERAGE, Interval, as_json, shown, table
+from ..training import Measured, Models, Results
 from ..training.checkpoints import write_atomically
 from ..training.settings import versions
-from .runner import Measured, Models, Results
 from .settings import TASKS, Settings
 
+Value = Callable[[Measured, str], float]
 SEEDS = (3, 5, 10, 20)  # of experiments that could follow a pilot
 
 
@@ -36,36 +37,41 @@ def write_report(settings: Settings, results: Results, folder: Path) -> list[Pat
 
 
 def markdown(settings: Settings, results: Results) -> str:
-    size, minutes = settings.size, total_seconds(results) / 60
+    size, lengths = settings.size, settings.eval_lengths
+    seconds = sum(model["seconds"] for models in results.values() for model in models.values())
     parts = [
         f"Task {settings.task}: {size.layers} layers of {size.dim} channels and {size.heads} heads,"
         f" trained on {size.steps} batches of {size.batch} documents of {settings.train_length}"
         f" tokens, and evaluated on {size.documents} documents. Seeds"
         f" {', '.join(map(str, settings.seeds))}; brackets are {COVERAGE:.0%} Student intervals of"
-        f" the mean over them. Training took {minutes:.0f} minutes."
+        f" the mean over them. Training took {seconds / 60:.0f} minutes.",
+        f"Cross entropy in nats, by context:\n\n{losses(settings, results)}",
+        f"{EXCESS}:\n\n{summary(settings, results)}",
     ]
-    parts.append(f"Cross entropy in nats, by context:\n\n{losses(settings, results)}")
-    if TASKS[settings.task].has_gain:
-        parts.append(f"{SHARES}\n\n{shares(settings, results)}")
-        parts.append(f"{SUMMARY}\n\n{summary(settings, results)}")
+    if not TASKS[settings.task].optimum_improves:
+        found = over_lengths(results, lengths, correct)
+        parts.append(f"Fraction of predictions whose most likely token is right:\n\n{found}")
+    elif len(lengths) > 1:
+        for title, value in ((REACHED, reached), (CHANGE, change)):
+            value = partial(value, str(settings.train_length))
+            parts.append(f"{title}:\n\n{over_lengths(results, lengths[1:], value)}")
         if len(settings.seeds) > 1:
-            parts.append(comparison(settings, results))
-    else:
-        parts.append(
-            "Fraction of predictions whose most likely token is the right one:\n\n"
-            f"{accuracies(settings, results)}"
-        )
+            parts += comparison(settings, results)
     return "\n\n".join(parts) + "\n"
 
 
-SHARES = (
-    "Share of the gain that is used: the decrease of the cross entropy from the training length on,"
-    " divided by that of the optimum. A model that does not use what is farther away has 0, and one"
-    " that loses by it less:"
+EXCESS = (
+    "Excess over the optimum in nats, and what `predict` says before training, the fraction of the"
+    " information at the longest context from beyond the training length"
 )
-SUMMARY = (
-    "Excess over the optimum in nats, and what `predict` says before training: the fraction of the"
-    " information at the longest context from beyond the training length:"
+REACHED = (
+    "Share of the gain that is reached: how much lower the cross entropy is than that of the"
+    " optimum at the training length, divided by the gain of the optimum from there on. The optimum"
+    " has 1, and no model that knows as many tokens as in training has more than 0"
+)
+CHANGE = (
+    "Change from the training length on, divided by the same gain. A negative number is a loss. It"
+    " may exceed 1, as a model may have lost more than others at the training length"
 )
 
 
@@ -82,35 +88,32 @@ def losses(settings: Settings, results: Results) -> str:
     return table(rows)
 
 
-def shares(settings: Settings, results: Results) -> str:
-    lengths = settings.eval_lengths[1:]
+def over_lengths(results: Results, lengths: Sequence[int], value: Value) -> str:
+    """A value of each scheme at each length, with its interval."""
     rows = [["scheme", *map(str, lengths)]]
     for scheme, models in results.items():
-        found = (over_seeds(models, partial(share, settings.train_length), n) for n in lengths)
-        rows.append([scheme, *map(shown, found)])
+        rows.append([scheme, *(shown(over_seeds(models, value, length)) for length in lengths)])
     return table(rows)
 
 
-def accuracies(settings: Settings, results: Results) -> str:
-    rows = [["scheme", *map(str, settings.eval_lengths)]]
-    for scheme, models in results.items():
-        found = (over_seeds(models, correct, length) for length in settings.eval_lengths)
-        rows.append([scheme, *map(shown, found)])
-    return table(rows)
+def reached(train_length: str, model: Measured, length: str) -> float:
+    """The share of the gain of the optimum from beyond the training length, at most 1."""
+    start = model["optimum"][train_length]
+    return (start - model["model"][length]) / (start - model["optimum"][length])
 
 
-def share(train_length: int, model: Measured, length: int) -> float:
-    """The share of the gain from beyond the training length that a model uses."""
-    used, gain = (model[k][str(train_length)] - model[k][str(length)] for k in ("model", "optimum"))
-    return used / gain
+def change(train_length: str, model: Measured, length: str) -> float:
+    """How much the loss falls from the training length on, divided by how much the optimum does."""
+    fall, gain = (model[kind][train_length] - model[kind][length] for kind in ("model", "optimum"))
+    return fall / gain
 
 
-def correct(model: Measured, length: int) -> float:
-    return model["correct"][str(length)]
+def correct(model: Measured, length: str) -> float:
+    return model["correct"][length]
 
 
-def excess(model: Measured, length: int) -> float:
-    return model["model"][str(length)] - model["optimum"][str(length)]
+def excess(model: Measured, length: str) -> float:
+    return model["model"][length] - model["optimum"][length]
 
 
 def summary(settings: Settings, results: Results) -> str:
@@ -125,48 +128,52 @@ def summary(settings: Settings, results: Results) -> str:
     return table(rows)
 
 
-def comparison(settings: Settings, results: Results) -> str:
-    """Paired differences from the scheme with the largest share; of one scheme, the power of an
-    experiment with more of them."""
-    longest = settings.eval_lengths[-1]
+def comparison(settings: Settings, results: Results) -> list[str]:
+    """Paired differences from the first scheme; of one scheme, the power of an experiment with
+    more of them."""
+    longest = str(settings.eval_lengths[-1])
+    value = partial(reached, str(settings.train_length))
     found = {
-        scheme: [share(settings.train_length, model, longest) for model in models.values()]
+        scheme: [value(model, longest) for model in models.values()]
         for scheme, models in results.items()
-        if all(str(longest) in model["model"] for model in models.values())
+        if reaches(models, longest)
     }
-    if len(found) == 1:
-        ((scheme, values),) = found.items()
-        return power(statistics.stdev(values), scheme)
-    best = max(found, key=lambda scheme: statistics.fmean(found[scheme]))
-    rows = [["scheme", f"share of {best} - share"]]
+    first, *_ = results
+    if first not in found:
+        return []
+    reference = found.pop(first)
+    if len(results) == 1:
+        return [power(reference, first)]
+    rows = [["scheme", f"share - that of {first}"]]
     for scheme, values in found.items():
-        if scheme != best:
-            differences = [x - y for x, y in zip(found[best], values, strict=True)]
-            rows.append([scheme, shown(student(differences))])
-    return (
-        f"Differences of the share at {longest} from that of {best}, paired by seed. Each interval"
-        f" is for one comparison:\n\n{table(rows)}"
-    )
+        differences = [x - y for x, y in zip(values, reference, strict=True)]
+        rows.append([scheme, shown(student(differences))])
+    return [
+        f"Differences of the share that is reached at {longest} from that of {first}, paired by"
+        f" seed. Each interval is for one comparison:\n\n{table(rows)}"
+    ]
 
 
-def power(deviation: float, scheme: str) -> str:
-    rows = [["seeds", "difference of shares"]]
+def power(values: Sequence[float], scheme: str) -> str:
+    found = deviation(values)
+    rows = [["seeds", "difference", "if the deviation is the largest of its interval"]]
     for seeds in SEEDS:
-        rows.append([str(seeds), f"{detectable(2**0.5 * deviation, seeds):.3f}"])
+        least = (detectable(2**0.5 * x, seeds) for x in (found.mean, found.high))
+        rows.append([str(seeds), *(f"{x:.3f}" for x in least)])
     return (
-        f"The share of {scheme} at the longest context has a standard deviation of {deviation:.4f}"
-        " over seeds. If that of another scheme is the same, and independent of it, a paired t-test"
-        f" of level {1 - COVERAGE:.2f} finds these differences with a probability of {POWER:.0%}:"
-        f"\n\n{table(rows)}"
+        f"The share that {scheme} reaches at the longest context has a standard deviation of"
+        f" {shown(found)} over seeds. If that of another scheme is the same, and independent of it,"
+        f" a paired t-test of level {1 - COVERAGE:.2f} finds these differences with a probability"
+        f" of {POWER:.0%}:\n\n{table(rows)}"
     )
 
 
-def over_seeds(models: Models, value: Callable, length: int) -> Interval | None:
+def over_seeds(models: Models, value: Value, length: int) -> Interval | None:
     """The interval of value(measured, length), or None for a length that models do not reach."""
-    if any(str(length) not in model["model"] for model in models.values()):
+    if not reaches(models, str(length)):
         return None
-    return student([value(model, length) for model in models.values()])
+    return student([value(model, str(length)) for model in models.values()])
 
 
-def total_seconds(results: Results) -> float:
-    return sum(model["seconds"] for models in results.values() for model in models.values())
+def reaches(models: Models, length: str) -> bool:
+    return all(length in model["model"] for model in models.values())

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
+from tqdm import tqdm
 
 from ...nn import CausalLM
 from ..modules import evaluating
-from ..training import remembered, train
-from ..training.loop import LOSSES, generator
+from ..perplexity import BATCH_TOKENS
+from ..training import History, Measured, Results, measured, of_all, train
+from ..training.loop import generator
 from .settings import TASKS, Settings
 from .tasks import Window
-
-BATCH_TOKENS = 2**13  # per call of the model, or one document if it is longer
-Measured = dict[str, object]  # of one model
-Models = dict[int, Measured]  # by seed
-Results = dict[str, Models]  # by scheme
 
 
 def run(settings: Settings, folder: Path) -> Results:
@@ -29,38 +27,32 @@ def run(settings: Settings, folder: Path) -> Results:
 
     Raises CheckpointError for a file that is damaged or belongs to another experiment.
     """
-    results: Results = {scheme: {} for scheme in settings.schemes}
-    for seed in settings.seeds:
-        for scheme in settings.schemes:
-            results[scheme][seed] = _measured(settings, scheme, seed, folder / settings.task)
-    return results
+
+    def measure(scheme: str, seed: int) -> Measured:
+        identity = settings.identity(scheme, seed)
+        training = partial(trained, settings, scheme, seed, identity=identity)
+        evaluation = partial(evaluate, settings, seed)
+        return measured(folder / settings.task, identity, training, evaluation)
+
+    return of_all(settings.schemes, settings.seeds, measure)
 
 
-def _measured(settings: Settings, scheme: str, seed: int, folder: Path) -> Measured:
-    name = f"{re.sub('[:/]', '.', scheme)}-{seed}"
-    identity = settings.identity(scheme, seed)
-    size = settings.size
-
-    def measure() -> Measured:
-        model = new_model(settings, scheme, seed)
-        history = train(
-            model,
-            lambda step: batch(settings, seed, step),
-            folder / "checkpoints" / f"{name}.pt",
-            identity,
-            steps=size.steps,
-            rate=size.rate,
-            autocast=nullcontext(),
-            name=f"{scheme}, seed {seed}",
-        )
-        losses = torch.tensor(history["losses"]).chunk(LOSSES)
-        return {
-            "losses": [part.mean().item() for part in losses],
-            "seconds": history["seconds"],
-            **evaluate(settings, model, seed),
-        }
-
-    return remembered(folder / "measured" / f"{name}.json", identity, measure)
+def trained(
+    settings: Settings, scheme: str, seed: int, path: Path, identity: dict[str, object]
+) -> tuple[CausalLM, History]:
+    """The trained model, and its history as that of `train`."""
+    model, size = new_model(settings, scheme, seed), settings.size
+    history = train(
+        model,
+        lambda step: batch(settings, seed, step),
+        path,
+        identity,
+        steps=size.steps,
+        rate=size.rate,
+        autocast=nullcontext(),
+        name=f"{scheme}, seed {seed}",
+    )
+    return model, history
 
 
 def new_model(settings: Settings, scheme: str, seed: int) -> CausalLM:
@@ -74,15 +66,15 @@ def new_model(settings: Settings, scheme: str, seed: int) -> CausalLM:
     return model.to(settings.device)
 
 
-def batch(settings: Settings, seed: int, step: int):
+def batch(settings: Settings, seed: int, step: int) -> tuple[Tensor, Tensor]:
     """The tokens and targets of a step."""
     task, size = TASKS[settings.task], settings.size
-    drawn = task.batch(size.batch, settings.train_length, generator(seed, step))
-    return [tensor.to(settings.device) for tensor in drawn]
+    tokens, targets = task.batch(size.batch, settings.train_length, generator(seed, step))
+    return tokens.to(settings.device), targets.to(settings.device)
 
 
 @torch.no_grad()
-def evaluate(settings: Settings, model: CausalLM, seed: int) -> Measured:
+def evaluate(settings: Settings, seed: int, model: CausalLM) -> Measured:
     """Expected losses of the model and of the optimum in nats, and the fraction of predictions
     whose most likely token is that of the truth, by length."""
     task, size = TASKS[settings.task], settings.size
@@ -90,27 +82,27 @@ def evaluate(settings: Settings, model: CausalLM, seed: int) -> Measured:
     source = generator(seed, size.steps)
     documents = task.documents(size.documents, settings.eval_lengths, source)
     found: dict[str, dict[str, float]] = {"model": {}, "optimum": {}, "correct": {}}
-    for length in settings.eval_lengths:
-        if model.max_length is not None and length > model.max_length:
-            break
+    longest = model.max_length or settings.eval_lengths[-1]
+    for length in tqdm(settings.eval_lengths, desc="evaluation", delay=2, leave=False):
         window = documents.window(length)
-        logs = log_probabilities(model, window)
-        most_likely = logs.argmax(-1) == window.truth.argmax(-1)
-        found["model"][str(length)] = cross_entropy(window.truth, logs)
         found["optimum"][str(length)] = cross_entropy(window.truth, window.optimum.log())
-        found["correct"][str(length)] = most_likely.double().mean().item()
+        if length <= longest:
+            logs = log_probabilities(model, window)
+            found["model"][str(length)] = cross_entropy(window.truth, logs)
+            most_likely = logs.argmax(-1) == window.truth.argmax(-1)
+            found["correct"][str(length)] = most_likely.double().mean().item()
     return found
 
 
-def log_probabilities(model: CausalLM, window: Window) -> torch.Tensor:
+def log_probabilities(model: CausalLM, window: Window) -> Tensor:
     """The model's predictions after the last tokens of a window, (B, K, V) float64."""
     scored, parts = window.truth.shape[1], []
     with evaluating(model) as device:
         for tokens in window.tokens.split(max(1, BATCH_TOKENS // window.tokens.shape[1])):
-            parts.append(model(tokens.to(device))[:, -scored:].double().cpu())
+            parts.append(model(tokens.to(device))[:, -scored:].cpu().double())
     return torch.cat(parts).log_softmax(-1)
 
 
-def cross_entropy(truth: torch.Tensor, logs: torch.Tensor) -> float:
+def cross_entropy(truth: Tensor, logs: Tensor) -> float:
     """The expected loss, the mean of all predictions; what cannot happen does not count."""
     return 0 - torch.where(truth > 0, truth * logs, 0).sum(-1).mean().item()  # without -0.0

@@ -58,7 +58,7 @@ class Settings:
         return self.eval_lengths[0]
 
     def identity(self, scheme: str, seed: int) -> dict[str, object]:
-        """Everything that the results of a scheme and a seed depend on, as plain values."""
+        """The settings that the results of a scheme and a seed depend on, and versions."""
         return {
             "task": self.task,
             "scheme": scheme,

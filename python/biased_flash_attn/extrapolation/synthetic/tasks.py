@@ -43,11 +43,11 @@ class Task(ABC):
 
     vocabulary: the number of different tokens, which are targets as well.
     shortest: the least length of sequences.
-    has_gain: whether the optimum is better with more context.
+    optimum_improves: whether the best prediction improves with the context.
     """
 
     shortest: ClassVar[int]
-    has_gain: ClassVar[bool]
+    optimum_improves: ClassVar[bool]
 
     @property
     @abstractmethod
@@ -72,7 +72,7 @@ class Parity(Task):
 
     vocabulary = 2
     shortest = SCORED
-    has_gain = False
+    optimum_improves = False
 
     def batch(self, count, length, generator):
         bits = torch.randint(2, (count, length), generator=generator)
@@ -104,7 +104,7 @@ class Recall(Task):
 
     vocabulary = SYMBOLS + 2
     shortest = 3
-    has_gain = False
+    optimum_improves = False
 
     def batch(self, count, length, generator):
         symbols = torch.randint(self.SYMBOLS, (count, length), generator=generator)

@@ -1,7 +1,16 @@
 """Training of small models: resumable, and determined by its settings."""
 
 from .checkpoints import CheckpointError
-from .loop import train
-from .results import remembered
+from .loop import History, train
+from .results import Measured, Models, Results, measured, of_all
 
-__all__ = ["CheckpointError", "remembered", "train"]
+__all__ = [
+    "CheckpointError",
+    "History",
+    "Measured",
+    "Models",
+    "Results",
+    "measured",
+    "of_all",
+    "train",
+]

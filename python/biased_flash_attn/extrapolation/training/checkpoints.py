@@ -20,7 +20,7 @@ class CheckpointError(ValueError):
 def write_atomically(path: Path, content: bytes) -> None:
     """Replaces the file, which keeps its old content if the process or the machine stops."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     with partial.open("wb") as file:
         file.write(content)
         file.flush()

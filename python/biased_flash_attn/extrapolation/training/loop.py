@@ -18,11 +18,10 @@ from ...nn import BiasedAttention, CausalLM
 from . import checkpoints
 
 SECONDS_BETWEEN_CHECKPOINTS = 30
-LOSSES = 20  # that reports show, each the mean of as many steps
 WARMUP = 0.1  # fraction of the steps
 
-
 Batches = Callable[[int], tuple[Tensor, Tensor]]
+History = dict[str, object]
 
 
 def train(
@@ -35,7 +34,7 @@ def train(
     rate: float,
     autocast: AbstractContextManager,
     name: str,
-) -> dict[str, object]:
+) -> History:
     """Trains a model; returns its history: the loss of each step in nats, and the time.
 
     The state is saved at `path` every half minute and on SIGINT or SIGTERM, after which
