@@ -57,6 +57,7 @@ class Settings:
     seeds: each determines parameters and the order of the text, which are the same for all schemes.
     dtype: "bfloat16" (autocast) or "float32".
     device: "cpu", "cuda", ...
+    cache: if given, the number of keys that evaluation keeps in a sliding cache.
     """
 
     schemes: tuple[str, ...]
@@ -66,6 +67,7 @@ class Settings:
     seeds: tuple[int, ...] = (0,)
     dtype: str = "bfloat16"
     device: str = "cpu"
+    cache: int | None = None
 
     def __post_init__(self):
         check_schemes(self.schemes, self.size.heads, self.size.dim)
