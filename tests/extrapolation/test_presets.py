@@ -63,7 +63,12 @@ def test_a_sliding_cache_limits_the_keys_of_evaluation():
     assert found["nats"]["32"] == pytest.approx(evaluation.mean_by_file(losses, blocks.files))
 
 
-@pytest.mark.parametrize("name", TABLES)
+MANY = {"chi-table-1", "cable-table-3"}  # models
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in MANY)) for name in TABLES]
+)
 def test_tables_show_the_paper_beside_what_was_measured(name, tmp_path, monkeypatch):
     monkeypatch.setattr(presets, "SIZE", TINY)
     random = torch.randint(32, 128, (2, 5000)).to(torch.uint8)

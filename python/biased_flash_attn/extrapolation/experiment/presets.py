@@ -40,19 +40,16 @@ class Preset:
         by_length: dict[int, list[Row]] = {}
         for row in self.rows():
             by_length.setdefault(row.train_length, []).append(row)
-        return [
-            Settings(
-                tuple(scaled(row.scheme) for row in rows),
-                train_length // SCALE,
-                tuple(
-                    sorted({n // SCALE for row in rows for n in (train_length, *row.perplexity)})
-                ),
-                size,
-                seeds,
-                cache=self.cache and self.cache // SCALE,
+        found = []
+        for train_length, rows in by_length.items():
+            schemes = tuple(scaled(row.scheme) for row in rows)
+            lengths = {train_length, *(length for row in rows for length in row.perplexity)}
+            eval_lengths = tuple(sorted(length // SCALE for length in lengths))
+            cache = self.cache and self.cache // SCALE
+            found.append(
+                Settings(schemes, train_length // SCALE, eval_lengths, size, seeds, cache=cache)
             )
-            for train_length, rows in by_length.items()
-        ]
+        return found
 
 
 CHI, VEISI = "Chi et al., 2023", "Veisi et al., 2025"
@@ -102,6 +99,6 @@ def beside(preset: Preset, settings: Settings, results: Results, reference: Refe
     return (
         f"{preset.paper}, table {preset.table}, {preset.dataset}, trained at"
         f" {settings.train_length * SCALE} tokens; here at {settings.train_length} bytes, with"
-        f" windows and slopes for distances divided by {SCALE}. Perplexity divided by that at {base}"
-        f" and {base // SCALE}, with {COVERAGE:.0%} intervals:\n\n{table(rows)}"
+        f" windows and slopes for distances divided by {SCALE}. Perplexity divided by that at"
+        f" {base} and {base // SCALE}, with {COVERAGE:.0%} intervals:\n\n{table(rows)}"
     )
