@@ -57,7 +57,7 @@ def test_toy_experiment_reproduces_the_papers(tmp_path, seed):
     these = experiment.Settings(schemes, 32, (32, 64, 128, 256), size, (seed,), dtype="float32")
     text = experiment.read_text()
     results = experiment.run(these, text, tmp_path)
-    reference = experiment.Reference.of(these, text)
+    reference = report.Reference.of(these, text)
     sample = Sample(reference.blocks)
 
     for scheme in schemes:
@@ -325,7 +325,7 @@ def test_learning_rate_rises_and_falls():
         ({"schemes": ()}, r"schemes is \(\); it must name one or more"),
         ({"seeds": ()}, r"seeds is \(\); it must have one or more, each once"),
         ({"train_length": 0}, "train_length is 0; it must be positive"),
-        ({"eval_lengths": (2, 16)}, r"eval_lengths is \(2, 16\); the shortest may be 3"),
+        ({"eval_lengths": (2, 16)}, r"eval_lengths is \(2, 16\); it must be at least 3"),
         ({"eval_lengths": (32, 16)}, r"eval_lengths is \(32, 16\); it must ascend"),
         ({"dtype": "float16"}, "dtype is 'float16'; it may be bfloat16 or float32"),
         ({"train_length": 1000}, "text has 1000 bytes for training; it needs over 1000"),

@@ -25,7 +25,7 @@ from .tables import rows
 
 SIZE = experiment.Size(1, 16, 2, 6, 2, 1e-3, blocks=10, gradients=2)
 SETTINGS = experiment.Settings(("alibi",), 16, (16, 32), SIZE, seeds=(0, 1))
-REFERENCE = experiment.Reference("digest", [1, 3], [math.log(8), math.log(4)])
+REFERENCE = report.Reference("digest", [1, 3], [math.log(8), math.log(4)])
 
 
 def measured(first: list[float], second: list[float] | None) -> dict[str, object]:
@@ -86,11 +86,12 @@ def test_intervals_have_the_variance_of_seeds_and_files():
         sum(files[n] for n in found) / sum((1, 2, 1)[n] for n in found)
         for found in itertools.product(range(3), repeat=3)
     ]
-    parts = statistics.variance(by_seed) / 2, statistics.pvariance(drawn)
+    # Of three files; a bootstrap has the variance of a population of three.
+    parts = statistics.variance(by_seed) / 2, statistics.pvariance(drawn) * 3 / 2
     found = sample.interval(nats)
     assert found.mean == pytest.approx(statistics.fmean(by_seed))
-    # Welch and Satterthwaite: 1 and 2 degrees of freedom.
-    freedom = sum(parts) ** 2 / (parts[0] ** 2 + parts[1] ** 2 / 2)
+    # Welch and Satterthwaite: 1 degree of freedom, and one less than (1 + 2 + 1)^2 / (1 + 4 + 1).
+    freedom = sum(parts) ** 2 / (parts[0] ** 2 + parts[1] ** 2 / (16 / 6 - 1))
     half = stats.t.ppf(0.975, freedom) * sum(parts) ** 0.5
     assert found.high - found.mean == pytest.approx(half, rel=0.05)  # of 1000 draws
     assert found.mean - found.low == pytest.approx(found.high - found.mean)
@@ -107,17 +108,30 @@ def test_intervals_of_one_seed_or_one_file_are_those_of_the_other():
     assert shown(Sample([1]).interval(values[:, :1]), 2) == f"{values[0, 0]:.2f}"
 
 
-@pytest.mark.parametrize(("of_files", "of_seeds"), [(0.05, 1), (1, 0.05), (1, 0.2)])
-def test_intervals_cover_the_truth(of_files, of_seeds):
-    """Of 400 experiments with 40 files and 3 seeds, 95 % with a deviation of 1.1 %."""
-    sample, covered = Sample([1] * 40), 0
+@pytest.mark.parametrize(
+    ("blocks", "of_files", "of_seeds"),
+    [
+        ([1] * 40, 0.05, 1),
+        ([1] * 40, 1, 0.05),
+        ([1] * 40, 1, 0.2),
+        ([3, 2, 1, 1] * 10, 1, 0.2),
+        ([20] + [1] * 40, 1, 0.05),
+    ],
+)
+def test_intervals_cover_the_truth(blocks, of_files, of_seeds):
+    """Of 400 experiments with 3 seeds, 95 % with a deviation of 1.1 %; of files of very different
+    sizes at least 90 %."""
+    sample, covered = Sample(blocks), 0
     generator = torch.Generator().manual_seed(0)
     for _ in range(400):
-        files = torch.randn(1, 40, dtype=torch.float64, generator=generator)
+        files = torch.randn(1, len(blocks), dtype=torch.float64, generator=generator)
         seeds = torch.randn(3, 1, dtype=torch.float64, generator=generator)
         found = sample.interval(of_files * files + of_seeds * seeds)
         covered += found.low < 0 < found.high
-    assert covered / 400 == pytest.approx(0.95, abs=0.033)
+    if max(blocks) > 3:
+        assert covered / 400 > 0.9
+    else:
+        assert covered / 400 == pytest.approx(0.95, abs=0.033)
 
 
 def test_blocks_are_whole_contexts_of_one_file():

@@ -92,6 +92,7 @@ def extrapolate(
     and results.png in the folder OUTPUT, which also contains checkpoints: the same command resumes
     after an interruption.
     """
+    report = needed("extrapolation.experiment.report")
     pictures = needed("extrapolation.experiment.picture")
     chosen = experiment.SIZES[size]
     if steps is not None:
@@ -111,8 +112,8 @@ def extrapolate(
         results = experiment.run(settings, read, output)
     except experiment.CheckpointError as error:
         raise click.ClickException(str(error)) from error
-    reference = experiment.Reference.of(settings, read)
-    paths = experiment.write_report(settings, results, reference, output)
+    reference = report.Reference.of(settings, read)
+    paths = report.write_report(settings, results, reference, output)
     paths.append(output / "results.png")
     pictures.draw(settings, results, reference).savefig(paths[-1], dpi=120)
     click.echo(paths[0].read_text())

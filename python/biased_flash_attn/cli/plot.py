@@ -72,7 +72,7 @@ def bias_of(module: Bias, layer: Layer, n_query: int):
 
 
 def needed(module: str) -> ModuleType:
-    """Imports a plotting module, whose dependency is optional."""
+    """Imports a module whose dependency is optional."""
     try:
         return importlib.import_module(f"..{module}", __package__)
     except ModuleNotFoundError as error:

@@ -54,8 +54,8 @@ def synthetic(task, schemes, seeds, lengths, steps, device, output):
     recall  A symbol is marked at the beginning and asked for at the end.
     parity  Is the number of ones so far odd?
 
-    A model is trained for each scheme and seed, in about a minute on two CPU cores. The results are
-    written to TASK.md, TASK.json and TASK.png in the folder OUTPUT, which also contains
+    A model is trained for each scheme and seed, in one to two minutes on two CPU cores. The results
+    are written to TASK.md, TASK.json and TASK.png in the folder OUTPUT, which also contains
     checkpoints: the same command resumes after an interruption.
     """
     experiment = needed("extrapolation.synthetic")

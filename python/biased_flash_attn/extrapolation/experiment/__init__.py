@@ -1,7 +1,6 @@
 """Experiments with small models that differ only in their position scheme."""
 
 from ..training import CheckpointError
-from .report import Reference, write_report
 from .runner import check_text, run
 from .settings import DTYPES, SIZES, Settings, Size, doublings
 from .text import Text, read_text
@@ -10,7 +9,6 @@ __all__ = [
     "DTYPES",
     "SIZES",
     "CheckpointError",
-    "Reference",
     "Settings",
     "Size",
     "Text",
@@ -18,5 +16,4 @@ __all__ = [
     "doublings",
     "read_text",
     "run",
-    "write_report",
 ]

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from ...nn import CausalLM, FusedAttention
+from ...nn import CausalLM
 from ..attention_weights import attention_masses
 from ..gradients import cumulative_gradient, empirical_receptive_field
 from ..perplexity import segment_losses
@@ -23,9 +23,6 @@ def evaluate(settings: Settings, blocks: Blocks, model: CausalLM) -> Measured:
     """All results of a model as plain values, at the lengths that its positions allow."""
     longest = math.inf if model.max_length is None else model.max_length
     lengths = [length for length in settings.eval_lengths if length <= longest]
-    for layer in model.modules():
-        if settings.cache is not None and isinstance(layer, FusedAttention):
-            layer.window = settings.cache
     measured: Measured = {"parameters": sum(p.numel() for p in model.parameters())}
     with settings.autocast():
         measured["nats"] = {}

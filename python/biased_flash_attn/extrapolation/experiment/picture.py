@@ -21,9 +21,9 @@ def draw(settings: Settings, results: Results, reference: Reference) -> Figure:
     The curves of receptive fields are those of the models of the first seed.
     """
     figure = Figure(figsize=(18, 5.5), layout="constrained")
-    perplexity, theory, gradient = figure.subplots(1, 3)
+    losses, theory, gradient = figure.subplots(1, 3)
     style = styles(list(results))
-    _perplexities(perplexity, settings, results, reference)
+    _perplexities(losses, settings, results, reference)
     first = {scheme: next(iter(models.values())) for scheme, models in results.items()}
     for scheme, result in first.items():
         if curve := result["theory"]:
@@ -33,7 +33,7 @@ def draw(settings: Settings, results: Results, reference: Reference) -> Figure:
     theory.set(title="fraction of exp(bias) beyond", xlabel="distance", xscale="symlog")
     gradient.set(title="cumulative normalized gradient", xlabel="most recent tokens")
     gradient.set(ylim=(0, 1.02))
-    for axes in (perplexity, theory, gradient):
+    for axes in (losses, theory, gradient):
         axes.axvline(settings.train_length, color="gray", linestyle="--", linewidth=1)
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)

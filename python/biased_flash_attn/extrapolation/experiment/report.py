@@ -1,4 +1,7 @@
-"""The results of an experiment: tables like those of the papers, and all numbers as JSON."""
+"""The results of an experiment: tables like those of the papers, and all numbers as JSON.
+
+Importing it needs SciPy, an optional dependency.
+"""
 
 from __future__ import annotations
 
@@ -70,14 +73,16 @@ def markdown(settings: Settings, results: Results, reference: Reference) -> str:
     seconds = sum(model["seconds"] for models in results.values() for model in models.values())
     scored = sum(reference.blocks) * settings.scored
     first, last = settings.train_length, settings.eval_lengths[-1]
+    sources = ["seeds"] * (len(settings.seeds) > 1) + ["files, by bootstrap"] * (len(sample) > 1)
+    over = " and over ".join(sources)
+    brackets = f" Brackets are {COVERAGE:.0%} intervals from the variance over {over}."
     parts = [
         f"Trained at {first} {unit} for {size.steps} steps of {size.batch},"
         f" {settings.trained_tokens} {unit} in all; {size.layers} layers of {size.dim} channels and"
         f" {size.heads} heads, {settings.dtype}, seeds {', '.join(map(str, settings.seeds))}."
         f" Training took {seconds / 60:.0f} minutes. At every context the same {scored} {unit} of"
-        f" {len(reference.blocks)} file(s) are predicted, {settings.scored} at a time, the last of"
-        f" which has the whole context. Brackets are {COVERAGE:.0%} intervals from the variance"
-        " over seeds, if there are several, and over files, by bootstrap.",
+        f" {len(sample)} file(s) are predicted, {settings.scored} at a time, the last of which has"
+        f" the whole context.{brackets if sources else ''}",
         f"Perplexity of {unit}, by context; `counts` is a model of {ORDER} {unit} of context, from"
         f" the same text, at most as many {unit}:\n\n"
         f"{perplexities(settings, results, reference, sample)}",
@@ -135,10 +140,10 @@ def comparison(settings: Settings, results: Results, sample: Sample) -> list[str
     ]
 
 
-def _ratio(sample: Sample, nats: Tensor | None, reference: Tensor | None) -> str:
-    if nats is None or reference is None:
+def _ratio(sample: Sample, losses: Tensor | None, reference: Tensor | None) -> str:
+    if losses is None or reference is None:
         return "-"
-    return shown(perplexity(sample.interval(nats - reference)))
+    return shown(perplexity(sample.interval(losses - reference)))
 
 
 def nats(models: Models, length: int) -> Tensor | None:

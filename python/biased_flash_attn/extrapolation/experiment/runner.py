@@ -46,8 +46,8 @@ def check_text(settings: Settings, text: Text) -> None:
     most = max(map(len, text.test), default=0)
     if most <= longest:
         raise ValueError(
-            f"text has {most} {unit} in its longest file for testing, which one file in ten is; it"
-            f" needs over {longest}"
+            f"text has {most} {unit} in its longest file for testing, one of ten; it needs over"
+            f" {longest}"
         )
 
 

@@ -57,7 +57,6 @@ class Settings:
     seeds: each determines parameters and the order of the text, which are the same for all schemes.
     dtype: "bfloat16" (autocast) or "float32".
     device: "cpu", "cuda", ...
-    cache: if given, the number of keys that evaluation keeps in a sliding cache.
     """
 
     schemes: tuple[str, ...]
@@ -67,7 +66,6 @@ class Settings:
     seeds: tuple[int, ...] = (0,)
     dtype: str = "bfloat16"
     device: str = "cpu"
-    cache: int | None = None
 
     def __post_init__(self):
         check_schemes(self.schemes, self.size.heads, self.size.dim)
@@ -81,7 +79,7 @@ class Settings:
 
     @property
     def trained_tokens(self) -> int:
-        """Of which a token may be drawn more than once."""
+        """The number of tokens of all steps, which may draw some of the text more than once."""
         return self.size.steps * self.size.batch * self.train_length
 
     @property

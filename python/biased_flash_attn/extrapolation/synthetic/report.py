@@ -53,10 +53,10 @@ def markdown(settings: Settings, results: Results) -> str:
         parts.append(f"Fraction of predictions whose most likely token is right:\n\n{found}")
     elif len(lengths) > 1:
         for title, value in ((REACHED, reached), (CHANGE, change)):
-            value = partial(value, str(settings.train_length))
-            parts.append(f"{title}:\n\n{over_lengths(results, lengths[1:], value)}")
-        if len(settings.seeds) > 1:
-            parts += comparison(settings, results)
+            of_length = partial(value, str(settings.train_length))
+            parts.append(f"{title}:\n\n{over_lengths(results, lengths[1:], of_length)}")
+            if len(settings.seeds) > 1:
+                parts += comparison(results, lengths[-1], of_length)
     return "\n\n".join(parts) + "\n"
 
 
@@ -67,7 +67,8 @@ EXCESS = (
 REACHED = (
     "Share of the gain that is reached: how much lower the cross entropy is than that of the"
     " optimum at the training length, divided by the gain of the optimum from there on. The optimum"
-    " has 1, and no model that knows as many tokens as in training has more than 0"
+    " has 1 and, on average over documents, no model that knows as many tokens as in training has"
+    " more than 0"
 )
 CHANGE = (
     "Change from the training length on, divided by the same gain. A negative number is a loss. It"
@@ -97,7 +98,7 @@ def over_lengths(results: Results, lengths: Sequence[int], value: Value) -> str:
 
 
 def reached(train_length: str, model: Measured, length: str) -> float:
-    """The share of the gain of the optimum from beyond the training length, at most 1."""
+    """The share of the gain of the optimum from beyond the training length."""
     start = model["optimum"][train_length]
     return (start - model["model"][length]) / (start - model["optimum"][length])
 
@@ -119,22 +120,21 @@ def excess(model: Measured, length: str) -> float:
 def summary(settings: Settings, results: Results) -> str:
     """Excess at the training length and at the longest one, and the prediction."""
     first, last = settings.train_length, settings.eval_lengths[-1]
-    rows = [["scheme", f"excess at {first}", f"excess at {last}", "predicted before training"]]
+    lengths = dict.fromkeys((first, last))
+    rows = [["scheme", *(f"excess at {n}" for n in lengths), "predicted before training"]]
     for scheme, models in results.items():
         formula = initial_formula(scheme, settings.size.heads, settings.seeds[0])
         before = prediction(formula, settings.size.layers, first, last)
-        cells = [shown(over_seeds(models, excess, length), 4) for length in (first, last)]
+        cells = [shown(over_seeds(models, excess, length), 4) for length in lengths]
         rows.append([scheme, *cells, "-" if before is None else f"{before:.3f}"])
     return table(rows)
 
 
-def comparison(settings: Settings, results: Results) -> list[str]:
-    """Paired differences from the first scheme; of one scheme, the power of an experiment with
-    more of them."""
-    longest = str(settings.eval_lengths[-1])
-    value = partial(reached, str(settings.train_length))
+def comparison(results: Results, longest: int, value: Value) -> list[str]:
+    """Paired differences of a value from that of the first scheme; of one scheme, the power of an
+    experiment with more of them."""
     found = {
-        scheme: [value(model, longest) for model in models.values()]
+        scheme: [value(model, str(longest)) for model in models.values()]
         for scheme, models in results.items()
         if reaches(models, longest)
     }
@@ -144,13 +144,13 @@ def comparison(settings: Settings, results: Results) -> list[str]:
     reference = found.pop(first)
     if len(results) == 1:
         return [power(reference, first)]
-    rows = [["scheme", f"share - that of {first}"]]
+    rows = [["scheme", f"difference from {first}"]]
     for scheme, values in found.items():
         differences = [x - y for x, y in zip(values, reference, strict=True)]
         rows.append([scheme, shown(student(differences))])
     return [
-        f"Differences of the share that is reached at {longest} from that of {first}, paired by"
-        f" seed. Each interval is for one comparison:\n\n{table(rows)}"
+        f"At {longest}, minus that of {first}, paired by seed. Each interval is for one comparison:"
+        f"\n\n{table(rows)}"
     ]
 
 
@@ -161,7 +161,7 @@ def power(values: Sequence[float], scheme: str) -> str:
         least = (detectable(2**0.5 * x, seeds) for x in (found.mean, found.high))
         rows.append([str(seeds), *(f"{x:.3f}" for x in least)])
     return (
-        f"The share that {scheme} reaches at the longest context has a standard deviation of"
+        f"At the longest context, that of {scheme} has a standard deviation of"
         f" {shown(found)} over seeds. If that of another scheme is the same, and independent of it,"
         f" a paired t-test of level {1 - COVERAGE:.2f} finds these differences with a probability"
         f" of {POWER:.0%}:\n\n{table(rows)}"
@@ -170,10 +170,10 @@ def power(values: Sequence[float], scheme: str) -> str:
 
 def over_seeds(models: Models, value: Value, length: int) -> Interval | None:
     """The interval of value(measured, length), or None for a length that models do not reach."""
-    if not reaches(models, str(length)):
+    if not reaches(models, length):
         return None
     return student([value(model, str(length)) for model in models.values()])
 
 
-def reaches(models: Models, length: str) -> bool:
-    return all(length in model["model"] for model in models.values())
+def reaches(models: Models, length: int) -> bool:
+    return all(str(length) in model["model"] for model in models.values())

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..training.settings import check_device, check_lengths, check_schemes, check_seeds, versions
 from .markov import Markov
-from .tasks import Parity, Recall, Task
+from .tasks import SCORED, Parity, Recall, Task
 
 TASKS: dict[str, Task] = {"markov": Markov(), "recall": Recall(), "parity": Parity()}
 
@@ -50,7 +50,13 @@ class Settings:
             raise ValueError(f"task is {self.task!r}; it may be {', '.join(TASKS)}")
         check_schemes(self.schemes, self.size.heads, self.size.dim)
         check_seeds(self.seeds)
-        check_lengths(self.eval_lengths, TASKS[self.task].shortest)
+        task = TASKS[self.task]
+        check_lengths(self.eval_lengths, task.shortest)
+        least = self.eval_lengths[0] + SCORED
+        if task.optimum_improves and any(n < least for n in self.eval_lengths[1:]):
+            raise ValueError(
+                f"eval_lengths is {self.eval_lengths}; the second must be {least} or more"
+            )
         check_device(self.device)
 
     @property
