@@ -147,6 +147,17 @@ def test_tables_show_shares_of_the_gain_with_paired_intervals():
     ]
 
 
+def test_predictions_are_correlated_with_what_was_measured():
+    """Predictions for none, a steep slope and a window of 4 are in this order, and shares in
+    another."""
+    schemes = ("alibi(exponent=1)", "none", "window(4)", "rotary")
+    shares = dict(zip(schemes, (1.3, 1.4, 1.35, 1.2), strict=True))
+    results = {s: {n: measured([1.5, shares[s]], [1.4, 1.2]) for n in (0, 1)} for s in schemes}
+    text = report.markdown(replace(SETTINGS, schemes=schemes), results)
+    # Ranks of predictions are 2, 3, 1 and those of shares 3, 1, 2.
+    assert text.count("is -0.50, of 3 schemes") == 2
+
+
 def test_the_optimum_has_a_share_of_1_and_no_change_means_the_loss_in_training():
     optimum = measured([1.4, 1.2], [1.4, 1.2])
     assert report.reached("16", optimum, "32") == report.change("16", optimum, "32") == 1

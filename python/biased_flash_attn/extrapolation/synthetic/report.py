@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from ..agreement import DECIMALS, rank_correlation
 from ..formulas import initial_formula, prediction
 from ..intervals import POWER, detectable, deviation, student
 from ..tables import COVERAGE, Interval, as_json, shown, table
@@ -57,6 +58,7 @@ def markdown(settings: Settings, results: Results) -> str:
             parts.append(f"{title}:\n\n{over_lengths(results, lengths[1:], of_length)}")
             if len(settings.seeds) > 1:
                 parts += comparison(results, lengths[-1], of_length)
+            parts += correlation(settings, results, of_length)
     return "\n\n".join(parts) + "\n"
 
 
@@ -122,12 +124,41 @@ def summary(settings: Settings, results: Results) -> str:
     first, last = settings.train_length, settings.eval_lengths[-1]
     lengths = dict.fromkeys((first, last))
     rows = [["scheme", *(f"excess at {n}" for n in lengths), "predicted before training"]]
+    before = predictions(settings, results)
     for scheme, models in results.items():
-        formula = initial_formula(scheme, settings.size.heads, settings.seeds[0])
-        before = prediction(formula, settings.size.layers, first, last)
         cells = [shown(over_seeds(models, excess, length), 4) for length in lengths]
-        rows.append([scheme, *cells, "-" if before is None else f"{before:.3f}"])
+        rows.append([scheme, *cells, f"{before[scheme]:.3f}" if scheme in before else "-"])
     return table(rows)
+
+
+def predictions(settings: Settings, results: Results) -> dict[str, float]:
+    """What `predict` says of the schemes with a formula."""
+    found = {}
+    for scheme in results:
+        formula = initial_formula(scheme, settings.size.heads, settings.seeds[0])
+        lengths = settings.train_length, settings.eval_lengths[-1]
+        share = prediction(formula, settings.size.layers, *lengths)
+        if share is not None:
+            found[scheme] = share
+    return found
+
+
+def correlation(settings: Settings, results: Results, value: Value) -> list[str]:
+    """How well `predict` ranks the schemes by a value at the longest context."""
+    longest = settings.eval_lengths[-1]
+    found = [
+        (round(before, DECIMALS), over_seeds(results[scheme], value, longest))
+        for scheme, before in predictions(settings, results).items()
+    ]
+    if len(found) < 3:
+        return []
+    before, values = zip(*found, strict=True)
+    means = torch.tensor([interval.mean for interval in values], dtype=torch.float64)
+    ranks = rank_correlation(torch.tensor(before, dtype=torch.float64), means)
+    return [
+        f"The rank correlation of the prediction with the values at {longest} is {ranks:.2f}, of"
+        f" {len(found)} schemes."
+    ]
 
 
 def comparison(results: Results, longest: int, value: Value) -> list[str]:
