@@ -19,7 +19,7 @@ from biased_flash_attn.extrapolation.formulas import formula_of
 from biased_flash_attn.extrapolation.synthetic import picture, report, runner
 from biased_flash_attn.extrapolation.synthetic.settings import Size
 from biased_flash_attn.extrapolation.training import CheckpointError, checkpoints
-from tests.project.test_docs import ROOT, assert_same_output
+from tests.project.test_docs import DOCS, ROOT, assert_same_output
 
 from .tables import rows
 
@@ -233,6 +233,19 @@ def read(record: dict) -> tuple[synthetic.Settings, runner.Results]:
 def test_tables_in_the_repository_are_those_of_their_results(path: Path):
     shown = report.markdown(*read(json.loads(path.read_text())))
     assert_same_output(shown, path.with_suffix(".md").read_text())
+
+
+def test_results_in_the_documentation_are_those_in_the_repository():
+    page = (DOCS / "laboratory.md").read_text().partition("| scheme           | excess at 64")[2]
+    shown = rows(page.partition("![")[0])
+    cells: dict[str, list[str]] = {}
+    for scheme, *values in rows((RESULTS / "markov.md").read_text()):
+        cells.setdefault(scheme, []).extend(values)
+    assert len(shown) == 10
+    for scheme, at_64, at_256, at_4096, change in shown:
+        assert any(cell.startswith(f"{at_64} [") for cell in cells[scheme]), scheme
+        assert any(cell.startswith(f"{at_256} [") for cell in cells[scheme]), scheme
+        assert {at_4096, change} <= set(cells[scheme]), scheme
 
 
 @pytest.mark.parametrize(
