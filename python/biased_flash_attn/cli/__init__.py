@@ -10,6 +10,7 @@ from .info import info
 from .plot import plot
 from .predict import predict
 from .published import published
+from .reproduce import reproduce
 from .synthetic import synthetic
 from .theory import theory
 
@@ -27,5 +28,6 @@ main.add_command(info)
 main.add_command(plot)
 main.add_command(predict)
 main.add_command(published)
+main.add_command(reproduce)
 main.add_command(synthetic)
 main.add_command(theory)

@@ -4,7 +4,8 @@ Before training, from a bias alone: `convergence`, `compare_receptive_fields`,
 `normalized_receptive_field`, `log_fit`, `predict`, `information`, and `bias.receptive_field(eps)`.
 `published` has the perplexities of the papers' tables. For a trained model:
 `cumulative_gradient` with `empirical_receptive_field`, `attention_masses`, and perplexity by three
-protocols. `pictures` draws plots, and `experiment` trains and evaluates small models.
+protocols. `pictures` draws plots. `synthetic` trains and evaluates small models on tasks whose
+optimum is known, and `experiment` on text.
 """
 
 from . import published

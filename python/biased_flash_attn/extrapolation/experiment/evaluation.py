@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
-from ...nn import CausalLM
+from ...nn import CausalLM, FusedAttention
 from ..attention_weights import attention_masses
 from ..gradients import cumulative_gradient, empirical_receptive_field
 from ..perplexity import segment_losses
@@ -24,7 +26,7 @@ def evaluate(settings: Settings, blocks: Blocks, model: CausalLM) -> Measured:
     longest = math.inf if model.max_length is None else model.max_length
     lengths = [length for length in settings.eval_lengths if length <= longest]
     measured: Measured = {"parameters": sum(p.numel() for p in model.parameters())}
-    with settings.autocast():
+    with settings.autocast(), sliding_cache(model, settings.cache):
         measured["nats"] = {}
         for length in lengths:
             losses = segment_losses(model, blocks.segments, length, settings.scored)
@@ -32,6 +34,24 @@ def evaluate(settings: Settings, blocks: Blocks, model: CausalLM) -> Measured:
         if lengths:
             measured |= _receptive_fields(settings, model, blocks, lengths[-1])
     return measured | {"theory": _theory(model, settings.eval_lengths[-1])}
+
+
+@contextmanager
+def sliding_cache(model: CausalLM, keys: int | None) -> Iterator[None]:
+    """Within the block, layers attend to the last `keys` keys at most, if it is not None.
+
+    This is what a cache of so many keys leaves: each of them was computed with those before it.
+    """
+    layers = [layer for layer in model.modules() if isinstance(layer, FusedAttention)]
+    windows = [layer.window for layer in layers]
+    try:
+        for layer in layers:
+            if keys is not None:
+                layer.window = min(keys, layer.window or keys)
+        yield
+    finally:
+        for layer, window in zip(layers, windows, strict=True):
+            layer.window = window
 
 
 def _receptive_fields(

@@ -11,7 +11,6 @@ from ..training.settings import check_device, check_lengths, check_schemes, chec
 
 BYTES = 256
 ORDER = 3  # tokens of context of the model of counts
-SCORED = 32  # tokens at the end of a window, the first of which lacks 31 tokens of context
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -20,8 +19,9 @@ class Size:
     """The sizes of a model, of its training, and of its evaluation.
 
     Training has `steps` of `batch` sequences; the learning rate rises to `rate` and decays to a
-    tenth of it. Evaluation predicts the last tokens of `blocks` windows, and computes gradients of
-    `gradients` of them. Tokens are bytes, or those of a larger `vocabulary` of the text.
+    tenth of it. Evaluation predicts the last `scored` tokens of `blocks` windows, of which only the
+    last one has the whole context, and computes gradients of `gradients` windows. Tokens are bytes,
+    or those of a larger `vocabulary` of the text.
     """
 
     layers: int
@@ -33,6 +33,7 @@ class Size:
     blocks: int
     gradients: int
     vocabulary: int = BYTES
+    scored: int = 32
 
     @property
     def unit(self) -> str:
@@ -57,6 +58,7 @@ class Settings:
     seeds: each determines parameters and the order of the text, which are the same for all schemes.
     dtype: "bfloat16" (autocast) or "float32".
     device: "cpu", "cuda", ...
+    cache: if given, the number of keys that evaluation keeps, as with a sliding cache.
     """
 
     schemes: tuple[str, ...]
@@ -66,6 +68,7 @@ class Settings:
     seeds: tuple[int, ...] = (0,)
     dtype: str = "bfloat16"
     device: str = "cpu"
+    cache: int | None = None
 
     def __post_init__(self):
         check_schemes(self.schemes, self.size.heads, self.size.dim)
@@ -76,6 +79,8 @@ class Settings:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype is {self.dtype!r}; it may be {' or '.join(DTYPES)}")
         check_device(self.device)
+        if self.cache is not None and self.cache < 1:
+            raise ValueError(f"cache is {self.cache}; it must be positive")
 
     @property
     def trained_tokens(self) -> int:
@@ -85,7 +90,7 @@ class Settings:
     @property
     def scored(self) -> int:
         """The number of tokens at the end of a window whose predictions are evaluated."""
-        return min(SCORED, self.eval_lengths[0] - ORDER + 1)
+        return min(self.size.scored, self.eval_lengths[0] - ORDER + 1)
 
     def autocast(self) -> torch.autocast:
         kind = torch.device(self.device).type

@@ -1,0 +1,144 @@
+"""Tables of the papers beside those of small models."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from biased_flash_attn.cli import main
+from biased_flash_attn.cli.reproduce import TABLES
+from biased_flash_attn.extrapolation import experiment
+from biased_flash_attn.extrapolation.experiment import evaluation, presets, report
+from biased_flash_attn.extrapolation.formulas import formula_of
+from biased_flash_attn.nn import CausalLM
+
+from .tables import rows
+
+SIZE = experiment.Size(1, 16, 2, 2, 2, 1e-3, blocks=8, gradients=2)
+
+
+def test_settings_are_those_of_the_papers_divided_by_8():
+    (first,) = presets.PRESETS["chi-table-1"].experiments((0,))
+    assert (first.train_length, first.eval_lengths) == (64, (64, 128, 256, 512, 1024))
+    assert first.schemes[:2] == (
+        "alibi(slopes='geometric', shift=-6)",
+        "alibi(slopes='geometric', shift=-3)",
+    )
+    assert first.schemes[6:8] == ("alibi(exponent=-3)", "alibi(exponent=-1)")
+    assert first.schemes[-2:] == ("window(20)", "window(40)")
+    assert first.size.layers == 12
+    shifted, window = presets.PRESETS["chi-table-2"].experiments((0,))
+    assert (shifted.train_length, shifted.eval_lengths) == (256, (256, 512, 1024))
+    assert (window.train_length, window.eval_lengths) == (128, (128, 256, 512, 1024))
+    (cached,) = presets.PRESETS["chi-table-5"].experiments((0,))
+    assert (cached.cache, cached.eval_lengths) == (256, (64, 512, 1024, 2048))
+    (cable,) = presets.PRESETS["cable-table-3"].experiments((0,))
+    assert (cable.train_length, cable.eval_lengths[-1]) == (128, 1920)
+    assert len(cable.schemes) == 9
+    assert "clipped_table(max_distance=16)" in cable.schemes
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    ["alibi", "alibi(shift=2)", "alibi(exponent=4, trainable=True)", "alibi(slopes='geometric')"],
+)
+@torch.no_grad()
+def test_slopes_are_the_same_for_the_same_fraction_of_the_training_length(scheme):
+    d = torch.arange(100).double()
+    ours, theirs = (formula_of(name, 4).bias for name in (presets.scaled(scheme), scheme))
+    torch.testing.assert_close(ours.curve(d), theirs.curve(8 * d))
+    assert any(True for _ in ours.parameters()) == ("trainable" in scheme)
+
+
+@pytest.mark.parametrize("scheme", ["alibi", "rotary", "window(3)", "window(30)"])
+@torch.no_grad()
+def test_a_sliding_cache_is_that_of_decoding_token_by_token(scheme):
+    keys, tokens = 8, torch.randint(256, (1, 40))
+    torch.manual_seed(0)
+    model = CausalLM(256, 16, 2, 2, scheme)
+    whole = model(tokens)
+    with evaluation.sliding_cache(model, keys):
+        found = model(tokens)
+    assert torch.equal(model(tokens), whole), "the model is as before"
+    for block in model.blocks:
+        block.attention.window = min(keys, block.attention.window or keys)
+    caches = model.make_caches(1)
+    decoded = torch.cat([model(token, caches) for token in tokens.split(1, 1)], 1)
+    torch.testing.assert_close(found, decoded, atol=1e-5, rtol=1e-5)
+    assert torch.allclose(found, whole, atol=1e-5) == (scheme == "window(3)")
+
+
+def test_tables_have_quotients_of_the_paper_and_of_what_was_measured():
+    preset = presets.PRESETS["chi-table-5"]
+    (settings,) = preset.experiments((0,))
+    sandwich, alibi = settings.schemes
+    perplexities = {sandwich: (5, 3, 6, 3), alibi: (5, 4, 4, 8)}
+    results = {
+        scheme: {
+            0: {
+                "nats": {
+                    str(length): [math.log(x)] * 2
+                    for length, x in zip(settings.eval_lengths, values, strict=True)
+                }
+            }
+        }
+        for scheme, values in perplexities.items()
+    }
+    text = presets.beside(preset, settings, results, report.Reference("", [1, 1], [1.0, 1.0]))
+    assert rows(text) == [
+        ["paper", "here", "4096 / that of Sandwich", "8192 / 4096", "16384 / 4096"],
+        [
+            "Sandwich",
+            sandwich,
+            "1.00, 1.00 [1.00, 1.00]",
+            "1.01, 2.00 [2.00, 2.00]",
+            "1.01, 1.00 [1.00, 1.00]",
+        ],
+        [
+            "ALiBi",
+            alibi,
+            "1.05, 1.33 [1.33, 1.33]",
+            "1.00, 1.00 [1.00, 1.00]",
+            "1.00, 2.00 [2.00, 2.00]",
+        ],
+    ]
+    assert "12 layers, 12 heads, trained at 512 tokens" in text
+    assert "trained at 64 bytes for 1000 steps of 64, seeds 0" in text
+
+
+MANY = {"chi-table-1", "cable-table-3"}  # models
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in MANY)) for name in TABLES]
+)
+def test_command_writes_the_table_and_all_results(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(presets, "Size", lambda *_, **__: SIZE)
+    random = torch.randint(32, 128, (2, 5000)).to(torch.uint8)
+    text = experiment.Text(random[0], (random[0], random[1]), "random")
+    monkeypatch.setattr(experiment, "read_text", lambda: text)
+    done = CliRunner().invoke(main, ["reproduce", name, "--output", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    table = (tmp_path / f"{name}.md").read_text()
+    assert table in done.stdout
+    labels = [row[0] for row in rows(table) if row[0] != "paper"]
+    preset = presets.PRESETS[name]
+    assert labels == [row.label for row in preset.rows()]
+    for settings in preset.experiments((0,)):
+        assert (tmp_path / f"{name}-{settings.train_length}" / "results.json").exists()
+
+
+def test_command_knows_all_tables_and_the_number_of_steps():
+    assert set(TABLES) == set(presets.PRESETS)
+    done = CliRunner().invoke(main, ["reproduce", "--help"])
+    assert f"[default: {presets.STEPS}]" in done.output
+
+
+def test_invalid_seeds_are_refused_before_any_training(tmp_path):
+    arguments = ["reproduce", "chi-table-5", "--seeds", "1,1", "--output", str(tmp_path)]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 1
+    assert done.output == "Error: seeds is (1, 1); it must have one or more, each once\n"
