@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from biased_flash_attn import biases
+from biased_flash_attn.biases.layers import NormalEmbedding
 from biased_flash_attn.nn import (
     BiasedAttention,
     CausalLM,
@@ -178,13 +179,14 @@ def test_only_models_with_positions_depend_on_the_order():
 
 
 def test_sinusoidal_embeddings_follow_the_paper():
+    """Except for the scale of the sum: that of tokens is the same as without positions."""
     model = CausalLM(VOCABULARY, DIM, 1, HEADS, "sinusoidal").double()
     tokens = torch.randint(VOCABULARY, (1, 9))
-    embedded, of_tokens = model.embedding(tokens), DIM**0.5 * model.embedding.tokens(tokens)
+    embedded, of_tokens = model.embedding(tokens), model.embedding.tokens(tokens)
     added, terms = embedded - of_tokens, embedded.abs() + of_tokens.abs()
     angles = [[m / 10000 ** (2 * i / DIM) for i in range(DIM // 2)] for m in range(9)]
     exact = [[*map(math.sin, row), *map(math.cos, row)] for row in angles]
-    exact = torch.tensor(exact, dtype=torch.float64)[None]
+    exact = NormalEmbedding.STD * torch.tensor(exact, dtype=torch.float64)[None]
     assert_close_to_float64(added, exact, None, "sinusoidal", terms)
 
 
