@@ -3,9 +3,9 @@
     python examples/train.py
     python examples/train.py kerple_log --steps 400 --length 256
 
-The text is the source of Python's standard library. Every model is trained with the same seed on
-the same bytes. Finally the loss on test text is printed, at the training length and at four times
-that.
+The text is the Python source of the standard library and of PyTorch. Every model is trained with
+the same seed on the same bytes. Finally the loss on test text is printed, at the training length
+and at four times that.
 """
 
 from __future__ import annotations

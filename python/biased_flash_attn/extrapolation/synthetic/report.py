@@ -192,7 +192,7 @@ def power(values: Sequence[float], scheme: str) -> str:
         least = (detectable(2**0.5 * x, seeds) for x in (found.mean, found.high))
         rows.append([str(seeds), *(f"{x:.3f}" for x in least)])
     return (
-        f"At the longest context, that of {scheme} has a standard deviation of"
+        f"At the longest context, the values of {scheme} have a standard deviation of"
         f" {shown(found)} over seeds. If that of another scheme is the same, and independent of it,"
         f" a paired t-test of level {1 - COVERAGE:.2f} finds these differences with a probability"
         f" of {POWER:.0%}:\n\n{table(rows)}"
