@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import signal
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +20,6 @@ from biased_flash_attn.extrapolation.experiment import evaluation, report, runne
 from biased_flash_attn.extrapolation.experiment.uncertainty import Sample
 from biased_flash_attn.extrapolation.formulas import formula_of
 from biased_flash_attn.extrapolation.perplexity import segment_losses
-from biased_flash_attn.extrapolation.training import checkpoints, loop
 from biased_flash_attn.nn import CausalLM
 
 TINY = experiment.Size(1, 16, 2, 6, 2, 1e-3, blocks=10, gradients=2)
@@ -34,19 +31,6 @@ IDENTITY = settings.identity(SETTINGS, "alibi", 0, "random")
 def text() -> experiment.Text:
     train, *test = torch.randint(256, (4, 1000)).to(torch.uint8)
     return experiment.Text(train, tuple(test), digest="random")
-
-
-def trained(text: experiment.Text, path: Path, these=SETTINGS) -> dict[str, object]:
-    """Parameters and losses of a training run that resumes from the path."""
-    model, history = runner.trained(these, "alibi", 0, text.train, path, IDENTITY)
-    return {"losses": history["losses"], **model.state_dict()}
-
-
-def assert_same(first: dict[str, object], second: dict[str, object]) -> None:
-    """Bit for bit."""
-    assert first["losses"] == second["losses"]
-    for name in first.keys() - {"losses"}:
-        assert torch.equal(first[name], second[name]), name
 
 
 @pytest.mark.slow
@@ -76,27 +60,6 @@ def test_toy_experiment_reproduces_the_papers(tmp_path, seed):
         if scheme == "window(8)":
             assert max(fields["embedding"]) <= 2 * 8 - 1
             assert max(fields["blocks.0"]) <= 8
-
-
-def test_interrupted_training_resumes(text, tmp_path, monkeypatch):
-    handler = signal.getsignal(signal.SIGINT)  # a background process ignores it
-    whole = trained(text, tmp_path / "whole.pt")
-    drawn = runner.batch
-
-    def interrupted(settings, seed, text, step):
-        if step == 3:
-            signal.raise_signal(signal.SIGINT)
-        return drawn(settings, seed, text, step)
-
-    monkeypatch.setattr(runner, "batch", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        trained(text, tmp_path / "stopped.pt")
-    state = checkpoints.load(tmp_path / "stopped.pt", IDENTITY, "cpu")
-    assert state["losses"] == whole["losses"][:4], "the interrupted step is completed"
-    monkeypatch.setattr(runner, "batch", drawn)
-    assert_same(trained(text, tmp_path / "stopped.pt"), whole)
-    assert_same(trained(text, tmp_path / "stopped.pt"), whole)
-    assert signal.getsignal(signal.SIGINT) is handler
 
 
 COMMAND = ["extrapolate", "--biases", "alibi", "--train-length", "32", "--eval-lengths", "32..64"]
@@ -146,52 +109,6 @@ def test_killed_runs_resume_with_the_same_table(tmp_path, monkeypatch):
     assert f"{math.exp(nats):.4g}" in table
 
 
-def test_damaged_or_foreign_checkpoints_are_refused(text, tmp_path):
-    path = tmp_path / "checkpoint.pt"
-    trained(text, path)
-    whole = path.read_bytes()
-    at = int(torch.randint(len(whole), ()))
-    for damaged in (
-        b"",
-        whole[: len(whole) // 2],
-        whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :],
-        b"some other file",
-    ):
-        path.write_bytes(damaged)
-        with pytest.raises(experiment.CheckpointError, match=r"checkpoint.pt is damaged, or not"):
-            trained(text, path)
-    path.write_bytes(whole)
-    foreign = {**IDENTITY, "seed": 1, "text": "another"}
-    with pytest.raises(experiment.CheckpointError, match=r"seed is 0, here 1; text is random"):
-        checkpoints.load(path, foreign, "cpu")
-    assert checkpoints.load(tmp_path / "none.pt", IDENTITY, "cpu") is None
-
-
-def test_checkpoints_contain_no_code(tmp_path):
-    class Evil:
-        def __reduce__(self):
-            return os.mkdir, (str(tmp_path / "run"),)
-
-    path = tmp_path / "evil.pt"
-    checkpoints.save(path, IDENTITY, {"model": Evil()})
-    with pytest.raises(experiment.CheckpointError, match=r"holds more than tensors and plain"):
-        checkpoints.load(path, IDENTITY, "cpu")
-    assert not (tmp_path / "run").exists()
-
-
-def test_files_are_written_atomically(tmp_path, monkeypatch):
-    path = tmp_path / "file"
-    checkpoints.write_atomically(path, b"before")
-
-    def full(file):
-        raise OSError("no space left")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match=r"no space left"):
-        checkpoints.write_atomically(path, b"after")
-    assert path.read_bytes() == b"before"
-
-
 def test_results_of_another_experiment_are_refused(text, tmp_path):
     experiment.run(SETTINGS, text, tmp_path)
     again = experiment.run(SETTINGS, text, tmp_path)
@@ -210,8 +127,8 @@ def test_results_follow_their_definitions(text, tmp_path):
     found = evaluation.evaluate(SETTINGS, chosen, model)
     for length in SETTINGS.eval_lengths:
         losses = {0: [], 1: [], 2: []}
-        for number, end in zip(chosen.files.tolist(), chosen.ends.tolist(), strict=True):
-            window = text.test[number][end - length - 1 : end].long()
+        for number, segment in zip(chosen.files.tolist(), chosen.segments, strict=True):
+            window = segment[-length - 1 :].long()
             logits = model(window[None, :-1])[0, -14:].log_softmax(-1)
             losses[number] += (-logits.gather(1, window[-14:, None])).tolist()
         expected = [sum(x[0] for x in file) / len(file) for file in losses.values()]
@@ -236,7 +153,7 @@ def test_results_follow_their_definitions(text, tmp_path):
     ]
 
 
-def test_the_same_tokens_are_predicted_at_every_length_with_their_whole_context(text, monkeypatch):
+def test_the_same_tokens_are_predicted_at_every_length_with_their_whole_context(text):
     """Whatever the length, targets are the last tokens of the blocks, and contexts reach back from
     them by the length."""
     chosen = runner.blocks_of(SETTINGS, text)
@@ -252,8 +169,6 @@ def test_the_same_tokens_are_predicted_at_every_length_with_their_whole_context(
         segment_losses(Recorder(), chosen.segments, length, SETTINGS.scored)
         seen[length] = torch.cat(calls)
     assert torch.equal(seen[16], seen[32][:, 16:])
-    for segment, number, end in zip(*vars(chosen).values(), strict=True):
-        assert torch.equal(segment, text.test[number][end - 33 : end])
     assert torch.equal(seen[32], chosen.segments[:, :-1].long())
 
 
@@ -279,28 +194,6 @@ def test_large_size_is_that_of_the_papers():
     assert these.trained_tokens == pytest.approx(1e8, rel=0.001)
 
 
-@pytest.mark.parametrize("scheme", ["kerple_log", "t5", "fire", "cable", "alibi(trainable=True)"])
-def test_weight_decay_leaves_biases_alone(scheme):
-    model = CausalLM(settings.BYTES, 16, 2, 2, scheme)
-    optimizer = torch.optim.AdamW(loop.parameter_groups(model), lr=1.0, weight_decay=0.01)
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    of_biases = [name for name in before if ".attention.bias." in name]
-    assert of_biases
-    for name, parameter in model.named_parameters():
-        decayed = before[name] if name in of_biases else 0.99 * before[name]
-        torch.testing.assert_close(parameter.detach(), decayed)
-
-
-def test_every_parameter_is_trained_once():
-    model = CausalLM(settings.BYTES, 16, 2, 2, "cable")
-    groups = loop.parameter_groups(model)
-    trained = [id(parameter) for group in groups for parameter in group["params"]]
-    assert sorted(trained) == sorted(id(parameter) for parameter in model.parameters())
-
-
 @pytest.mark.parametrize("scheme", ["alibi(shift=3)", "sandwich(first_frequency=0, dbar=64)"])
 def test_schemes_with_arguments_are_trained(scheme, text, tmp_path):
     results = experiment.run(replace(SETTINGS, schemes=(scheme,)), text, tmp_path)
@@ -308,14 +201,6 @@ def test_schemes_with_arguments_are_trained(scheme, text, tmp_path):
     (fields,) = results[scheme][0]["theory"]["fields"].values()
     expected = formula_of(scheme, TINY.heads).bias.receptive_field(0.01).tolist()
     assert fields == [field if math.isfinite(field) else None for field in expected]
-
-
-def test_learning_rate_rises_and_falls():
-    rates = [loop.schedule(step, 100) for step in range(100)]
-    assert rates[0] == pytest.approx(0.1)
-    assert max(rates) == rates[9] == rates[10] == 1
-    assert rates[10:] == sorted(rates[10:], reverse=True)
-    assert rates[-1] == pytest.approx(0.1, abs=1e-3)
 
 
 @pytest.mark.parametrize(

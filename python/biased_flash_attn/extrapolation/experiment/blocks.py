@@ -16,15 +16,13 @@ from .settings import ORDER
 class Blocks:
     """Windows that end with the predicted tokens.
 
-    segments: (B, longest + 1); the last tokens are predicted, and those before are their
-        context, all of the same file.
+    segments: (B, longest + 1); the last tokens are predicted, and those before are their context,
+        all of the same file.
     files: (B,) int64, the number of the file that holds each segment.
-    ends: (B,) int64, the place in the file of the token after each segment.
     """
 
     segments: Tensor
     files: Tensor
-    ends: Tensor
 
 
 def choose(files: Sequence[Tensor], longest: int, scored: int, most: int) -> Blocks:
@@ -38,9 +36,9 @@ def choose(files: Sequence[Tensor], longest: int, scored: int, most: int) -> Blo
         for end in range(longest + 1, len(file) + 1, scored)
     ]
     chosen = torch.linspace(0, len(places) - 1, min(most, len(places))).round().long().tolist()
-    numbers, ends = torch.tensor([places[n] for n in chosen]).T
-    segments = [files[places[n][0]][places[n][1] - longest - 1 : places[n][1]] for n in chosen]
-    return Blocks(torch.stack(segments), numbers, ends)
+    numbers, ends = zip(*(places[n] for n in chosen), strict=True)
+    segments = [files[n][end - longest - 1 : end] for n, end in zip(numbers, ends, strict=True)]
+    return Blocks(torch.stack(segments), torch.tensor(numbers))
 
 
 def counted(train: Tensor, blocks: Blocks, scored: int, vocabulary: int) -> Tensor:
