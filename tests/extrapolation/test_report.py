@@ -14,11 +14,11 @@ from scipy import stats
 
 from biased_flash_attn import biases
 from biased_flash_attn.extrapolation import experiment, predict
-from biased_flash_attn.extrapolation.direct_labels import spread
 from biased_flash_attn.extrapolation.experiment import blocks, picture, report
 from biased_flash_attn.extrapolation.experiment.counts import losses_of_counts
 from biased_flash_attn.extrapolation.experiment.uncertainty import Sample
 from biased_flash_attn.extrapolation.intervals import student
+from biased_flash_attn.extrapolation.labelled_curves import spread
 from biased_flash_attn.extrapolation.tables import shown
 
 from .tables import rows

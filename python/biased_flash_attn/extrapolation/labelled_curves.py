@@ -1,4 +1,4 @@
-"""Lines that are labelled at their ends, in colors for people with any color vision.
+"""Curves that are labelled at their ends, in colors for people with any color vision.
 
 Importing this module needs matplotlib, an optional dependency.
 """
@@ -6,9 +6,13 @@ Importing this module needs matplotlib, an optional dependency.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import NullLocator
+
+from .tables import Interval
 
 # Of Okabe and Ito (2008), without the yellow, which is faint on white.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -23,6 +27,38 @@ def styles(names: Sequence[str]) -> dict[str, dict[str, str]]:
         name: {"color": color, "linestyle": dash}
         for name, (dash, color) in zip(names, pairs, strict=False)
     }
+
+
+def plot(axes: Axes, curves: dict[str, dict[int, Interval]], lengths: Sequence[int]) -> None:
+    """Draws the curve of each name against the length of the context, with ticks at `lengths`.
+
+    The scale of the values, and their limits if any, should be set before. Intervals that are
+    unbounded are left out, and on a logarithmic scale do not determine its lower limit.
+    """
+    ends, lowest = {}, math.inf
+    for (name, curve), style in zip(curves.items(), styles(list(curves)).values(), strict=True):
+        if not curve:
+            continue
+        means, low, high = zip(*curve.values(), strict=True)
+        axes.plot(list(curve), means, marker="o", markersize=3, **style)
+        if all(map(math.isfinite, high)):
+            band = {"color": style["color"], "alpha": 0.15, "linewidth": 0}
+            axes.fill_between(list(curve), low, high, **band)
+        ends[name] = (list(curve)[-1], means[-1], style["color"])
+        lowest = min(lowest, *means)
+    if axes.get_yscale() == "log" and 0 < lowest < math.inf:
+        axes.set_ylim(bottom=lowest / 2)
+    axes.set(xscale="log", xlabel="context")
+    axes.set_xticks(lengths, map(str, lengths))
+    axes.xaxis.set_minor_locator(NullLocator())
+    label_ends(axes, ends)
+
+
+def finish(axes: Axes, train_length: int) -> None:
+    """Marks the training length."""
+    axes.axvline(train_length, color="gray", linestyle="--", linewidth=1)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def label_ends(axes: Axes, lines: dict[str, tuple[float, float, str]]) -> None:
