@@ -33,7 +33,7 @@ def plot(axes: Axes, curves: dict[str, dict[int, Interval]], lengths: Sequence[i
     """Draws the curve of each name against the length of the context, with ticks at `lengths`.
 
     The scale of the values, and their limits if any, should be set before. Intervals that are
-    unbounded are left out, and on a logarithmic scale do not determine its lower limit.
+    unbounded are left out, and a logarithmic scale ends at half of the lowest mean at the latest.
     """
     ends, lowest = {}, math.inf
     for (name, curve), style in zip(curves.items(), styles(list(curves)).values(), strict=True):
@@ -46,7 +46,7 @@ def plot(axes: Axes, curves: dict[str, dict[int, Interval]], lengths: Sequence[i
             axes.fill_between(list(curve), low, high, **band)
         ends[name] = (list(curve)[-1], means[-1], style["color"])
         lowest = min(lowest, *means)
-    if axes.get_yscale() == "log" and 0 < lowest < math.inf:
+    if axes.get_yscale() == "log" and axes.get_ylim()[0] < lowest / 2 < math.inf:
         axes.set_ylim(bottom=lowest / 2)
     axes.set(xscale="log", xlabel="context")
     axes.set_xticks(lengths, map(str, lengths))
