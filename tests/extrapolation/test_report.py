@@ -16,6 +16,7 @@ from biased_flash_attn import biases
 from biased_flash_attn.extrapolation import experiment, predict
 from biased_flash_attn.extrapolation.experiment import blocks, picture, report
 from biased_flash_attn.extrapolation.experiment.counts import losses_of_counts
+from biased_flash_attn.extrapolation.experiment.objective import OBJECTIVES
 from biased_flash_attn.extrapolation.experiment.uncertainty import Sample
 from biased_flash_attn.extrapolation.intervals import student
 from biased_flash_attn.extrapolation.labelled_curves import spread
@@ -144,7 +145,7 @@ def test_blocks_are_whole_contexts_of_one_file():
     some = blocks.choose(files, longest=32, scored=16, most=3)
     assert torch.equal(some.segments, found.segments[::4])
     train = torch.randint(256, (500,)).to(torch.uint8)
-    counted = blocks.counted(train, found, 16, 256)
+    counted = OBJECTIVES["causal"].counted(train, found.segments, 16, 256)
     for losses, (number, end) in zip(counted, places, strict=True):
         assert torch.equal(losses, losses_of_counts(train, files[number][:end], 256)[-16:])
     by_hand = [counted[:5].mean(), counted[5].mean(), counted[6:].mean()]

@@ -74,13 +74,20 @@ class Seeds(click.ParamType):
 )
 @click.option("--device", help="[default: a GPU if available, else cpu]")
 @click.option(
+    "--objective",
+    default="causal",
+    show_default=True,
+    type=click.Choice(["causal", "masked"]),
+    help="Models predict the next token, or masked ones from both sides.",
+)
+@click.option(
     "--output",
     default="extrapolation",
     show_default=True,
     type=click.Path(file_okay=False, path_type=Path),
 )
 def extrapolate(
-    schemes, train_length, eval_lengths, text, size, steps, seeds, dtype, device, output
+    schemes, train_length, eval_lengths, text, size, steps, seeds, dtype, device, objective, output
 ):
     """Train short, test long: which position schemes extrapolate to longer sequences?
 
@@ -101,7 +108,7 @@ def extrapolate(
     names = tuple(split_names(schemes))
     try:
         settings = experiment.Settings(
-            names, train_length, eval_lengths, chosen, seeds, dtype, device
+            names, train_length, eval_lengths, chosen, seeds, dtype, device, objective
         )
         read = experiment.read_text(text, chosen.vocabulary)
         experiment.check_text(settings, read)

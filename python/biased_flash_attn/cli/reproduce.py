@@ -1,4 +1,4 @@
-"""`reproduce`: tables of the papers, measured with small models."""
+"""`reproduce`: tables and figures of the papers, measured with small models."""
 
 from __future__ import annotations
 
@@ -11,15 +11,26 @@ from ..extrapolation.training.checkpoints import write_atomically
 from .extrapolate import Seeds
 from .plot import needed
 
-TABLES = ("chi-table-1", "chi-table-2", "chi-table-5", "cable-table-3")
+NAMES = (
+    "chi-table-1",
+    "chi-table-2",
+    "chi-table-5",
+    "qin-figure-6",
+    "cable-table-2",
+    "cable-table-3",
+)
 
 
 @click.command()
-@click.argument("table", type=click.Choice(TABLES))
+@click.argument("name", type=click.Choice(NAMES))
 @click.option(
     "--seeds", default="0", show_default=True, type=Seeds(), help="A model for each of them."
 )
-@click.option("--steps", type=click.IntRange(1), help="Training steps.  [default: 1000]")
+@click.option(
+    "--steps",
+    type=click.IntRange(1),
+    help="Training steps.  [default: 1000, and 2500 of cable-table-2]",
+)
 @click.option(
     "--output",
     default="reproduction",
@@ -27,25 +38,28 @@ TABLES = ("chi-table-1", "chi-table-2", "chi-table-5", "cable-table-3")
     type=click.Path(file_okay=False, path_type=Path),
     help="A folder for results and checkpoints.",
 )
-def reproduce(table, seeds, steps, output):
-    """Train the models of a paper's table at a size for two CPU cores, and print both results.
+def reproduce(name, seeds, steps, output):
+    """Train the models of a paper's table or figure at a size for two CPU cores.
 
     \b
     chi-table-1    altered slopes of ALiBi, and windows
     chi-table-2    two of these, trained at longer sequences
     chi-table-5    Sandwich and ALiBi, evaluated with a sliding cache
+    qin-figure-6   receptive fields of formulas and of trained models
+    cable-table-2  encoders with CABLE and four others
     cable-table-3  CABLE and eight others, GPT-tiny
 
     Lengths are those of the paper divided by 8, and windows and slopes of ALiBi are changed
-    accordingly. As the text differs, quotients of perplexities are compared. The tables are written
-    to TABLE.md in the folder OUTPUT, which also contains all results and checkpoints: the same
-    command resumes after an interruption.
+    accordingly. As the text differs, quotients of perplexities are compared. Both results are
+    printed and written to NAME.md in the folder OUTPUT, which also contains all results, pictures
+    and checkpoints: the same command resumes after an interruption.
     """
-    presets = needed("extrapolation.experiment.presets")
+    presets = needed("extrapolation.reproduction")
     report = needed("extrapolation.experiment.report")
-    preset = presets.PRESETS[table]
+    pictures = needed("extrapolation.experiment.picture")
+    preset = presets.PRESETS[name]
     try:
-        experiments = preset.experiments(seeds, steps or presets.STEPS)
+        experiments = preset.experiments(seeds, steps)
         text = experiment.read_text()
         for settings in experiments:
             experiment.check_text(settings, text)
@@ -54,15 +68,17 @@ def reproduce(table, seeds, steps, output):
         raise click.ClickException(str(error)) from error
     parts = []
     for settings in experiments:
-        folder = output / f"{table}-{settings.train_length}"
+        folder = output / f"{name}-{settings.train_length}"
         try:
             results = experiment.run(settings, text, folder)
         except experiment.CheckpointError as error:
             raise click.ClickException(str(error)) from error
         reference = report.Reference.of(settings, text)
         report.write_report(settings, results, reference, folder)
-        parts.append(presets.beside(preset, settings, results, reference))
-    path = output / f"{table}.md"
+        picture = pictures.draw(settings, results, reference)
+        picture.savefig(folder / "results.png", dpi=120)
+        parts.append(preset.beside(settings, results, reference))
+    path = output / f"{name}.md"
     write_atomically(path, ("\n\n".join(parts) + "\n").encode())
     click.echo(path.read_text())
     click.echo(f"saved {path}")

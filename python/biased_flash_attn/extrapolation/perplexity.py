@@ -125,14 +125,14 @@ def segment_losses(
     check_length("scored", scored, length)
     batch = max(1, BATCH_TOKENS // length)
     windows = ((part[:, -1 - length : -1], part[:, -scored:]) for part in segments.split(batch))
-    return torch.cat(list(_losses(model, windows, len(segments), progress)))
+    return torch.cat(list(token_losses(model, windows, len(segments), progress)))
 
 
 def _perplexity(
     model: nn.Module, windows: Iterable[tuple[Tensor, Tensor]], count: int, progress: bool
 ) -> Perplexity:
     tokens, total, squares = 0, 0.0, 0.0
-    for losses in _losses(model, windows, count, progress):
+    for losses in token_losses(model, windows, count, progress):
         tokens += losses.numel()
         total += losses.sum().item()
         squares += losses.square().sum().item()
@@ -142,11 +142,15 @@ def _perplexity(
 
 
 @torch.no_grad()
-def _losses(
-    model: nn.Module, windows: Iterable[tuple[Tensor, Tensor]], count: int, progress: bool
+def token_losses(
+    model: nn.Module,
+    windows: Iterable[tuple[Tensor, Tensor]],
+    count: int,
+    progress: bool = True,
 ) -> Iterator[Tensor]:
-    """Losses of targets (B, n) at the last n positions of inputs (B, N), `count` in all, on the
-    CPU."""
+    """Losses of targets (B, n) at the last n positions of inputs (B, N), `count` windows in all.
+
+    They are float64, on the CPU, and 0 for targets of -100."""
     bar = tqdm(total=count, delay=2, leave=False, disable=not progress)
     with evaluating(model) as device, bar:
         for inputs, targets in windows:

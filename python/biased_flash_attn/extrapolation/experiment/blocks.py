@@ -8,16 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .counts import losses_of_counts
-from .settings import ORDER
-
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """Windows that end with the predicted tokens.
+    """Windows of files, in which some tokens are predicted, and the others are their context.
 
-    segments: (B, longest + 1); the last tokens are predicted, and those before are their context,
-        all of the same file.
+    segments: (B, longest + 1), each of one file.
     files: (B,) int64, the number of the file that holds each segment.
     """
 
@@ -28,7 +24,7 @@ class Blocks:
 def choose(files: Sequence[Tensor], longest: int, scored: int, most: int) -> Blocks:
     """At most `most` blocks, evenly spaced in what files have beyond the longest context.
 
-    Their last `scored` tokens, which are predicted, do not overlap.
+    As many tokens of each as are `scored`, wherever these are, do not overlap.
     """
     places = [
         (number, end)
@@ -39,11 +35,6 @@ def choose(files: Sequence[Tensor], longest: int, scored: int, most: int) -> Blo
     numbers, ends = zip(*(places[n] for n in chosen), strict=True)
     segments = [files[n][end - longest - 1 : end] for n, end in zip(numbers, ends, strict=True)]
     return Blocks(torch.stack(segments), torch.tensor(numbers))
-
-
-def counted(train: Tensor, blocks: Blocks, scored: int, vocabulary: int) -> Tensor:
-    """Losses of the same tokens by the model of counts, (B, scored) float64."""
-    return losses_of_counts(train, blocks.segments[:, -scored - ORDER :], vocabulary)
 
 
 def mean_by_file(losses: Tensor, files: Tensor) -> list[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .settings import ORDER
+ORDER = 3  # tokens of context of the model
 
 
 def losses_of_counts(train: Tensor, test: Tensor, vocabulary: int, order: int = ORDER) -> Tensor:

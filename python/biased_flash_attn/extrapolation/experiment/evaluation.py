@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import nn
 
 from ...nn import CausalLM, FusedAttention
 from ..attention_weights import attention_masses
 from ..gradients import cumulative_gradient, empirical_receptive_field
-from ..perplexity import segment_losses
 from ..receptive_field import mean_receptive_field
 from ..training import Measured
 from .blocks import Blocks, mean_by_file
@@ -21,23 +21,28 @@ EPS = 0.01  # the fraction outside of a receptive field: of gradient, weights an
 POINTS = 256  # of the gradient's curve
 
 
-def evaluate(settings: Settings, blocks: Blocks, model: CausalLM) -> Measured:
-    """All results of a model as plain values, at the lengths that its positions allow."""
-    longest = math.inf if model.max_length is None else model.max_length
+def evaluate(settings: Settings, blocks: Blocks, model: nn.Module) -> Measured:
+    """All results of a model as plain values, at the lengths that its positions allow.
+
+    Receptive fields of gradients and weights are those of the last token, of causal models only.
+    """
+    longest = model.embedding.max_length or math.inf
     lengths = [length for length in settings.eval_lengths if length <= longest]
     measured: Measured = {"parameters": sum(p.numel() for p in model.parameters())}
     with settings.autocast(), sliding_cache(model, settings.cache):
         measured["nats"] = {}
         for length in lengths:
-            losses = segment_losses(model, blocks.segments, length, settings.scored)
+            losses = settings.prediction.losses(
+                model, blocks.segments, length, settings.scored, settings.size.vocabulary
+            )
             measured["nats"][str(length)] = mean_by_file(losses, blocks.files)
-        if lengths:
+        if lengths and settings.objective == "causal":
             measured |= _receptive_fields(settings, model, blocks, lengths[-1])
     return measured | {"theory": _theory(model, settings.eval_lengths[-1])}
 
 
 @contextmanager
-def sliding_cache(model: CausalLM, keys: int | None) -> Iterator[None]:
+def sliding_cache(model: nn.Module, keys: int | None) -> Iterator[None]:
     """Within the block, layers attend to the last `keys` keys at most, if it is not None.
 
     This is what a cache of so many keys leaves: each of them was computed with those before it.
@@ -85,7 +90,7 @@ def _receptive_fields(
 
 
 @torch.no_grad()
-def _theory(model: CausalLM, length: int) -> dict[str, object]:
+def _theory(model: nn.Module, length: int) -> dict[str, object]:
     """Receptive fields of the trained biases' series, infinite ones as None, and their mean curve.
 
     Empty for models without biases that are functions of the distance.

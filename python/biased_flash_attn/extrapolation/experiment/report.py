@@ -19,9 +19,10 @@ from ..tables import COVERAGE, as_json, shown, table
 from ..training import Models, Results
 from ..training.checkpoints import write_atomically
 from ..training.settings import versions
-from .blocks import counted, mean_by_file
+from .blocks import mean_by_file
+from .counts import ORDER
 from .runner import blocks_of
-from .settings import ORDER, Settings
+from .settings import Settings
 from .text import Text
 from .uncertainty import Sample, perplexity
 
@@ -43,8 +44,9 @@ class Reference:
     def of(cls, settings: Settings, text: Text) -> Reference:
         blocks = blocks_of(settings, text)
         train = text.train[: settings.trained_tokens]
-        vocabulary = settings.size.vocabulary
-        losses = counted(train, blocks, settings.scored, vocabulary)
+        losses = settings.prediction.counted(
+            train, blocks.segments, settings.scored, settings.size.vocabulary
+        )
         _, sizes = blocks.files.unique(return_counts=True)
         return cls(text.digest, sizes.tolist(), mean_by_file(losses, blocks.files))
 
@@ -71,7 +73,7 @@ def markdown(settings: Settings, results: Results, reference: Reference) -> str:
     size, unit = settings.size, settings.size.unit
     sample = Sample(reference.blocks)
     seconds = sum(model["seconds"] for models in results.values() for model in models.values())
-    scored = sum(reference.blocks) * settings.scored
+    predicted = settings.prediction.predicted(settings.scored)
     first, last = settings.train_length, settings.eval_lengths[-1]
     sources = ["seeds"] * (len(settings.seeds) > 1) + ["files, by bootstrap"] * (len(sample) > 1)
     over = " and over ".join(sources)
@@ -80,9 +82,9 @@ def markdown(settings: Settings, results: Results, reference: Reference) -> str:
         f"Trained at {first} {unit} for {size.steps} steps of {size.batch},"
         f" {settings.trained_tokens} {unit} in all; {size.layers} layers of {size.dim} channels and"
         f" {size.heads} heads, {settings.dtype}, seeds {', '.join(map(str, settings.seeds))}."
-        f" Training took {seconds / 60:.0f} minutes. At every context the same {scored} {unit} of"
-        f" {len(sample)} file(s) are predicted, {settings.scored} at a time, the last of which has"
-        f" the whole context.{brackets if sources else ''}",
+        f" Training took {seconds / 60:.0f} minutes. At every context the same"
+        f" {sum(reference.blocks) * predicted} {unit} of {len(sample)} file(s) are predicted,"
+        f" {settings.prediction.protocol(settings.scored, unit)}.{brackets if sources else ''}",
         f"Perplexity of {unit}, by context; `counts` is a model of {ORDER} {unit} of context, from"
         f" the same text, at most as many {unit}:\n\n"
         f"{perplexities(settings, results, reference, sample)}",
@@ -92,13 +94,14 @@ def markdown(settings: Settings, results: Results, reference: Reference) -> str:
             f"Perplexity divided by that at {first}:\n\n{ratios(settings, results, sample)}"
         )
     parts += comparison(settings, results, sample)
-    parts.append(
-        f"Receptive fields in {unit}. Those of the gradient at the input of each block are means"
-        " with their standard errors over sequences, the others are from that of the narrowest to"
-        f" that of the widest head. Predicted is the fraction of the information at {last} {unit}"
-        f" from beyond {first}. Untrained formulas have initial values of their own:\n\n"
-        f"{receptive_fields(settings, results)}"
-    )
+    if settings.objective == "causal":
+        parts.append(
+            f"Receptive fields in {unit}. Those of the gradient at the input of each block are"
+            " means with their standard errors over sequences, the others are from that of the"
+            " narrowest to that of the widest head. Predicted is the fraction of the information"
+            f" at {last} {unit} from beyond {first}. Untrained formulas have initial values of"
+            f" their own:\n\n{receptive_fields(settings, results)}"
+        )
     return "\n\n".join(parts) + "\n"
 
 
@@ -152,10 +155,15 @@ def nats(models: Models, length: int) -> Tensor | None:
     return None if None in found else torch.tensor(found, dtype=torch.float64)
 
 
+def inputs_of_blocks(layers: int) -> list[str]:
+    """The names of the layers that return what each block receives."""
+    return ["embedding", *(f"blocks.{n}" for n in range(layers - 1))]
+
+
 def receptive_fields(settings: Settings, results: Results) -> str:
     """Receptive fields of gradients, attention weights and series, and predictions."""
     size, lengths = settings.size, (settings.train_length, settings.eval_lengths[-1])
-    layers = ["embedding", *(f"blocks.{n}" for n in range(size.layers - 1))]
+    layers = inputs_of_blocks(size.layers)
     names = [f"gradient, input of block {n}: ERF" for n in range(size.layers)]
     rows = [
         [

@@ -6,9 +6,8 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ...nn import CausalLM
 from ..training import History, Measured, Results, measured, of_all, train
 from ..training.loop import generator
 from .blocks import Blocks, choose
@@ -63,7 +62,7 @@ def trained(
     text: Tensor,
     path: Path,
     identity: dict[str, object],
-) -> tuple[CausalLM, History]:
+) -> tuple[nn.Module, History]:
     """The trained model, and its history as that of `train`."""
     model = new_model(settings, scheme, seed)
     size = settings.size
@@ -80,14 +79,14 @@ def trained(
     return model, history
 
 
-def new_model(settings: Settings, scheme: str, seed: int) -> CausalLM:
+def new_model(settings: Settings, scheme: str, seed: int) -> nn.Module:
     """The model before training."""
     size = settings.size
     backend = "triton" if settings.device.startswith("cuda") else None
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = CausalLM(
-            size.vocabulary,
+        model = settings.prediction.model(
+            size.vocabulary + settings.prediction.own_tokens,
             size.dim,
             size.layers,
             size.heads,
@@ -101,8 +100,8 @@ def new_model(settings: Settings, scheme: str, seed: int) -> CausalLM:
 def batch(settings: Settings, seed: int, text: Tensor, step: int) -> tuple[Tensor, Tensor]:
     """The tokens and targets of a step, (batch, train_length): they depend on seed and step."""
     length = settings.train_length + 1
-    starts = torch.randint(
-        len(text) - length + 1, (settings.size.batch, 1), generator=generator(seed, step)
-    )
-    tokens = text[starts + torch.arange(length)].to(settings.device).long()
-    return tokens[:, :-1], tokens[:, 1:]
+    random = generator(seed, step)
+    starts = torch.randint(len(text) - length + 1, (settings.size.batch, 1), generator=random)
+    segments = text[starts + torch.arange(length)]
+    tokens, targets = settings.prediction.examples(segments, settings.size.vocabulary, random)
+    return tokens.to(settings.device), targets.to(settings.device)

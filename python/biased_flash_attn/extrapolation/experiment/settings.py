@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from ...nn import positions
 from ..training.settings import check_device, check_lengths, check_schemes, check_seeds, versions
+from .objective import OBJECTIVES, Objective
 
 BYTES = 256
-ORDER = 3  # tokens of context of the model of counts
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -19,9 +20,9 @@ class Size:
     """The sizes of a model, of its training, and of its evaluation.
 
     Training has `steps` of `batch` sequences; the learning rate rises to `rate` and decays to a
-    tenth of it. Evaluation predicts the last `scored` tokens of `blocks` windows, of which only the
-    last one has the whole context, and computes gradients of `gradients` windows. Tokens are bytes,
-    or those of a larger `vocabulary` of the text.
+    tenth of it. Evaluation predicts the last `scored` tokens of `blocks` windows, or some in their
+    middle, and computes gradients of `gradients` windows. Tokens are bytes, or those of a larger
+    `vocabulary` of the text.
     """
 
     layers: int
@@ -58,6 +59,7 @@ class Settings:
     seeds: each determines parameters and the order of the text, which are the same for all schemes.
     dtype: "bfloat16" (autocast) or "float32".
     device: "cpu", "cuda", ...
+    objective: "causal" for models that predict the next token, or "masked" for encoders.
     cache: if given, the number of keys that evaluation keeps, as with a sliding cache.
     """
 
@@ -68,6 +70,7 @@ class Settings:
     seeds: tuple[int, ...] = (0,)
     dtype: str = "bfloat16"
     device: str = "cpu"
+    objective: str = "causal"
     cache: int | None = None
 
     def __post_init__(self):
@@ -75,12 +78,18 @@ class Settings:
         check_seeds(self.seeds)
         if self.train_length < 1:
             raise ValueError(f"train_length is {self.train_length}; it must be positive")
-        check_lengths(self.eval_lengths, ORDER)
+        if self.objective not in OBJECTIVES:
+            raise ValueError(
+                f"objective is {self.objective!r}; it may be {' or '.join(OBJECTIVES)}"
+            )
+        check_lengths(self.eval_lengths, self.prediction.shortest)
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype is {self.dtype!r}; it may be {' or '.join(DTYPES)}")
         check_device(self.device)
         if self.cache is not None and self.cache < 1:
             raise ValueError(f"cache is {self.cache}; it must be positive")
+        if self.objective == "masked":
+            self._check_masked()
 
     @property
     def trained_tokens(self) -> int:
@@ -88,9 +97,24 @@ class Settings:
         return self.size.steps * self.size.batch * self.train_length
 
     @property
+    def prediction(self) -> Objective:
+        """What models predict."""
+        return OBJECTIVES[self.objective]
+
+    @property
     def scored(self) -> int:
-        """The number of tokens at the end of a window whose predictions are evaluated."""
-        return min(self.size.scored, self.eval_lengths[0] - ORDER + 1)
+        """The number of tokens of a window among which those are that are predicted."""
+        return min(self.size.scored, self.eval_lengths[0] - self.prediction.unscored)
+
+    def _check_masked(self) -> None:
+        """Raises ValueError for what only causal models have."""
+        windows = [scheme for scheme in self.schemes if positions(scheme).window is not None]
+        if windows:
+            raise ValueError(
+                f"schemes has {windows[0]}; windows need objective 'causal', not 'masked'"
+            )
+        if self.cache is not None:
+            raise ValueError(f"cache is {self.cache}; it needs objective 'causal', not 'masked'")
 
     def autocast(self) -> torch.autocast:
         kind = torch.device(self.device).type

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from ...nn import BiasedAttention, CausalLM
+from ...nn import BiasedAttention
 from . import checkpoints
 
 SECONDS_BETWEEN_CHECKPOINTS = 30
@@ -25,7 +25,7 @@ History = dict[str, object]
 
 
 def train(
-    model: CausalLM,
+    model: nn.Module,
     batches: Batches,
     path: Path,
     identity: dict[str, object],

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from torch import nn
 from tqdm import tqdm
 
-from ...nn import CausalLM
 from .checkpoints import CheckpointError, check_identity, write_atomically
 from .loop import History
 
@@ -35,8 +35,8 @@ def of_all(
 def measured(
     folder: Path,
     identity: dict[str, object],
-    train: Callable[[Path], tuple[CausalLM, History]],
-    evaluate: Callable[[CausalLM], Measured],
+    train: Callable[[Path], tuple[nn.Module, History]],
+    evaluate: Callable[[nn.Module], Measured],
 ) -> Measured:
     """The results of evaluate(model), with losses and time of its training.
 

@@ -1,0 +1,199 @@
+"""Tables and figures of the papers beside those of small models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from biased_flash_attn.cli import main
+from biased_flash_attn.cli.reproduce import NAMES
+from biased_flash_attn.extrapolation import experiment
+from biased_flash_attn.extrapolation.experiment import evaluation, report
+from biased_flash_attn.extrapolation.formulas import formula_of
+from biased_flash_attn.extrapolation.reproduction import (
+    PRESETS,
+    perplexities,
+    preset,
+    receptive_fields,
+    retrieval,
+)
+from biased_flash_attn.nn import CausalLM
+
+from .tables import rows
+
+SIZE = experiment.Size(2, 16, 2, 2, 2, 1e-3, blocks=8, gradients=2)
+
+
+def test_settings_are_those_of_the_papers_divided_by_8():
+    (first,) = PRESETS["chi-table-1"].experiments((0,))
+    assert (first.train_length, first.eval_lengths) == (64, (64, 128, 256, 512, 1024))
+    assert first.schemes[:2] == (
+        "alibi(slopes='geometric', shift=-6)",
+        "alibi(slopes='geometric', shift=-3)",
+    )
+    assert first.schemes[6:8] == ("alibi(exponent=-3)", "alibi(exponent=-1)")
+    assert first.schemes[-2:] == ("window(20)", "window(40)")
+    assert first.size.layers == 12
+    shifted, window = PRESETS["chi-table-2"].experiments((0,))
+    assert (shifted.train_length, shifted.eval_lengths) == (256, (256, 512, 1024))
+    assert (window.train_length, window.eval_lengths) == (128, (128, 256, 512, 1024))
+    (cached,) = PRESETS["chi-table-5"].experiments((0,))
+    assert (cached.cache, cached.eval_lengths) == (256, (64, 512, 1024, 2048))
+    (cable,) = PRESETS["cable-table-3"].experiments((0,))
+    assert (cable.train_length, cable.eval_lengths[-1]) == (128, 1920)
+    assert len(cable.schemes) == 9
+    assert "clipped_table(max_distance=16)" in cable.schemes
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    ["alibi", "alibi(shift=2)", "alibi(exponent=4, trainable=True)", "alibi(slopes='geometric')"],
+)
+@torch.no_grad()
+def test_slopes_are_the_same_for_the_same_fraction_of_the_training_length(scheme):
+    d = torch.arange(100).double()
+    ours, theirs = (formula_of(name, 4).bias for name in (preset.scaled(scheme), scheme))
+    torch.testing.assert_close(ours.curve(d), theirs.curve(8 * d))
+    assert any(True for _ in ours.parameters()) == ("trainable" in scheme)
+
+
+@pytest.mark.parametrize("scheme", ["alibi", "rotary", "window(3)", "window(30)"])
+@torch.no_grad()
+def test_a_sliding_cache_is_that_of_decoding_token_by_token(scheme):
+    keys, tokens = 8, torch.randint(256, (1, 40))
+    torch.manual_seed(0)
+    model = CausalLM(256, 16, 2, 2, scheme)
+    whole = model(tokens)
+    with evaluation.sliding_cache(model, keys):
+        found = model(tokens)
+    assert torch.equal(model(tokens), whole), "the model is as before"
+    for block in model.blocks:
+        block.attention.window = min(keys, block.attention.window or keys)
+    caches = model.make_caches(1)
+    decoded = torch.cat([model(token, caches) for token in tokens.split(1, 1)], 1)
+    torch.testing.assert_close(found, decoded, atol=1e-5, rtol=1e-5)
+    assert torch.allclose(found, whole, atol=1e-5) == (scheme == "window(3)")
+
+
+def nats_of(lengths: Sequence[int], perplexities: Sequence[float]) -> dict[str, list[float]]:
+    """The losses of two files, at as many lengths as there are perplexities."""
+    return {
+        str(length): [math.log(x)] * 2 for length, x in zip(lengths, perplexities, strict=False)
+    }
+
+
+def test_tables_have_quotients_of_the_paper_and_of_what_was_measured():
+    table = PRESETS["chi-table-5"]
+    (settings,) = table.experiments((0,))
+    sandwich, alibi = settings.schemes
+    perplexities = {sandwich: (5, 3, 6, 3), alibi: (5, 4, 4, 8)}
+    results = {
+        scheme: {0: {"nats": nats_of(settings.eval_lengths, values)}}
+        for scheme, values in perplexities.items()
+    }
+    text = table.beside(settings, results, report.Reference("", [1, 1], [1.0, 1.0]))
+    assert rows(text) == [
+        ["paper", "here", "4096 / that of Sandwich", "8192 / 4096", "16384 / 4096"],
+        [
+            "Sandwich",
+            sandwich,
+            "1.00, 1.00 [1.00, 1.00]",
+            "1.01, 2.00 [2.00, 2.00]",
+            "1.01, 1.00 [1.00, 1.00]",
+        ],
+        [
+            "ALiBi",
+            alibi,
+            "1.05, 1.33 [1.33, 1.33]",
+            "1.00, 1.00 [1.00, 1.00]",
+            "1.00, 2.00 [2.00, 2.00]",
+        ],
+    ]
+    assert "12 layers, 12 heads, trained at 512 tokens" in text
+    assert "trained at 64 bytes for 1000 steps of 64, seeds 0" in text
+
+
+def test_encoders_are_compared_with_retrieval():
+    table = PRESETS["cable-table-2"]
+    (settings,) = table.experiments((0,))
+    assert settings.objective == "masked"
+    assert (settings.train_length, settings.eval_lengths[-1]) == (64, 2048)
+    perplexities = dict.fromkeys(settings.schemes, (4, 4, 4, 4, 4, 4))
+    perplexities["cable"], perplexities["learned"] = (2, 2, 2, 2, 2, 1), (8,)
+    results = {
+        scheme: {0: {"nats": nats_of(settings.eval_lengths, values)}}
+        for scheme, values in perplexities.items()
+    }
+    text = table.beside(settings, results, report.Reference("", [1, 1], [1.0, 1.0]))
+    header, cable, *_, learned, _ = rows(text)
+    assert header[2:4] == ["512 / that of CABLE", "1024 / 512"]
+    assert cable[-1] == "1.68, 0.50 [0.50, 0.50]"
+    assert learned == ["Learnable", "learned", "0.70, 4.00 [4.00, 4.00]", *["-"] * 5]
+
+
+def test_receptive_fields_are_compared_by_ranks():
+    figure = PRESETS["qin-figure-6"]
+    (settings,) = figure.experiments((0, 1))
+    assert settings.schemes[0] == "alibi(shift=-3)"
+    assert settings.schemes[1:] == ("kerple_log", "kerple_power", "sandwich", "type1", "type2")
+    assert (settings.size.layers, settings.train_length, settings.eval_lengths) == (
+        6,
+        64,
+        (64, 512),
+    )
+
+    def measured(field: float) -> dict[str, object]:
+        gradient = {"embedding": [-field, -field - 2], "blocks.4": [2 * field, 2 * field]}
+        theory = {"tokens": [0, field, 512], "eps": [1, 0.02, 0]}
+        return {"gradient": {"receptive_fields": gradient}, "theory": theory}
+
+    results = {name: {0: measured(n), 1: measured(n + 2)} for n, name in enumerate(("a", "b", "c"))}
+    text = figure.beside(settings, results, report.Reference("", [1], [1.0]))
+    header, first, *_ = rows(text)
+    assert header == ["scheme", "TRF, a layer", "ERF, the last block", "ERF, all blocks"]
+    assert first == ["a", "1 [-12, 14]", "2 [-23, 27]", "-2 [-15, 11]"]
+    assert "ERF, the last block 1.00 [1.00, 1.00]; ERF, all blocks -1.00 [-1.00, -1.00]." in text
+    assert "holds 98% of exp(b)" in text
+
+
+MANY = {"chi-table-1", "cable-table-3"}  # models
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in MANY)) for name in NAMES]
+)
+def test_command_writes_both_results(name, tmp_path, monkeypatch):
+    for module in (perplexities, receptive_fields, retrieval):
+        monkeypatch.setattr(module, "Size", lambda *_, **__: SIZE)
+    random = torch.randint(32, 128, (2, 5000)).to(torch.uint8)
+    text = experiment.Text(random[0], (random[0], random[1]), "random")
+    monkeypatch.setattr(experiment, "read_text", lambda: text)
+    done = CliRunner().invoke(main, ["reproduce", name, "--output", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    written = (tmp_path / f"{name}.md").read_text()
+    assert written in done.stdout
+    schemes = [row[0] for row in rows(written) if row[0] not in ("paper", "scheme")]
+    experiments = PRESETS[name].experiments((0,))
+    assert len(schemes) == sum(len(settings.schemes) for settings in experiments)
+    for settings in experiments:
+        folder = tmp_path / f"{name}-{settings.train_length}"
+        assert {path.name for path in folder.glob("results.*")} == {"results.json", "results.png"}
+
+
+def test_command_knows_all_presets_and_their_numbers_of_steps():
+    assert set(NAMES) == set(PRESETS)
+    steps = {settings.size.steps for p in PRESETS.values() for settings in p.experiments((0,))}
+    assert steps == {1000, 2500}
+    (of_encoders,) = PRESETS["cable-table-2"].experiments((0,))
+    assert of_encoders.size.steps == 2500
+
+
+def test_invalid_seeds_are_refused_before_any_training(tmp_path):
+    arguments = ["reproduce", "chi-table-5", "--seeds", "1,1", "--output", str(tmp_path)]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 1
+    assert done.output == "Error: seeds is (1, 1); it must have one or more, each once\n"
