@@ -105,6 +105,7 @@ def test_killed_runs_resume_with_the_same_table(tmp_path, monkeypatch):
     assert set(record["versions"]) == {"biased_flash_attn", "torch", "python"}
     assert len(record["results"]["alibi"]["0"]["losses"]) == 12
     assert (tmp_path / "whole" / "results.png").read_bytes().startswith(b"\x89PNG")
+    assert report.markdown(*report.read_report(tmp_path / "whole" / "results.json")) == whole
     (nats,) = record["results"]["alibi"]["0"]["nats"]["64"]
     assert f"{math.exp(nats):.4g}" in table
 

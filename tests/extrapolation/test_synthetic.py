@@ -212,26 +212,15 @@ def test_command_writes_tables_results_and_pictures(task, tmp_path, monkeypatch)
     table = (tmp_path / f"{task}.md").read_text()
     assert table in done.stdout
     record = json.loads((tmp_path / f"{task}.json").read_text())
-    assert report.markdown(*read(record)) == table
+    assert report.markdown(*report.read_report(tmp_path / f"{task}.json")) == table
     assert record["results"]["alibi"]["1"]["losses"]
     assert set(record["versions"]) == {"biased_flash_attn", "torch", "python"}
     assert (tmp_path / f"{task}.png").read_bytes().startswith(b"\x89PNG")
 
 
-def read(record: dict) -> tuple[synthetic.Settings, runner.Results]:
-    values = record["settings"] | {"size": Size(**record["settings"]["size"])}
-    for name in ("schemes", "seeds", "eval_lengths"):
-        values[name] = tuple(values[name])
-    results = {
-        scheme: {int(seed): model for seed, model in models.items()}
-        for scheme, models in record["results"].items()
-    }
-    return synthetic.Settings(**values), results
-
-
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
 def test_tables_in_the_repository_are_those_of_their_results(path: Path):
-    shown = report.markdown(*read(json.loads(path.read_text())))
+    shown = report.markdown(*report.read_report(path))
     assert_same_output(shown, path.with_suffix(".md").read_text())
 
 

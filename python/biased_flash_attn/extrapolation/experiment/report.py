@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from ..formulas import fields, initial_formula, prediction
-from ..tables import COVERAGE, as_json, shown, table
+from ..tables import COVERAGE, shown, table
 from ..training import Models, Results
 from ..training.checkpoints import write_atomically
-from ..training.settings import versions
+from ..training.records import read_record, write_record
 from .blocks import counted, mean_by_file
 from .runner import blocks_of
-from .settings import ORDER, Settings
+from .settings import ORDER, Settings, Size
 from .text import Text
 from .uncertainty import Sample, perplexity
 
@@ -55,15 +55,14 @@ def write_report(
     """Writes table.md and results.json; returns their paths."""
     paths = [folder / "table.md", folder / "results.json"]
     write_atomically(paths[0], markdown(settings, results, reference).encode())
-    record = {
-        "settings": asdict(settings),
-        "reference": asdict(reference),
-        "versions": versions(),
-        "threads": torch.get_num_threads(),
-        "results": results,
-    }
-    write_atomically(paths[1], as_json(record).encode())
+    write_record(paths[1], settings, results, reference=asdict(reference))
     return paths
+
+
+def read_report(path: Path) -> tuple[Settings, Results, Reference]:
+    """What results.json holds."""
+    settings, results, record = read_record(path, Settings, Size)
+    return settings, results, Reference(**record["reference"])
 
 
 def markdown(settings: Settings, results: Results, reference: Reference) -> str:

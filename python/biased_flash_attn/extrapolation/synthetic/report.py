@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -13,11 +12,11 @@ import torch
 from ..agreement import DECIMALS, rank_correlation
 from ..formulas import initial_formula, prediction
 from ..intervals import POWER, detectable, deviation, student
-from ..tables import COVERAGE, Interval, as_json, shown, table
+from ..tables import COVERAGE, Interval, shown, table
 from ..training import Measured, Models, Results
 from ..training.checkpoints import write_atomically
-from ..training.settings import versions
-from .settings import TASKS, Settings
+from ..training.records import read_record, write_record
+from .settings import TASKS, Settings, Size
 
 Value = Callable[[Measured, str], float]
 SEEDS = (3, 5, 10, 20)  # of experiments that could follow a pilot
@@ -27,14 +26,14 @@ def write_report(settings: Settings, results: Results, folder: Path) -> list[Pat
     """Writes TASK.md and TASK.json; returns their paths."""
     paths = [folder / f"{settings.task}.md", folder / f"{settings.task}.json"]
     write_atomically(paths[0], markdown(settings, results).encode())
-    record = {
-        "settings": asdict(settings),
-        "versions": versions(),
-        "threads": torch.get_num_threads(),
-        "results": results,
-    }
-    write_atomically(paths[1], as_json(record).encode())
+    write_record(paths[1], settings, results)
     return paths
+
+
+def read_report(path: Path) -> tuple[Settings, Results]:
+    """What TASK.json holds."""
+    settings, results, _ = read_record(path, Settings, Size)
+    return settings, results
 
 
 def markdown(settings: Settings, results: Results) -> str:
