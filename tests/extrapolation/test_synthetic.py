@@ -194,6 +194,18 @@ def test_tasks_without_gain_have_accuracies():
     assert last == ["alibi", "0.250 [0.250, 0.250]", "0.500 [0.500, 0.500]"]
 
 
+def test_measures_are_those_of_the_task():
+    these = replace(SETTINGS, schemes=tuple(BY_HAND))
+    losses, shares = report.measures(these, BY_HAND)
+    assert losses.curves["learned"] == {16: pytest.approx(intervals.student([0.1, 0]))}
+    assert shares.curves["none"] == {32: pytest.approx(intervals.student([-2, -0.5]))}
+    assert (losses.logarithmic, shares.logarithmic) == (True, False)
+    _, right = report.measures(replace(these, task="recall"), BY_HAND)
+    assert right.curves["alibi"] == {16: (0.25, 0.25, 0.25), 32: (0.5, 0.5, 0.5)}
+    (only,) = report.measures(replace(these, eval_lengths=(16,)), BY_HAND)
+    assert only.name == losses.name
+
+
 def test_picture_labels_lines_that_leave_it():
     these = replace(SETTINGS, schemes=tuple(BY_HAND))
     lost = {**BY_HAND, "none": {n: measured([1.5, 9], [1.4, 1.2]) for n in (0, 1)}}
