@@ -228,6 +228,9 @@ def test_command_writes_tables_results_and_pictures(task, tmp_path, monkeypatch)
     assert record["results"]["alibi"]["1"]["losses"]
     assert set(record["versions"]) == {"biased_flash_attn", "torch", "python"}
     assert (tmp_path / f"{task}.png").read_bytes().startswith(b"\x89PNG")
+    assert f"<title>Task {task}</title>" in (tmp_path / f"{task}.html").read_text()
+    for suffix in ("md", "json", "png", "html"):
+        assert f"saved {tmp_path / task}.{suffix}" in done.output
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)

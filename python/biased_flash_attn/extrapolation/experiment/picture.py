@@ -1,15 +1,26 @@
-"""The plots of an experiment. Importing it needs matplotlib, an optional dependency."""
+"""The plots of an experiment. Importing it needs matplotlib and plotly, which are optional."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
+from .. import interactive
 from ..labelled_curves import finish, plot
 from ..measures import styles
 from ..training import Results
-from .report import Reference, measures
+from .report import Reference, description, measures
 from .settings import Settings
+
+
+def write(settings: Settings, results: Results, reference: Reference, folder: Path) -> list[Path]:
+    """Writes results.png and results.html; returns their paths."""
+    paths = [folder / "results.png", folder / "results.html"]
+    draw(settings, results, reference).savefig(paths[0], dpi=120)
+    paths[1].write_text(page(settings, results, reference), encoding="utf-8")
+    return paths
 
 
 def draw(settings: Settings, results: Results, reference: Reference) -> Figure:
@@ -42,3 +53,14 @@ def draw(settings: Settings, results: Results, reference: Reference) -> Figure:
     for axes in (losses, theory, gradient):
         finish(axes, settings.train_length)
     return figure
+
+
+def page(settings: Settings, results: Results, reference: Reference) -> str:
+    """The perplexities as HTML, with a menu of measures."""
+    return interactive.page(
+        "Perplexity by context",
+        description(settings, results, reference),
+        measures(settings, results, reference),
+        settings.eval_lengths,
+        settings.train_length,
+    )
