@@ -8,7 +8,7 @@ PYTEST := pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 KERNEL_TESTS := $(addprefix tests/,attention biases/test_relative.py decoding forms kernels)
 # Run-time dependencies except PyTorch, which stays that of the environment: PyPI's is built for
 # GPUs, with gigabytes of libraries, and the one for CPUs is on an index of its own.
-RUNTIME := click cuda-bindings matplotlib numpy rich scipy tqdm transformers triton
+RUNTIME := click cuda-bindings matplotlib numpy plotly rich scipy tqdm transformers triton
 # The release of cuda-bindings follows that of CUDA.
 OLDEST = $(foreach name,$(filter-out cuda-bindings,$(RUNTIME)),$(shell \
 	sed -n 's/.*"$(name)>=\([0-9.]*\).*/$(name)==\1/p' pyproject.toml))
@@ -92,7 +92,7 @@ define test-with
 	$(IN_VENV) pip list --path $(1)
 	$(IN_VENV) PYTHONPATH=$(1) $(PYTEST) -m kernels --ignore=tests/kernels/cuda --kernel-tests=12 --gpu=sm_80
 	$(IN_VENV) PYTHONPATH=$(1) $(PYTEST) -m "not slow" tests/cli tests/integrations \
-		tests/attention/test_plan.py tests/kernels/cuda/test_driver.py
+		tests/attention/test_plan.py tests/extrapolation/test_interactive.py tests/kernels/cuda/test_driver.py
 endef
 
 # Without what these depend on, as new releases of others require newer ones than our own.

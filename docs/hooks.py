@@ -1,4 +1,4 @@
-"""Adds generated pictures and the files of results to the site."""
+"""Adds generated pictures and pages, and the files of results, to the site."""
 
 from __future__ import annotations
 
@@ -22,6 +22,10 @@ from biased_flash_attn import attention_plan, biases
 from biased_flash_attn.cli.plot import HEAD_DIM, bias_of, figure_of, random_layer
 from biased_flash_attn.distributed.layout import chunks_of
 from biased_flash_attn.extrapolation import mean_receptive_field, pictures
+from biased_flash_attn.extrapolation.experiment import picture as text_picture
+from biased_flash_attn.extrapolation.experiment import report as text_report
+from biased_flash_attn.extrapolation.synthetic import picture as task_picture
+from biased_flash_attn.extrapolation.synthetic import report as task_report
 from biased_flash_attn.nn.named_biases import make
 
 ROOT = Path(__file__).parents[1]
@@ -29,6 +33,11 @@ RESULTS = ROOT / "bench" / "results"
 HEADS, LENGTH = 8, 512
 QUERY_LENGTH = 1536  # beyond the ends of all tables
 RANKS = 4
+# How the results of experiments become pages, by folder.
+PAGES = {
+    "extrapolation": lambda path: text_picture.page(*text_report.read_report(path)),
+    "synthetic": lambda path: task_picture.page(*task_report.read_report(path)),
+}
 DPI = 100
 log = logging.getLogger("mkdocs.hooks")
 
@@ -41,6 +50,11 @@ def on_files(files: Files, config) -> Files:
     for path in sorted(RESULTS.rglob("*.*")):
         place = Path("results") / path.relative_to(RESULTS)
         files.append(File.generated(config, place.as_posix(), abs_src_path=str(path)))
+    for folder, page_of in PAGES.items():
+        for path in sorted((RESULTS / folder).glob("*.json")):
+            # The tables beside become a page without the suffix.
+            place = f"results/{folder}/{path.stem}-plot.html"
+            files.append(File.generated(config, place, content=page_of(path)))
     return files
 
 

@@ -105,6 +105,11 @@ def test_killed_runs_resume_with_the_same_table(tmp_path, monkeypatch):
     assert set(record["versions"]) == {"biased_flash_attn", "torch", "python"}
     assert len(record["results"]["alibi"]["0"]["losses"]) == 12
     assert (tmp_path / "whole" / "results.png").read_bytes().startswith(b"\x89PNG")
+    assert "Perplexity by context" in (tmp_path / "whole" / "results.html").read_text()
+    names = ("table.md", "results.json", "results.png", "results.html")
+    for name in names:
+        assert f"saved {tmp_path / 'whole' / name}" in invoked.output
+    assert report.markdown(*report.read_report(tmp_path / "whole" / "results.json")) == whole
     (nats,) = record["results"]["alibi"]["0"]["nats"]["64"]
     assert f"{math.exp(nats):.4g}" in table
 

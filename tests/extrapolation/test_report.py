@@ -198,6 +198,17 @@ def test_a_bias_that_grows_with_the_distance_has_a_table_without_a_prediction():
     ]
 
 
+def test_measures_are_perplexities_and_their_ratios():
+    these = replace(SETTINGS, schemes=tuple(BY_HAND))
+    perplexities, ratios = report.measures(these, BY_HAND, REFERENCE)
+    assert perplexities.name == "perplexity of bytes"
+    assert perplexities.curves["rotary"][32].mean == pytest.approx(8)
+    assert perplexities.curves["learned"].keys() == ratios.curves["learned"].keys() == {16}
+    assert ratios.curves["rotary"] == {16: (1, 1, 1), 32: pytest.approx((4, 4, 4))}
+    (only,) = report.measures(replace(these, eval_lengths=(16,)), BY_HAND, REFERENCE)
+    assert only.name == perplexities.name
+
+
 def test_picture_labels_every_line_at_its_end():
     these = replace(SETTINGS, schemes=tuple(BY_HAND))
     axes, *_ = picture.draw(these, BY_HAND, REFERENCE).axes

@@ -181,7 +181,8 @@ def test_command_writes_both_results(name, tmp_path, monkeypatch):
     assert len(schemes) == sum(len(settings.schemes) for settings in experiments)
     for settings in experiments:
         folder = tmp_path / f"{name}-{settings.train_length}"
-        assert {path.name for path in folder.glob("results.*")} == {"results.json", "results.png"}
+        written = {path.suffix for path in folder.glob("results.*")}
+        assert written == {".html", ".json", ".png"}
 
 
 def test_command_knows_all_presets_and_their_numbers_of_steps():

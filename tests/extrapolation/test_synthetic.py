@@ -194,6 +194,18 @@ def test_tasks_without_gain_have_accuracies():
     assert last == ["alibi", "0.250 [0.250, 0.250]", "0.500 [0.500, 0.500]"]
 
 
+def test_measures_are_those_of_the_task():
+    these = replace(SETTINGS, schemes=tuple(BY_HAND))
+    losses, shares = report.measures(these, BY_HAND)
+    assert losses.curves["learned"] == {16: pytest.approx(intervals.student([0.1, 0]))}
+    assert shares.curves["none"] == {32: pytest.approx(intervals.student([-2, -0.5]))}
+    assert (losses.logarithmic, shares.logarithmic) == (True, False)
+    _, right = report.measures(replace(these, task="recall"), BY_HAND)
+    assert right.curves["alibi"] == {16: (0.25, 0.25, 0.25), 32: (0.5, 0.5, 0.5)}
+    (only,) = report.measures(replace(these, eval_lengths=(16,)), BY_HAND)
+    assert only.name == losses.name
+
+
 def test_picture_labels_lines_that_leave_it():
     these = replace(SETTINGS, schemes=tuple(BY_HAND))
     lost = {**BY_HAND, "none": {n: measured([1.5, 9], [1.4, 1.2]) for n in (0, 1)}}
@@ -212,26 +224,18 @@ def test_command_writes_tables_results_and_pictures(task, tmp_path, monkeypatch)
     table = (tmp_path / f"{task}.md").read_text()
     assert table in done.stdout
     record = json.loads((tmp_path / f"{task}.json").read_text())
-    assert report.markdown(*read(record)) == table
+    assert report.markdown(*report.read_report(tmp_path / f"{task}.json")) == table
     assert record["results"]["alibi"]["1"]["losses"]
     assert set(record["versions"]) == {"biased_flash_attn", "torch", "python"}
     assert (tmp_path / f"{task}.png").read_bytes().startswith(b"\x89PNG")
-
-
-def read(record: dict) -> tuple[synthetic.Settings, runner.Results]:
-    values = record["settings"] | {"size": Size(**record["settings"]["size"])}
-    for name in ("schemes", "seeds", "eval_lengths"):
-        values[name] = tuple(values[name])
-    results = {
-        scheme: {int(seed): model for seed, model in models.items()}
-        for scheme, models in record["results"].items()
-    }
-    return synthetic.Settings(**values), results
+    assert f"<title>Task {task}</title>" in (tmp_path / f"{task}.html").read_text()
+    for suffix in ("md", "json", "png", "html"):
+        assert f"saved {tmp_path / task}.{suffix}" in done.output
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
 def test_tables_in_the_repository_are_those_of_their_results(path: Path):
-    shown = report.markdown(*read(json.loads(path.read_text())))
+    shown = report.markdown(*report.read_report(path))
     assert_same_output(shown, path.with_suffix(".md").read_text())
 
 

@@ -107,7 +107,8 @@ def test_wheel_without_compiler_warns_and_runs(wheel_without_compiler, tmp_path)
 
 
 def test_only_declared_dependencies_are_required(tmp_path):
-    missing = "import sys; sys.modules.update(dict.fromkeys(['matplotlib', 'scipy', 'triton']))"
+    names = ["matplotlib", "plotly", "scipy", "triton"]
+    missing = f"import sys; sys.modules.update(dict.fromkeys({names}))"
     modules = "biased_flash_attn.cli, biased_flash_attn.compat, biased_flash_attn.extrapolation"
     script = f"{missing}; import {modules}; biased_flash_attn.cli.main(['info'])"
     assert "portable" in run(sys.executable, "-c", script, cwd=tmp_path)

@@ -95,9 +95,9 @@ def extrapolate(
     and receptive fields are measured at other lengths. The size small, of bytes, is for two CPU
     cores, and large, with a vocabulary of tokens, for a GPU. Schemes are the biases, perhaps
     with arguments, as 'alibi(shift=6)', none, sinusoidal, learned, rotary, window(WIDTH), and
-    package.module:Class for a bias of your own. The results are written to table.md, results.json
-    and results.png in the folder OUTPUT, which also contains checkpoints: the same command resumes
-    after an interruption.
+    package.module:Class for a bias of your own. The results are written to table.md, results.json,
+    results.png and results.html, an interactive plot, in the folder OUTPUT, which also contains
+    checkpoints: the same command resumes after an interruption.
     """
     report = needed("extrapolation.experiment.report")
     pictures = needed("extrapolation.experiment.picture")
@@ -121,8 +121,7 @@ def extrapolate(
         raise click.ClickException(str(error)) from error
     reference = report.Reference.of(settings, read)
     paths = report.write_report(settings, results, reference, output)
-    paths.append(output / "results.png")
-    pictures.draw(settings, results, reference).savefig(paths[-1], dpi=120)
+    paths += pictures.write(settings, results, reference, output)
     click.echo(paths[0].read_text())
     for path in paths:
         click.echo(f"saved {path}")

@@ -75,8 +75,7 @@ def reproduce(name, seeds, steps, output):
             raise click.ClickException(str(error)) from error
         reference = report.Reference.of(settings, text)
         report.write_report(settings, results, reference, folder)
-        picture = pictures.draw(settings, results, reference)
-        picture.savefig(folder / "results.png", dpi=120)
+        pictures.write(settings, results, reference, folder)
         parts.append(preset.beside(settings, results, reference))
     path = output / f"{name}.md"
     write_atomically(path, ("\n\n".join(parts) + "\n").encode())

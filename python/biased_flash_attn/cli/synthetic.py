@@ -55,8 +55,8 @@ def synthetic(task, schemes, seeds, lengths, steps, device, output):
     parity  Is the number of ones so far odd?
 
     A model is trained for each scheme and seed, in one to two minutes on two CPU cores. The results
-    are written to TASK.md, TASK.json and TASK.png in the folder OUTPUT, which also contains
-    checkpoints: the same command resumes after an interruption.
+    are written to TASK.md, TASK.json, TASK.png and TASK.html, an interactive plot, in the folder
+    OUTPUT, which also contains checkpoints: the same command resumes after an interruption.
     """
     experiment = needed("extrapolation.synthetic")
     pictures = needed("extrapolation.synthetic.picture")
@@ -74,8 +74,7 @@ def synthetic(task, schemes, seeds, lengths, steps, device, output):
     except CheckpointError as error:
         raise click.ClickException(str(error)) from error
     paths = experiment.write_report(settings, results, output)
-    paths.append(output / f"{task}.png")
-    pictures.draw(settings, results).savefig(paths[-1], dpi=120)
+    paths += pictures.write(settings, results, output)
     click.echo(paths[0].read_text())
     for path in paths:
         click.echo(f"saved {path}")

@@ -1,54 +1,43 @@
-"""Curves that are labelled at their ends, in colors for people with any color vision.
+"""Pictures of measures, with curves that are labelled at their ends.
 
 Importing this module needs matplotlib, an optional dependency.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
-from .tables import Interval
+from .measures import Measure, bounded, styles
 
-# Of Okabe and Ito (2008), without the yellow, which is faint on white.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-DASHES = ("-", "--", ":")
 GAP = 0.055  # of the height of the axes, between labels
 
 
-def styles(names: Sequence[str]) -> dict[str, dict[str, str]]:
-    """A color and a dash for each name."""
-    pairs = itertools.cycle(itertools.product(DASHES, COLORS))
-    return {
-        name: {"color": color, "linestyle": dash}
-        for name, (dash, color) in zip(names, pairs, strict=False)
-    }
+def plot(axes: Axes, measure: Measure, lengths: Sequence[int]) -> None:
+    """Draws the curve of each scheme against the length of the context, with ticks at `lengths`.
 
-
-def plot(axes: Axes, curves: dict[str, dict[int, Interval]], lengths: Sequence[int]) -> None:
-    """Draws the curve of each name against the length of the context, with ticks at `lengths`.
-
-    The scale of the values, and their limits if any, should be set before. Intervals that are
-    unbounded are left out, and a logarithmic scale ends at half of the lowest mean at the latest.
+    Intervals that are unbounded are left out.
     """
-    ends, lowest = {}, math.inf
-    for (name, curve), style in zip(curves.items(), styles(list(curves)).values(), strict=True):
+    axes.set(xscale="log", yscale="log" if measure.logarithmic else "linear", xlabel="context")
+    if measure.limits is not None:
+        axes.set_ylim(measure.limits)
+    for height in measure.marked:
+        axes.axhline(height, color="gray", linewidth=1)
+    ends = {}
+    for name, style in styles(list(measure.curves)).items():
+        curve = measure.curves[name]
         if not curve:
             continue
         means, low, high = zip(*curve.values(), strict=True)
         axes.plot(list(curve), means, marker="o", markersize=3, **style)
-        if all(map(math.isfinite, high)):
+        if bounded(curve):
             band = {"color": style["color"], "alpha": 0.15, "linewidth": 0}
             axes.fill_between(list(curve), low, high, **band)
         ends[name] = (list(curve)[-1], means[-1], style["color"])
-        lowest = min(lowest, *means)
-    if axes.get_yscale() == "log" and axes.get_ylim()[0] < lowest / 2 < math.inf:
-        axes.set_ylim(bottom=lowest / 2)
-    axes.set(xscale="log", xlabel="context")
+    if measure.logarithmic and axes.get_ylim()[0] < measure.floor:
+        axes.set_ylim(bottom=measure.floor)
     axes.set_xticks(lengths, map(str, lengths))
     axes.xaxis.set_minor_locator(NullLocator())
     label_ends(axes, ends)

@@ -1,16 +1,26 @@
-"""The plots of an experiment. Importing it needs matplotlib, an optional dependency."""
+"""The plots of an experiment. Importing it needs matplotlib and plotly, which are optional."""
 
 from __future__ import annotations
 
-from matplotlib.axes import Axes
+from pathlib import Path
+
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from ..labelled_curves import finish, plot, styles
+from .. import interactive
+from ..labelled_curves import finish, plot
+from ..measures import styles
 from ..training import Results
-from .report import Reference, nats
+from .report import Reference, description, measures
 from .settings import Settings
-from .uncertainty import Sample, perplexity
+
+
+def write(settings: Settings, results: Results, reference: Reference, folder: Path) -> list[Path]:
+    """Writes results.png and results.html; returns their paths."""
+    paths = [folder / "results.png", folder / "results.html"]
+    draw(settings, results, reference).savefig(paths[0], dpi=120)
+    paths[1].write_text(page(settings, results, reference), encoding="utf-8")
+    return paths
 
 
 def draw(settings: Settings, results: Results, reference: Reference) -> Figure:
@@ -20,7 +30,12 @@ def draw(settings: Settings, results: Results, reference: Reference) -> Figure:
     """
     figure = Figure(figsize=(18, 5.5), layout="constrained")
     losses, theory, gradient = figure.subplots(1, 3)
-    _perplexities(losses, settings, results, reference)
+    measure = measures(settings, results, reference)[0]
+    plot(losses, measure, settings.eval_lengths)
+    losses.set(title=measure.name)
+    losses.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+    losses.yaxis.set_major_formatter("{x:g}")
+    losses.yaxis.set_minor_locator(NullLocator())
     for (scheme, models), style in zip(
         results.items(), styles(list(results)).values(), strict=True
     ):
@@ -40,14 +55,12 @@ def draw(settings: Settings, results: Results, reference: Reference) -> Figure:
     return figure
 
 
-def _perplexities(axes: Axes, settings: Settings, results: Results, reference: Reference) -> None:
-    sample, lengths = Sample(reference.blocks), settings.eval_lengths
-    curves = {}
-    for scheme, models in results.items():
-        found = {n: x for n in lengths if (x := nats(models, n)) is not None}
-        curves[scheme] = {n: perplexity(sample.interval(x)) for n, x in found.items()}
-    axes.set(title=f"perplexity of {settings.size.unit}", yscale="log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_locator(NullLocator())
-    plot(axes, curves, lengths)
+def page(settings: Settings, results: Results, reference: Reference) -> str:
+    """The perplexities as HTML, with a menu of measures."""
+    return interactive.page(
+        "Perplexity by context",
+        description(settings, results, reference),
+        measures(settings, results, reference),
+        settings.eval_lengths,
+        settings.train_length,
+    )

@@ -15,14 +15,15 @@ import torch
 from torch import Tensor
 
 from ..formulas import fields, initial_formula, prediction
-from ..tables import COVERAGE, as_json, shown, table
+from ..measures import Curves, Measure, by_length
+from ..tables import COVERAGE, Interval, shown, table
 from ..training import Models, Results
 from ..training.checkpoints import write_atomically
-from ..training.settings import versions
+from ..training.records import read_record, write_record
 from .blocks import mean_by_file
 from .counts import ORDER
 from .runner import blocks_of
-from .settings import Settings
+from .settings import Settings, Size
 from .text import Text
 from .uncertainty import Sample, perplexity
 
@@ -57,42 +58,30 @@ def write_report(
     """Writes table.md and results.json; returns their paths."""
     paths = [folder / "table.md", folder / "results.json"]
     write_atomically(paths[0], markdown(settings, results, reference).encode())
-    record = {
-        "settings": asdict(settings),
-        "reference": asdict(reference),
-        "versions": versions(),
-        "threads": torch.get_num_threads(),
-        "results": results,
-    }
-    write_atomically(paths[1], as_json(record).encode())
+    write_record(paths[1], settings, results, reference=asdict(reference))
     return paths
+
+
+def read_report(path: Path) -> tuple[Settings, Results, Reference]:
+    """What results.json holds."""
+    settings, results, record = read_record(path, Settings, Size)
+    return settings, results, Reference(**record["reference"])
 
 
 def markdown(settings: Settings, results: Results, reference: Reference) -> str:
     """Perplexities by scheme (rows) and length (columns), and receptive fields."""
-    size, unit = settings.size, settings.size.unit
-    sample = Sample(reference.blocks)
-    seconds = sum(model["seconds"] for models in results.values() for model in models.values())
-    predicted = settings.prediction.predicted(settings.scored)
+    unit, sample = settings.size.unit, Sample(reference.blocks)
     first, last = settings.train_length, settings.eval_lengths[-1]
-    sources = ["seeds"] * (len(settings.seeds) > 1) + ["files, by bootstrap"] * (len(sample) > 1)
-    over = " and over ".join(sources)
-    brackets = f" Brackets are {COVERAGE:.0%} intervals from the variance over {over}."
     parts = [
-        f"Trained at {first} {unit} for {size.steps} steps of {size.batch},"
-        f" {settings.trained_tokens} {unit} in all; {size.layers} layers of {size.dim} channels and"
-        f" {size.heads} heads, {settings.dtype}, seeds {', '.join(map(str, settings.seeds))}."
-        f" Training took {seconds / 60:.0f} minutes. At every context the same"
-        f" {sum(reference.blocks) * predicted} {unit} of {len(sample)} file(s) are predicted,"
-        f" {settings.prediction.protocol(settings.scored, unit)}.{brackets if sources else ''}",
+        description(settings, results, reference),
         f"Perplexity of {unit}, by context; `counts` is a model of {ORDER} {unit} of context, from"
         f" the same text, at most as many {unit}:\n\n"
-        f"{perplexities(settings, results, reference, sample)}",
+        f"{means(settings, results, reference, sample)}",
     ]
-    if first in settings.eval_lengths and last != first:
-        parts.append(
-            f"Perplexity divided by that at {first}:\n\n{ratios(settings, results, sample)}"
-        )
+    if has_ratios(settings):
+        found = ratios(settings, results, sample)
+        others = [n for n in settings.eval_lengths if n != first]
+        parts.append(f"Perplexity divided by that at {first}:\n\n{by_length(found, others)}")
     parts += comparison(settings, results, sample)
     if settings.objective == "causal":
         parts.append(
@@ -105,27 +94,70 @@ def markdown(settings: Settings, results: Results, reference: Reference) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def perplexities(settings: Settings, results: Results, reference: Reference, sample: Sample) -> str:
-    """With a dash for lengths without learned positions."""
+def description(settings: Settings, results: Results, reference: Reference) -> str:
+    size, unit, files = settings.size, settings.size.unit, len(reference.blocks)
+    seconds = sum(model["seconds"] for models in results.values() for model in models.values())
+    predicted = sum(reference.blocks) * settings.prediction.predicted(settings.scored)
+    sources = ["seeds"] * (len(settings.seeds) > 1) + ["files, by bootstrap"] * (files > 1)
+    over = " and over ".join(sources)
+    brackets = f" Brackets are {COVERAGE:.0%} intervals from the variance over {over}."
+    return (
+        f"Trained at {settings.train_length} {unit} for {size.steps} steps of {size.batch},"
+        f" {settings.trained_tokens} {unit} in all; {size.layers} layers of {size.dim} channels and"
+        f" {size.heads} heads, {settings.dtype}, seeds {', '.join(map(str, settings.seeds))}."
+        f" Training took {seconds / 60:.0f} minutes. At every context the same {predicted}"
+        f" {unit} of {files} file(s) are predicted,"
+        f" {settings.prediction.protocol(settings.scored, unit)}.{brackets if sources else ''}"
+    )
+
+
+def measures(settings: Settings, results: Results, reference: Reference) -> list[Measure]:
+    """What is drawn of the perplexities."""
+    name, sample = f"perplexity of {settings.size.unit}", Sample(reference.blocks)
+    found = [Measure(name, perplexities(settings, results, sample), logarithmic=True)]
+    if has_ratios(settings):
+        of_ratios = ratios(settings, results, sample)
+        name = f"perplexity / that at {settings.train_length}"
+        found.append(Measure(name, of_ratios, logarithmic=True, marked=(1,)))
+    return found
+
+
+def has_ratios(settings: Settings) -> bool:
+    """Whether perplexity can be divided by that at the training length."""
+    return settings.eval_lengths[-1] != settings.train_length in settings.eval_lengths
+
+
+def means(settings: Settings, results: Results, reference: Reference, sample: Sample) -> str:
+    """A table of perplexities, with a dash for lengths without learned positions."""
     counts = sample.interval(torch.tensor([reference.counts], dtype=torch.float64)).mean
     rows = [["scheme", *map(str, settings.eval_lengths)]]
     rows.append(["counts", *[f"{math.exp(counts):.4g}"] * len(settings.eval_lengths)])
-    for scheme, models in results.items():
-        found = (nats(models, length) for length in settings.eval_lengths)
-        means = (None if x is None else math.exp(sample.interval(x).mean) for x in found)
-        rows.append([scheme, *("-" if x is None else f"{x:.4g}" for x in means)])
+    for scheme, curve in perplexities(settings, results, sample).items():
+        cells = (f"{curve[n].mean:.4g}" if n in curve else "-" for n in settings.eval_lengths)
+        rows.append([scheme, *cells])
     return table(rows)
 
 
-def ratios(settings: Settings, results: Results, sample: Sample) -> str:
+def perplexities(settings: Settings, results: Results, sample: Sample) -> Curves:
+    """Of each scheme at the lengths that its models reach, with intervals."""
+    return {
+        scheme: {
+            n: perplexity(sample.interval(x))
+            for n in settings.eval_lengths
+            if (x := nats(models, n)) is not None
+        }
+        for scheme, models in results.items()
+    }
+
+
+def ratios(settings: Settings, results: Results, sample: Sample) -> Curves:
     """Perplexity at each length divided by that at the training length, with intervals."""
-    lengths = [n for n in settings.eval_lengths if n != settings.train_length]
-    rows = [["scheme", *map(str, lengths)]]
+    curves = {}
     for scheme, models in results.items():
         trained = nats(models, settings.train_length)
-        found = (nats(models, length) for length in lengths)
-        rows.append([scheme, *(_ratio(sample, x, trained) for x in found)])
-    return table(rows)
+        found = {n: _ratio(sample, nats(models, n), trained) for n in settings.eval_lengths}
+        curves[scheme] = {n: ratio for n, ratio in found.items() if ratio is not None}
+    return curves
 
 
 def comparison(settings: Settings, results: Results, sample: Sample) -> list[str]:
@@ -136,17 +168,17 @@ def comparison(settings: Settings, results: Results, sample: Sample) -> list[str
     if reference is None or not others:
         return []
     rows = [["scheme", f"perplexity / that of {first}"]]
-    rows += [[scheme, _ratio(sample, values, reference)] for scheme, values in others]
+    rows += [[scheme, shown(_ratio(sample, values, reference))] for scheme, values in others]
     return [
         f"Perplexity at {longest} divided by that of {first}, paired by seed and file. Each"
         f" interval is for one comparison:\n\n{table(rows)}"
     ]
 
 
-def _ratio(sample: Sample, losses: Tensor | None, reference: Tensor | None) -> str:
+def _ratio(sample: Sample, losses: Tensor | None, reference: Tensor | None) -> Interval | None:
     if losses is None or reference is None:
-        return "-"
-    return shown(perplexity(sample.interval(losses - reference)))
+        return None
+    return perplexity(sample.interval(losses - reference))
 
 
 def nats(models: Models, length: int) -> Tensor | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -13,53 +12,78 @@ import torch
 from ..agreement import DECIMALS, rank_correlation
 from ..formulas import initial_formula, prediction
 from ..intervals import POWER, detectable, deviation, student
-from ..tables import COVERAGE, Interval, as_json, shown, table
+from ..measures import Curves, Measure, by_length
+from ..tables import COVERAGE, Interval, shown, table
 from ..training import Measured, Models, Results
 from ..training.checkpoints import write_atomically
-from ..training.settings import versions
-from .settings import TASKS, Settings
+from ..training.records import read_record, write_record
+from .settings import TASKS, Settings, Size
 
 Value = Callable[[Measured, str], float]
 SEEDS = (3, 5, 10, 20)  # of experiments that could follow a pilot
+LEAST = -1.5  # share that is drawn
 
 
 def write_report(settings: Settings, results: Results, folder: Path) -> list[Path]:
     """Writes TASK.md and TASK.json; returns their paths."""
     paths = [folder / f"{settings.task}.md", folder / f"{settings.task}.json"]
     write_atomically(paths[0], markdown(settings, results).encode())
-    record = {
-        "settings": asdict(settings),
-        "versions": versions(),
-        "threads": torch.get_num_threads(),
-        "results": results,
-    }
-    write_atomically(paths[1], as_json(record).encode())
+    write_record(paths[1], settings, results)
     return paths
 
 
+def read_report(path: Path) -> tuple[Settings, Results]:
+    """What TASK.json holds."""
+    settings, results, _ = read_record(path, Settings, Size)
+    return settings, results
+
+
 def markdown(settings: Settings, results: Results) -> str:
-    size, lengths = settings.size, settings.eval_lengths
-    seconds = sum(model["seconds"] for models in results.values() for model in models.values())
+    lengths = settings.eval_lengths
     parts = [
-        f"Task {settings.task}: {size.layers} layers of {size.dim} channels and {size.heads} heads,"
-        f" trained on {size.steps} batches of {size.batch} documents of {settings.train_length}"
-        f" tokens, and evaluated on {size.documents} documents. Seeds"
-        f" {', '.join(map(str, settings.seeds))}; brackets are {COVERAGE:.0%} Student intervals of"
-        f" the mean over them. Training took {seconds / 60:.0f} minutes.",
+        f"Task {settings.task}: {description(settings, results)}",
         f"Cross entropy in nats, by context:\n\n{losses(settings, results)}",
         f"{EXCESS}:\n\n{summary(settings, results)}",
     ]
     if not TASKS[settings.task].optimum_improves:
-        found = over_lengths(results, lengths, correct)
+        found = by_length(curves(results, lengths, correct), lengths)
         parts.append(f"Fraction of predictions whose most likely token is right:\n\n{found}")
     elif len(lengths) > 1:
         for title, value in ((REACHED, reached), (CHANGE, change)):
             of_length = partial(value, str(settings.train_length))
-            parts.append(f"{title}:\n\n{over_lengths(results, lengths[1:], of_length)}")
+            found = curves(results, lengths[1:], of_length)
+            parts.append(f"{title}:\n\n{by_length(found, lengths[1:])}")
             if len(settings.seeds) > 1:
                 parts += comparison(results, lengths[-1], of_length)
             parts += correlation(settings, results, of_length)
     return "\n\n".join(parts) + "\n"
+
+
+def description(settings: Settings, results: Results) -> str:
+    size = settings.size
+    seconds = sum(model["seconds"] for models in results.values() for model in models.values())
+    return (
+        f"{size.layers} layers of {size.dim} channels and {size.heads} heads,"
+        f" trained on {size.steps} batches of {size.batch} documents of {settings.train_length}"
+        f" tokens, and evaluated on {size.documents} documents. Seeds"
+        f" {', '.join(map(str, settings.seeds))}; brackets are {COVERAGE:.0%} Student intervals of"
+        f" the mean over them. Training took {seconds / 60:.0f} minutes."
+    )
+
+
+def measures(settings: Settings, results: Results) -> list[Measure]:
+    """What is drawn."""
+    lengths = settings.eval_lengths
+    of_excess = curves(results, lengths, excess)
+    found = [Measure("excess over the optimum (nats)", of_excess, logarithmic=True)]
+    if not TASKS[settings.task].optimum_improves:
+        right = curves(results, lengths, correct)
+        found.append(Measure("fraction of right predictions", right, limits=(0, 1.05)))
+    elif len(lengths) > 1:
+        share = curves(results, lengths[1:], partial(reached, str(settings.train_length)))
+        name, limits = "share of the gain that is reached", (LEAST, 1.05)
+        found.append(Measure(name, share, limits=limits, marked=(0, 1)))
+    return found
 
 
 EXCESS = (
@@ -91,12 +115,12 @@ def losses(settings: Settings, results: Results) -> str:
     return table(rows)
 
 
-def over_lengths(results: Results, lengths: Sequence[int], value: Value) -> str:
-    """A value of each scheme at each length, with its interval."""
-    rows = [["scheme", *map(str, lengths)]]
-    for scheme, models in results.items():
-        rows.append([scheme, *(shown(over_seeds(models, value, length)) for length in lengths)])
-    return table(rows)
+def curves(results: Results, lengths: Sequence[int], value: Value) -> Curves:
+    """A value of each scheme at the lengths that its models reach."""
+    return {
+        scheme: {n: x for n in lengths if (x := over_seeds(models, value, n)) is not None}
+        for scheme, models in results.items()
+    }
 
 
 def reached(train_length: str, model: Measured, length: str) -> float:
