@@ -25,6 +25,7 @@ PARTS = {
         lambda config: {"threads": THREADS},
         ("torch", "transformers", "sentence-transformers", "chronos-forecasting"),
     ),
+    "schemes": (lambda config: {"threads": THREADS}, ("torch",)),
 }
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from bench import RESULTS
 from bench.reports.results import Row, rows_of
 
-MODELS = "-models"
+MODELS, SCHEMES = "-models", "-schemes"
 
 
 @cache
 def path(suffix: str = "") -> Path:
-    """Its JSON file: that of the kernels or, with the suffix MODELS, that of models."""
+    """Its JSON file: that of the kernels or, with the suffix MODELS or SCHEMES, that of these."""
     paths = RESULTS.glob(f"*/????-??-??-????{suffix}.json")
     on_cpus = (path for path in paths if "gpu" not in json.loads(path.read_text())["machine"])
     return max(on_cpus, key=lambda path: path.stem)

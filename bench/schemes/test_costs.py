@@ -1,0 +1,54 @@
+"""Position schemes in a model like GPT-tiny: training, its memory, and generation.
+
+Each is compared with ALiBi, with the same kernels where schemes have biases.
+"""
+
+import pytest
+
+from bench.common.measure import alternate, seconds
+from bench.schemes.memory import needed
+from bench.schemes.subjects import Generation, Training
+
+ROUNDS = 7
+LENGTH, NEW = 1024, 64  # tokens of a sequence for training or a prompt, and those generated
+# Those of figure 3 of Veisi et al. (2025) and, for T5 against it, Sandwich.
+SCHEMES = ("sinusoidal", "learned", "rotary", "kerple_log", "fire", "t5", "cable", "sandwich")
+
+
+def compare(benchmark, record, what, scheme, reference, make) -> None:
+    """Times make(scheme)() and make(reference)() in turn; a ratio over 1 means that the first is
+    slower."""
+    ours, others = make(scheme), make(reference)
+    mine, theirs = alternate(benchmark, ours, seconds(others), ROUNDS)
+    ratios = [m / t for m, t in zip(mine, theirs, strict=True)]
+    work = f"{what}: {scheme} / {reference}"
+    record(work, "float32", ratios, "x", None, None, mine, theirs)
+
+
+def training(scheme: str) -> Training:
+    return Training(scheme, LENGTH)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_training(benchmark, record, scheme):
+    what = f"training step of {LENGTH} tokens"
+    compare(benchmark, record, what, scheme, "alibi", training)
+
+
+def test_training_with_t5_and_sandwich(benchmark, record):
+    """Chi et al. (2023) report that T5 is 10 % slower."""
+    what = f"training step of {LENGTH} tokens"
+    compare(benchmark, record, what, "t5", "sandwich", training)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_generation(benchmark, record, scheme):
+    what = f"{NEW} tokens after a prompt of {LENGTH}"
+    compare(benchmark, record, what, scheme, "alibi", lambda s: Generation(s, LENGTH, NEW))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_memory(record, scheme):
+    ours, alibi = needed(scheme, LENGTH), needed("alibi", LENGTH)
+    work = f"peak memory of a training step: {scheme} / alibi, {alibi:.0f} MiB"
+    record(work, "float32", [ours / alibi], "x", None, None)
