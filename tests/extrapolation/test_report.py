@@ -219,6 +219,21 @@ def test_picture_labels_every_line_at_its_end():
     assert labels["alibi"].get_position()[1] < labels["rotary"].get_position()[1]
 
 
+def test_picture_has_the_field_of_every_block():
+    size = replace(SIZE, layers=2)
+    results = {}
+    for scheme, first in (("alibi", 4), ("none", 16)):
+        fields = {"embedding": [first, 3 * first], "blocks.0": [first, first]}
+        curve = {"tokens": [1, 2], "share": [0.5, 1.0], "receptive_fields": fields}
+        results[scheme] = {0: measured([4, 2], [4, 4]) | {"gradient": curve}}
+    these = replace(SETTINGS, schemes=("alibi", "none"), size=size, seeds=(0,))
+    axes = picture.draw(these, results, REFERENCE).axes[-1]
+    drawn = [bar.lines[0].get_ydata().tolist() for bar in axes.containers]
+    assert drawn == [[8, 4], [32, 16]]
+    assert report.field_of_gradient(results["alibi"], "embedding") == (8, 4)
+    assert [text.get_text() for text in axes.texts] == ["alibi", "none"]
+
+
 @pytest.mark.parametrize(
     ("heights", "expected"),
     [

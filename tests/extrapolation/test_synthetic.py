@@ -18,6 +18,7 @@ from biased_flash_attn.extrapolation import intervals, predict, synthetic
 from biased_flash_attn.extrapolation.formulas import formula_of
 from biased_flash_attn.extrapolation.synthetic import picture, report, runner
 from biased_flash_attn.extrapolation.synthetic.settings import Size
+from biased_flash_attn.extrapolation.tables import shown
 from biased_flash_attn.extrapolation.training import CheckpointError, checkpoints
 from tests.project.test_docs import DOCS, ROOT, assert_same_output
 
@@ -235,8 +236,28 @@ def test_command_writes_tables_results_and_pictures(task, tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
 def test_tables_in_the_repository_are_those_of_their_results(path: Path):
-    shown = report.markdown(*report.read_report(path))
-    assert_same_output(shown, path.with_suffix(".md").read_text())
+    found = report.markdown(*report.read_report(path))
+    assert_same_output(found, path.with_suffix(".md").read_text())
+
+
+@pytest.mark.parametrize("task", ["recall", "parity"])
+def test_fractions_in_the_documentation_are_those_in_the_repository(task):
+    page = (DOCS / "laboratory.md").read_text().partition(f"results/synthetic/{task}.md)")[2]
+    (_, *lengths), *shown = rows(page.partition("![")[0])
+    stored = rows((RESULTS / f"{task}.md").read_text().partition("token is right")[2])
+    places = [stored[0].index(length) for length in lengths]
+    assert {scheme: values for scheme, *values in shown} == {
+        row[0]: [row[place] for place in places] for row in stored[1:]
+    }
+
+
+def test_tasks_that_are_learned_or_not_have_extremes():
+    models = {seed: {"model": {"16": x}} for seed, x in enumerate((0.0, 4.0, 5.0))}
+    found = report.over_seeds(models, lambda m, n: m["model"][n], 16, report.extremes)
+    assert found == (3, 0, 5)
+    assert report.brackets(SETTINGS) is report.student
+    assert report.brackets(replace(SETTINGS, task="recall")) is report.extremes
+    assert shown(report.extremes([2.0])) == "2.000"
 
 
 def test_results_in_the_documentation_are_those_in_the_repository():

@@ -213,7 +213,7 @@ def receptive_fields(settings: Settings, results: Results) -> str:
         rows.append(
             [
                 scheme,
-                *(_of_gradient(models, layer) for layer in layers),
+                *(_with_error(field_of_gradient(models, layer)) for layer in layers),
                 _range(_heads(models, lambda m: m.get("attention_mass"))),
                 _range(_heads(models, lambda m: m["theory"].get("fields"))),
                 _range(formula and fields(formula)),
@@ -223,16 +223,22 @@ def receptive_fields(settings: Settings, results: Results) -> str:
     return table([list(row) for row in zip(*rows, strict=True)])
 
 
-def _of_gradient(models: Models, layer: str) -> str:
-    """The mean over seeds and sequences, and its standard error over sequences."""
+def field_of_gradient(models: Models, layer: str) -> tuple[float, float] | None:
+    """The mean field of the gradient at the input of a block, over seeds and sequences, and its
+    standard error over sequences, NaN for one; or None without gradients."""
     if not all("gradient" in model for model in models.values()):
-        return "-"
+        return None
     found = [model["gradient"]["receptive_fields"][layer] for model in models.values()]
     means = [statistics.fmean(values) for values in zip(*found, strict=True)]
-    if len(means) == 1:
-        return f"{means[0]:.0f}"
-    error = statistics.stdev(means) / len(means) ** 0.5
-    return f"{statistics.fmean(means):.0f} ± {error:.1f}"
+    error = statistics.stdev(means) / len(means) ** 0.5 if len(means) > 1 else math.nan
+    return statistics.fmean(means), error
+
+
+def _with_error(field: tuple[float, float] | None) -> str:
+    if field is None:
+        return "-"
+    mean, error = field
+    return f"{mean:.0f}" if math.isnan(error) else f"{mean:.0f} ± {error:.1f}"
 
 
 def _heads(models: Models, of_layers) -> list[float] | None:

@@ -1,7 +1,8 @@
-"""The results of a synthetic task as tables, with Student intervals over seeds."""
+"""The results of a synthetic task as tables, with intervals over seeds."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,6 +21,7 @@ from ..training.records import read_record, write_record
 from .settings import TASKS, Settings, Size
 
 Value = Callable[[Measured, str], float]
+Brackets = Callable[[Sequence[float]], Interval]
 SEEDS = (3, 5, 10, 20)  # of experiments that could follow a pilot
 LEAST = -1.5  # share that is drawn
 
@@ -46,7 +48,7 @@ def markdown(settings: Settings, results: Results) -> str:
         f"{EXCESS}:\n\n{summary(settings, results)}",
     ]
     if not TASKS[settings.task].optimum_improves:
-        found = by_length(curves(results, lengths, correct), lengths)
+        found = by_length(curves(results, lengths, correct, extremes), lengths)
         parts.append(f"Fraction of predictions whose most likely token is right:\n\n{found}")
     elif len(lengths) > 1:
         for title, value in ((REACHED, reached), (CHANGE, change)):
@@ -66,18 +68,37 @@ def description(settings: Settings, results: Results) -> str:
         f"{size.layers} layers of {size.dim} channels and {size.heads} heads,"
         f" trained on {size.steps} batches of {size.batch} documents of {settings.train_length}"
         f" tokens, and evaluated on {size.documents} documents. Seeds"
-        f" {', '.join(map(str, settings.seeds))}; brackets are {COVERAGE:.0%} Student intervals of"
-        f" the mean over them. Training took {seconds / 60:.0f} minutes."
+        f" {', '.join(map(str, settings.seeds))}; brackets are {BRACKETS[brackets(settings)]}."
+        f" Training took {seconds / 60:.0f} minutes."
     )
+
+
+def extremes(values: Sequence[float]) -> Interval:
+    """The mean, the least and the largest value, or no bounds for a single one."""
+    if len(values) == 1:
+        return Interval(values[0], -math.inf, math.inf)
+    return Interval(statistics.fmean(values), min(values), max(values))
+
+
+BRACKETS = {
+    student: f"{COVERAGE:.0%} Student intervals of the mean over them",
+    extremes: "the least and the largest value over them",
+}
+
+
+def brackets(settings: Settings) -> Brackets:
+    """What is shown beside means. Models learn some tasks or fail, which no normal distribution
+    describes."""
+    return student if TASKS[settings.task].optimum_improves else extremes
 
 
 def measures(settings: Settings, results: Results) -> list[Measure]:
     """What is drawn."""
     lengths = settings.eval_lengths
-    of_excess = curves(results, lengths, excess)
+    of_excess = curves(results, lengths, excess, brackets(settings))
     found = [Measure("excess over the optimum (nats)", of_excess, logarithmic=True)]
     if not TASKS[settings.task].optimum_improves:
-        right = curves(results, lengths, correct)
+        right = curves(results, lengths, correct, extremes)
         found.append(Measure("fraction of right predictions", right, limits=(0, 1.05)))
     elif len(lengths) > 1:
         share = curves(results, lengths[1:], partial(reached, str(settings.train_length)))
@@ -115,10 +136,12 @@ def losses(settings: Settings, results: Results) -> str:
     return table(rows)
 
 
-def curves(results: Results, lengths: Sequence[int], value: Value) -> Curves:
+def curves(
+    results: Results, lengths: Sequence[int], value: Value, around: Brackets = student
+) -> Curves:
     """A value of each scheme at the lengths that its models reach."""
     return {
-        scheme: {n: x for n in lengths if (x := over_seeds(models, value, n)) is not None}
+        scheme: {n: x for n in lengths if (x := over_seeds(models, value, n, around)) is not None}
         for scheme, models in results.items()
     }
 
@@ -150,7 +173,8 @@ def summary(settings: Settings, results: Results) -> str:
     rows = [["scheme", *(f"excess at {n}" for n in lengths), "predicted before training"]]
     before = predictions(settings, results)
     for scheme, models in results.items():
-        cells = [shown(over_seeds(models, excess, length), 4) for length in lengths]
+        found = (over_seeds(models, excess, n, brackets(settings)) for n in lengths)
+        cells = [shown(interval, 4) for interval in found]
         rows.append([scheme, *cells, f"{before[scheme]:.3f}" if scheme in before else "-"])
     return table(rows)
 
@@ -223,11 +247,13 @@ def power(values: Sequence[float], scheme: str) -> str:
     )
 
 
-def over_seeds(models: Models, value: Value, length: int) -> Interval | None:
-    """The interval of value(measured, length), or None for a length that models do not reach."""
+def over_seeds(
+    models: Models, value: Value, length: int, around: Brackets = student
+) -> Interval | None:
+    """The mean of value(measured, length), or None for a length that models do not reach."""
     if not reaches(models, length):
         return None
-    return student([value(model, str(length)) for model in models.values()])
+    return around([value(model, str(length)) for model in models.values()])
 
 
 def reaches(models: Models, length: int) -> bool:
