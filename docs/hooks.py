@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from plotly.offline import get_plotlyjs
 from torch import Tensor
 
 from biased_flash_attn import attention_plan, biases
@@ -35,9 +36,10 @@ QUERY_LENGTH = 1536  # beyond the ends of all tables
 RANKS = 4
 # How the results of experiments become pages, by folder.
 PAGES = {
-    "extrapolation": lambda path: text_picture.page(*text_report.read_report(path)),
-    "synthetic": lambda path: task_picture.page(*task_report.read_report(path)),
+    "extrapolation": lambda path: text_picture.page(*text_report.read_report(path), LIBRARY),
+    "synthetic": lambda path: task_picture.page(*task_report.read_report(path), LIBRARY),
 }
+LIBRARY = "../plotly.min.js"  # of all these pages
 DPI = 100
 log = logging.getLogger("mkdocs.hooks")
 
@@ -50,6 +52,8 @@ def on_files(files: Files, config) -> Files:
     for path in sorted(RESULTS.rglob("*.*")):
         place = Path("results") / path.relative_to(RESULTS)
         files.append(File.generated(config, place.as_posix(), abs_src_path=str(path)))
+    library = File.generated(config, "results/plotly.min.js", content=get_plotlyjs())
+    files.append(library)
     for folder, page_of in PAGES.items():
         for path in sorted((RESULTS / folder).glob("*.json")):
             # The tables beside become a page without the suffix.

@@ -32,12 +32,19 @@ class Training:
         return loss.detach()
 
 
-class Generation:
-    """A call continues a prompt by `new` tokens, one at a time."""
+class Decoding:
+    """A call decodes `new` tokens of one sequence after a prompt, which is in the caches before."""
 
     def __init__(self, scheme: str, prompt: int, new: int):
-        self.model = model(scheme, prompt + new)
-        self.prompt, self.new = torch.randint(VOCABULARY, (1, prompt)), new
+        self.model = model(scheme, prompt + new).eval()
+        self.prompt, self.tokens = prompt, torch.randint(VOCABULARY, (1, new))
+        self.caches = self.model.make_caches(1)
+        with torch.no_grad():
+            self.model(torch.randint(VOCABULARY, (1, prompt)), self.caches)
 
+    @torch.no_grad()
     def __call__(self) -> Tensor:
-        return self.model.generate(self.prompt, self.new)
+        for cache in self.caches:
+            cache.truncate([self.prompt])
+        logits = [self.model(token, self.caches) for token in self.tokens.split(1, 1)]
+        return torch.cat(logits, 1)

@@ -130,7 +130,8 @@ def test_encoders_are_compared_with_retrieval():
     }
     text = table.beside(settings, results, report.Reference("", [1, 1], [1.0, 1.0]))
     header, cable, *_, learned, _ = rows(text)
-    assert header[2:4] == ["512 / that of CABLE", "1024 / 512"]
+    assert header[2] == "512 / that of CABLE: nDCG@10, perplexity"
+    assert header[3] == "1024 / 512: nDCG@10, perplexity"
     assert cable[-1] == "1.68, 0.50 [0.50, 0.50]"
     assert learned == ["Learnable", "learned", "0.70, 4.00 [4.00, 4.00]", *["-"] * 5]
 
@@ -148,16 +149,22 @@ def test_receptive_fields_are_compared_by_ranks():
 
     def measured(field: float) -> dict[str, object]:
         gradient = {"embedding": [-field, -field - 2], "blocks.4": [2 * field, 2 * field]}
-        theory = {"tokens": [0, field, 512], "eps": [1, 0.02, 0]}
-        return {"gradient": {"receptive_fields": gradient}, "theory": theory}
+        theory = {"tokens": [0, field, 512], "eps": [1, 0.01 + 1e-9, 0]}
+        masses = {"blocks.0": [field, field + 1], "blocks.1": [field + 2, field + 3]}
+        return {
+            "gradient": {"receptive_fields": gradient},
+            "theory": theory,
+            "attention_mass": masses,
+        }
 
     results = {name: {0: measured(n), 1: measured(n + 2)} for n, name in enumerate(("a", "b", "c"))}
     text = figure.beside(settings, results, report.Reference("", [1], [1.0]))
     header, first, *_ = rows(text)
-    assert header == ["scheme", "TRF, a layer", "ERF, the last block", "ERF, all blocks"]
-    assert first == ["a", "1 [-12, 14]", "2 [-23, 27]", "-2 [-15, 11]"]
-    assert "ERF, the last block 1.00 [1.00, 1.00]; ERF, all blocks -1.00 [-1.00, -1.00]." in text
-    assert "holds 98% of exp(b)" in text
+    assert header[1:3] == ["TRF, series", "n_emp, attention"]
+    assert first == ["a", "1 [0, 2]", "2 [2, 4]", "2 [0, 4]", "-2 [-3, -1]"]
+    assert "n_emp, attention 1.00 [1.00, 1.00]; gradient, last block 1.00" in text
+    assert text.endswith("gradient, all blocks -1.00 [-1.00, -1.00].")
+    assert "All fields hold 99%, at 512 bytes" in text
 
 
 MANY = {"chi-table-1", "cable-table-3"}  # models

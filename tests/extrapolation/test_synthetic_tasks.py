@@ -10,7 +10,8 @@ import torch
 
 from biased_flash_attn.extrapolation.synthetic import TASKS
 from biased_flash_attn.extrapolation.synthetic.markov import RESTARTS, Markov, draw, random_chains
-from biased_flash_attn.extrapolation.synthetic.tasks import IGNORED, SCORED, Recall
+from biased_flash_attn.extrapolation.synthetic.tasks import SCORED, Recall
+from biased_flash_attn.extrapolation.training.loop import IGNORED
 
 LENGTHS = (16, 40, 64)
 

@@ -77,8 +77,9 @@ class Seeds(click.ParamType):
     "--objective",
     default="causal",
     show_default=True,
-    type=click.Choice(["causal", "masked"]),
-    help="Models predict the next token, or masked ones from both sides.",
+    type=click.Choice(list(experiment.OBJECTIVES)),
+    help="Causal models predict the next token; encoders predict masked tokens from both sides,"
+    " without windows, and have no receptive fields here.",
 )
 @click.option(
     "--output",

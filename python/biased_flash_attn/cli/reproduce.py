@@ -29,7 +29,7 @@ NAMES = (
 @click.option(
     "--steps",
     type=click.IntRange(1),
-    help="Training steps.  [default: 1000, and 2500 of cable-table-2]",
+    help="Training steps.  [default: 1000; 2500 for cable-table-2]",
 )
 @click.option(
     "--output",
@@ -46,13 +46,14 @@ def reproduce(name, seeds, steps, output):
     chi-table-2    two of these, trained at longer sequences
     chi-table-5    Sandwich and ALiBi, evaluated with a sliding cache
     qin-figure-6   receptive fields of formulas and of trained models
-    cable-table-2  encoders with CABLE and four others
+    cable-table-2  encoders with CABLE and four others: masked tokens here,
+                   retrieval in the paper
     cable-table-3  CABLE and eight others, GPT-tiny
 
     Lengths are those of the paper divided by 8, and windows and slopes of ALiBi are changed
-    accordingly. As the text differs, quotients of perplexities are compared. Both results are
-    printed and written to NAME.md in the folder OUTPUT, which also contains all results, pictures
-    and checkpoints: the same command resumes after an interruption.
+    accordingly. As the text differs, perplexities are compared by their quotients. What is compared
+    is printed and written to NAME.md in the folder OUTPUT, which also contains all results,
+    pictures and checkpoints: the same command resumes after an interruption.
     """
     presets = needed("extrapolation.reproduction")
     report = needed("extrapolation.experiment.report")

@@ -45,11 +45,16 @@ def page(
     measures: Sequence[Measure],
     lengths: Sequence[int],
     train_length: int,
+    library: str | bool = True,
 ) -> str:
-    """An HTML page that needs no other file: one of the measures, with a menu of all of them."""
+    """An HTML page of one of the measures, with a menu of all of them.
+
+    It needs no other file, unless `library` is the address of plotly.js.
+    """
     plot = figure(measures, lengths, train_length).to_html(
         config={"responsive": True, "displayModeBar": False, "showTips": False},
         full_html=False,
+        include_plotlyjs=library,
         default_height="36rem",
         div_id="plot",  # which is random by default
     )

@@ -21,6 +21,17 @@ def student(values: Sequence[float]) -> Interval:
     return around(mean, statistics.variance(values) / count, count - 1)
 
 
+def extremes(values: Sequence[float]) -> Interval:
+    """The mean of values between the least and the largest one, without bounds for one value.
+
+    They describe values whose distribution is far from a normal one, and do not cover the truth as
+    intervals do.
+    """
+    if len(values) == 1:
+        return Interval(values[0], -math.inf, math.inf)
+    return Interval(statistics.fmean(values), min(values), max(values))
+
+
 def around(mean: float, variance: float, freedom: float) -> Interval:
     """The interval of a mean with an estimated variance, of so many degrees of freedom."""
     half = float(stats.t.ppf((1 + COVERAGE) / 2, freedom)) * math.sqrt(variance)

@@ -1,4 +1,4 @@
-"""What pictures and pages show of schemes: values at several contexts, with intervals."""
+"""What tables, pictures and pages show of schemes: values at several contexts, with intervals."""
 
 from __future__ import annotations
 

@@ -19,6 +19,8 @@ from .settings import Settings
 
 EPS = 0.01  # the fraction outside of a receptive field: of gradient, weights and series
 POINTS = 256  # of the gradient's curve
+POINTS_OF_SERIES = 101  # EPS is one of them
+ATTENDING = 2**12  # tokens whose attention weights are measured, of two sequences at least
 
 
 def evaluate(settings: Settings, blocks: Blocks, model: nn.Module) -> Measured:
@@ -71,7 +73,7 @@ def _receptive_fields(
     for n, block in enumerate(model.blocks[:-1]):
         later = cumulative_gradient(model, inputs, embedding=block)
         fields[f"blocks.{n}"] = empirical_receptive_field(later).tolist()
-    masses = attention_masses(model, inputs[:2], EPS)
+    masses = attention_masses(model, inputs[: max(2, ATTENDING // length)], EPS)
     step = max(1, length // POINTS)
     tokens = torch.arange(step - 1, length, step)
     return {
@@ -101,7 +103,7 @@ def _theory(model: nn.Module, length: int) -> dict[str, object]:
     fields = {name: bias.receptive_field(EPS).tolist() for name, bias in found.items()}
     d = torch.arange(length, dtype=torch.float64, device=next(model.parameters()).device)
     weights = torch.cat([bias.curve(d).exp() for bias in found.values()])
-    field, eps = mean_receptive_field(weights)
+    field, eps = mean_receptive_field(weights, POINTS_OF_SERIES)
     return {
         "fields": {
             name: [field if math.isfinite(field) else None for field in heads]

@@ -10,22 +10,23 @@ from torch import Tensor, nn
 
 from ...nn import CausalLM, Encoder
 from ..perplexity import BATCH_TOKENS, segment_losses, token_losses
+from ..training.loop import IGNORED
 from .counts import ORDER, losses_of_counts
 
-IGNORED = -100  # a target that is not scored, as in F.cross_entropy
 RATE = 0.15  # of the tokens are masked (Devlin et al., 2019)
 
 
 class Objective(ABC):
     """What models predict, and how it is evaluated: the same tokens at every length.
 
-    model: the class of the models.
+    model: the class of the models. models: what these are called.
     own_tokens: how many tokens models have beyond those of the text.
     shortest: the least length for evaluation.
     unscored: how many tokens of a window of the least length are not scored.
     """
 
     model: ClassVar[type[nn.Module]]
+    models: ClassVar[str]
     own_tokens: ClassVar[int]
     shortest: ClassVar[int]
     unscored: ClassVar[int]
@@ -54,11 +55,16 @@ class Objective(ABC):
     def protocol(self, scored: int, unit: str) -> str:
         """Which tokens are predicted, the end of a sentence."""
 
+    @abstractmethod
+    def context_of_counts(self, unit: str) -> str:
+        """What the model of counts knows, the end of a sentence."""
+
 
 class NextToken(Objective):
     """Causal models predict the last tokens of a window, each from those before it."""
 
     model = CausalLM
+    models = "causal models"
     own_tokens = 0
     shortest = ORDER
     unscored = ORDER - 1
@@ -79,6 +85,9 @@ class NextToken(Objective):
     def protocol(self, scored, unit):
         return f"{scored} at a time, the last of which has the whole context"
 
+    def context_of_counts(self, unit):
+        return f"the {ORDER} {unit} before"
+
 
 class MaskedTokens(Objective):
     """Encoders predict masked tokens in the middle of a window, from both sides.
@@ -88,13 +97,14 @@ class MaskedTokens(Objective):
     """
 
     model = Encoder
+    models = "encoders"
     own_tokens = 1
     shortest = 2 * ORDER - 1
     unscored = 2 * (ORDER - 1)
 
     def examples(self, segments, vocabulary, generator):
         tokens = segments[:, 1:].long()
-        masked = drawn(tokens.shape, generator)
+        masked = _drawn(tokens.shape, generator)
         return tokens.masked_fill(masked, vocabulary), tokens.masked_fill(~masked, IGNORED)
 
     def losses(self, model, segments, length, scored, vocabulary):
@@ -126,11 +136,14 @@ class MaskedTokens(Objective):
             f" {RATE:.0%} of all {unit}"
         )
 
+    def context_of_counts(self, unit):
+        return f"the {ORDER} {unit} before, even masked ones, and none of those after"
+
 
 OBJECTIVES: dict[str, Objective] = {"causal": NextToken(), "masked": MaskedTokens()}
 
 
-def drawn(shape: tuple[int, int], generator: torch.Generator) -> Tensor:
+def _drawn(shape: tuple[int, int], generator: torch.Generator) -> Tensor:
     """Random masks, of as many tokens in each row, (B, N) bool."""
     return torch.rand(shape, generator=generator).argsort(1) < _count(shape[1])
 
@@ -147,8 +160,8 @@ def _middle(whole: int, part: int) -> slice:
 def _masks(shape: tuple[int, int], scored: int) -> tuple[Tensor, Tensor]:
     """The masked tokens of windows for evaluation, and which are in the middle, (B, N) bool."""
     generator = torch.Generator().manual_seed(0)
-    masked, middle = drawn(shape, generator), torch.zeros(shape, dtype=torch.bool)
+    masked, middle = _drawn(shape, generator), torch.zeros(shape, dtype=torch.bool)
     place = _middle(shape[1], scored)
-    masked[:, place] = drawn((shape[0], scored), generator)
+    masked[:, place] = _drawn((shape[0], scored), generator)
     middle[:, place] = True
     return masked, middle

@@ -83,12 +83,15 @@ def _draw_fields(axes: Axes, settings: Settings, results: Results) -> None:
     label_ends(axes, ends)
 
 
-def page(settings: Settings, results: Results, reference: Reference) -> str:
-    """The perplexities as HTML, with a menu of measures."""
+def page(
+    settings: Settings, results: Results, reference: Reference, library: str | bool = True
+) -> str:
+    """The perplexities as HTML, with a menu of measures; `library` is as in `interactive.page`."""
     return interactive.page(
         "Perplexity by context",
         description(settings, results, reference),
         measures(settings, results, reference),
         settings.eval_lengths,
         settings.train_length,
+        library,
     )

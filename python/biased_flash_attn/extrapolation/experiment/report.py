@@ -21,7 +21,6 @@ from ..training import Models, Results
 from ..training.checkpoints import write_atomically
 from ..training.records import read_record, write_record
 from .blocks import mean_by_file
-from .counts import ORDER
 from .runner import blocks_of
 from .settings import Settings, Size
 from .text import Text
@@ -74,9 +73,9 @@ def markdown(settings: Settings, results: Results, reference: Reference) -> str:
     first, last = settings.train_length, settings.eval_lengths[-1]
     parts = [
         description(settings, results, reference),
-        f"Perplexity of {unit}, by context; `counts` is a model of {ORDER} {unit} of context, from"
-        f" the same text, at most as many {unit}:\n\n"
-        f"{means(settings, results, reference, sample)}",
+        f"Perplexity of {unit}, by context; `counts` is a model that knows"
+        f" {settings.prediction.context_of_counts(unit)}, from the same text, at most as many"
+        f" {unit}:\n\n{means(settings, results, reference, sample)}",
     ]
     if has_ratios(settings):
         found = ratios(settings, results, sample)
@@ -103,7 +102,8 @@ def description(settings: Settings, results: Results, reference: Reference) -> s
     brackets = f" Brackets are {COVERAGE:.0%} intervals from the variance over {over}."
     return (
         f"Trained at {settings.train_length} {unit} for {size.steps} steps of {size.batch},"
-        f" {settings.trained_tokens} {unit} in all; {size.layers} layers of {size.dim} channels and"
+        f" {settings.trained_tokens} {unit} in all; {settings.prediction.models} with {size.layers}"
+        f" layers of {size.dim} channels and"
         f" {size.heads} heads, {settings.dtype}, seeds {', '.join(map(str, settings.seeds))}."
         f" Training took {seconds / 60:.0f} minutes. At every context the same {predicted}"
         f" {unit} of {files} file(s) are predicted,"

@@ -73,19 +73,23 @@ def training(settings: Settings) -> str:
 
 
 def quotients(
-    printed: Sequence[Printed], train_length: int, results: Results, reference: Reference
+    printed: Sequence[Printed],
+    train_length: int,
+    results: Results,
+    reference: Reference,
+    compared: str = "",
 ) -> str:
     """A table of quotients: of what the paper prints, and of perplexities here.
 
     The first column has values at the shortest length that the paper prints, from that of training
     on, divided by that of the first row; the others those at longer lengths divided by that at the
-    shortest one.
+    shortest one. `compared` says in the header what both are, unless they are the same.
     """
     sample, first = Sample(reference.blocks), printed[0]
     base, *longer = sorted(n for n in first.values if n >= train_length)
     of_first = nats(results[scaled(first.scheme)], base // SCALE)
-    header = ["paper", "here", f"{base} / that of {first.label}"]
-    rows = [[*header, *(f"{length} / {base}" for length in longer)]]
+    names = [f"{base} / that of {first.label}", *(f"{length} / {base}" for length in longer)]
+    rows = [["paper", "here", *(f"{name}: {compared}" if compared else name for name in names)]]
     for row in printed:
         models = results[scaled(row.scheme)]
         at_base = nats(models, base // SCALE)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from .. import published
 from ..agreement import rank_correlation
 from ..experiment import Settings, Size
+from ..experiment.evaluation import EPS
 from ..experiment.report import inputs_of_blocks
-from ..intervals import student
-from ..tables import COVERAGE, shown, table
+from ..intervals import extremes
+from ..tables import shown, table
 from ..training import Measured, Results
 from .preset import SCALE, Preset, scaled, training
 
@@ -22,8 +24,11 @@ MODELS = ("Qin et al., 2023", "4", "WikiText-103")  # paper, table, and text
 LENGTHENED = 8  # how much longer the measured sequences are than those of training
 
 
+Value = Callable[[Measured], float]
+
+
 class FieldFigure(Preset):
-    """Figure 6 of Qin et al. (2023): empirical receptive fields of their schemes."""
+    """Figure 6 of Qin et al. (2023): empirical receptive fields of trained models."""
 
     def experiments(self, seeds, steps=None):
         size = Size(LAYERS, 64, 4, steps or STEPS, 64, 2e-3, blocks=256, gradients=64, scored=4)
@@ -35,54 +40,58 @@ class FieldFigure(Preset):
 
     def beside(self, settings, results, reference):
         first, *_, last = inputs_of_blocks(settings.size.layers)
-        columns: dict[str, Callable[[Measured], float]] = {
-            "TRF, a layer": theoretical,
-            "ERF, the last block": lambda model: empirical(model, last),
-            "ERF, all blocks": lambda model: empirical(model, first),
+        columns: dict[str, Value] = {
+            "TRF, series": theoretical,
+            "n_emp, attention": attended,
+            "gradient, last block": partial(of_gradient, last),
+            "gradient, all blocks": partial(of_gradient, first),
         }
         rows = [["scheme", *columns]]
         for scheme, models in results.items():
             of_seeds = ([value(model) for model in models.values()] for value in columns.values())
-            rows.append([scheme, *(shown(student(values), 0) for values in of_seeds)])
+            rows.append([scheme, *(shown(extremes(values), 0) for values in of_seeds)])
+        ranks = {name: agreement(results, value) for name, value in columns.items()}
         correlations = [
-            f"{name} {shown(student(agreement(results, value)), 2)}"
-            for name, value in columns.items()
-            if value is not theoretical
+            f"{name} {shown(extremes(found), 2)}"
+            for name, found in ranks.items()
+            if columns[name] is not theoretical
         ]
         return (
             f"Qin et al., 2023, figure 6: {LAYERS} layers, trained at {TRAIN_LENGTH} tokens. It has"
-            " no numbers; according to the paper, the trend of empirical receptive fields (ERF)"
-            " matches that of theoretical ones (TRF), and both are smaller for Type 2 than for Type"
-            f" 1. {training(settings)} The TRF of the trained biases holds"
-            f" {1 - _eps(results):.0%} of exp(b), the mean of heads and layers, and the ERF 99 % of"
-            f" the gradient, the mean of {settings.size.gradients} sequences; both at"
-            f" {settings.eval_lengths[-1]} bytes, with {COVERAGE:.0%} intervals over seeds.\n\n"
-            f"{table(rows)}\n\nRank correlation with the TRF, of {len(results)} schemes:"
-            f" {'; '.join(correlations)}."
+            " no numbers; according to the paper, the trend of empirical receptive fields matches"
+            " that of theoretical ones (TRF), and both are smaller for Type 2 than for Type 1."
+            f" {training(settings)} All fields hold {1 - EPS:.0%}, at {settings.eval_lengths[-1]}"
+            " bytes: the TRF of the series of exp(b) of the trained biases up to this length; the"
+            " paper's empirical n_emp of attention weights, of queries in the second half; and, for"
+            " comparison, the fields of Chi et al. (2023), of the gradient of the last prediction"
+            f" in {settings.size.gradients} sequences. They are means over heads and layers, with"
+            f" the least and the largest seed in brackets.\n\n{table(rows)}\n\nRank correlation"
+            f" with the TRF, of {len(results)} schemes: {'; '.join(correlations)}."
         )
 
 
 def theoretical(model: Measured) -> float:
-    """The mean field of the trained biases, of the smallest eps that is not 0."""
-    return model["theory"]["tokens"][-2]
+    """The mean field of the trained biases within the length."""
+    curve = model["theory"]
+    fields = dict(zip(curve["eps"], curve["tokens"], strict=True))
+    return fields[min(fields, key=lambda eps: abs(eps - EPS))]
 
 
-def empirical(model: Measured, layer: str) -> float:
-    """The mean field of the gradient at the input of a layer."""
+def attended(model: Measured) -> float:
+    """The mean field of the attention weights of heads and layers."""
+    heads = [field for layer in model["attention_mass"].values() for field in layer]
+    return statistics.fmean(heads)
+
+
+def of_gradient(layer: str, model: Measured) -> float:
+    """The mean field of the gradient at the output of a layer."""
     return statistics.fmean(model["gradient"]["receptive_fields"][layer])
 
 
-def agreement(results: Results, value: Callable[[Measured], float]) -> list[float]:
+def agreement(results: Results, value: Value) -> list[float]:
     """The rank correlation of a value with the theoretical field over schemes, for each seed."""
-    seeds = next(iter(results.values()))
     found = []
-    for seed in seeds:
-        models = [models[seed] for models in results.values()]
-        x, y = (torch.tensor([f(m) for m in models]) for f in (theoretical, value))
+    for models in zip(*(of_seeds.values() for of_seeds in results.values()), strict=True):
+        x, y = (torch.tensor([f(model) for model in models]) for f in (theoretical, value))
         found.append(rank_correlation(x, y))
     return found
-
-
-def _eps(results: Results) -> float:
-    models = next(iter(results.values()))
-    return next(iter(models.values()))["theory"]["eps"][-2]

@@ -15,7 +15,7 @@ PRINTED = (
     ("Learnable", "learned", (10.42,)),
     ("Sinusoidal", "sinusoidal", (13.57, 12.80, 1.03, 0.00, 0.00, 0.00)),
 )
-# BERT-base has 12 layers, of which two CPU cores train too few steps for masked tokens.
+# BERT-base has 12 layers, too many for two CPU cores to train until masked tokens are predicted.
 SIZE = {"layers": 4, "dim": 128, "heads": 4, "batch": 64, "rate": 2e-3}
 STEPS = 2500
 
@@ -36,11 +36,11 @@ class RetrievalTable(Preset):
         ]
         return (
             "Veisi et al., 2025, table 2, MLDR: BERT-base, trained at 512 tokens by masked language"
-            " modelling and then for retrieval of documents, whose quality nDCG@10 at the paper's"
-            f" lengths is the better the larger it is. {training(settings)} They predict masked"
-            " bytes only, with a perplexity that is the better the smaller it is. Quotients of"
-            f" nDCG@10 in the paper, and of perplexities here with {COVERAGE:.0%} intervals."
+            " modelling and then for retrieval of documents, with a quality (nDCG@10) of which"
+            f" higher is better. {training(settings)} These encoders predict masked bytes only,"
+            " with a perplexity of which lower is better. Quotients of nDCG@10 in the paper, and of"
+            f" perplexities here with {COVERAGE:.0%} intervals, at the paper's lengths."
             " Figure 5 of the paper, without numbers, has the lowest loss of masked tokens for"
             " CABLE, and the highest ones for learned and sinusoidal positions.\n\n"
-            f"{quotients(printed, TRAIN_LENGTH, results, reference)}"
+            f"{quotients(printed, TRAIN_LENGTH, results, reference, 'nDCG@10, perplexity')}"
         )

@@ -32,12 +32,13 @@ def draw(settings: Settings, results: Results) -> Figure:
     return figure
 
 
-def page(settings: Settings, results: Results) -> str:
-    """The same as HTML, with a menu."""
+def page(settings: Settings, results: Results, library: str | bool = True) -> str:
+    """The same as HTML, with a menu; `library` is as in `interactive.page`."""
     return interactive.page(
         f"Task {settings.task}",
         description(settings, results),
         measures(settings, results),
         settings.eval_lengths,
         settings.train_length,
+        library,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,7 +11,7 @@ import torch
 
 from ..agreement import DECIMALS, rank_correlation
 from ..formulas import initial_formula, prediction
-from ..intervals import POWER, detectable, deviation, student
+from ..intervals import POWER, detectable, deviation, extremes, student
 from ..measures import Curves, Measure, by_length
 from ..tables import COVERAGE, Interval, shown, table
 from ..training import Measured, Models, Results
@@ -71,13 +70,6 @@ def description(settings: Settings, results: Results) -> str:
         f" {', '.join(map(str, settings.seeds))}; brackets are {BRACKETS[brackets(settings)]}."
         f" Training took {seconds / 60:.0f} minutes."
     )
-
-
-def extremes(values: Sequence[float]) -> Interval:
-    """The mean, the least and the largest value, or no bounds for a single one."""
-    if len(values) == 1:
-        return Interval(values[0], -math.inf, math.inf)
-    return Interval(statistics.fmean(values), min(values), max(values))
 
 
 BRACKETS = {

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-IGNORED = -100  # a target that is not scored, as in F.cross_entropy
+from ..training.loop import IGNORED
+
 SCORED = 8  # predictions of a window, the last ones
 
 

@@ -18,6 +18,7 @@ from ...nn import BiasedAttention
 from . import checkpoints
 
 SECONDS_BETWEEN_CHECKPOINTS = 30
+IGNORED = -100  # a target that is not scored, as in F.cross_entropy
 WARMUP = 0.1  # fraction of the steps
 
 Batches = Callable[[int], tuple[Tensor, Tensor]]
@@ -43,7 +44,7 @@ def train(
     Args:
         model: a new model, or one whose state at `path` replaces what it holds.
         batches: from the number of a step to its tokens and targets, (batch, N) int64 each, on the
-            model's device. Targets of -100 are ignored.
+            model's device. Targets of IGNORED do not count.
         path: of the checkpoint.
         identity: describes everything that the result depends on.
         steps: the learning rate rises to `rate` and decays to a tenth of it.

@@ -14,7 +14,7 @@ from .checkpoints import write_atomically
 from .results import Results
 from .settings import versions
 
-Settings = TypeVar("Settings")
+Chosen = TypeVar("Chosen")
 
 
 def write_record(path: Path, settings: object, results: Results, **others: object) -> None:
@@ -29,8 +29,8 @@ def write_record(path: Path, settings: object, results: Results, **others: objec
 
 
 def read_record(
-    path: Path, settings: type[Settings], size: type
-) -> tuple[Settings, Results, dict[str, object]]:
+    path: Path, settings: type[Chosen], size: type
+) -> tuple[Chosen, Results, dict[str, object]]:
     """Settings and results, and the whole record.
 
     Args:

@@ -32,7 +32,7 @@ def check_lengths(lengths: tuple[int, ...], shortest: int = 1) -> None:
     if not lengths or sorted(set(lengths)) != list(lengths):
         raise ValueError(f"eval_lengths is {lengths}; it must ascend")
     if lengths[0] < shortest:
-        raise ValueError(f"eval_lengths is {lengths}; it must be at least {shortest}")
+        raise ValueError(f"eval_lengths is {lengths}; the shortest may be {shortest}")
 
 
 def check_device(device: str) -> None:
