@@ -70,7 +70,7 @@ def transformers_with_results(text: str) -> str:
 def laboratory_with_results(text: str) -> str:
     """docs/laboratory.md with the results of position schemes."""
     tables = latest.path(latest.SCHEMES).with_suffix(".md").relative_to(ROOT)
-    return _replaced(r'(generation\.\n\n--8<-- ")', str(tables), r'(")', text)
+    return _replaced(r'(is not known\.\n\n--8<-- ")', str(tables), r'(")', text)
 
 
 def _measured(family: str) -> tuple[str, str, str]:
