@@ -23,7 +23,6 @@ LAYERS, TRAIN_LENGTH = 6, 512  # of the paper's models
 MODELS = ("Qin et al., 2023", "4", "WikiText-103")  # paper, table, and text
 LENGTHENED = 8  # how much longer the measured sequences are than those of training
 
-
 Value = Callable[[Measured], float]
 
 
@@ -64,8 +63,8 @@ class FieldFigure(Preset):
             " bytes: the TRF of the series of exp(b) of the trained biases up to this length; the"
             " paper's empirical n_emp of attention weights, of queries in the second half; and, for"
             " comparison, the fields of Chi et al. (2023), of the gradient of the last prediction"
-            f" in {settings.size.gradients} sequences. They are means over heads and layers, with"
-            f" the least and the largest seed in brackets.\n\n{table(rows)}\n\nRank correlation"
+            f" in {settings.size.gradients} sequences. The first two are means over heads and layers;"
+            f" brackets have the least and the largest seed.\n\n{table(rows)}\n\nRank correlation"
             f" with the TRF, of {len(results)} schemes: {'; '.join(correlations)}."
         )
 
