@@ -63,8 +63,9 @@ class FieldFigure(Preset):
             " bytes: the TRF of the series of exp(b) of the trained biases up to this length; the"
             " paper's empirical n_emp of attention weights, of queries in the second half; and, for"
             " comparison, the fields of Chi et al. (2023), of the gradient of the last prediction"
-            f" in {settings.size.gradients} sequences. The first two are means over heads and layers;"
-            f" brackets have the least and the largest seed.\n\n{table(rows)}\n\nRank correlation"
+            f" in {settings.size.gradients} sequences. The first two are means over heads and"
+            " layers; brackets have the least and the largest seed."
+            f"\n\n{table(rows)}\n\nRank correlation"
             f" with the TRF, of {len(results)} schemes: {'; '.join(correlations)}."
         )
 
