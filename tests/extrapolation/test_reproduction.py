@@ -198,6 +198,8 @@ def test_command_knows_all_presets_and_their_numbers_of_steps():
     assert steps == {1000, 2500}
     (of_encoders,) = PRESETS["cable-table-2"].experiments((0,))
     assert of_encoders.size.steps == 2500
+    done = CliRunner().invoke(main, ["reproduce", "--help"])
+    assert "[default: 1000; 2500 for" in done.output
 
 
 def test_invalid_seeds_are_refused_before_any_training(tmp_path):

@@ -78,8 +78,8 @@ class Seeds(click.ParamType):
     default="causal",
     show_default=True,
     type=click.Choice(list(experiment.OBJECTIVES)),
-    help="Causal models predict the next token; encoders predict masked tokens from both sides,"
-    " without windows, and have no receptive fields here.",
+    help="causal: models predict the next token. masked: encoders predict masked tokens from both"
+    " sides; they have no windows, and their receptive fields are not measured.",
 )
 @click.option(
     "--output",

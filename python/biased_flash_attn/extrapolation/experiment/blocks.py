@@ -24,7 +24,7 @@ class Blocks:
 def choose(files: Sequence[Tensor], longest: int, scored: int, most: int) -> Blocks:
     """At most `most` blocks, evenly spaced in what files have beyond the longest context.
 
-    As many tokens of each as are `scored`, wherever these are, do not overlap.
+    Those of a file are `scored` tokens apart or more, so that their scored tokens do not overlap.
     """
     places = [
         (number, end)

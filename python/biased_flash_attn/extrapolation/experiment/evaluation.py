@@ -26,7 +26,7 @@ ATTENDING = 2**12  # tokens whose attention weights are measured, of two sequenc
 def evaluate(settings: Settings, blocks: Blocks, model: nn.Module) -> Measured:
     """All results of a model as plain values, at the lengths that its positions allow.
 
-    Receptive fields of gradients and weights are those of the last token, of causal models only.
+    Receptive fields of gradients and attention weights are those of causal models only.
     """
     longest = model.embedding.max_length or math.inf
     lengths = [length for length in settings.eval_lengths if length <= longest]
@@ -38,7 +38,7 @@ def evaluate(settings: Settings, blocks: Blocks, model: nn.Module) -> Measured:
                 model, blocks.segments, length, settings.scored, settings.size.vocabulary
             )
             measured["nats"][str(length)] = mean_by_file(losses, blocks.files)
-        if lengths and settings.objective == "causal":
+        if lengths and settings.prediction.causal:
             measured |= _receptive_fields(settings, model, blocks, lengths[-1])
     return measured | {"theory": _theory(model, settings.eval_lengths[-1])}
 

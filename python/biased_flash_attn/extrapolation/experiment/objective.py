@@ -20,6 +20,7 @@ class Objective(ABC):
     """What models predict, and how it is evaluated: the same tokens at every length.
 
     model: the class of the models. models: what these are called.
+    causal: whether they see earlier tokens only, which windows, caches and receptive fields need.
     own_tokens: how many tokens models have beyond those of the text.
     shortest: the least length for evaluation.
     unscored: how many tokens of a window of the least length are not scored.
@@ -27,6 +28,7 @@ class Objective(ABC):
 
     model: ClassVar[type[nn.Module]]
     models: ClassVar[str]
+    causal: ClassVar[bool]
     own_tokens: ClassVar[int]
     shortest: ClassVar[int]
     unscored: ClassVar[int]
@@ -65,6 +67,7 @@ class NextToken(Objective):
 
     model = CausalLM
     models = "causal models"
+    causal = True
     own_tokens = 0
     shortest = ORDER
     unscored = ORDER - 1
@@ -98,6 +101,7 @@ class MaskedTokens(Objective):
 
     model = Encoder
     models = "encoders"
+    causal = False
     own_tokens = 1
     shortest = 2 * ORDER - 1
     unscored = 2 * (ORDER - 1)

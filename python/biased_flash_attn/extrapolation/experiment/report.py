@@ -82,7 +82,7 @@ def markdown(settings: Settings, results: Results, reference: Reference) -> str:
         others = [n for n in settings.eval_lengths if n != first]
         parts.append(f"Perplexity divided by that at {first}:\n\n{by_length(found, others)}")
     parts += comparison(settings, results, sample)
-    if settings.objective == "causal":
+    if settings.prediction.causal:
         parts.append(
             f"Receptive fields in {unit}. Those of the gradient at the input of each block are"
             " means with their standard errors over sequences, the others are from that of the"

@@ -88,8 +88,8 @@ class Settings:
         check_device(self.device)
         if self.cache is not None and self.cache < 1:
             raise ValueError(f"cache is {self.cache}; it must be positive")
-        if self.objective == "masked":
-            self._check_masked()
+        if not self.prediction.causal:
+            self._check_bidirectional()
 
     @property
     def trained_tokens(self) -> int:
@@ -106,7 +106,7 @@ class Settings:
         """The number of tokens of a window among which those are that are predicted."""
         return min(self.size.scored, self.eval_lengths[0] - self.prediction.unscored)
 
-    def _check_masked(self) -> None:
+    def _check_bidirectional(self) -> None:
         """Raises ValueError for what only causal models have."""
         windows = [scheme for scheme in self.schemes if positions(scheme).window is not None]
         if windows:
