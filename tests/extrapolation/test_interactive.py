@@ -62,6 +62,12 @@ def test_pages_hold_all_that_they_need():
     assert [trace["y"] for trace in data[::2]] == [[0.3, 0.5], [0.25], [0.7, 0.9]]
 
 
+def test_pages_can_share_the_library():
+    page = interactive.page("A", "B.", MEASURES, (16, 32), 16, "../plotly.min.js")
+    assert Loaded(page).addresses == ["../plotly.min.js"]
+    assert "* plotly.js v" not in page
+
+
 def test_curves_have_the_styles_of_pictures_and_their_bands_follow_them(figure):
     for name, line, band in zip(LOSSES, figure.data[::2], figure.data[1::2], strict=True):
         style = styles(list(LOSSES))[name]
