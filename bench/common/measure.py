@@ -65,6 +65,10 @@ def build_fma_peak(folder: Path) -> Callable[[], float]:
 
 def peak_memory(bias: str, dtype: str, length: int, direction: str) -> float:
     """The MiB of a pass beyond inputs, outputs and gradients: see bench.common.peak_memory."""
-    sizes = bias, dtype, str(length), direction
-    command = [sys.executable, "-m", "bench.common.peak_memory", *sizes]
+    return printed_by("bench.common.peak_memory", bias, dtype, str(length), direction)
+
+
+def printed_by(module: str, *arguments: str) -> float:
+    """The number that a module prints in a process of its own."""
+    command = [sys.executable, "-m", module, *arguments]
     return float(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)

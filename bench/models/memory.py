@@ -5,13 +5,11 @@ It runs in a separate process, because memory freed earlier would hide what a ca
 Usage: python -m bench.models.memory attention|encoder MODEL LENGTH accelerated|own
 """
 
-import subprocess
 import sys
 
 import torch
 
-from bench import ROOT
-from bench.common.measure import THREADS
+from bench.common.measure import THREADS, printed_by
 from bench.models.subjects import Encoding, Training
 from biased_flash_attn.cli.cost import cost
 
@@ -19,8 +17,7 @@ KINDS = {"attention": Training, "encoder": Encoding}
 
 
 def needed(kind: str, model: str, length: int, side: str) -> float:
-    command = [sys.executable, "-m", "bench.models.memory", kind, model, str(length), side]
-    return float(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)
+    return printed_by("bench.models.memory", kind, model, str(length), side)
 
 
 if __name__ == "__main__":

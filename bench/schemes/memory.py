@@ -5,20 +5,17 @@ It runs in a separate process, because memory freed earlier would hide what a st
 Usage: python -m bench.schemes.memory SCHEME LENGTH
 """
 
-import subprocess
 import sys
 
 import torch
 
-from bench import ROOT
-from bench.common.measure import THREADS
+from bench.common.measure import THREADS, printed_by
 from bench.schemes.subjects import Training
 from biased_flash_attn.cli.cost import cost
 
 
 def needed(scheme: str, length: int) -> float:
-    command = [sys.executable, "-m", "bench.schemes.memory", scheme, str(length)]
-    return float(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)
+    return printed_by("bench.schemes.memory", scheme, str(length))
 
 
 if __name__ == "__main__":
