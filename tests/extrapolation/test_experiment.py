@@ -110,6 +110,9 @@ def test_killed_runs_resume_with_the_same_table(tmp_path, monkeypatch):
     for name in names:
         assert f"saved {tmp_path / 'whole' / name}" in invoked.output
     assert report.markdown(*report.read_report(tmp_path / "whole" / "results.json")) == whole
+    read = experiment.read_text(corpus)
+    sizes = f"{len(read.train)} bytes for training, and {len(read.test[0])} for testing"
+    assert f"The text has {sizes}." in table
     (nats,) = record["results"]["alibi"]["0"]["nats"]["64"]
     assert f"{math.exp(nats):.4g}" in table
 
@@ -213,6 +216,7 @@ def test_schemes_with_arguments_are_trained(scheme, text, tmp_path):
     [
         ({"schemes": ("rope",)}, "positions is 'rope'"),
         ({"schemes": ()}, r"schemes is \(\); it must name one or more"),
+        ({"schemes": ("none", "none()")}, r"schemes is .*; it must name one or more, each once"),
         ({"seeds": ()}, r"seeds is \(\); it must have one or more, each once"),
         ({"train_length": 0}, "train_length is 0; it must be positive"),
         ({"eval_lengths": (2, 16)}, r"eval_lengths is \(2, 16\); the shortest may be 3"),
@@ -220,6 +224,7 @@ def test_schemes_with_arguments_are_trained(scheme, text, tmp_path):
         ({"dtype": "float16"}, "dtype is 'float16'; it may be bfloat16 or float32"),
         ({"train_length": 1000}, "text has 1000 bytes for training; it needs over 1000"),
         ({"eval_lengths": (16, 1000)}, "text has 1000 bytes in its longest file for"),
+        ({"device": "abacus"}, "device is 'abacus', which cannot be used"),
     ],
 )
 def test_invalid_arguments_are_refused(change, message, text, tmp_path):

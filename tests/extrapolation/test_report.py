@@ -26,7 +26,7 @@ from .tables import rows
 
 SIZE = experiment.Size(1, 16, 2, 6, 2, 1e-3, blocks=10, gradients=2)
 SETTINGS = experiment.Settings(("alibi",), 16, (16, 32), SIZE, seeds=(0, 1))
-REFERENCE = report.Reference("digest", [1, 3], [math.log(8), math.log(4)])
+REFERENCE = report.Reference("digest", 1000, 200, [1, 3], [math.log(8), math.log(4)])
 
 
 def measured(first: list[float], second: list[float] | None) -> dict[str, object]:

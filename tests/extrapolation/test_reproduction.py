@@ -95,7 +95,7 @@ def test_tables_have_quotients_of_the_paper_and_of_what_was_measured():
         scheme: {0: {"nats": nats_of(settings.eval_lengths, values)}}
         for scheme, values in perplexities.items()
     }
-    text = table.beside(settings, results, report.Reference("", [1, 1], [1.0, 1.0]))
+    text = table.beside(settings, results, report.Reference("", 1, 1, [1, 1], [1.0, 1.0]))
     assert rows(text) == [
         ["paper", "here", "4096 / that of Sandwich", "8192 / 4096", "16384 / 4096"],
         [
@@ -128,7 +128,7 @@ def test_encoders_are_compared_with_retrieval():
         scheme: {0: {"nats": nats_of(settings.eval_lengths, values)}}
         for scheme, values in perplexities.items()
     }
-    text = table.beside(settings, results, report.Reference("", [1, 1], [1.0, 1.0]))
+    text = table.beside(settings, results, report.Reference("", 1, 1, [1, 1], [1.0, 1.0]))
     header, cable, *_, learned, _ = rows(text)
     assert header[2] == "512 / that of CABLE: nDCG@10, perplexity"
     assert header[3] == "1024 / 512: nDCG@10, perplexity"
@@ -158,7 +158,7 @@ def test_receptive_fields_are_compared_by_ranks():
         }
 
     results = {name: {0: measured(n), 1: measured(n + 2)} for n, name in enumerate(("a", "b", "c"))}
-    text = figure.beside(settings, results, report.Reference("", [1], [1.0]))
+    text = figure.beside(settings, results, report.Reference("", 1, 1, [1], [1.0]))
     header, first, *_ = rows(text)
     assert header[1:3] == ["TRF, series", "n_emp, attention"]
     assert first == ["a", "1 [0, 2]", "2 [2, 4]", "2 [0, 4]", "-2 [-3, -1]"]

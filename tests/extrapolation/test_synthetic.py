@@ -20,6 +20,7 @@ from biased_flash_attn.extrapolation.synthetic import picture, report, runner
 from biased_flash_attn.extrapolation.synthetic.settings import Size
 from biased_flash_attn.extrapolation.tables import shown
 from biased_flash_attn.extrapolation.training import CheckpointError, checkpoints
+from biased_flash_attn.extrapolation.training.records import write_record
 from tests.project.test_docs import DOCS, ROOT, assert_same_output
 
 from .tables import rows
@@ -284,12 +285,20 @@ def test_results_in_the_documentation_are_those_in_the_repository():
         ({"eval_lengths": (32, 16)}, r"eval_lengths is \(32, 16\); it must ascend"),
         ({"eval_lengths": (4, 16)}, r"eval_lengths is \(4, 16\); the shortest may be 8"),
         ({"eval_lengths": (16, 23)}, r"eval_lengths is \(16, 23\); the second must be 24 or more"),
-        ({"device": "abacus"}, "device is 'abacus', which cannot be used"),
     ],
 )
 def test_invalid_arguments_are_refused(change, message):
     with pytest.raises(ValueError, match="^" + message):
         replace(SETTINGS, **change)
+
+
+def test_results_of_a_device_can_be_read_without_it(tmp_path):
+    these = replace(SETTINGS, device="abacus")
+    with pytest.raises(ValueError, match=r"^device is 'abacus', which cannot be used"):
+        synthetic.run(these, tmp_path)
+    assert not list(tmp_path.iterdir())
+    write_record(tmp_path / "markov.json", these, {})
+    assert report.read_report(tmp_path / "markov.json")[0] == these
 
 
 @pytest.mark.parametrize("seeds", ["x", "3..", "0,,1", "4..2", "-1"])

@@ -112,7 +112,7 @@ def extrapolate(
             names, train_length, eval_lengths, chosen, seeds, dtype, device, objective
         )
         read = experiment.read_text(text, chosen.vocabulary)
-        experiment.check_text(settings, read)
+        experiment.check(settings, read)
         output.mkdir(parents=True, exist_ok=True)
     except (OSError, TypeError, ValueError) as error:
         raise click.ClickException(str(error)) from error

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from ..extrapolation.training import CheckpointError
+from ..extrapolation.training.settings import check_device
 from ..nn.positions import split_names
 from .extrapolate import Lengths, Seeds
 from .plot import needed
@@ -66,6 +67,7 @@ def synthetic(task, schemes, seeds, lengths, steps, device, output):
     names = tuple(split_names(schemes))
     try:
         settings = experiment.Settings(task, names, seeds, lengths, size, device)
+        check_device(device)
         output.mkdir(parents=True, exist_ok=True)
     except (OSError, TypeError, ValueError) as error:
         raise click.ClickException(str(error)) from error

@@ -32,11 +32,15 @@ class Reference:
     """What the models of all schemes have in common.
 
     text: its digest.
+    train: how many tokens it has for training.
+    test: how many tokens its files for testing have in all.
     blocks: how many windows each file has that is evaluated.
     counts: the mean loss of the model of counts in each of these files.
     """
 
     text: str
+    train: int
+    test: int
     blocks: list[int]
     counts: list[float]
 
@@ -48,7 +52,13 @@ class Reference:
             train, blocks.segments, settings.scored, settings.size.vocabulary
         )
         _, sizes = blocks.files.unique(return_counts=True)
-        return cls(text.digest, sizes.tolist(), mean_by_file(losses, blocks.files))
+        return cls(
+            text.digest,
+            len(text.train),
+            sum(map(len, text.test)),
+            sizes.tolist(),
+            mean_by_file(losses, blocks.files),
+        )
 
 
 def write_report(
@@ -105,7 +115,8 @@ def description(settings: Settings, results: Results, reference: Reference) -> s
         f" {settings.trained_tokens} {unit} in all; {settings.prediction.models} with {size.layers}"
         f" layers of {size.dim} channels and"
         f" {size.heads} heads, {settings.dtype}, seeds {', '.join(map(str, settings.seeds))}."
-        f" Training took {seconds / 60:.0f} minutes. At every context the same {predicted}"
+        f" Training took {seconds / 60:.0f} minutes. The text has {reference.train} {unit} for"
+        f" training, and {reference.test} for testing. At every context the same {predicted}"
         f" {unit} of {files} file(s) are predicted,"
         f" {settings.prediction.protocol(settings.scored, unit)}.{brackets if sources else ''}"
     )

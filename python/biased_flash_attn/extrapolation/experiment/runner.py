@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..training import History, Measured, Results, measured, of_all, train
 from ..training.loop import generator
+from ..training.settings import check_device
 from .blocks import Blocks, choose
 from .evaluation import evaluate
 from .settings import Settings, identity
@@ -22,10 +23,10 @@ def run(settings: Settings, text: Text, folder: Path) -> Results:
     The folder contains checkpoints/SCHEME-SEED.pt and measured/SCHEME-SEED.json. Existing results
     of the same experiment are reused, so that several processes may compute parts of it.
 
-    Raises ValueError for a text that is too short, and CheckpointError for a file in the folder
-    that is damaged or belongs to another experiment.
+    Raises ValueError for a text that is too short or a device that cannot be used, and
+    CheckpointError for a file in the folder that is damaged or belongs to another experiment.
     """
-    check_text(settings, text)
+    check(settings, text)
     blocks = blocks_of(settings, text)
 
     def measure(scheme: str, seed: int) -> Measured:
@@ -36,7 +37,9 @@ def run(settings: Settings, text: Text, folder: Path) -> Results:
     return of_all(settings.schemes, settings.seeds, measure)
 
 
-def check_text(settings: Settings, text: Text) -> None:
+def check(settings: Settings, text: Text) -> None:
+    """Raises ValueError for a device that cannot be used, or a text that is too short."""
+    check_device(settings.device)
     longest, unit = settings.eval_lengths[-1], settings.size.unit
     if len(text.train) <= settings.train_length:
         raise ValueError(

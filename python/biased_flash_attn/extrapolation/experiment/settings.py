@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from ...nn import positions
-from ..training.settings import check_device, check_lengths, check_schemes, check_seeds, versions
+from ..training.settings import check_lengths, check_schemes, check_seeds, versions
 from .objective import OBJECTIVES, Objective
 
 BYTES = 256
@@ -85,7 +85,6 @@ class Settings:
         check_lengths(self.eval_lengths, self.prediction.shortest)
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype is {self.dtype!r}; it may be {' or '.join(DTYPES)}")
-        check_device(self.device)
         if self.cache is not None and self.cache < 1:
             raise ValueError(f"cache is {self.cache}; it must be positive")
         if not self.prediction.causal:

@@ -15,6 +15,7 @@ from ..modules import evaluating
 from ..perplexity import BATCH_TOKENS
 from ..training import History, Measured, Results, measured, of_all, train
 from ..training.loop import generator
+from ..training.settings import check_device
 from .settings import TASKS, Settings
 from .tasks import Window
 
@@ -25,8 +26,10 @@ def run(settings: Settings, folder: Path) -> Results:
     The folder contains TASK/checkpoints/SCHEME-SEED.pt and TASK/measured/SCHEME-SEED.json. Existing
     results of the same experiment are reused, so that several processes may compute parts of it.
 
-    Raises CheckpointError for a file that is damaged or belongs to another experiment.
+    Raises ValueError for a device that cannot be used, and CheckpointError for a file that is
+    damaged or belongs to another experiment.
     """
+    check_device(settings.device)
 
     def measure(scheme: str, seed: int) -> Measured:
         identity = settings.identity(scheme, seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..training.settings import check_device, check_lengths, check_schemes, check_seeds, versions
+from ..training.settings import check_lengths, check_schemes, check_seeds, versions
 from .markov import Markov
 from .tasks import SCORED, Parity, Recall, Task
 
@@ -57,7 +57,6 @@ class Settings:
             raise ValueError(
                 f"eval_lengths is {self.eval_lengths}; the second must be {least} or more"
             )
-        check_device(self.device)
 
     @property
     def train_length(self) -> int:

@@ -12,7 +12,8 @@ from ...nn import positions
 
 def check_schemes(schemes: tuple[str, ...], heads: int, dim: int) -> None:
     """Raises ValueError or TypeError unless all schemes can be created, each named once."""
-    if not schemes or len(set(schemes)) < len(schemes):
+    different = {scheme.removesuffix("()") for scheme in schemes}
+    if not schemes or len(different) < len(schemes):
         raise ValueError(f"schemes is {schemes}; it must name one or more, each once")
     for scheme in schemes:
         make = positions(scheme).bias
