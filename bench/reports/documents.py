@@ -13,7 +13,7 @@ from biased_flash_attn.integrations.transformers.families import FAMILIES
 
 README, DOCS = ROOT / "README.md", ROOT / "docs"
 PERFORMANCE, TRANSFORMERS = DOCS / "performance.md", DOCS / "transformers.md"
-LABORATORY = DOCS / "laboratory.md"
+COST = DOCS / "laboratory" / "cost.md"
 AGAINST_SDPA = "sandwich against SDPA with a dense mask"
 AGAINST_PLAIN = "kerple_log against plain PyTorch with autograd"
 MEMORY = "peak memory beyond inputs, outputs and gradients at N = 16384, kerple_log"
@@ -67,8 +67,8 @@ def transformers_with_results(text: str) -> str:
     return _replaced(r"(newest tested one\.\n\n)", "\n".join(lines), r"(\n\n)", text)
 
 
-def laboratory_with_results(text: str) -> str:
-    """docs/laboratory.md with the results of position schemes."""
+def cost_with_results(text: str) -> str:
+    """docs/laboratory/cost.md with the results of position schemes."""
     tables = latest.path(latest.SCHEMES).with_suffix(".md").relative_to(ROOT)
     return _replaced(r'(is not known\.\n\n--8<-- ")', str(tables), r'(")', text)
 
@@ -97,5 +97,5 @@ if __name__ == "__main__":
     README.write_text(readme_with_results(README.read_text()))
     PERFORMANCE.write_text(performance_with_results(PERFORMANCE.read_text()))
     TRANSFORMERS.write_text(transformers_with_results(TRANSFORMERS.read_text()))
-    LABORATORY.write_text(laboratory_with_results(LABORATORY.read_text()))
+    COST.write_text(cost_with_results(COST.read_text()))
     plots.write(plots.FOLDER)

@@ -24,7 +24,7 @@ def test_documents_show_the_latest_results():
         (documents.README, documents.readme_with_results),
         (documents.PERFORMANCE, documents.performance_with_results),
         (documents.TRANSFORMERS, documents.transformers_with_results),
-        (documents.LABORATORY, documents.laboratory_with_results),
+        (documents.COST, documents.cost_with_results),
     ):
         text = path.read_text()
         assert with_results(text) == text, path.name

@@ -27,6 +27,7 @@ from .tables import rows
 
 TINY = synthetic.Size(1, 16, 2, steps=6, batch=4, rate=1e-3, documents=5)
 SETTINGS = synthetic.Settings("markov", ("alibi", "learned"), (0, 1), (16, 32), TINY)
+PAGE = DOCS / "laboratory" / "tasks.md"
 RESULTS = ROOT / "bench" / "results" / "synthetic"
 
 
@@ -243,7 +244,7 @@ def test_tables_in_the_repository_are_those_of_their_results(path: Path):
 
 @pytest.mark.parametrize("task", ["recall", "parity"])
 def test_fractions_in_the_documentation_are_those_in_the_repository(task):
-    page = (DOCS / "laboratory.md").read_text().partition(f"results/synthetic/{task}.md)")[2]
+    page = PAGE.read_text().partition(f"results/synthetic/{task}.md)")[2]
     (_, *lengths), *shown = rows(page.partition("\n\n")[2].partition("\n\n")[0])
     stored = rows((RESULTS / f"{task}.md").read_text().partition("token is right")[2])
     places = [stored[0].index(length) for length in lengths]
@@ -262,7 +263,7 @@ def test_tasks_that_are_learned_or_not_have_extremes():
 
 
 def test_results_in_the_documentation_are_those_in_the_repository():
-    page = (DOCS / "laboratory.md").read_text().partition("| scheme           | excess at 64")[2]
+    page = PAGE.read_text().partition("| scheme           | excess at 64")[2]
     shown = rows(page.partition("![")[0])
     cells: dict[str, list[str]] = {}
     for scheme, *values in rows((RESULTS / "markov.md").read_text()):

@@ -69,7 +69,7 @@ def same(printed: str, shown: str) -> bool:
 
 
 def test_the_page_of_disagreements_has_a_command_for_each():
-    text = (DOCS / "disagreements.md").read_text()
+    text = (DOCS / "laboratory" / "disagreements.md").read_text()
     sections = text.split("\n## ")[1:]
     assert len(sections) == 7
     assert all(len(BLOCK.findall(section)) == 1 for section in sections)

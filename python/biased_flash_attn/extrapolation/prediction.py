@@ -11,7 +11,7 @@ from .convergence import check_position_bias
 
 # How the heads' fractions beyond the training length become one number.
 HEADS = ("separate", "narrowest", "mixed")
-# The range of the products q.k, chosen as docs/laboratory.md describes.
+# The range of the products q.k, chosen as docs/laboratory/prediction.md describes.
 CONTENT = 6.0
 # The largest exp(b) as a multiple of that of distance 0, for which sums are accurate to 1e-10.
 LARGEST = 1e6
@@ -91,8 +91,8 @@ def predict(
     """The fraction of the `information` at the last of eval_length tokens that comes from distances
     of train_length and more, which training does not show.
 
-    The larger it is, the more a model may lose at this length. docs/laboratory.md compares it with
-    what the papers measured, and shows where it fails.
+    The larger it is, the more a model may lose at this length. docs/laboratory/prediction.md
+    compares it with what the papers measured, and shows where it fails.
 
     Args:
         bias: as in `information`, as are layers, window, content and residual.
