@@ -34,12 +34,13 @@ RESULTS = ROOT / "bench" / "results"
 HEADS, LENGTH = 8, 512
 QUERY_LENGTH = 1536  # beyond the ends of all tables
 RANKS = 4
-# How the results of experiments become pages, by folder.
-PAGES = {
-    "extrapolation": lambda path: text_picture.page(*text_report.read_report(path), LIBRARY),
-    "synthetic": lambda path: task_picture.page(*task_report.read_report(path), LIBRARY),
+# The modules that read and draw the results of experiments, by folder.
+EXPERIMENTS = {
+    "extrapolation": (text_report, text_picture),
+    "reproduction": (text_report, text_picture),
+    "synthetic": (task_report, task_picture),
 }
-LIBRARY = "../plotly.min.js"  # of all these pages
+LIBRARY = "../plotly.min.js"  # of the pages with their plots
 DPI = 100
 log = logging.getLogger("mkdocs.hooks")
 
@@ -54,11 +55,12 @@ def on_files(files: Files, config) -> Files:
         files.append(File.generated(config, place.as_posix(), abs_src_path=str(path)))
     library = File.generated(config, "results/plotly.min.js", content=get_plotlyjs())
     files.append(library)
-    for folder, page_of in PAGES.items():
+    for folder, (report, picture) in EXPERIMENTS.items():
         for path in sorted((RESULTS / folder).glob("*.json")):
             # The tables beside become a page without the suffix.
             place = f"results/{folder}/{path.stem}-plot.html"
-            files.append(File.generated(config, place, content=page_of(path)))
+            page = picture.page(*report.read_report(path), LIBRARY)
+            files.append(File.generated(config, place, content=page))
     return files
 
 

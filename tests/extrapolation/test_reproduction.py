@@ -92,7 +92,7 @@ def test_tables_have_quotients_of_the_paper_and_of_what_was_measured():
     sandwich, alibi = settings.schemes
     perplexities = {sandwich: (5, 3, 6, 3), alibi: (5, 4, 4, 8)}
     results = {
-        scheme: {0: {"nats": nats_of(settings.eval_lengths, values)}}
+        scheme: {0: {"seconds": 90, "nats": nats_of(settings.eval_lengths, values)}}
         for scheme, values in perplexities.items()
     }
     text = table.beside(settings, results, report.Reference("", 1, 1, [1, 1], [1.0, 1.0]))
@@ -114,7 +114,7 @@ def test_tables_have_quotients_of_the_paper_and_of_what_was_measured():
         ],
     ]
     assert "12 layers, 12 heads, trained at 512 tokens" in text
-    assert "trained at 64 bytes for 1000 steps of 64, seeds 0" in text
+    assert "trained at 64 bytes for 1000 steps of 64, seeds 0, in 3 minutes" in text
 
 
 def test_encoders_are_compared_with_retrieval():
@@ -125,7 +125,7 @@ def test_encoders_are_compared_with_retrieval():
     perplexities = dict.fromkeys(settings.schemes, (4, 4, 4, 4, 4, 4))
     perplexities["cable"], perplexities["learned"] = (2, 2, 2, 2, 2, 1), (8,)
     results = {
-        scheme: {0: {"nats": nats_of(settings.eval_lengths, values)}}
+        scheme: {0: {"seconds": 90, "nats": nats_of(settings.eval_lengths, values)}}
         for scheme, values in perplexities.items()
     }
     text = table.beside(settings, results, report.Reference("", 1, 1, [1, 1], [1.0, 1.0]))
@@ -152,6 +152,7 @@ def test_receptive_fields_are_compared_by_ranks():
         theory = {"tokens": [0, field, 512], "eps": [1, 0.01 + 1e-9, 0]}
         masses = {"blocks.0": [field, field + 1], "blocks.1": [field + 2, field + 3]}
         return {
+            "seconds": 60,
             "gradient": {"receptive_fields": gradient},
             "theory": theory,
             "attention_mass": masses,

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..formulas import fields, initial_formula, prediction
 from ..measures import Curves, Measure, by_length
 from ..tables import COVERAGE, Interval, shown, table
-from ..training import Models, Results
+from ..training import Models, Results, minutes
 from ..training.checkpoints import write_atomically
 from ..training.records import read_record, write_record
 from .blocks import mean_by_file
@@ -105,7 +105,6 @@ def markdown(settings: Settings, results: Results, reference: Reference) -> str:
 
 def description(settings: Settings, results: Results, reference: Reference) -> str:
     size, unit, files = settings.size, settings.size.unit, len(reference.blocks)
-    seconds = sum(model["seconds"] for models in results.values() for model in models.values())
     predicted = sum(reference.blocks) * settings.prediction.predicted(settings.scored)
     sources = ["seeds"] * (len(settings.seeds) > 1) + ["files, by bootstrap"] * (files > 1)
     over = " and over ".join(sources)
@@ -115,7 +114,7 @@ def description(settings: Settings, results: Results, reference: Reference) -> s
         f" {settings.trained_tokens} {unit} in all; {settings.prediction.models} with {size.layers}"
         f" layers of {size.dim} channels and"
         f" {size.heads} heads, {settings.dtype}, seeds {', '.join(map(str, settings.seeds))}."
-        f" Training took {seconds / 60:.0f} minutes. The text has {reference.train} {unit} for"
+        f" Training took {minutes(results):.0f} minutes. The text has {reference.train} {unit} for"
         f" training, and {reference.test} for testing. At every context the same {predicted}"
         f" {unit} of {files} file(s) are predicted,"
         f" {settings.prediction.protocol(settings.scored, unit)}.{brackets if sources else ''}"

@@ -55,8 +55,8 @@ class PerplexityTable(Preset):
         first = rows[0]
         return (
             f"{self.paper}, table {self.table}, {self.dataset}: {first.layers} layers,"
-            f" {first.heads} heads, trained at {first.train_length} tokens. {training(settings)}"
-            " Quotients of perplexities at the paper's lengths: in the paper, and here with"
-            f" {COVERAGE:.0%} intervals.\n\n"
+            f" {first.heads} heads, trained at {first.train_length} tokens."
+            f" {training(settings, results)} Quotients of perplexities at the paper's lengths: in"
+            f" the paper, and here with {COVERAGE:.0%} intervals.\n\n"
             f"{quotients(printed, first.train_length, results, reference)}"
         )

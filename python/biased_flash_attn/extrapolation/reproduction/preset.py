@@ -13,7 +13,7 @@ from ..experiment import Settings
 from ..experiment.report import Reference, nats
 from ..experiment.uncertainty import Sample, perplexity
 from ..tables import shown, table
-from ..training import Results
+from ..training import Results, minutes
 
 SCALE = 8  # by which lengths and distances are divided
 OCTAVES = SCALE.bit_length() - 1
@@ -61,14 +61,15 @@ def scaled(scheme: str) -> str:
     return f"alibi({', '.join(f'{name}={value!r}' for name, value in options.items())})"
 
 
-def training(settings: Settings) -> str:
+def training(settings: Settings, results: Results) -> str:
     """How the models here are trained, as a sentence."""
     size = settings.size
     return (
         f"Here: {size.layers} layers of {size.dim} channels, {size.heads} heads, trained at"
         f" {settings.train_length} bytes for {size.steps} steps of {size.batch}, seeds"
-        f" {', '.join(map(str, settings.seeds))}. Lengths, windows, tables and slopes of ALiBi are"
-        f" for distances divided by {SCALE}, other biases are as they are."
+        f" {', '.join(map(str, settings.seeds))}, in {minutes(results):.0f} minutes. Lengths,"
+        f" windows, tables and slopes of ALiBi are for distances divided by {SCALE}, other biases"
+        " are as they are."
     )
 
 

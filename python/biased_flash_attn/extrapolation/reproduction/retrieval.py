@@ -37,9 +37,9 @@ class RetrievalTable(Preset):
         return (
             "Veisi et al., 2025, table 2, MLDR: BERT-base, trained at 512 tokens by masked language"
             " modelling and then for retrieval of documents, with a quality (nDCG@10) of which"
-            f" higher is better. {training(settings)} These encoders predict masked bytes only,"
-            " with a perplexity of which lower is better. Quotients of nDCG@10 in the paper, and of"
-            f" perplexities here with {COVERAGE:.0%} intervals, at the paper's lengths."
+            f" higher is better. {training(settings, results)} These encoders predict masked bytes"
+            " only, with a perplexity of which lower is better. Quotients of nDCG@10 in the paper,"
+            f" and of perplexities here with {COVERAGE:.0%} intervals, at the paper's lengths."
             " Figure 5 of the paper, without numbers, has the lowest loss of masked tokens for"
             " CABLE, and the highest ones for learned and sinusoidal positions.\n\n"
             f"{quotients(printed, TRAIN_LENGTH, results, reference, 'nDCG@10, perplexity')}"

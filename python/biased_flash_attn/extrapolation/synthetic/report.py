@@ -14,7 +14,7 @@ from ..formulas import initial_formula, prediction
 from ..intervals import POWER, detectable, deviation, extremes, student
 from ..measures import Curves, Measure, by_length
 from ..tables import COVERAGE, Interval, shown, table
-from ..training import Measured, Models, Results
+from ..training import Measured, Models, Results, minutes
 from ..training.checkpoints import write_atomically
 from ..training.records import read_record, write_record
 from .settings import TASKS, Settings, Size
@@ -62,13 +62,12 @@ def markdown(settings: Settings, results: Results) -> str:
 
 def description(settings: Settings, results: Results) -> str:
     size = settings.size
-    seconds = sum(model["seconds"] for models in results.values() for model in models.values())
     return (
         f"{size.layers} layers of {size.dim} channels and {size.heads} heads,"
         f" trained on {size.steps} batches of {size.batch} documents of {settings.train_length}"
         f" tokens, and evaluated on {size.documents} documents. Seeds"
         f" {', '.join(map(str, settings.seeds))}; brackets are {BRACKETS[brackets(settings)]}."
-        f" Training took {seconds / 60:.0f} minutes."
+        f" Training took {minutes(results):.0f} minutes."
     )
 
 

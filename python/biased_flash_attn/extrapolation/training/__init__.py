@@ -2,7 +2,7 @@
 
 from .checkpoints import CheckpointError
 from .loop import History, train
-from .results import Measured, Models, Results, measured, of_all
+from .results import Measured, Models, Results, measured, minutes, of_all
 
 __all__ = [
     "CheckpointError",
@@ -11,6 +11,7 @@ __all__ = [
     "Models",
     "Results",
     "measured",
+    "minutes",
     "of_all",
     "train",
 ]

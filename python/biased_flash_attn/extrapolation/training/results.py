@@ -32,6 +32,11 @@ def of_all(
     return results
 
 
+def minutes(results: Results) -> float:
+    """How long the training of all models took."""
+    return sum(model["seconds"] for models in results.values() for model in models.values()) / 60
+
+
 def measured(
     folder: Path,
     identity: dict[str, object],
