@@ -198,6 +198,15 @@ def test_a_bias_that_grows_with_the_distance_has_a_table_without_a_prediction():
     ]
 
 
+@pytest.mark.parametrize("scheme", ["none", "window(12)"])
+def test_a_sliding_cache_is_stated_and_limits_predictions(scheme):
+    these = replace(SETTINGS, cache=8)
+    kept = "the last of which has the whole context, of which a sliding cache keeps 8 keys."
+    assert kept in report.markdown(these, BY_HAND, REFERENCE)
+    table = rows(report.receptive_fields(these, {scheme: {0: {"theory": {}}}}))
+    assert table[-1][1] == f"{predict(None, SIZE.layers, 16, 32, window=8):.3f}"
+
+
 def test_measures_are_perplexities_and_their_ratios():
     these = replace(SETTINGS, schemes=tuple(BY_HAND))
     perplexities, ratios = report.measures(these, BY_HAND, REFERENCE)

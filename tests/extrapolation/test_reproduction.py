@@ -21,7 +21,7 @@ from biased_flash_attn.extrapolation.reproduction import (
     receptive_fields,
     retrieval,
 )
-from biased_flash_attn.nn import CausalLM
+from biased_flash_attn.nn import CausalLM, positions
 
 from .tables import rows
 
@@ -36,7 +36,7 @@ def test_settings_are_those_of_the_papers_divided_by_8():
         "alibi(slopes='geometric', shift=-3)",
     )
     assert first.schemes[6:8] == ("alibi(exponent=-3)", "alibi(exponent=-1)")
-    assert first.schemes[-2:] == ("window(20)", "window(40)")
+    assert first.schemes[-2:] == ("window(21)", "window(41)")
     assert first.size.layers == 12
     shifted, window = PRESETS["chi-table-2"].experiments((0,))
     assert (shifted.train_length, shifted.eval_lengths) == (256, (256, 512, 1024))
@@ -47,6 +47,9 @@ def test_settings_are_those_of_the_papers_divided_by_8():
     assert (cable.train_length, cable.eval_lengths[-1]) == (128, 1920)
     assert len(cable.schemes) == 9
     assert "clipped_table(max_distance=16)" in cable.schemes
+    (figure,) = PRESETS["qin-figure-6"].experiments((0,))
+    assert (figure.size.layers, figure.train_length, figure.eval_lengths) == (6, 512, (512,))
+    assert figure.schemes == ("alibi", "kerple_log", "kerple_power", "sandwich", "type1", "type2")
 
 
 @pytest.mark.parametrize(
@@ -59,6 +62,24 @@ def test_slopes_are_the_same_for_the_same_fraction_of_the_training_length(scheme
     ours, theirs = (formula_of(name, 4).bias for name in (preset.scaled(scheme), scheme))
     torch.testing.assert_close(ours.curve(d), theirs.curve(8 * d))
     assert any(True for _ in ours.parameters()) == ("trainable" in scheme)
+
+
+@torch.no_grad()
+def test_fire_is_the_same_function_of_the_fraction_of_the_training_length():
+    ours, theirs = (_fire(name) for name in (preset.scaled("fire"), "fire"))
+    torch.testing.assert_close(ours.dense(60, 60)[:, 59], theirs.dense(473, 473)[:, 472, ::8])
+
+
+def _fire(scheme: str) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return positions(scheme).bias(4, 256)
+
+
+def test_windows_reach_as_far_relative_to_the_training_length():
+    widths = (40, 80, 100, 120, 160, 320)
+    found = [positions(preset.scaled(f"window({width})")).window for width in widths]
+    assert found == [6, 11, 13, 16, 21, 41]
+    assert preset.scaled("window(1)") == "window(1)"
 
 
 @pytest.mark.parametrize("scheme", ["alibi", "rotary", "window(3)", "window(30)"])
@@ -97,11 +118,12 @@ def test_tables_have_quotients_of_the_paper_and_of_what_was_measured():
     }
     text = table.beside(settings, results, report.Reference("", 1, 1, [1, 1], [1.0, 1.0]))
     assert rows(text) == [
-        ["paper", "here", "4096 / that of Sandwich", "8192 / 4096", "16384 / 4096"],
+        ["paper", "here", "4096 / that of Sandwich", "4096 / 512", "8192 / 4096", "16384 / 4096"],
         [
             "Sandwich",
             sandwich,
             "1.00, 1.00 [1.00, 1.00]",
+            "-, 0.60 [0.60, 0.60]",
             "1.01, 2.00 [2.00, 2.00]",
             "1.01, 1.00 [1.00, 1.00]",
         ],
@@ -109,12 +131,31 @@ def test_tables_have_quotients_of_the_paper_and_of_what_was_measured():
             "ALiBi",
             alibi,
             "1.05, 1.33 [1.33, 1.33]",
+            "-, 0.80 [0.80, 0.80]",
             "1.00, 1.00 [1.00, 1.00]",
             "1.00, 2.00 [2.00, 2.00]",
         ],
     ]
     assert "12 layers, 12 heads, trained at 512 tokens" in text
-    assert "trained at 64 bytes for 1000 steps of 64, seeds 0, in 3 minutes" in text
+    assert "With a sliding cache of 2048 tokens. Here: " in text
+    assert "trained at 64 bytes for 1000 steps of 64 sequences, seeds 0. Training took 3" in text
+    assert "Brackets are 95% intervals from the variance over files, by bootstrap." in text
+    assert "Rank correlation" not in text
+
+
+def test_tables_have_the_rank_correlation_of_schemes_that_differ_in_the_paper():
+    table = PRESETS["chi-table-1"]
+    (settings,) = table.experiments((0,))
+    longest = {row.scheme: row.perplexity[8192] / row.perplexity[512] for row in table.rows()}
+    results = {
+        preset.scaled(scheme): {
+            0: {"seconds": 1, "nats": nats_of(settings.eval_lengths, (2, 2, 2, 2, 1 / quotient))}
+        }
+        for scheme, quotient in longest.items()
+    }
+    text = table.beside(settings, results, report.Reference("", 1, 1, [1, 1], [1.0, 1.0]))
+    ending = "Rank correlation of the last quotients: -1.00, of 15 schemes whose numbers in the"
+    assert ending in text
 
 
 def test_encoders_are_compared_with_retrieval():
@@ -139,13 +180,6 @@ def test_encoders_are_compared_with_retrieval():
 def test_receptive_fields_are_compared_by_ranks():
     figure = PRESETS["qin-figure-6"]
     (settings,) = figure.experiments((0, 1))
-    assert settings.schemes[0] == "alibi(shift=-3)"
-    assert settings.schemes[1:] == ("kerple_log", "kerple_power", "sandwich", "type1", "type2")
-    assert (settings.size.layers, settings.train_length, settings.eval_lengths) == (
-        6,
-        64,
-        (64, 512),
-    )
 
     def measured(field: float) -> dict[str, object]:
         gradient = {"embedding": [-field, -field - 2], "blocks.4": [2 * field, 2 * field]}

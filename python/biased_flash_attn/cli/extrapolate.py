@@ -9,6 +9,7 @@ import click
 import torch
 
 from ..extrapolation import experiment
+from ..extrapolation.training.settings import check_device
 from ..nn.positions import split_names
 from .plot import needed
 
@@ -111,8 +112,9 @@ def extrapolate(
         settings = experiment.Settings(
             names, train_length, eval_lengths, chosen, seeds, dtype, device, objective
         )
+        check_device(device)
         read = experiment.read_text(text, chosen.vocabulary)
-        experiment.check(settings, read)
+        experiment.check_text(settings, read)
         output.mkdir(parents=True, exist_ok=True)
     except (OSError, TypeError, ValueError) as error:
         raise click.ClickException(str(error)) from error

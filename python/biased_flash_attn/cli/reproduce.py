@@ -63,7 +63,7 @@ def reproduce(name, seeds, steps, output):
         experiments = preset.experiments(seeds, steps)
         text = experiment.read_text()
         for settings in experiments:
-            experiment.check(settings, text)
+            experiment.check_text(settings, text)
         output.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error

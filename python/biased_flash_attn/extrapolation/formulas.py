@@ -47,13 +47,19 @@ def initial_formula(scheme: str, num_heads: int, seed: int) -> Formula | None:
 
 
 def prediction(
-    formula: Formula | None, layers: int, train_length: int, eval_length: int
+    formula: Formula | None,
+    layers: int,
+    train_length: int,
+    eval_length: int,
+    cache: int | None = None,
 ) -> float | None:
-    """That of `predict`, or None for schemes without a formula and biases that grow."""
+    """That of `predict` with a sliding cache of so many keys, or None for schemes without a formula
+    and biases that grow."""
     if formula is None:
         return None
+    window = min((keys for keys in (formula.window, cache) if keys is not None), default=None)
     try:
-        return predict(formula.bias, layers, train_length, eval_length, window=formula.window)
+        return predict(formula.bias, layers, train_length, eval_length, window=window)
     except ValueError:
         return None
 

@@ -2,7 +2,7 @@
 
 from ..training import CheckpointError
 from .objective import OBJECTIVES
-from .runner import check, run
+from .runner import check_text, run
 from .settings import DTYPES, SIZES, Settings, Size, doublings
 from .text import Text, read_text
 
@@ -14,7 +14,7 @@ __all__ = [
     "Settings",
     "Size",
     "Text",
-    "check",
+    "check_text",
     "doublings",
     "read_text",
     "run",

@@ -104,21 +104,27 @@ def markdown(settings: Settings, results: Results, reference: Reference) -> str:
 
 
 def description(settings: Settings, results: Results, reference: Reference) -> str:
-    size, unit, files = settings.size, settings.size.unit, len(reference.blocks)
+    size, unit = settings.size, settings.size.unit
     predicted = sum(reference.blocks) * settings.prediction.predicted(settings.scored)
-    sources = ["seeds"] * (len(settings.seeds) > 1) + ["files, by bootstrap"] * (files > 1)
-    over = " and over ".join(sources)
-    brackets = f" Brackets are {COVERAGE:.0%} intervals from the variance over {over}."
+    seeds, cache = ", ".join(map(str, settings.seeds)), settings.cache
+    kept = f", of which a sliding cache keeps {cache} keys" if cache else ""
     return (
-        f"Trained at {settings.train_length} {unit} for {size.steps} steps of {size.batch},"
-        f" {settings.trained_tokens} {unit} in all; {settings.prediction.models} with {size.layers}"
-        f" layers of {size.dim} channels and"
-        f" {size.heads} heads, {settings.dtype}, seeds {', '.join(map(str, settings.seeds))}."
-        f" Training took {minutes(results):.0f} minutes. The text has {reference.train} {unit} for"
-        f" training, and {reference.test} for testing. At every context the same {predicted}"
-        f" {unit} of {files} file(s) are predicted,"
-        f" {settings.prediction.protocol(settings.scored, unit)}.{brackets if sources else ''}"
+        f"Trained at {settings.train_length} {unit} for {size.steps} steps of {size.batch}"
+        f" sequences, {settings.trained_tokens} {unit} in all; {settings.prediction.models} with"
+        f" {size.layers} layers of {size.dim} channels and {size.heads} heads, {settings.dtype},"
+        f" seeds {seeds}. Training took {minutes(results):.0f} minutes, summed over the models. The"
+        f" text has {reference.train} {unit} for training, and {reference.test} for testing. At"
+        f" every context the same {predicted} {unit} of {len(reference.blocks)} file(s) are"
+        f" predicted, {settings.prediction.protocol(settings.scored, unit)}{kept}."
+        f"{brackets(settings, reference)}"
     )
+
+
+def brackets(settings: Settings, reference: Reference) -> str:
+    """What the intervals are, as a sentence after others."""
+    several = {"seeds": settings.seeds, "files, by bootstrap": reference.blocks}
+    over = " and over ".join(name for name, values in several.items() if len(values) > 1)
+    return f" Brackets are {COVERAGE:.0%} intervals from the variance over {over}." if over else ""
 
 
 def measures(settings: Settings, results: Results, reference: Reference) -> list[Measure]:
@@ -219,7 +225,7 @@ def receptive_fields(settings: Settings, results: Results) -> str:
     ]
     for scheme, models in results.items():
         formula = initial_formula(scheme, size.heads, settings.seeds[0])
-        predicted = prediction(formula, size.layers, *lengths)
+        predicted = prediction(formula, size.layers, *lengths, settings.cache)
         rows.append(
             [
                 scheme,

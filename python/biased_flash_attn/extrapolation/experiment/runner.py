@@ -26,7 +26,8 @@ def run(settings: Settings, text: Text, folder: Path) -> Results:
     Raises ValueError for a text that is too short or a device that cannot be used, and
     CheckpointError for a file in the folder that is damaged or belongs to another experiment.
     """
-    check(settings, text)
+    check_device(settings.device)
+    check_text(settings, text)
     blocks = blocks_of(settings, text)
 
     def measure(scheme: str, seed: int) -> Measured:
@@ -37,9 +38,8 @@ def run(settings: Settings, text: Text, folder: Path) -> Results:
     return of_all(settings.schemes, settings.seeds, measure)
 
 
-def check(settings: Settings, text: Text) -> None:
-    """Raises ValueError for a device that cannot be used, or a text that is too short."""
-    check_device(settings.device)
+def check_text(settings: Settings, text: Text) -> None:
+    """Raises ValueError for a text that is too short."""
     longest, unit = settings.eval_lengths[-1], settings.size.unit
     if len(text.train) <= settings.train_length:
         raise ValueError(

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from .. import published
+from ..agreement import rank_correlation
 from ..experiment import Settings, Size
+from ..experiment.report import Reference, brackets, nats
+from ..experiment.uncertainty import Sample
 from ..published import Row
-from ..tables import COVERAGE
-from .preset import SCALE, Preset, Printed, quotients, scaled, training
+from ..training import Results
+from .preset import SCALE, SCALED, Preset, Printed, quotients, scaled, training
 
 STEPS = 1000
+LEAST = 3  # rows of which the order is compared
 
 
 @dataclass(frozen=True)
@@ -53,10 +59,34 @@ class PerplexityTable(Preset):
         rows = [row for row in self.rows() if row.train_length // SCALE == settings.train_length]
         printed = [Printed(row.label, row.scheme, row.perplexity) for row in rows]
         first = rows[0]
+        cache = f" With a sliding cache of {self.cache} tokens." if self.cache else ""
         return (
             f"{self.paper}, table {self.table}, {self.dataset}: {first.layers} layers,"
-            f" {first.heads} heads, trained at {first.train_length} tokens."
-            f" {training(settings, results)} Quotients of perplexities at the paper's lengths: in"
-            f" the paper, and here with {COVERAGE:.0%} intervals.\n\n"
-            f"{quotients(printed, first.train_length, results, reference)}"
+            f" {first.heads} heads, trained at {first.train_length} tokens.{cache}"
+            f" {training(settings, results)}{SCALED} Quotients of perplexities at the paper's"
+            f" lengths: in the paper, and here.{brackets(settings, reference)}"
+            f"\n\n{quotients(printed, first.train_length, results, reference)}"
+            f"{agreement(printed, first.train_length, results, reference)}"
         )
+
+
+def agreement(
+    printed: list[Printed], train_length: int, results: Results, reference: Reference
+) -> str:
+    """The rank correlation of the last quotients with those of the paper, as a paragraph, or
+    nothing for few rows. Rows with the same numbers in the paper are one."""
+    base, *_, longest = sorted(n for n in printed[0].values if n >= train_length)
+    sample, pairs = Sample(reference.blocks), {}
+    for row in printed:
+        if longest in row.values:
+            models = results[scaled(row.scheme)]
+            change = nats(models, longest // SCALE) - nats(models, base // SCALE)
+            theirs = row.values[longest] / row.values[base]
+            pairs.setdefault(tuple(row.values.items()), (theirs, sample.interval(change).mean))
+    if len(pairs) < LEAST:
+        return ""
+    theirs, ours = torch.tensor(list(pairs.values()), dtype=torch.float64).T
+    return (
+        f"\n\nRank correlation of the last quotients: {rank_correlation(theirs, ours):.2f}, of"
+        f" {len(pairs)} schemes whose numbers in the paper differ."
+    )

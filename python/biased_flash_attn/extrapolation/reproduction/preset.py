@@ -44,17 +44,29 @@ class Printed:
     values: dict[int, float]
 
 
+# These defaults are for distances of the papers.
+SHORTER = {
+    "clipped_table": f"clipped_table(max_distance={128 // SCALE})",
+    "fire": f"fire(init_c={0.1 * SCALE}, init_length={512 / SCALE})",
+}
+SCALED = (
+    f" Lengths are divided by {SCALE}, and so are distances in windows, tables, slopes of ALiBi and"
+    " the initial values of FIRE. Other biases are as they are, so that relative to the lengths"
+    " their range is another one than in the paper."
+)
+
+
 def scaled(scheme: str) -> str:
-    """The scheme for distances that are divided by SCALE: windows and tables are shorter, and
-    slopes of ALiBi steeper. Other biases stay as they are."""
-    if scheme == "clipped_table":
-        return f"clipped_table(max_distance={128 // SCALE})"
+    """A scheme of the presets for distances that are divided by SCALE."""
+    if scheme in SHORTER:
+        return SHORTER[scheme]
     name = scheme.partition("(")[0]
     if name not in ("alibi", "window"):
         return scheme
     call = ast.parse(scheme if "(" in scheme else f"{scheme}()", mode="eval").body
     if name == "window":
-        return f"window({max(1, round(call.args[0].value / SCALE))})"
+        reach = call.args[0].value - 1  # a query sees itself, too
+        return f"window({round(reach / SCALE) + 1})"
     options = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
     exponent = "exponent" if "exponent" in options else "shift"
     options[exponent] = options.get(exponent, 0) - OCTAVES
@@ -62,14 +74,13 @@ def scaled(scheme: str) -> str:
 
 
 def training(settings: Settings, results: Results) -> str:
-    """How the models here are trained, as a sentence."""
+    """How the models here are trained, as sentences."""
     size = settings.size
+    seeds = ", ".join(map(str, settings.seeds))
     return (
         f"Here: {size.layers} layers of {size.dim} channels, {size.heads} heads, trained at"
-        f" {settings.train_length} bytes for {size.steps} steps of {size.batch}, seeds"
-        f" {', '.join(map(str, settings.seeds))}, in {minutes(results):.0f} minutes. Lengths,"
-        f" windows, tables and slopes of ALiBi are for distances divided by {SCALE}, other biases"
-        " are as they are."
+        f" {settings.train_length} bytes for {size.steps} steps of {size.batch} sequences, seeds"
+        f" {seeds}. Training took {minutes(results):.0f} minutes, summed over the models."
     )
 
 
@@ -83,22 +94,25 @@ def quotients(
     """A table of quotients: of what the paper prints, and of perplexities here.
 
     The first column has values at the shortest length that the paper prints, from that of training
-    on, divided by that of the first row; the others those at longer lengths divided by that at the
-    shortest one. `compared` says in the header what both are, unless they are the same.
+    on, divided by that of the first row. The others have those at longer lengths divided by that at
+    the shortest one, and before them, if this is longer than that of training, a quotient of both,
+    which only models here have. `compared` says in the header what is divided, unless it is the
+    same in the paper and here.
     """
     sample, first = Sample(reference.blocks), printed[0]
     base, *longer = sorted(n for n in first.values if n >= train_length)
     of_first = nats(results[scaled(first.scheme)], base // SCALE)
-    names = [f"{base} / that of {first.label}", *(f"{length} / {base}" for length in longer)]
+    pairs = [(base, train_length)] * (base > train_length) + [(length, base) for length in longer]
+    names = [f"{base} / that of {first.label}", *(f"{n} / {other}" for n, other in pairs)]
     rows = [["paper", "here", *(f"{name}: {compared}" if compared else name for name in names)]]
     for row in printed:
         models = results[scaled(row.scheme)]
-        at_base = nats(models, base // SCALE)
-        cells = [_cell(row.values[base] / first.values[base], sample, at_base, of_first)]
-        for length in longer:
-            theirs = row.values.get(length)
-            quotient = None if theirs is None else theirs / row.values[base]
-            cells.append(_cell(quotient, sample, nats(models, length // SCALE), at_base))
+        losses = {n: nats(models, n // SCALE) for n in (train_length, base, *longer)}
+        cells = [_cell(row.values[base] / first.values[base], sample, losses[base], of_first)]
+        for n, other in pairs:
+            both = n in row.values and other in row.values
+            quotient = row.values[n] / row.values[other] if both else None
+            cells.append(_cell(quotient, sample, losses[n], losses[other]))
         rows.append([row.label, scaled(row.scheme), *cells])
     return table(rows)
 
@@ -106,6 +120,7 @@ def quotients(
 def _cell(
     printed: float | None, sample: Sample, losses: Tensor | None, reference: Tensor | None
 ) -> str:
-    if printed is None or losses is None or reference is None:
+    if losses is None or reference is None:
         return "-"
-    return f"{printed:.2f}, {shown(perplexity(sample.interval(losses - reference)), 2)}"
+    theirs = "-" if printed is None else f"{printed:.2f}"
+    return f"{theirs}, {shown(perplexity(sample.interval(losses - reference)), 2)}"

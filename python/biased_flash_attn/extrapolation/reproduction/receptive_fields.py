@@ -16,12 +16,11 @@ from ..experiment.report import inputs_of_blocks
 from ..intervals import extremes
 from ..tables import shown, table
 from ..training import Measured, Results
-from .preset import SCALE, Preset, scaled, training
+from .preset import Preset, training
 
 STEPS = 1000
 LAYERS, TRAIN_LENGTH = 6, 512  # of the paper's models
 MODELS = ("Qin et al., 2023", "4", "WikiText-103")  # paper, table, and text
-LENGTHENED = 8  # how much longer the measured sequences are than those of training
 
 Value = Callable[[Measured], float]
 
@@ -30,12 +29,11 @@ class FieldFigure(Preset):
     """Figure 6 of Qin et al. (2023): empirical receptive fields of trained models."""
 
     def experiments(self, seeds, steps=None):
-        size = Size(LAYERS, 64, 4, steps or STEPS, 64, 2e-3, blocks=256, gradients=64, scored=4)
+        # Lengths and biases are not scaled, so that fields are in the order of the paper.
+        size = Size(LAYERS, 64, 4, steps or STEPS, 8, 2e-3, blocks=256, gradients=64, scored=4)
         rows = [r for r in published.rows() if (r.paper, r.table, r.dataset) == MODELS]
-        schemes = tuple(scaled(r.scheme) for r in rows if r.scheme != "sinusoidal")
-        train_length = TRAIN_LENGTH // SCALE
-        lengths = (train_length, LENGTHENED * train_length)
-        return [Settings(schemes, train_length, lengths, size, seeds)]
+        schemes = tuple(r.scheme for r in rows if r.scheme != "sinusoidal")
+        return [Settings(schemes, TRAIN_LENGTH, (TRAIN_LENGTH,), size, seeds)]
 
     def beside(self, settings, results, reference):
         first, *_, last = inputs_of_blocks(settings.size.layers)
@@ -55,17 +53,18 @@ class FieldFigure(Preset):
             for name, found in ranks.items()
             if columns[name] is not theoretical
         ]
+        seeds = ", with the least and the largest of the seeds" * (len(settings.seeds) > 1)
         return (
-            f"Qin et al., 2023, figure 6: {LAYERS} layers, trained at {TRAIN_LENGTH} tokens. It has"
-            " no numbers; according to the paper, the trend of empirical receptive fields matches"
-            " that of theoretical ones (TRF), and both are smaller for Type 2 than for Type 1."
-            f" {training(settings, results)} All fields hold {1 - EPS:.0%}, at"
-            f" {settings.eval_lengths[-1]} bytes: the TRF of the series of exp(b) of the trained"
-            " biases up to this length; the paper's empirical n_emp of attention weights, of"
-            " queries in the second half; and, for comparison, the fields of Chi et al. (2023), of"
-            f" the gradient of the last prediction in {settings.size.gradients} sequences. The"
-            " first two are means over heads and layers; brackets have the least and the largest"
-            " seed."
+            f"Qin et al., 2023, figure 6, {MODELS[2]}: {LAYERS} layers, trained at {TRAIN_LENGTH}"
+            " tokens. It has no numbers; according to the paper, the trend of empirical receptive"
+            " fields matches that of theoretical ones (TRF), and both are smaller for Type 2 than"
+            f" for Type 1. {training(settings, results)} Lengths and biases are those of the paper."
+            f" All fields hold {1 - EPS:.0%}, at {TRAIN_LENGTH} bytes: the TRF of the series of"
+            " exp(b) of the trained biases up to this length; the paper's empirical n_emp of"
+            " attention weights, of queries in the second half; and, for comparison, the fields of"
+            " Chi et al. (2023), of the gradient of the last prediction in"
+            f" {settings.size.gradients} sequences. The first two are means over heads and"
+            f" layers{seeds}."
             f"\n\n{table(rows)}\n\nRank correlation"
             f" with the TRF, of {len(results)} schemes: {'; '.join(correlations)}."
         )

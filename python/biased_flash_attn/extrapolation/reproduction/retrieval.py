@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..experiment import Settings, Size
-from ..tables import COVERAGE
-from .preset import SCALE, Preset, Printed, quotients, scaled, training
+from ..experiment.report import brackets
+from .preset import SCALE, SCALED, Preset, Printed, quotients, scaled, training
 
 TRAIN_LENGTH, LENGTHS = 512, (512, 1024, 2048, 4096, 8192, 16384)
 # nDCG@10 in percent of BERT models, trained by masked language modelling and then for retrieval.
@@ -35,12 +35,13 @@ class RetrievalTable(Preset):
             for label, scheme, values in PRINTED
         ]
         return (
-            "Veisi et al., 2025, table 2, MLDR: BERT-base, trained at 512 tokens by masked language"
-            " modelling and then for retrieval of documents, with a quality (nDCG@10) of which"
-            f" higher is better. {training(settings, results)} These encoders predict masked bytes"
-            " only, with a perplexity of which lower is better. Quotients of nDCG@10 in the paper,"
-            f" and of perplexities here with {COVERAGE:.0%} intervals, at the paper's lengths."
-            " Figure 5 of the paper, without numbers, has the lowest loss of masked tokens for"
-            " CABLE, and the highest ones for learned and sinusoidal positions.\n\n"
-            f"{quotients(printed, TRAIN_LENGTH, results, reference, 'nDCG@10, perplexity')}"
+            "Veisi et al., 2025, table 2: BERT-base, trained at 512 tokens by masked language"
+            " modelling and then for retrieval on MS MARCO, and the quality of retrieval of long"
+            f" documents (MLDR, nDCG@10; higher is better). {training(settings, results)}{SCALED}"
+            " These encoders predict masked bytes only, with a perplexity of which lower is better."
+            " Quotients of nDCG@10 in the paper, and of perplexities here, at the paper's lengths."
+            f"{brackets(settings, reference)} Figure 5 of the paper, without numbers, has the"
+            " lowest loss of masked tokens for CABLE, and the highest ones for learned and"
+            " sinusoidal positions."
+            f"\n\n{quotients(printed, TRAIN_LENGTH, results, reference, 'nDCG@10, perplexity')}"
         )

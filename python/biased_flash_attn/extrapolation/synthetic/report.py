@@ -67,7 +67,7 @@ def description(settings: Settings, results: Results) -> str:
         f" trained on {size.steps} batches of {size.batch} documents of {settings.train_length}"
         f" tokens, and evaluated on {size.documents} documents. Seeds"
         f" {', '.join(map(str, settings.seeds))}; brackets are {BRACKETS[brackets(settings)]}."
-        f" Training took {minutes(results):.0f} minutes."
+        f" Training took {minutes(results):.0f} minutes, summed over the models."
     )
 
 

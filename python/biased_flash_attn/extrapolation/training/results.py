@@ -33,7 +33,7 @@ def of_all(
 
 
 def minutes(results: Results) -> float:
-    """How long the training of all models took."""
+    """How long training took, summed over all models."""
     return sum(model["seconds"] for models in results.values() for model in models.values()) / 60
 
 
