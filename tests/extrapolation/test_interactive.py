@@ -96,6 +96,11 @@ def test_bands_are_intervals_and_unbounded_ones_are_left_out(figure):
     assert figure.layout.yaxis.autorangeoptions.clipmin == 0.125
 
 
+def test_limits_of_logarithmic_axes_are_exponents():
+    measure = Measure("loss", LOSSES, logarithmic=True, limits=(0.1, 10))
+    assert interactive.figure([measure], (16, 32), 16).layout.yaxis.range == (-1, 1)
+
+
 def test_menus_replace_the_measure_and_keep_hidden_schemes(figure):
     (menu,) = figure.layout.updatemenus
     assert [button.label for button in menu.buttons] == ["loss", "share"]

@@ -210,22 +210,26 @@ def test_a_sliding_cache_is_stated_and_limits_predictions(scheme):
 def test_measures_are_perplexities_and_their_ratios():
     these = replace(SETTINGS, schemes=tuple(BY_HAND))
     perplexities, ratios = report.measures(these, BY_HAND, REFERENCE)
-    assert perplexities.name == "perplexity of bytes"
+    assert perplexities.name == "perplexity of bytes (line: counts)"
     assert perplexities.curves["rotary"][32].mean == pytest.approx(8)
+    assert perplexities.limits == (pytest.approx(2 / 1.05), pytest.approx(1.05 * 2 ** (9 / 4)))
     assert perplexities.curves["learned"].keys() == ratios.curves["learned"].keys() == {16}
     assert ratios.curves["rotary"] == {16: (1, 1, 1), 32: pytest.approx((4, 4, 4))}
     (only,) = report.measures(replace(these, eval_lengths=(16,)), BY_HAND, REFERENCE)
     assert only.name == perplexities.name
+    longer, learned = replace(these, eval_lengths=(32,)), {"learned": BY_HAND["learned"]}
+    (none,) = report.measures(longer, learned, REFERENCE)
+    assert none.limits == (REFERENCE.perplexity / 1.05, REFERENCE.perplexity * 1.05)
 
 
 def test_picture_labels_every_line_at_its_end():
     these = replace(SETTINGS, schemes=tuple(BY_HAND))
     axes, *_ = picture.draw(these, BY_HAND, REFERENCE).axes
     labels = {text.get_text(): text for text in axes.texts}
-    assert labels.keys() == BY_HAND.keys()
-    assert labels["rotary"].xy == (32, pytest.approx(8))
+    assert labels.keys() == {"alibi", "learned", "rotary ↑"}
+    assert labels["rotary ↑"].xy == (32, pytest.approx(1.05 * REFERENCE.perplexity))
     assert labels["learned"].xy == (16, pytest.approx(4))
-    assert labels["alibi"].get_position()[1] < labels["rotary"].get_position()[1]
+    assert labels["alibi"].get_position()[1] < labels["rotary ↑"].get_position()[1]
 
 
 def test_picture_has_the_field_of_every_block():

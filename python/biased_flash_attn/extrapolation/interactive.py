@@ -144,6 +144,8 @@ def _layout(measure: Measure, train_length: int) -> dict[str, object]:
         # With more ticks, plotly draws labels over each other.
         ticks = {"nticks": 5, "minorloglabels": "complete"}
         axis = {"type": "log", "autorangeoptions": {"clipmin": measure.floor}, **ticks}
+        if measure.limits is not None:
+            axis["range"] = [math.log10(end) for end in measure.limits]
     else:
         axis = {"type": "linear", "range": measure.limits}
     gray = {"color": "gray", "width": 1}

@@ -21,7 +21,7 @@ Curves = dict[str, Curve]  # by scheme
 class Measure:
     """The curves of all schemes, and how they are drawn.
 
-    limits: of a linear axis, which some curves may leave; by default those of the curves.
+    limits: of the axis, which some curves may leave; by default those of the curves.
     marked: heights of horizontal lines.
     """
 

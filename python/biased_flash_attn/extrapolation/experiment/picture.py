@@ -6,7 +6,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from .. import interactive
 from ..labelled_curves import finish, label_ends, plot
@@ -37,7 +37,9 @@ def draw(settings: Settings, results: Results, reference: Reference) -> Figure:
     measure = measures(settings, results, reference)[0]
     plot(losses, measure, settings.eval_lengths)
     losses.set(title=measure.name)
-    losses.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+    low, high = losses.get_ylim()
+    narrow = high < 10 * low
+    losses.yaxis.set_major_locator(MaxNLocator(8) if narrow else LogLocator(subs=(1, 2, 5)))
     losses.yaxis.set_major_formatter("{x:g}")
     losses.yaxis.set_minor_locator(NullLocator())
     finish(losses, settings.train_length)

@@ -26,6 +26,8 @@ from .settings import Settings, Size
 from .text import Text
 from .uncertainty import Sample, perplexity
 
+MARGIN = 1.05  # of pictures, as a factor
+
 
 @dataclass(frozen=True)
 class Reference:
@@ -43,6 +45,12 @@ class Reference:
     test: int
     blocks: list[int]
     counts: list[float]
+
+    @property
+    def perplexity(self) -> float:
+        """That of counts."""
+        losses = torch.tensor([self.counts], dtype=torch.float64)
+        return perplexity(Sample(self.blocks).interval(losses)).mean
 
     @classmethod
     def of(cls, settings: Settings, text: Text) -> Reference:
@@ -128,9 +136,14 @@ def brackets(settings: Settings, reference: Reference) -> str:
 
 
 def measures(settings: Settings, results: Results, reference: Reference) -> list[Measure]:
-    """What is drawn of the perplexities."""
-    name, sample = f"perplexity of {settings.size.unit}", Sample(reference.blocks)
-    found = [Measure(name, perplexities(settings, results, sample), logarithmic=True)]
+    """What is drawn of the perplexities. Those far above that of counts are beyond the limits."""
+    name = f"perplexity of {settings.size.unit} (line: counts)"
+    sample = Sample(reference.blocks)
+    curves, counts = perplexities(settings, results, sample), reference.perplexity
+    means = [[interval.mean for interval in curve.values()] for curve in curves.values() if curve]
+    least, first = min(map(min, means), default=counts), [found[0] for found in means]
+    limits = least / MARGIN, max([counts, *first]) * MARGIN
+    found = [Measure(name, curves, logarithmic=True, limits=limits, marked=(counts,))]
     if has_ratios(settings):
         of_ratios = ratios(settings, results, sample)
         name = f"perplexity / that at {settings.train_length}"
@@ -145,9 +158,8 @@ def has_ratios(settings: Settings) -> bool:
 
 def means(settings: Settings, results: Results, reference: Reference, sample: Sample) -> str:
     """A table of perplexities, with a dash for lengths without learned positions."""
-    counts = sample.interval(torch.tensor([reference.counts], dtype=torch.float64)).mean
     rows = [["scheme", *map(str, settings.eval_lengths)]]
-    rows.append(["counts", *[f"{math.exp(counts):.4g}"] * len(settings.eval_lengths)])
+    rows.append(["counts", *[f"{reference.perplexity:.4g}"] * len(settings.eval_lengths)])
     for scheme, curve in perplexities(settings, results, sample).items():
         cells = (f"{curve[n].mean:.4g}" if n in curve else "-" for n in settings.eval_lengths)
         rows.append([scheme, *cells])
