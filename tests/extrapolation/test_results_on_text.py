@@ -1,0 +1,26 @@
+"""The results of experiments on text in the repository."""
+
+from __future__ import annotations
+
+from biased_flash_attn.extrapolation.experiment import report
+from tests.project.test_docs import ROOT, assert_same_output
+
+from .tables import rows
+
+TEXT = ROOT / "bench" / "results" / "extrapolation"
+
+
+def test_tables_are_those_of_their_results():
+    found = report.markdown(*report.read_report(TEXT / "results.json"))
+    assert_same_output(found, (TEXT / "table.md").read_text())
+
+
+def test_numbers_in_the_documentation_are_those_of_the_tables():
+    page = (ROOT / "docs" / "laboratory" / "text.md").read_text().partition("## Results")[2]
+    shown = rows(page.partition("![")[0])[1:]
+    cells: dict[str, set[str]] = {}
+    for scheme, *values in rows((TEXT / "table.md").read_text()):
+        cells.setdefault(scheme, {""}).update(values)
+    assert len(shown) == 7
+    for scheme, *values in shown:
+        assert set(values) <= cells[scheme], scheme
