@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from biased_flash_attn.extrapolation.experiment import report
+from biased_flash_attn.extrapolation.reproduction import PRESETS
 from tests.project.test_docs import ROOT, assert_same_output
 
 from .tables import rows
 
 TEXT = ROOT / "bench" / "results" / "extrapolation"
+REPEATED = ROOT / "bench" / "results" / "reproduction"
 
 
 def test_tables_are_those_of_their_results():
@@ -24,3 +28,14 @@ def test_numbers_in_the_documentation_are_those_of_the_tables():
     assert len(shown) == 7
     for scheme, *values in shown:
         assert set(values) <= cells[scheme], scheme
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if (REPEATED / f"{name}.md").exists()])
+def test_repetitions_are_those_of_their_results(name):
+    parts = []
+    for settings in PRESETS[name].experiments((0,)):
+        path = REPEATED / f"{name}-{settings.train_length}.json"
+        stored, results, reference = report.read_report(path)
+        assert stored == settings
+        parts.append(PRESETS[name].beside(settings, results, reference))
+    assert_same_output("\n\n".join(parts), (REPEATED / f"{name}.md").read_text())
