@@ -50,10 +50,10 @@ def reproduce(name, seeds, steps, output):
                    retrieval in the paper
     cable-table-3  CABLE and eight others, GPT-tiny
 
-    Lengths are those of the paper divided by 8, and windows and slopes of ALiBi are changed
-    accordingly. As the text differs, perplexities are compared by their quotients. What is compared
-    is printed and written to NAME.md in the folder OUTPUT, which also contains all results,
-    pictures and checkpoints: the same command resumes after an interruption.
+    In tables, lengths are those of the paper divided by 8, and windows, slopes of ALiBi, clipped
+    tables and FIRE are changed accordingly. As the text differs, perplexities are compared by their
+    quotients. What is compared is printed and written to NAME.md in the folder OUTPUT, which also
+    contains all results, pictures and checkpoints: the same command resumes after an interruption.
     """
     presets = needed("extrapolation.reproduction")
     report = needed("extrapolation.experiment.report")
