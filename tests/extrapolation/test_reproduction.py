@@ -122,18 +122,18 @@ def test_tables_have_quotients_of_the_paper_and_of_what_was_measured():
         [
             "Sandwich",
             sandwich,
-            "1.00, 1.00 [1.00, 1.00]",
-            "-, 0.60 [0.60, 0.60]",
-            "1.01, 2.00 [2.00, 2.00]",
-            "1.01, 1.00 [1.00, 1.00]",
+            "1.00, 1.000 [1.000, 1.000]",
+            "-, 0.600 [0.600, 0.600]",
+            "1.01, 2.000 [2.000, 2.000]",
+            "1.01, 1.000 [1.000, 1.000]",
         ],
         [
             "ALiBi",
             alibi,
-            "1.05, 1.33 [1.33, 1.33]",
-            "-, 0.80 [0.80, 0.80]",
-            "1.00, 1.00 [1.00, 1.00]",
-            "1.00, 2.00 [2.00, 2.00]",
+            "1.05, 1.333 [1.333, 1.333]",
+            "-, 0.800 [0.800, 0.800]",
+            "1.00, 1.000 [1.000, 1.000]",
+            "1.00, 2.000 [2.000, 2.000]",
         ],
     ]
     assert "12 layers, 12 heads, trained at 512 tokens" in text
@@ -173,8 +173,8 @@ def test_encoders_are_compared_with_retrieval():
     header, cable, *_, learned, _ = rows(text)
     assert header[2] == "512 / that of CABLE: nDCG@10, perplexity"
     assert header[3] == "1024 / 512: nDCG@10, perplexity"
-    assert cable[-1] == "1.68, 0.50 [0.50, 0.50]"
-    assert learned == ["Learnable", "learned", "0.70, 4.00 [4.00, 4.00]", *["-"] * 5]
+    assert cable[-1] == "1.68, 0.500 [0.500, 0.500]"
+    assert learned == ["Learnable", "learned", "0.70, 4.000 [4.000, 4.000]", *["-"] * 5]
 
 
 def test_receptive_fields_are_compared_by_ranks():

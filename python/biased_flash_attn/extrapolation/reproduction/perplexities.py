@@ -9,11 +9,10 @@ import torch
 from .. import published
 from ..agreement import rank_correlation
 from ..experiment import Settings, Size
-from ..experiment.report import Reference, brackets, nats
-from ..experiment.uncertainty import Sample
+from ..experiment.report import brackets
 from ..published import Row
-from ..training import Results
-from .preset import SCALE, SCALED, Preset, Printed, quotients, scaled, training
+from .preset import SCALE, SCALED, Preset, scaled, training
+from .quotients import Printed, Quotient, as_table, quotients
 
 STEPS = 1000
 LEAST = 3  # rows of which the order is compared
@@ -59,30 +58,25 @@ class PerplexityTable(Preset):
         rows = [row for row in self.rows() if row.train_length // SCALE == settings.train_length]
         printed = [Printed(row.label, row.scheme, row.perplexity) for row in rows]
         first = rows[0]
+        columns = quotients(printed, first.train_length, results, reference)
+        *_, last = columns.values()
         cache = f" With a sliding cache of {self.cache} tokens." if self.cache else ""
         return (
             f"{self.paper}, table {self.table}, {self.dataset}: {first.layers} layers,"
             f" {first.heads} heads, trained at {first.train_length} tokens.{cache}"
             f" {training(settings, results)}{SCALED} Quotients of perplexities at the paper's"
             f" lengths: in the paper, and here.{brackets(settings, reference)}"
-            f"\n\n{quotients(printed, first.train_length, results, reference)}"
-            f"{agreement(printed, first.train_length, results, reference)}"
+            f"\n\n{as_table(printed, columns)}{agreement(printed, last)}"
         )
 
 
-def agreement(
-    printed: list[Printed], train_length: int, results: Results, reference: Reference
-) -> str:
+def agreement(printed: list[Printed], last: list[Quotient]) -> str:
     """The rank correlation of the last quotients with those of the paper, as a paragraph, or
     nothing for few rows. Rows with the same numbers in the paper are one."""
-    base, *_, longest = sorted(n for n in printed[0].values if n >= train_length)
-    sample, pairs = Sample(reference.blocks), {}
-    for row in printed:
-        if longest in row.values:
-            models = results[scaled(row.scheme)]
-            change = nats(models, longest // SCALE) - nats(models, base // SCALE)
-            theirs = row.values[longest] / row.values[base]
-            pairs.setdefault(tuple(row.values.items()), (theirs, sample.interval(change).mean))
+    pairs: dict[tuple[tuple[int, float], ...], tuple[float, float]] = {}
+    for row, (theirs, here) in zip(printed, last, strict=True):
+        if theirs is not None and here is not None:
+            pairs.setdefault(tuple(row.values.items()), (theirs, here.mean))
     if len(pairs) < LEAST:
         return ""
     theirs, ours = torch.tensor(list(pairs.values()), dtype=torch.float64).T

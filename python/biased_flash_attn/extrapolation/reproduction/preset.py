@@ -1,18 +1,12 @@
-"""What all repetitions have in common: distances are shorter, and quotients are compared."""
+"""What all repetitions have in common: most have shorter distances than the paper."""
 
 from __future__ import annotations
 
 import ast
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-from torch import Tensor
 
 from ..experiment import Settings
-from ..experiment.report import Reference, nats
-from ..experiment.uncertainty import Sample, perplexity
-from ..tables import shown, table
+from ..experiment.report import Reference
 from ..training import Results, minutes
 
 SCALE = 8  # by which lengths and distances are divided
@@ -29,19 +23,6 @@ class Preset(ABC):
     @abstractmethod
     def beside(self, settings: Settings, results: Results, reference: Reference) -> str:
         """The results of one experiment beside what the paper has, as Markdown."""
-
-
-@dataclass(frozen=True)
-class Printed:
-    """What a paper prints for one model.
-
-    label: what the paper calls the scheme. scheme: its name in `nn.positions`.
-    values: by length, without those of a dash.
-    """
-
-    label: str
-    scheme: str
-    values: dict[int, float]
 
 
 # These defaults are for distances of the papers.
@@ -82,45 +63,3 @@ def training(settings: Settings, results: Results) -> str:
         f" {settings.train_length} bytes for {size.steps} steps of {size.batch} sequences, seeds"
         f" {seeds}. Training took {minutes(results):.0f} minutes, summed over the models."
     )
-
-
-def quotients(
-    printed: Sequence[Printed],
-    train_length: int,
-    results: Results,
-    reference: Reference,
-    compared: str = "",
-) -> str:
-    """A table of quotients: of what the paper prints, and of perplexities here.
-
-    The first column has values at the shortest length that the paper prints, from that of training
-    on, divided by that of the first row. The others have those at longer lengths divided by that at
-    the shortest one, and before them, if this is longer than that of training, a quotient of both,
-    which only models here have. `compared` says in the header what is divided, unless it is the
-    same in the paper and here.
-    """
-    sample, first = Sample(reference.blocks), printed[0]
-    base, *longer = sorted(n for n in first.values if n >= train_length)
-    of_first = nats(results[scaled(first.scheme)], base // SCALE)
-    pairs = [(base, train_length)] * (base > train_length) + [(length, base) for length in longer]
-    names = [f"{base} / that of {first.label}", *(f"{n} / {other}" for n, other in pairs)]
-    rows = [["paper", "here", *(f"{name}: {compared}" if compared else name for name in names)]]
-    for row in printed:
-        models = results[scaled(row.scheme)]
-        losses = {n: nats(models, n // SCALE) for n in (train_length, base, *longer)}
-        cells = [_cell(row.values[base] / first.values[base], sample, losses[base], of_first)]
-        for n, other in pairs:
-            both = n in row.values and other in row.values
-            quotient = row.values[n] / row.values[other] if both else None
-            cells.append(_cell(quotient, sample, losses[n], losses[other]))
-        rows.append([row.label, scaled(row.scheme), *cells])
-    return table(rows)
-
-
-def _cell(
-    printed: float | None, sample: Sample, losses: Tensor | None, reference: Tensor | None
-) -> str:
-    if losses is None or reference is None:
-        return "-"
-    theirs = "-" if printed is None else f"{printed:.2f}"
-    return f"{theirs}, {shown(perplexity(sample.interval(losses - reference)), 2)}"
