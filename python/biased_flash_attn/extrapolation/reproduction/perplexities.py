@@ -12,7 +12,7 @@ from ..experiment import Settings, Size
 from ..experiment.report import brackets
 from ..published import Row
 from .preset import SCALE, SCALED, Preset, scaled, training
-from .quotients import Printed, Quotient, as_table, quotients
+from .quotients import Printed, Quotient, as_table, level, quotients
 
 STEPS = 1000
 LEAST = 3  # rows of which the order is compared
@@ -64,8 +64,9 @@ class PerplexityTable(Preset):
         return (
             f"{self.paper}, table {self.table}, {self.dataset}: {first.layers} layers,"
             f" {first.heads} heads, trained at {first.train_length} tokens.{cache}"
-            f" {training(settings, results)}{SCALED} Quotients of perplexities at the paper's"
-            f" lengths: in the paper, and here.{brackets(settings, reference)}"
+            f" {training(settings, results)}{level(settings, results, reference)}{SCALED} Quotients"
+            " of perplexities at the paper's lengths: in the paper, and here."
+            f"{brackets(settings, reference)}"
             f"\n\n{as_table(printed, columns)}{agreement(printed, last)}"
         )
 

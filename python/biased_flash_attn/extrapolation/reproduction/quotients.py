@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ..experiment.report import Reference, nats
+from ..experiment import Settings
+from ..experiment.report import Reference, nats, perplexities
 from ..experiment.uncertainty import Sample, perplexity
 from ..tables import Interval, shown, table
 from ..training import Results
@@ -30,6 +31,18 @@ class Printed:
     def quotient(self, length: int, other: int) -> float | None:
         both = length in self.values and other in self.values
         return self.values[length] / self.values[other] if both else None
+
+
+def level(settings: Settings, results: Results, reference: Reference) -> str:
+    """The perplexities at the training length, beside that of counts, as a sentence."""
+    length, unit = settings.train_length, settings.size.unit
+    curves = perplexities(settings, results, Sample(reference.blocks))
+    found = [curve[length].mean for curve in curves.values()]
+    ends = " to ".join(dict.fromkeys(f"{x:.3g}" for x in (min(found), max(found))))
+    return (
+        f" At {length} {unit} perplexities are {ends}, beside {reference.perplexity:.3g} of counts"
+        f" that know {settings.prediction.context_of_counts(unit)}."
+    )
 
 
 class Quotient(NamedTuple):
