@@ -18,6 +18,7 @@ from biased_flash_attn.extrapolation.reproduction import (
     PRESETS,
     perplexities,
     preset,
+    quotients,
     receptive_fields,
     retrieval,
 )
@@ -138,9 +139,9 @@ def test_tables_have_quotients_of_the_paper_and_of_what_was_measured():
     ]
     assert "12 layers, 12 heads, trained at 512 tokens" in text
     assert "With a sliding cache of 2048 tokens. Here: " in text
-    assert "trained at 64 bytes for 1000 steps of 64 sequences, seeds 0. Training took 3" in text
+    assert "trained at 64 bytes for 1000 steps of 64 sequences; 1 seed. Training took 3" in text
     assert "Brackets are 95% intervals from the variance over files, by bootstrap." in text
-    assert "At 64 bytes perplexities are 5, beside 2.72 of counts that know the 3 bytes" in text
+    assert "Perplexity at 64 bytes: 5; of counts that know the 3 bytes before: 2.72." in text
     assert "Rank correlation" not in text
 
 
@@ -159,6 +160,25 @@ def test_tables_have_the_rank_correlation_of_schemes_that_differ_in_the_paper():
     assert ending in text
 
 
+def test_models_without_values_at_a_length_have_dashes_there():
+    printed = [
+        quotients.Printed("short", "learned", {512: 4.0}),
+        quotients.Printed("long", "rotary", {1024: 6.0}),
+    ]
+    results = {
+        "learned": {0: {"nats": nats_of((64,), (2,))}},
+        "rotary": {0: {"nats": nats_of((64, 128), (4, 8))}},
+    }
+    columns = quotients.quotients(
+        printed, 512, results, report.Reference("", 1, 1, [1, 1], [1.0, 1.0])
+    )
+    assert rows(quotients.as_table(printed, columns)) == [
+        ["paper", "here", "512 / that of short", "1024 / 512"],
+        ["short", "learned", "1.00, 1.000 [1.000, 1.000]", "-"],
+        ["long", "rotary", "-, 2.000 [2.000, 2.000]", "-, 2.000 [2.000, 2.000]"],
+    ]
+
+
 def test_encoders_are_compared_with_retrieval():
     table = PRESETS["cable-table-2"]
     (settings,) = table.experiments((0,))
@@ -171,7 +191,7 @@ def test_encoders_are_compared_with_retrieval():
         for scheme, values in perplexities.items()
     }
     text = table.beside(settings, results, report.Reference("", 1, 1, [1, 1], [1.0, 1.0]))
-    assert "At 64 bytes perplexities are 2 to 8, beside 2.72 of counts that know the 3" in text
+    assert "Perplexity at 64 bytes: 2 to 8; of counts that know the 3 bytes before, even" in text
     header, cable, *_, learned, _ = rows(text)
     assert header[2] == "512 / that of CABLE: nDCG@10, perplexity"
     assert header[3] == "1024 / 512: nDCG@10, perplexity"
@@ -189,17 +209,21 @@ def test_receptive_fields_are_compared_by_ranks():
         masses = {"blocks.0": [field, field + 1], "blocks.1": [field + 2, field + 3]}
         return {
             "seconds": 60,
+            "nats": nats_of((512,), (5,)),
             "gradient": {"receptive_fields": gradient},
             "theory": theory,
             "attention_mass": masses,
         }
 
     results = {name: {0: measured(n), 1: measured(n + 2)} for n, name in enumerate(("a", "b", "c"))}
-    text = figure.beside(settings, results, report.Reference("", 1, 1, [1], [1.0]))
+    last = results["c"][0]["attention_mass"]
+    last["blocks.1"] = [x - 3 for x in last["blocks.1"]]  # the first seed of c is before b
+    text = figure.beside(settings, results, report.Reference("", 1, 1, [1, 1], [1.0, 1.0]))
     header, first, *_ = rows(text)
     assert header[1:3] == ["TRF, series", "n_emp, attention"]
     assert first == ["a", "1 [0, 2]", "2 [2, 4]", "2 [0, 4]", "-2 [-3, -1]"]
-    assert "n_emp, attention 1.00 [1.00, 1.00]; gradient, last block 1.00" in text
+    assert "n_emp, attention 0.75 [0.50, 1.00]; gradient, last block 1.00 [1.00, 1.00]" in text
+    assert "layers. Brackets are the least and the largest of the seeds." in text
     assert text.endswith("gradient, all blocks -1.00 [-1.00, -1.00].")
     assert "All fields hold 99%, at 512 bytes" in text
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from biased_flash_attn.extrapolation.experiment import report
@@ -37,5 +39,13 @@ def test_repetitions_are_those_of_their_results(name):
         path = REPEATED / f"{name}-{settings.train_length}.json"
         stored, results, reference = report.read_report(path)
         assert stored == settings
-        parts.append(PRESETS[name].beside(settings, results, reference))
-    assert_same_output("\n\n".join(parts), (REPEATED / f"{name}.md").read_text())
+        parts.append(PRESETS[name].beside(settings, results, reference) + "\n")
+    assert "\n".join(parts) == (REPEATED / f"{name}.md").read_text()
+
+
+def test_numbers_on_the_page_of_repetitions_are_those_of_their_tables():
+    page = (ROOT / "docs" / "laboratory" / "papers.md").read_text()
+    tables = "".join(path.read_text() for path in REPEATED.glob("*-*.md"))
+    shown = re.findall(r"\d+\.\d{3}(?!\d)(?: \[[\d., ]+\])?", page)
+    assert len(shown) >= 5
+    assert [x for x in shown if x not in tables] == []

@@ -184,8 +184,8 @@ def ratios(settings: Settings, results: Results, sample: Sample) -> Curves:
     curves = {}
     for scheme, models in results.items():
         trained = nats(models, settings.train_length)
-        found = {n: _ratio(sample, nats(models, n), trained) for n in settings.eval_lengths}
-        curves[scheme] = {n: ratio for n, ratio in found.items() if ratio is not None}
+        found = {n: ratio(sample, nats(models, n), trained) for n in settings.eval_lengths}
+        curves[scheme] = {n: x for n, x in found.items() if x is not None}
     return curves
 
 
@@ -197,17 +197,18 @@ def comparison(settings: Settings, results: Results, sample: Sample) -> list[str
     if reference is None or not others:
         return []
     rows = [["scheme", f"perplexity / that of {first}"]]
-    rows += [[scheme, shown(_ratio(sample, values, reference))] for scheme, values in others]
+    rows += [[scheme, shown(ratio(sample, values, reference))] for scheme, values in others]
     return [
         f"Perplexity at {longest} divided by that of {first}, paired by seed and file. Each"
         f" interval is for one comparison:\n\n{table(rows)}"
     ]
 
 
-def _ratio(sample: Sample, losses: Tensor | None, reference: Tensor | None) -> Interval | None:
-    if losses is None or reference is None:
+def ratio(sample: Sample, losses: Tensor | None, others: Tensor | None) -> Interval | None:
+    """Of perplexities, or None for lengths that a model lacks."""
+    if losses is None or others is None:
         return None
-    return perplexity(sample.interval(losses - reference))
+    return perplexity(sample.interval(losses - others))
 
 
 def nats(models: Models, length: int) -> Tensor | None:

@@ -12,7 +12,7 @@ from ..experiment import Settings, Size
 from ..experiment.report import brackets
 from ..published import Row
 from .preset import SCALE, SCALED, Preset, scaled, training
-from .quotients import Printed, Quotient, as_table, level, quotients
+from .quotients import Printed, Quotient, as_table, quotients
 
 STEPS = 1000
 LEAST = 3  # rows of which the order is compared
@@ -64,16 +64,16 @@ class PerplexityTable(Preset):
         return (
             f"{self.paper}, table {self.table}, {self.dataset}: {first.layers} layers,"
             f" {first.heads} heads, trained at {first.train_length} tokens.{cache}"
-            f" {training(settings, results)}{level(settings, results, reference)}{SCALED} Quotients"
+            f" {training(settings, results, reference)}{SCALED} Quotients"
             " of perplexities at the paper's lengths: in the paper, and here."
             f"{brackets(settings, reference)}"
-            f"\n\n{as_table(printed, columns)}{agreement(printed, last)}"
+            f"\n\n{as_table(printed, columns)}{order(printed, last)}"
         )
 
 
-def agreement(printed: list[Printed], last: list[Quotient]) -> str:
+def order(printed: list[Printed], last: list[Quotient]) -> str:
     """The rank correlation of the last quotients with those of the paper, as a paragraph, or
-    nothing for few rows. Rows with the same numbers in the paper are one."""
+    nothing for few rows. Of rows with the same numbers in the paper, the first one counts."""
     pairs: dict[tuple[tuple[int, float], ...], tuple[float, float]] = {}
     for row, (theirs, here) in zip(printed, last, strict=True):
         if theirs is not None and here is not None:
@@ -83,5 +83,5 @@ def agreement(printed: list[Printed], last: list[Quotient]) -> str:
     theirs, ours = torch.tensor(list(pairs.values()), dtype=torch.float64).T
     return (
         f"\n\nRank correlation of the last quotients: {rank_correlation(theirs, ours):.2f}, of"
-        f" {len(pairs)} schemes whose numbers in the paper differ."
+        f" {len(pairs)} schemes whose numbers in the paper differ (of equal ones, the first)."
     )

@@ -6,7 +6,8 @@ import ast
 from abc import ABC, abstractmethod
 
 from ..experiment import Settings
-from ..experiment.report import Reference
+from ..experiment.report import Reference, perplexities
+from ..experiment.uncertainty import Sample
 from ..training import Results, minutes
 
 SCALE = 8  # by which lengths and distances are divided
@@ -32,8 +33,9 @@ SHORTER = {
 }
 SCALED = (
     f" Lengths are divided by {SCALE}, and so are distances in windows, tables, slopes of ALiBi and"
-    " the initial values of FIRE. Other biases are as they are, so that relative to the lengths"
-    " their range is another one than in the paper."
+    " the initial values of FIRE. Other biases, and the frequencies of rotary and sinusoidal"
+    " positions, are as they are, so that relative to the lengths their range differs from the"
+    " paper's."
 )
 
 
@@ -51,15 +53,24 @@ def scaled(scheme: str) -> str:
     options = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
     exponent = "exponent" if "exponent" in options else "shift"
     options[exponent] = options.get(exponent, 0) - OCTAVES
-    return f"alibi({', '.join(f'{name}={value!r}' for name, value in options.items())})"
+    return f"alibi({', '.join(f'{key}={value!r}' for key, value in options.items())})"
 
 
-def training(settings: Settings, results: Results) -> str:
-    """How the models here are trained, as sentences."""
-    size = settings.size
-    seeds = ", ".join(map(str, settings.seeds))
+def training(settings: Settings, results: Results, reference: Reference) -> str:
+    """How the models here are trained, and their perplexity there beside that of counts."""
+    size, length, unit = settings.size, settings.train_length, settings.size.unit
+    curves = perplexities(settings, results, Sample(reference.blocks))
+    found = sorted(curve[length].mean for curve in curves.values())
+    reached = " to ".join(dict.fromkeys(f"{x:.3g}" for x in (found[0], found[-1])))
     return (
         f"Here: {size.layers} layers of {size.dim} channels, {size.heads} heads, trained at"
-        f" {settings.train_length} bytes for {size.steps} steps of {size.batch} sequences, seeds"
-        f" {seeds}. Training took {minutes(results):.0f} minutes, summed over the models."
+        f" {length} {unit} for {size.steps} steps of {size.batch} sequences;"
+        f" {counted(len(settings.seeds), 'seed')}. Training took {minutes(results):.0f} minutes,"
+        f" summed over {counted(len(results), 'scheme')}. Perplexity at {length} {unit}: {reached};"
+        f" of counts that know {settings.prediction.context_of_counts(unit)}:"
+        f" {reference.perplexity:.3g}."
     )
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"

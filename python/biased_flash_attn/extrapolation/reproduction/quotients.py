@@ -6,11 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torch import Tensor
-
-from ..experiment import Settings
-from ..experiment.report import Reference, nats, perplexities
-from ..experiment.uncertainty import Sample, perplexity
+from ..experiment.report import Reference, nats, ratio
+from ..experiment.uncertainty import Sample
 from ..tables import Interval, shown, table
 from ..training import Results
 from .preset import SCALE, scaled
@@ -28,22 +25,6 @@ class Printed:
     scheme: str
     values: dict[int, float]
 
-    def quotient(self, length: int, other: int) -> float | None:
-        both = length in self.values and other in self.values
-        return self.values[length] / self.values[other] if both else None
-
-
-def level(settings: Settings, results: Results, reference: Reference) -> str:
-    """The perplexities at the training length, beside that of counts, as a sentence."""
-    length, unit = settings.train_length, settings.size.unit
-    curves = perplexities(settings, results, Sample(reference.blocks))
-    found = [curve[length].mean for curve in curves.values()]
-    ends = " to ".join(dict.fromkeys(f"{x:.3g}" for x in (min(found), max(found))))
-    return (
-        f" At {length} {unit} perplexities are {ends}, beside {reference.perplexity:.3g} of counts"
-        f" that know {settings.prediction.context_of_counts(unit)}."
-    )
-
 
 class Quotient(NamedTuple):
     """Of what a paper prints, and of perplexities here; None for what either lacks."""
@@ -57,6 +38,10 @@ class Quotient(NamedTuple):
         return f"{'-' if self.printed is None else f'{self.printed:.2f}'}, {shown(self.here)}"
 
 
+def divided(value: float | None, other: float | None) -> float | None:
+    return None if value is None or other is None else value / other
+
+
 def quotients(
     printed: Sequence[Printed], train_length: int, results: Results, reference: Reference
 ) -> dict[str, list[Quotient]]:
@@ -68,27 +53,28 @@ def quotients(
     which only models here have.
     """
     sample, first = Sample(reference.blocks), printed[0]
-    base, *longer = sorted(n for n in first.values if n >= train_length)
+    base, *longer = sorted({n for row in printed for n in row.values if n >= train_length})
     losses = [
         {n: nats(results[scaled(row.scheme)], n // SCALE) for n in (train_length, base, *longer)}
         for row in printed
     ]
 
-    def here(losses: Tensor | None, reference: Tensor | None) -> Interval | None:
-        if losses is None or reference is None:
-            return None
-        return perplexity(sample.interval(losses - reference))
-
     columns = {
         f"{base} / that of {first.label}": [
-            Quotient(row.values[base] / first.values[base], here(found[base], losses[0][base]))
+            Quotient(
+                divided(row.values.get(base), first.values.get(base)),
+                ratio(sample, found[base], losses[0][base]),
+            )
             for row, found in zip(printed, losses, strict=True)
         ]
     }
     pairs = [(base, train_length)] * (base > train_length) + [(length, base) for length in longer]
     for n, other in pairs:
         columns[f"{n} / {other}"] = [
-            Quotient(row.quotient(n, other), here(found[n], found[other]))
+            Quotient(
+                divided(row.values.get(n), row.values.get(other)),
+                ratio(sample, found[n], found[other]),
+            )
             for row, found in zip(printed, losses, strict=True)
         ]
     return columns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable
 from functools import partial
@@ -11,7 +12,7 @@ import torch
 from .. import published
 from ..agreement import rank_correlation
 from ..experiment import Settings, Size
-from ..experiment.evaluation import EPS
+from ..experiment.evaluation import ATTENDING, EPS
 from ..experiment.report import inputs_of_blocks
 from ..intervals import extremes
 from ..tables import shown, table
@@ -47,34 +48,36 @@ class FieldFigure(Preset):
         for scheme, models in results.items():
             of_seeds = ([value(model) for model in models.values()] for value in columns.values())
             rows.append([scheme, *(shown(extremes(values), 0) for values in of_seeds)])
-        ranks = {name: agreement(results, value) for name, value in columns.items()}
-        correlations = [
+        ranks = {name: correlations(results, value) for name, value in columns.items()}
+        agreement = [
             f"{name} {shown(extremes(found), 2)}"
             for name, found in ranks.items()
             if columns[name] is not theoretical
         ]
-        seeds = ", with the least and the largest of the seeds" * (len(settings.seeds) > 1)
+        seeds = " Brackets are the least and the largest of the seeds." * (len(settings.seeds) > 1)
         return (
             f"Qin et al., 2023, figure 6, {MODELS[2]}: {LAYERS} layers, trained at {TRAIN_LENGTH}"
             " tokens. It has no numbers; according to the paper, the trend of empirical receptive"
             " fields matches that of theoretical ones (TRF), and both are smaller for Type 2 than"
-            f" for Type 1. {training(settings, results)} Lengths and biases are those of the paper."
+            f" for Type 1. {training(settings, results, reference)} Lengths and formulas are those"
+            " of the paper, the number of heads is not."
             f" All fields hold {1 - EPS:.0%}, at {TRAIN_LENGTH} bytes: the TRF of the series of"
             " exp(b) of the trained biases up to this length; the paper's empirical n_emp of"
-            " attention weights, of queries in the second half; and, for comparison, the fields of"
+            " attention weights, of queries in the second half of"
+            f" {ATTENDING // TRAIN_LENGTH} sequences; and, for comparison, the fields of"
             " Chi et al. (2023), of the gradient of the last prediction in"
             f" {settings.size.gradients} sequences. The first two are means over heads and"
-            f" layers{seeds}."
+            f" layers.{seeds}"
             f"\n\n{table(rows)}\n\nRank correlation"
-            f" with the TRF, of {len(results)} schemes: {'; '.join(correlations)}."
+            f" with the TRF, of {len(results)} schemes: {'; '.join(agreement)}."
         )
 
 
 def theoretical(model: Measured) -> float:
     """The mean field of the trained biases within the length."""
     curve = model["theory"]
-    fields = dict(zip(curve["eps"], curve["tokens"], strict=True))
-    return fields[min(fields, key=lambda eps: abs(eps - EPS))]
+    fields = zip(curve["eps"], curve["tokens"], strict=True)
+    return next(tokens for eps, tokens in fields if math.isclose(eps, EPS, rel_tol=1e-6))
 
 
 def attended(model: Measured) -> float:
@@ -88,7 +91,7 @@ def of_gradient(layer: str, model: Measured) -> float:
     return statistics.fmean(model["gradient"]["receptive_fields"][layer])
 
 
-def agreement(results: Results, value: Value) -> list[float]:
+def correlations(results: Results, value: Value) -> list[float]:
     """The rank correlation of a value with the theoretical field over schemes, for each seed."""
     found = []
     for models in zip(*(of_seeds.values() for of_seeds in results.values()), strict=True):
