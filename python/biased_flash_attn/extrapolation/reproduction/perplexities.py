@@ -64,9 +64,8 @@ class PerplexityTable(Preset):
         return (
             f"{self.paper}, table {self.table}, {self.dataset}: {first.layers} layers,"
             f" {first.heads} heads, trained at {first.train_length} tokens.{cache}"
-            f" {training(settings, results, reference)}{SCALED} Quotients"
-            " of perplexities at the paper's lengths: in the paper, and here."
-            f"{brackets(settings, reference)}"
+            f" {training(settings, results, reference)}{SCALED} Quotients of perplexities, at the"
+            f" paper's lengths.{brackets(settings, reference)}"
             f"\n\n{as_table(printed, columns)}{order(printed, last)}"
         )
 

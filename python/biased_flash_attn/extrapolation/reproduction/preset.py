@@ -33,9 +33,7 @@ SHORTER = {
 }
 SCALED = (
     f" Lengths are divided by {SCALE}, and so are distances in windows, tables, slopes of ALiBi and"
-    " the initial values of FIRE. Other biases, and the frequencies of rotary and sinusoidal"
-    " positions, are as they are, so that relative to the lengths their range differs from the"
-    " paper's."
+    " the initial values of FIRE, but in no other scheme."
 )
 
 

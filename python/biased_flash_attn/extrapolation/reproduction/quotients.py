@@ -32,11 +32,6 @@ class Quotient(NamedTuple):
     printed: float | None
     here: Interval | None
 
-    def __str__(self) -> str:
-        if self.here is None:
-            return "-"
-        return f"{'-' if self.printed is None else f'{self.printed:.2f}'}, {shown(self.here)}"
-
 
 def divided(value: float | None, other: float | None) -> float | None:
     return None if value is None or other is None else value / other
@@ -81,12 +76,15 @@ def quotients(
 
 
 def as_table(
-    printed: Sequence[Printed], columns: dict[str, list[Quotient]], compared: str = ""
+    printed: Sequence[Printed],
+    columns: dict[str, list[Quotient]],
+    paper: str = "paper",
+    here: str = "here",
 ) -> str:
-    """`compared` says in the header what is divided, if this differs in the paper and here."""
-    header = [f"{name}: {compared}" if compared else name for name in columns]
-    rows = [
-        [row.label, scaled(row.scheme), *map(str, cells)]
-        for row, *cells in zip(printed, *columns.values(), strict=True)
-    ]
-    return table([["paper", "here", *header], *rows])
+    """Two rows for each scheme, which begin with the given words."""
+    rows = [["scheme", *columns]]
+    for row, *cells in zip(printed, *columns.values(), strict=True):
+        theirs = ("-" if cell.printed is None else f"{cell.printed:.2f}" for cell in cells)
+        rows.append([f"{paper}: {row.label}", *theirs])
+        rows.append([f"{here}: {scaled(row.scheme)}", *(shown(cell.here) for cell in cells)])
+    return table(rows)

@@ -42,9 +42,9 @@ class RetrievalTable(Preset):
             " documents (MLDR, nDCG@10; higher is better)."
             f" {training(settings, results, reference)}{SCALED}"
             " These encoders predict masked bytes only, with a perplexity of which lower is better."
-            " Quotients of nDCG@10 in the paper, and of perplexities here, at the paper's lengths."
+            " Quotients of nDCG@10 and of perplexities, at the paper's lengths."
             f"{brackets(settings, reference)} Figure 5 of the paper, without numbers, has the"
             " lowest loss of masked tokens for CABLE, and the highest ones for learned and"
             " sinusoidal positions."
-            f"\n\n{as_table(printed, columns, 'nDCG@10, perplexity')}"
+            f"\n\n{as_table(printed, columns, 'paper, nDCG@10', 'here, perplexity')}"
         )
