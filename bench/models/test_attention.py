@@ -7,8 +7,8 @@ once for all layers, a mask or a bias, is included, and so are norms.
 import pytest
 import torch
 
+from bench.common.growth import growth
 from bench.common.measure import alternate, seconds
-from bench.models.memory import needed
 from bench.models.subjects import SUBJECTS, Training
 
 ROUNDS = 3
@@ -50,6 +50,6 @@ def test_attention_is_faster(benchmark, record, name):
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_needs_less_memory(record, name):
     ours, own = (
-        needed("attention", name, SUBJECTS[name].length, x) for x in ("accelerated", "own")
+        growth(Training, name, SUBJECTS[name].length, accelerated=x) for x in (True, False)
     )
     record(f"peak memory of {described(name)}", "float32", [100 * ours / own], " %", "<=", 100)

@@ -12,8 +12,8 @@ import torch
 import transformers
 from sentence_transformers import SentenceTransformer
 
+from bench.common.growth import growth
 from bench.common.measure import alternate, seconds
-from bench.models.memory import needed
 from bench.models.subjects import Encoding, mpnet
 from biased_flash_attn.integrations.transformers import accelerate
 
@@ -109,7 +109,7 @@ def test_forecast(benchmark, record, kind, shortest, target):
 @pytest.mark.parametrize("length", [512, 1024, 2048, 4096])
 @pytest.mark.parametrize("name", ["mpnet", "t5"])
 def test_memory(record, name, length):
-    ours, own = (needed("encoder", name, length, side) for side in ("accelerated", "own"))
+    ours, own = (growth(Encoding, name, length, accelerated=x) for x in (True, False))
     shape = {"mpnet": "MPNet-base", "t5": "T5-base's encoder"}[name]
     work = f"peak memory of {shape}, {length} tokens: {ours:.0f} MiB against {own:.0f} MiB"
     record(work, "float32", [100 * ours / own], " %", "<=", 100)

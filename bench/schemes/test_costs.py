@@ -6,8 +6,8 @@ Memory is that of a step beyond the parameters, with their gradients, in process
 
 import pytest
 
+from bench.common.growth import growth
 from bench.common.measure import alternate, seconds
-from bench.schemes.memory import needed
 from bench.schemes.subjects import Decoding, Training
 
 ROUNDS, PROCESSES = 7, 3
@@ -49,6 +49,6 @@ def test_decoding(benchmark, record, scheme):
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_memory(record, scheme):
-    pairs = [(needed(scheme, LENGTH), needed("alibi", LENGTH)) for _ in range(PROCESSES)]
+    pairs = [[growth(Training, x, LENGTH) for x in (scheme, "alibi")] for _ in range(PROCESSES)]
     work = f"peak memory of a training step: {scheme} / alibi"
     record(work, "float32", [ours / alibi for ours, alibi in pairs], "x", None, None)
