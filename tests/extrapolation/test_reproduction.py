@@ -194,12 +194,12 @@ def test_encoders_are_compared_with_retrieval():
     }
     text = table.beside(settings, results, report.Reference("", 1, 1, [1, 1], [1.0, 1.0]))
     assert "Perplexity at 64 bytes: 2 to 8; of counts that know the 3 bytes before, even" in text
-    header, *quotients = rows(text)
+    header, *shown = rows(text)
     assert header[1:3] == ["512 / that of CABLE", "1024 / 512"]
-    assert quotients[0][::6] == ["paper, nDCG@10: CABLE", "1.68"]
-    assert quotients[1][::6] == ["here, perplexity: cable", "0.500 [0.500, 0.500]"]
-    assert ["paper, nDCG@10: Learnable", "0.70", *["-"] * 5] in quotients
-    assert ["here, perplexity: learned", "4.000 [4.000, 4.000]", *["-"] * 5] in quotients
+    assert shown[0][::6] == ["paper, nDCG@10: CABLE", "1.68"]
+    assert shown[1][::6] == ["here, perplexity: cable", "0.500 [0.500, 0.500]"]
+    assert ["paper, nDCG@10: Learnable", "0.70", *["-"] * 5] in shown
+    assert ["here, perplexity: learned", "4.000 [4.000, 4.000]", *["-"] * 5] in shown
 
 
 def test_receptive_fields_are_compared_by_ranks():
