@@ -50,7 +50,7 @@ def positions(scheme: str | Positions) -> Positions:
         return scheme
     if not isinstance(scheme, str):
         raise TypeError(f"positions is {scheme!r}; it must be a name or a Positions")
-    name, values, options = _parsed(scheme)
+    name, values, options = parsed(scheme)
     if name == "window":
         if len(values) != 1 or options or type(values[0]) is not int or values[0] < 1:
             raise ValueError(f"positions is {scheme!r}; a window is like window(64)")
@@ -82,7 +82,7 @@ def split_names(text: str) -> list[str]:
     return [name.strip() for name in names]
 
 
-def _parsed(scheme: str) -> tuple[str, list[object], dict[str, object]]:
+def parsed(scheme: str) -> tuple[str, list[object], dict[str, object]]:
     """The name, and its positional and keyword arguments, which are literals: nothing is run."""
     called = CALL.fullmatch(scheme)
     if not called:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 from abc import ABC, abstractmethod
 
+from ...nn.positions import parsed
 from ..experiment import Settings
 from ..experiment.report import Reference, perplexities
 from ..experiment.uncertainty import Sample
@@ -41,14 +41,13 @@ def scaled(scheme: str) -> str:
     """A scheme of the presets for distances that are divided by SCALE."""
     if scheme in SHORTER:
         return SHORTER[scheme]
-    name = scheme.partition("(")[0]
-    if name not in ("alibi", "window"):
-        return scheme
-    call = ast.parse(scheme if "(" in scheme else f"{scheme}()", mode="eval").body
+    name, values, options = parsed(scheme)
     if name == "window":
-        reach = call.args[0].value - 1  # a query sees itself, too
+        (width,) = values
+        reach = width - 1  # a query sees itself, too
         return f"window({round(reach / SCALE) + 1})"
-    options = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+    if name != "alibi":
+        return scheme
     exponent = "exponent" if "exponent" in options else "shift"
     options[exponent] = options.get(exponent, 0) - OCTAVES
     return f"alibi({', '.join(f'{key}={value!r}' for key, value in options.items())})"
