@@ -37,6 +37,7 @@ RANKS = 4
 # The modules that read and draw the results of experiments, by folder.
 EXPERIMENTS = {
     "extrapolation": (text_report, text_picture),
+    "reproduction": (text_report, text_picture),
     "synthetic": (task_report, task_picture),
 }
 LIBRARY = "../plotly.min.js"  # of the pages with their plots

@@ -117,47 +117,74 @@ def test_tables_have_quotients_of_the_paper_and_of_what_was_measured():
         scheme: {0: {"seconds": 90, "nats": nats_of(settings.eval_lengths, values)}}
         for scheme, values in perplexities.items()
     }
-    text = table.beside(settings, results, report.Reference("", 1, 1, [1, 1], [1.0, 1.0]))
+    text = table.beside(settings, results, report.Reference("", 1, 1, [1, 1], [math.log(2)] * 2))
     assert rows(text) == [
-        ["scheme", "4096 / that of Sandwich", "4096 / 512", "8192 / 4096", "16384 / 4096"],
-        ["paper: Sandwich", "1.00", "-", "1.01", "1.01"],
+        [
+            "scheme",
+            "512 / counts",
+            "4096 / that of Sandwich",
+            "4096 / 512",
+            "8192 / 4096",
+            "16384 / 4096",
+            "predicted",
+        ],
+        ["paper: Sandwich", "-", "1.00", "-", "1.01", "1.01", "-"],
         [
             f"here: {sandwich}",
+            "2.500 [2.500, 2.500]",
             "1.000 [1.000, 1.000]",
             "0.600 [0.600, 0.600]",
             "2.000 [2.000, 2.000]",
             "1.000 [1.000, 1.000]",
+            "0.752",
         ],
-        ["paper: ALiBi", "1.05", "-", "1.00", "1.00"],
+        ["paper: ALiBi", "-", "1.05", "-", "1.00", "1.00", "-"],
         [
             f"here: {alibi}",
+            "2.500 [2.500, 2.500]",
             "1.333 [1.333, 1.333]",
             "0.800 [0.800, 0.800]",
             "1.000 [1.000, 1.000]",
             "2.000 [2.000, 2.000]",
+            "0.724",
         ],
     ]
     assert "12 layers, 12 heads, trained at 512 tokens" in text
     assert "With a sliding cache of 2048 tokens. Here: " in text
     assert "trained at 64 bytes for 1000 steps of 64 sequences; 1 seed. Training took 3" in text
     assert "Brackets are 95% intervals from the variance over files, by bootstrap." in text
-    assert "Perplexity at 64 bytes: 5; of counts that know the 3 bytes before: 2.72." in text
+    assert "Perplexity at 64 bytes: 5; of counts that know the 3 bytes before: 2." in text
     assert "Rank correlation" not in text
 
 
 def test_tables_have_the_rank_correlation_of_schemes_that_differ_in_the_paper():
     table = PRESETS["chi-table-1"]
-    (settings,) = table.experiments((0,))
-    longest = {row.scheme: row.perplexity[8192] / row.perplexity[512] for row in table.rows()}
-    results = {
-        preset.scaled(scheme): {
-            0: {"seconds": 1, "nats": nats_of(settings.eval_lengths, (2, 2, 2, 2, 1 / quotient))}
-        }
-        for scheme, quotient in longest.items()
+    longest = {
+        preset.scaled(row.scheme): row.perplexity[512] / row.perplexity[8192]
+        for row in table.rows()
     }
-    text = table.beside(settings, results, report.Reference("", 1, 1, [1, 1], [1.0, 1.0]))
-    ending = "Rank correlation of the last quotients: -1.00, of 15 schemes whose numbers in the"
-    assert ending in text
+    found = "Rank correlation of the last quotients here with those of the paper: -1.00, of 15"
+    ending = "schemes whose numbers in the paper differ (of equal ones, the first)."
+    assert f"{found} {ending}" in with_last_quotients(table, longest)
+
+
+def test_tables_have_the_rank_correlation_with_predictions():
+    table = PRESETS["chi-table-1"]
+    (settings,) = table.experiments((0,))
+    longest = {name: 1 + round(report.predicted(settings, name), 3) for name in settings.schemes}
+    found = "Rank correlation of the last quotients here with what `predict` says: 1.00, of 17"
+    assert f"{found} schemes." in with_last_quotients(table, longest)
+
+
+def with_last_quotients(table: preset.Preset, quotients: dict[str, float]) -> str:
+    """The table of models of which the perplexity changes at the longest length only."""
+    (settings,) = table.experiments((0,))
+    lengths = settings.eval_lengths
+    results = {
+        scheme: {0: {"seconds": 1, "nats": nats_of(lengths, [2] * (len(lengths) - 1) + [2 * x])}}
+        for scheme, x in quotients.items()
+    }
+    return table.beside(settings, results, report.Reference("", 1, 1, [1, 1], [1.0, 1.0]))
 
 
 def test_models_without_values_at_a_length_have_dashes_there():
@@ -170,14 +197,14 @@ def test_models_without_values_at_a_length_have_dashes_there():
         "rotary": {0: {"nats": nats_of((64, 128), (4, 8))}},
     }
     columns = quotients.quotients(
-        printed, 512, results, report.Reference("", 1, 1, [1, 1], [1.0, 1.0])
+        printed, 512, results, report.Reference("", 1, 1, [1, 1], [math.log(4)] * 2)
     )
     assert rows(quotients.as_table(printed, columns)) == [
-        ["scheme", "512 / that of short", "1024 / 512"],
-        ["paper: short", "1.00", "-"],
-        ["here: learned", "1.000 [1.000, 1.000]", "-"],
-        ["paper: long", "-", "-"],
-        ["here: rotary", "2.000 [2.000, 2.000]", "2.000 [2.000, 2.000]"],
+        ["scheme", "512 / counts", "512 / that of short", "1024 / 512"],
+        ["paper: short", "-", "1.00", "-"],
+        ["here: learned", "0.500 [0.500, 0.500]", "1.000 [1.000, 1.000]", "-"],
+        ["paper: long", "-", "-", "-"],
+        ["here: rotary", "1.000 [1.000, 1.000]", "2.000 [2.000, 2.000]", "2.000 [2.000, 2.000]"],
     ]
 
 
@@ -192,14 +219,19 @@ def test_encoders_are_compared_with_retrieval():
         scheme: {0: {"seconds": 90, "nats": nats_of(settings.eval_lengths, values)}}
         for scheme, values in perplexities.items()
     }
-    text = table.beside(settings, results, report.Reference("", 1, 1, [1, 1], [1.0, 1.0]))
+    text = table.beside(settings, results, report.Reference("", 1, 1, [1, 1], [math.log(4)] * 2))
     assert "Perplexity at 64 bytes: 2 to 8; of counts that know the 3 bytes before, even" in text
     header, *shown = rows(text)
-    assert header[1:3] == ["512 / that of CABLE", "1024 / 512"]
-    assert shown[0][::6] == ["paper, nDCG@10: CABLE", "1.68"]
-    assert shown[1][::6] == ["here, perplexity: cable", "0.500 [0.500, 0.500]"]
-    assert ["paper, nDCG@10: Learnable", "0.70", *["-"] * 5] in shown
-    assert ["here, perplexity: learned", "4.000 [4.000, 4.000]", *["-"] * 5] in shown
+    assert header[1:4] == ["512 / counts", "512 / that of CABLE", "1024 / 512"]
+    assert shown[0][::7] == ["paper, nDCG@10: CABLE", "1.68"]
+    assert shown[1][::7] == ["here, perplexity: cable", "0.500 [0.500, 0.500]"]
+    assert ["paper, nDCG@10: Learnable", "-", "0.70", *["-"] * 5] in shown
+    assert [
+        "here, perplexity: learned",
+        "2.000 [2.000, 2.000]",
+        "4.000 [4.000, 4.000]",
+        *["-"] * 5,
+    ] in shown
 
 
 def test_receptive_fields_are_compared_by_ranks():
@@ -224,7 +256,7 @@ def test_receptive_fields_are_compared_by_ranks():
     text = figure.beside(settings, results, report.Reference("", 1, 1, [1, 1], [1.0, 1.0]))
     header, first, *_ = rows(text)
     assert header[1:3] == ["TRF, series", "n_emp, attention"]
-    assert first == ["a", "1 [0, 2]", "2 [2, 4]", "2 [0, 4]", "-2 [-3, -1]"]
+    assert first == ["a", "1 [0, 2]", "2 [2, 4]", "2 ± 0.0", "-2 ± 1.0"]
     assert "n_emp, attention 0.75 [0.50, 1.00]; gradient, last block 1.00 [1.00, 1.00]" in text
     assert "layers. Brackets are the least and the largest of the seeds." in text
     assert text.endswith("gradient, all blocks -1.00 [-1.00, -1.00].")

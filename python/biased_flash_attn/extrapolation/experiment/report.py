@@ -224,7 +224,7 @@ def inputs_of_blocks(layers: int) -> list[str]:
 
 def receptive_fields(settings: Settings, results: Results) -> str:
     """Receptive fields of gradients, attention weights and series, and predictions."""
-    size, lengths = settings.size, (settings.train_length, settings.eval_lengths[-1])
+    size = settings.size
     layers = inputs_of_blocks(size.layers)
     names = [f"gradient, input of block {n}: ERF" for n in range(size.layers)]
     rows = [
@@ -239,18 +239,25 @@ def receptive_fields(settings: Settings, results: Results) -> str:
     ]
     for scheme, models in results.items():
         formula = initial_formula(scheme, size.heads, settings.seeds[0])
-        predicted = prediction(formula, size.layers, *lengths, settings.cache)
+        fraction = predicted(settings, scheme)
         rows.append(
             [
                 scheme,
-                *(_with_error(field_of_gradient(models, layer)) for layer in layers),
+                *(with_error(field_of_gradient(models, layer)) for layer in layers),
                 _range(_heads(models, lambda m: m.get("attention_mass"))),
                 _range(_heads(models, lambda m: m["theory"].get("fields"))),
                 _range(formula and fields(formula)),
-                "-" if predicted is None else f"{predicted:.3f}",
+                "-" if fraction is None else f"{fraction:.3f}",
             ]
         )
     return table([list(row) for row in zip(*rows, strict=True)])
+
+
+def predicted(settings: Settings, scheme: str) -> float | None:
+    """What `predict` says of a scheme before it is trained, with the first seed, or None."""
+    formula = initial_formula(scheme, settings.size.heads, settings.seeds[0])
+    lengths = settings.train_length, settings.eval_lengths[-1]
+    return prediction(formula, settings.size.layers, *lengths, settings.cache)
 
 
 def field_of_gradient(models: Models, layer: str) -> tuple[float, float] | None:
@@ -264,7 +271,8 @@ def field_of_gradient(models: Models, layer: str) -> tuple[float, float] | None:
     return statistics.fmean(means), error
 
 
-def _with_error(field: tuple[float, float] | None) -> str:
+def with_error(field: tuple[float, float] | None) -> str:
+    """The cell of a table: a field with its standard error if there is one, or a dash."""
     if field is None:
         return "-"
     mean, error = field

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 import torch
 
 from .. import published
-from ..agreement import rank_correlation
+from ..agreement import DECIMALS, rank_correlation
 from ..experiment import Settings, Size
-from ..experiment.report import brackets
+from ..experiment.report import brackets, predicted
+from ..intervals import extremes
 from ..published import Row
 from .preset import SCALE, SCALED, Preset, scaled, training
 from .quotients import Printed, Quotient, as_table, quotients
 
 STEPS = 1000
-LEAST = 3  # rows of which the order is compared
+LEAST = 5  # rows of which the order is compared
 
 
 @dataclass(frozen=True)
@@ -60,27 +61,44 @@ class PerplexityTable(Preset):
         first = rows[0]
         columns = quotients(printed, first.train_length, results, reference)
         *_, last = columns.values()
+        predictions = [predicted(settings, scaled(row.scheme)) for row in printed]
+        columns["predicted"] = [
+            Quotient(None, None if fraction is None else extremes([fraction]))
+            for fraction in predictions
+        ]
         cache = f" With a sliding cache of {self.cache} tokens." if self.cache else ""
         return (
             f"{self.paper}, table {self.table}, {self.dataset}: {first.layers} layers,"
             f" {first.heads} heads, trained at {first.train_length} tokens.{cache}"
             f" {training(settings, results, reference)}{SCALED} Quotients of perplexities, at the"
-            f" paper's lengths.{brackets(settings, reference)}"
-            f"\n\n{as_table(printed, columns)}{order(printed, last)}"
+            f" paper's lengths.{brackets(settings, reference)} Predicted is the fraction of"
+            f" the information at {settings.eval_lengths[-1]} {settings.size.unit} from beyond"
+            f" {settings.train_length}, before training."
+            f"\n\n{as_table(printed, columns)}{agreement(printed, last, predictions)}"
         )
 
 
-def order(printed: list[Printed], last: list[Quotient]) -> str:
-    """The rank correlation of the last quotients with those of the paper, as a paragraph, or
-    nothing for few rows. Of rows with the same numbers in the paper, the first one counts."""
-    pairs: dict[tuple[tuple[int, float], ...], tuple[float, float]] = {}
-    for row, (theirs, here) in zip(printed, last, strict=True):
-        if theirs is not None and here is not None:
-            pairs.setdefault(tuple(row.values.items()), (theirs, here.mean))
+def agreement(printed: list[Printed], last: list[Quotient], predictions: list[float | None]) -> str:
+    """Rank correlations of the last quotients, a paragraph each, without those of few rows. Of rows
+    with the same numbers in the paper, the first one counts."""
+    with_paper: dict[tuple[tuple[int, float], ...], tuple[float, float]] = {}
+    with_predictions: list[tuple[float, float]] = []
+    for row, (theirs, here), fraction in zip(printed, last, predictions, strict=True):
+        if here is not None and theirs is not None:
+            with_paper.setdefault(tuple(row.values.items()), (theirs, here.mean))
+        if here is not None and fraction is not None:
+            with_predictions.append((round(fraction, DECIMALS), here.mean))
+    differing = "whose numbers in the paper differ (of equal ones, the first)"
+    return _correlation("those of the paper", list(with_paper.values()), f" {differing}") + (
+        _correlation("what `predict` says", with_predictions)
+    )
+
+
+def _correlation(of: str, pairs: list[tuple[float, float]], which: str = "") -> str:
     if len(pairs) < LEAST:
         return ""
-    theirs, ours = torch.tensor(list(pairs.values()), dtype=torch.float64).T
+    x, y = torch.tensor(pairs, dtype=torch.float64).T
     return (
-        f"\n\nRank correlation of the last quotients: {rank_correlation(theirs, ours):.2f}, of"
-        f" {len(pairs)} schemes whose numbers in the paper differ (of equal ones, the first)."
+        f"\n\nRank correlation of the last quotients here with {of}: {rank_correlation(x, y):.2f},"
+        f" of {len(pairs)} schemes{which}."
     )

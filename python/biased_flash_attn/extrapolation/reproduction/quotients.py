@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
+
 from ..experiment.report import Reference, nats, ratio
 from ..experiment.uncertainty import Sample
 from ..tables import Interval, shown, table
@@ -42,8 +44,9 @@ def quotients(
 ) -> dict[str, list[Quotient]]:
     """Quotients of all rows, by the name of a column.
 
-    The first column has values at the shortest length that the paper prints, from that of training
-    on, divided by that of the first row. The others have those at longer lengths divided by that at
+    The first column has perplexities here at the length of training, divided by that of counts.
+    The second has values at the shortest length that the paper prints, from that of training on,
+    divided by that of the first row. The others have those at longer lengths divided by that at
     the shortest one, and before them, if this is longer than that of training, a quotient of both,
     which only models here have.
     """
@@ -53,15 +56,19 @@ def quotients(
         {n: nats(results[scaled(row.scheme)], n // SCALE) for n in (train_length, base, *longer)}
         for row in printed
     ]
+    counts = torch.tensor([reference.counts], dtype=torch.float64)
 
     columns = {
+        f"{train_length} / counts": [
+            Quotient(None, ratio(sample, found[train_length], counts)) for found in losses
+        ],
         f"{base} / that of {first.label}": [
             Quotient(
                 divided(row.values.get(base), first.values.get(base)),
                 ratio(sample, found[base], losses[0][base]),
             )
             for row, found in zip(printed, losses, strict=True)
-        ]
+        ],
     }
     pairs = [(base, train_length)] * (base > train_length) + [(length, base) for length in longer]
     for n, other in pairs:

@@ -13,7 +13,7 @@ from .. import published
 from ..agreement import rank_correlation
 from ..experiment import Settings, Size
 from ..experiment.evaluation import ATTENDING, EPS
-from ..experiment.report import inputs_of_blocks
+from ..experiment.report import field_of_gradient, inputs_of_blocks, with_error
 from ..intervals import extremes
 from ..tables import shown, table
 from ..training import Measured, Results
@@ -38,21 +38,24 @@ class FieldFigure(Preset):
 
     def beside(self, settings, results, reference):
         first, *_, last = inputs_of_blocks(settings.size.layers)
-        columns: dict[str, Value] = {
-            "TRF, series": theoretical,
-            "n_emp, attention": attended,
-            "gradient, last block": partial(of_gradient, last),
-            "gradient, all blocks": partial(of_gradient, first),
-        }
-        rows = [["scheme", *columns]]
+        of_heads: dict[str, Value] = {"TRF, series": theoretical, "n_emp, attention": attended}
+        layers = {"gradient, last block": last, "gradient, all blocks": first}
+        rows = [["scheme", *of_heads, *layers]]
         for scheme, models in results.items():
-            of_seeds = ([value(model) for model in models.values()] for value in columns.values())
-            rows.append([scheme, *(shown(extremes(values), 0) for values in of_seeds)])
-        ranks = {name: correlations(results, value) for name, value in columns.items()}
+            of_seeds = ([value(model) for model in models.values()] for value in of_heads.values())
+            gradients = (field_of_gradient(models, layer) for layer in layers.values())
+            cells = (
+                *(shown(extremes(values), 0) for values in of_seeds),
+                *map(with_error, gradients),
+            )
+            rows.append([scheme, *cells])
+        compared = {
+            "n_emp, attention": attended,
+            **{name: partial(of_gradient, layer) for name, layer in layers.items()},
+        }
         agreement = [
-            f"{name} {shown(extremes(found), 2)}"
-            for name, found in ranks.items()
-            if columns[name] is not theoretical
+            f"{name} {shown(extremes(correlations(results, value)), 2)}"
+            for name, value in compared.items()
         ]
         seeds = " Brackets are the least and the largest of the seeds." * (len(settings.seeds) > 1)
         return (
@@ -66,8 +69,8 @@ class FieldFigure(Preset):
             " attention weights, of queries in the second half of"
             f" {ATTENDING // TRAIN_LENGTH} sequences; and, for comparison, the fields of"
             " Chi et al. (2023), of the gradient of the last prediction in"
-            f" {settings.size.gradients} sequences. The first two are means over heads and"
-            f" layers.{seeds}"
+            f" {settings.size.gradients} sequences, with standard errors over these. The"
+            f" first two are means over heads and layers.{seeds}"
             f"\n\n{table(rows)}\n\nRank correlation"
             f" with the TRF, of {len(results)} schemes: {'; '.join(agreement)}."
         )
