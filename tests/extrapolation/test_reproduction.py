@@ -163,7 +163,7 @@ def test_tables_have_the_rank_correlation_of_schemes_that_differ_in_the_paper():
         preset.scaled(row.scheme): row.perplexity[512] / row.perplexity[8192]
         for row in table.rows()
     }
-    found = "Rank correlation of the last quotients here with those of the paper: -1.00, of 15"
+    found = "Rank correlation of 8192 / 512 here and in the paper: -1.00, of 15"
     ending = "schemes whose numbers in the paper differ (of equal ones, the first)."
     assert f"{found} {ending}" in with_last_quotients(table, longest)
 
@@ -172,7 +172,7 @@ def test_tables_have_the_rank_correlation_with_predictions():
     table = PRESETS["chi-table-1"]
     (settings,) = table.experiments((0,))
     longest = {name: 1 + round(report.predicted(settings, name), 3) for name in settings.schemes}
-    found = "Rank correlation of the last quotients here with what `predict` says: 1.00, of 17"
+    found = "Rank correlation of 8192 / 512 here and what `predict` says: 1.00, of 17"
     assert f"{found} schemes." in with_last_quotients(table, longest)
 
 

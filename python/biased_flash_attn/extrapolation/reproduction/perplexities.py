@@ -60,7 +60,7 @@ class PerplexityTable(Preset):
         printed = [Printed(row.label, row.scheme, row.perplexity) for row in rows]
         first = rows[0]
         columns = quotients(printed, first.train_length, results, reference)
-        *_, last = columns.values()
+        *_, (name, last) = columns.items()
         predictions = [predicted(settings, scaled(row.scheme)) for row in printed]
         columns["predicted"] = [
             Quotient(None, None if fraction is None else extremes([fraction]))
@@ -74,13 +74,15 @@ class PerplexityTable(Preset):
             f" paper's lengths.{brackets(settings, reference)} Predicted is the fraction of"
             f" the information at {settings.eval_lengths[-1]} {settings.size.unit} from beyond"
             f" {settings.train_length}, before training."
-            f"\n\n{as_table(printed, columns)}{agreement(printed, last, predictions)}"
+            f"\n\n{as_table(printed, columns)}{agreement(name, printed, last, predictions)}"
         )
 
 
-def agreement(printed: list[Printed], last: list[Quotient], predictions: list[float | None]) -> str:
-    """Rank correlations of the last quotients, a paragraph each, without those of few rows. Of rows
-    with the same numbers in the paper, the first one counts."""
+def agreement(
+    name: str, printed: list[Printed], last: list[Quotient], predictions: list[float | None]
+) -> str:
+    """Rank correlations of the last quotients, whose column has a name, a paragraph each, without
+    those of few rows. Of rows with the same numbers in the paper, the first one counts."""
     with_paper: dict[tuple[tuple[int, float], ...], tuple[float, float]] = {}
     with_predictions: list[tuple[float, float]] = []
     for row, (theirs, here), fraction in zip(printed, last, predictions, strict=True):
@@ -88,17 +90,14 @@ def agreement(printed: list[Printed], last: list[Quotient], predictions: list[fl
             with_paper.setdefault(tuple(row.values.items()), (theirs, here.mean))
         if here is not None and fraction is not None:
             with_predictions.append((round(fraction, DECIMALS), here.mean))
-    differing = "whose numbers in the paper differ (of equal ones, the first)"
-    return _correlation("those of the paper", list(with_paper.values()), f" {differing}") + (
-        _correlation("what `predict` says", with_predictions)
-    )
+    differing = " whose numbers in the paper differ (of equal ones, the first)"
+    paper = _correlation(f"{name} here and in the paper", [*with_paper.values()], differing)
+    return paper + _correlation(f"{name} here and what `predict` says", with_predictions)
 
 
 def _correlation(of: str, pairs: list[tuple[float, float]], which: str = "") -> str:
     if len(pairs) < LEAST:
         return ""
     x, y = torch.tensor(pairs, dtype=torch.float64).T
-    return (
-        f"\n\nRank correlation of the last quotients here with {of}: {rank_correlation(x, y):.2f},"
-        f" of {len(pairs)} schemes{which}."
-    )
+    correlation = f"{rank_correlation(x, y):.2f}, of {len(pairs)} schemes{which}"
+    return f"\n\nRank correlation of {of}: {correlation}."
